@@ -1,0 +1,1 @@
+//! Not shipped: models, fault tests and process-level proofs of Semel.

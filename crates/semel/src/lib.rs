@@ -1,0 +1,1 @@
+//! Makes effects happen once.
