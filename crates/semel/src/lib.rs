@@ -1,1 +1,6 @@
 //! Makes effects happen once.
+
+pub mod fingerprint;
+mod hex;
+pub mod key;
+pub mod secret;
