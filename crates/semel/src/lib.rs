@@ -3,4 +3,9 @@
 pub mod fingerprint;
 mod hex;
 pub mod key;
+pub mod outcome;
+pub mod record;
 pub mod secret;
+pub mod store;
+mod sync;
+pub mod time;
