@@ -19,11 +19,13 @@
 //! # Ok::<(), semel::key::KeyError>(())
 //! ```
 
+mod content;
 mod convention;
 mod id;
 
 use std::fmt;
 
+pub use self::content::{Algorithm, ContentHash};
 pub use self::convention::{BusinessKey, BusinessKeyBuilder, ConventionError, Field};
 pub use self::id::{Hint, KeyId, ParseKeyIdError};
 use crate::secret::Secret;
