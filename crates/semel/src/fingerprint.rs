@@ -267,6 +267,24 @@ mod tests {
         assert!(Payload::json_with(&mut Canonicalizer::new(), b"[1] ", limits, &Exclusions::none()).is_err());
     }
 
+    // Computed with another implementation of BLAKE3. A change here turns every retry into a conflict.
+    #[test]
+    fn fingerprints_never_change() {
+        let secret = Secret::from_bytes(std::array::from_fn(|i| i as u8));
+        let json = Payload::json(r#"{"b": "\u00e9", "a": 1.0}"#.as_bytes(), &Exclusions::none()).unwrap();
+        let vectors = [
+            (
+                Payload::exact(&[b"POST", b"/charges", b"", br#"{"amount":1}"#]),
+                "5fc5845651d2d6602c800cfc16c94ca3e50e3a801617b12d3118bc99f489b763",
+            ),
+            (json, "a64753ae58e7fa71bf71997e645131ed00999905064a2b5bc5a982997fe09781"),
+            (Payload::none(), "1c93c885256772dc5a7149747afb1117200ec22759ba3333b6f0e36c995a0ae0"),
+        ];
+        for (payload, expected) in vectors {
+            assert_eq!(payload.fingerprint(&secret).as_bytes(), &hex::read(expected.as_bytes()).unwrap());
+        }
+    }
+
     #[test]
     fn the_hasher_is_the_same_as_the_slice() {
         let long = vec![7; 5000];
