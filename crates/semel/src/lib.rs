@@ -1,5 +1,6 @@
 //! Makes effects happen once.
 
+pub mod canonical;
 pub mod fingerprint;
 mod hex;
 pub mod key;
