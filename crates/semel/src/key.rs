@@ -23,6 +23,7 @@ mod content;
 mod convention;
 mod id;
 
+use std::borrow::Cow;
 use std::fmt;
 
 pub use self::content::{Algorithm, ContentHash};
@@ -109,6 +110,12 @@ impl Key {
         hasher.update(&(self.value.len() as u64).to_le_bytes());
         hasher.update(&self.value);
         Ok(KeyId::truncated(&hasher.finalize()))
+    }
+
+    /// The operation this key belongs to. Not secret: it names code, not callers.
+    #[must_use]
+    pub fn namespace(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.namespace)
     }
 
     /// The first eight characters of the value: what records and logs show of a key.

@@ -29,7 +29,7 @@ pub(super) struct Ask {
     pub(super) terms: Terms,
     pub(super) begin: Begin,
     pub(super) wait: Duration,
-    pub(super) secret: Secret,
+    pub(super) secret: Arc<Secret>,
 }
 
 /// What the engine answers to a claim.

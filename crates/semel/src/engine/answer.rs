@@ -81,7 +81,9 @@ pub enum RunError<E> {
         retry_after: Duration,
     },
     /// An earlier call began and nobody knows how it ended.
-    #[error("nobody knows whether an earlier call with this key took effect: settle the key before you try again")]
+    #[error(
+        "nobody knows whether an earlier call with this key took effect: settle the key before you try again"
+    )]
     InDoubt,
     /// The outcome was kept for its retention and is gone.
     #[error("this key was used before and its outcome is no longer kept: use a new key for a new request")]

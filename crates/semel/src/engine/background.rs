@@ -106,8 +106,11 @@ impl Background {
     pub(super) fn start() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
-        let beats =
-            Arc::new(Beats { schedule: Mutex::default(), changed: Notify::new(), closed: AtomicBool::new(false) });
+        let beats = Arc::new(Beats {
+            schedule: Mutex::default(),
+            changed: Notify::new(),
+            closed: AtomicBool::new(false),
+        });
         let of_thread = Arc::clone(&beats);
         std::thread::Builder::new()
             .name("semel-heartbeat".to_owned())

@@ -139,7 +139,12 @@ mod tests {
     fn parts() -> (HotCache, KeyId, Fingerprint, Arc<Outcome>) {
         let cache = HotCache::new(1 << 20, Duration::from_secs(10));
         cache.trust(Trust::Confirmed);
-        (cache, KeyId::from_bytes([7; 16]), Fingerprint::from_bytes([1; 32]), Arc::new(Outcome::new("json", "1")))
+        (
+            cache,
+            KeyId::from_bytes([7; 16]),
+            Fingerprint::from_bytes([1; 32]),
+            Arc::new(Outcome::new("json", "1")),
+        )
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -169,7 +174,10 @@ mod tests {
         cache.trust(Trust::Unconfirmed);
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
         cache.trust(Trust::Confirmed);
-        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss), "what was kept before is not trusted again");
+        assert!(
+            matches!(cache.look(id, &fingerprint), Hit::Miss),
+            "what was kept before is not trusted again"
+        );
     }
 
     #[test]

@@ -149,7 +149,8 @@ impl Drop for Seat {
         rooms.waiters -= 1;
         let mut seats = self.room.seats.lock();
         *seats -= 1;
-        if *seats == 0 && rooms.by_key.get(&self.key).is_some_and(|present| Arc::ptr_eq(present, &self.room)) {
+        if *seats == 0 && rooms.by_key.get(&self.key).is_some_and(|present| Arc::ptr_eq(present, &self.room))
+        {
             rooms.by_key.remove(&self.key);
         }
     }

@@ -58,7 +58,9 @@ mod tests {
     fn hints(calls: u64, replay_every: u64) -> Vec<RateHint> {
         let rate = ReplayRate::default();
         let is_replay = |call: u64| replay_every > 0 && call.is_multiple_of(replay_every);
-        (1..=calls).filter_map(|call| if is_replay(call) { rate.replay() } else { rate.first_run() }).collect()
+        (1..=calls)
+            .filter_map(|call| if is_replay(call) { rate.replay() } else { rate.first_run() })
+            .collect()
     }
 
     // F4

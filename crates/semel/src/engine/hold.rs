@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 #[must_use = "a claim that is dropped is released: begin it"]
 pub struct Claim {
-    hold: Hold,
+    hold: Box<Hold>,
     begin: Begin,
 }
 
@@ -31,7 +31,7 @@ pub struct Claim {
 #[derive(Debug)]
 #[must_use = "an effect that is dropped without a word is in doubt: complete, release or abandon it"]
 pub struct Running {
-    hold: Hold,
+    hold: Box<Hold>,
 }
 
 /// Why an effect may not start.
@@ -65,7 +65,7 @@ struct Hold {
     fingerprint: Fingerprint,
     terms: Terms,
     win: Win,
-    secret: Secret,
+    secret: Arc<Secret>,
     held: Arc<Held>,
     since: Instant,
     ticket: Option<Ticket>,
@@ -80,7 +80,7 @@ impl Claim {
         fingerprint: Fingerprint,
         (terms, begin): (Terms, Begin),
         (win, sent): (Win, Instant),
-        secret: &Secret,
+        secret: &Arc<Secret>,
     ) -> Self {
         let held = Arc::new(Held::new(sent, win.lease_left));
         let ticket = inner.background.renew(Beat {
@@ -98,13 +98,13 @@ impl Claim {
             fingerprint,
             terms,
             win,
-            secret: secret.clone(),
+            secret: Arc::clone(secret),
             held,
             since: sent,
             ticket: Some(ticket),
             on_drop: Some(Command::Release(win.grant)),
         };
-        Self { hold, begin }
+        Self { hold: Box::new(hold), begin }
     }
 
     /// What the effect needs to know.
@@ -172,7 +172,7 @@ impl Running {
     ///
     /// Dropped midway, the outcome may or may not be kept, and the key is not free: run it where nobody drops it.
     pub async fn complete(mut self, outcome: &Arc<Outcome>, retention: Option<Duration>) -> Completed {
-        let Hold { subject, fingerprint, win, terms, since, .. } = &self.hold;
+        let Hold { subject, fingerprint, win, terms, since, .. } = &*self.hold;
         let (id, fingerprint, since) = (subject.id, *fingerprint, *since);
         let stands = retention.unwrap_or(terms.retention);
         let moment = self.hold.inner.cache.moment(id);
@@ -223,7 +223,7 @@ impl Hold {
             grant: self.win.grant,
             epoch: self.win.epoch,
             subject: Arc::clone(&self.subject),
-            secret: self.secret.clone(),
+            secret: Arc::clone(&self.secret),
             held: Arc::clone(&self.held),
         }
     }
@@ -296,7 +296,7 @@ pub struct Attempt {
     grant: Grant,
     epoch: Epoch,
     subject: Arc<Subject>,
-    secret: Secret,
+    secret: Arc<Secret>,
     held: Arc<Held>,
 }
 
