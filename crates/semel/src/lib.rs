@@ -1,1 +1,3 @@
 //! Makes effects happen once.
+
+pub mod window;
