@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use parking_lot::Mutex;
-
 use super::WindowKey;
 use super::index::{Entry, Index};
 use super::ring::Ring;
 use super::seed::Seed;
+use crate::sync::Mutex;
 
 /// How many keys a window holds unless told otherwise.
 pub const DEFAULT_CAPACITY: usize = 100_000;

@@ -5,7 +5,7 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// Sessions are spread over this many locks.
 const SHARDS: usize = 16;

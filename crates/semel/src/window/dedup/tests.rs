@@ -237,7 +237,8 @@ fn threads_that_overflow_the_window_leave_exactly_its_capacity() {
 #[test]
 fn chosen_keys_do_not_crowd_one_corner_of_the_table() {
     // W4: patterns that a plain remainder, shift or exclusive-or of the key would send to one home.
-    let patterns: [(&str, fn(u128) -> u128); 6] = [
+    type Pattern = (&'static str, fn(u128) -> u128);
+    let patterns: [Pattern; 6] = [
         ("counting", |n| n),
         ("same low 64 bits", |n| n << 64),
         ("same low 110 bits", |n| n << 110),

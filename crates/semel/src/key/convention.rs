@@ -1,0 +1,321 @@
+//! The convention for keys that people agree on: `<domain>:<user>:<entity>:<operation>:<version>`.
+//!
+//! The same effect gets the same key from every caller and in every language, and a person can read it. The parts
+//! must not hold the separator, so the text can be taken apart in one way only.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Key;
+
+const SEPARATOR: char = ':';
+
+/// A business key: `<domain>:<user>:<entity>:<operation>:<version>`.
+///
+/// As a [`Key`] its namespace is `<domain>:<operation>` (what is done), its scope `<user>` (who), its value
+/// `<entity>:<version>` (to what). So the hint of a record shows the entity, limits and lists per operation work,
+/// and users never meet.
+///
+/// ```
+/// use semel::key::{BusinessKey, Key};
+///
+/// let key = BusinessKey::builder()
+///     .domain("billing")
+///     .user("u-17")
+///     .entity("invoice-2041")
+///     .operation("send")
+///     .version("1")
+///     .build()?;
+/// assert_eq!(key.to_string(), "billing:u-17:invoice-2041:send:1");
+/// assert_eq!("billing:u-17:invoice-2041:send:1".parse(), Ok(key.clone()));
+/// assert_eq!(Key::from(key), Key::new("billing:send").scope("u-17").value("invoice-2041:1"));
+/// # Ok::<(), semel::key::ConventionError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BusinessKey {
+    parts: [String; 5],
+}
+
+impl BusinessKey {
+    /// Starts a key; all five parts must be set.
+    pub fn builder() -> BusinessKeyBuilder {
+        BusinessKeyBuilder::default()
+    }
+
+    /// One part of the key.
+    #[must_use]
+    pub fn part(&self, field: Field) -> &str {
+        &self.parts[field as usize]
+    }
+
+    fn checked(parts: [String; 5]) -> Result<Self, ConventionError> {
+        for (field, part) in Field::ALL.into_iter().zip(&parts) {
+            check(field, part)?;
+        }
+        Ok(Self { parts })
+    }
+}
+
+impl fmt::Display for BusinessKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [domain, user, entity, operation, version] = &self.parts;
+        write!(f, "{domain}:{user}:{entity}:{operation}:{version}")
+    }
+}
+
+impl fmt::Debug for BusinessKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BusinessKey({}…)", Key::from(self.clone()).hint())
+    }
+}
+
+impl FromStr for BusinessKey {
+    type Err = ConventionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut found = text.split(SEPARATOR);
+        let mut parts: [String; 5] = Default::default();
+        for (index, part) in parts.iter_mut().enumerate() {
+            *part = found.next().ok_or(ConventionError::Parts { found: index })?.to_owned();
+        }
+        match found.count() {
+            0 => Self::checked(parts),
+            more => Err(ConventionError::Parts { found: parts.len() + more }),
+        }
+    }
+}
+
+impl From<BusinessKey> for Key {
+    fn from(key: BusinessKey) -> Self {
+        let [domain, user, entity, operation, version] = &key.parts;
+        Self::new(format!("{domain}:{operation}")).scope(user).value(format!("{entity}:{version}"))
+    }
+}
+
+/// Collects the parts of a [`BusinessKey`]; [`build`](Self::build) checks them all.
+#[derive(Clone, Default)]
+#[must_use = "a builder does nothing until build() is called"]
+pub struct BusinessKeyBuilder {
+    parts: [String; 5],
+}
+
+impl BusinessKeyBuilder {
+    /// The part of the business: `billing`.
+    pub fn domain(self, part: impl Into<String>) -> Self {
+        self.set(Field::Domain, part.into())
+    }
+
+    /// Whose effect it is: a user, account or tenant.
+    pub fn user(self, part: impl Into<String>) -> Self {
+        self.set(Field::User, part.into())
+    }
+
+    /// What it is done to: `invoice-2041`.
+    pub fn entity(self, part: impl Into<String>) -> Self {
+        self.set(Field::Entity, part.into())
+    }
+
+    /// What is done: `send`.
+    pub fn operation(self, part: impl Into<String>) -> Self {
+        self.set(Field::Operation, part.into())
+    }
+
+    /// Which state of the entity it is done to; a new version is a new effect.
+    pub fn version(self, part: impl Into<String>) -> Self {
+        self.set(Field::Version, part.into())
+    }
+
+    /// Makes the key.
+    ///
+    /// # Errors
+    /// The first part that is missing or breaks a rule of the convention, by name and never with its content.
+    pub fn build(self) -> Result<BusinessKey, ConventionError> {
+        BusinessKey::checked(self.parts)
+    }
+
+    fn set(mut self, field: Field, part: String) -> Self {
+        self.parts[field as usize] = part;
+        self
+    }
+}
+
+impl fmt::Debug for BusinessKeyBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BusinessKeyBuilder(…)")
+    }
+}
+
+/// A part of a [`BusinessKey`], in the order in which they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// The part of the business.
+    Domain,
+    /// Whose effect it is.
+    User,
+    /// What it is done to.
+    Entity,
+    /// What is done.
+    Operation,
+    /// Which state of the entity it is done to.
+    Version,
+}
+
+impl Field {
+    /// All fields in the order in which they are written.
+    pub const ALL: [Self; 5] = [Self::Domain, Self::User, Self::Entity, Self::Operation, Self::Version];
+
+    /// The longest allowed part, in bytes. Chosen so that every business key is a valid [`Key`].
+    #[must_use]
+    pub const fn limit(self) -> usize {
+        match self {
+            // Both and a separator are the namespace.
+            Self::Domain | Self::Operation => 127,
+            Self::User | Self::Entity | Self::Version => 255,
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Domain => "domain",
+            Self::User => "user",
+            Self::Entity => "entity",
+            Self::Operation => "operation",
+            Self::Version => "version",
+        })
+    }
+}
+
+fn check(field: Field, part: &str) -> Result<(), ConventionError> {
+    if part.is_empty() {
+        return Err(ConventionError::Empty { field });
+    }
+    if part.len() > field.limit() {
+        return Err(ConventionError::TooLong { field, length: part.len(), limit: field.limit() });
+    }
+    match part.char_indices().find(|(_, c)| *c == SEPARATOR || c.is_control()) {
+        None => Ok(()),
+        Some((position, SEPARATOR)) => Err(ConventionError::Separator { field, position }),
+        Some((position, _)) => Err(ConventionError::Control { field, position }),
+    }
+}
+
+/// Why a text or a set of parts is not a business key. No variant holds any of its content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConventionError {
+    /// A part was not set, or is empty.
+    #[error("the {field} of the business key is missing or empty; every part must be given")]
+    Empty {
+        /// Which part.
+        field: Field,
+    },
+    /// A part holds the separator.
+    #[error("the {field} of the business key has a ':' at byte {position}; use another character there")]
+    Separator {
+        /// Which part.
+        field: Field,
+        /// Where, in bytes from its start.
+        position: usize,
+    },
+    /// A part holds a control character.
+    #[error("the {field} of the business key has a control character at byte {position}; remove it")]
+    Control {
+        /// Which part.
+        field: Field,
+        /// Where, in bytes from its start.
+        position: usize,
+    },
+    /// A part is longer than allowed.
+    #[error(
+        "the {field} of the business key has {length} bytes, but at most {limit} are allowed; shorten it"
+    )]
+    TooLong {
+        /// Which part.
+        field: Field,
+        /// Its length in bytes.
+        length: usize,
+        /// The longest allowed length in bytes.
+        limit: usize,
+    },
+    /// The text has more or fewer than five parts.
+    #[error(
+        "a business key is <domain>:<user>:<entity>:<operation>:<version>, but this text has {found} part(s)"
+    )]
+    Parts {
+        /// How many there are.
+        found: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secret::Secret;
+
+    fn with(field: Field, part: &str) -> Result<BusinessKey, ConventionError> {
+        BusinessKey::builder()
+            .domain("d")
+            .user("u")
+            .entity("e")
+            .operation("o")
+            .version("v")
+            .set(field, part.to_owned())
+            .build()
+    }
+
+    // P4
+    #[test]
+    fn builder_and_parser_agree() {
+        let key = with(Field::User, "jörg@example").unwrap();
+        assert_eq!(key.to_string(), "d:jörg@example:e:o:v");
+        assert_eq!(key.to_string().parse(), Ok(key.clone()));
+        assert_eq!(key.part(Field::User), "jörg@example");
+        assert_eq!(key.part(Field::Version), "v");
+        assert_eq!(format!("{key:?}"), "BusinessKey(e:v…)");
+    }
+
+    // P4
+    #[test]
+    fn every_part_is_held_to_the_rules() {
+        for field in Field::ALL {
+            assert_eq!(with(field, ""), Err(ConventionError::Empty { field }));
+            assert_eq!(with(field, "a:b"), Err(ConventionError::Separator { field, position: 1 }));
+            assert_eq!(with(field, "é\n"), Err(ConventionError::Control { field, position: 2 }));
+            assert_eq!(with(field, "a\u{85}"), Err(ConventionError::Control { field, position: 1 }));
+            let limit = field.limit();
+            assert!(with(field, &"x".repeat(limit)).is_ok());
+            let length = limit + 1;
+            assert_eq!(
+                with(field, &"x".repeat(length)),
+                Err(ConventionError::TooLong { field, length, limit })
+            );
+        }
+        assert_eq!(BusinessKey::builder().build(), Err(ConventionError::Empty { field: Field::Domain }));
+    }
+
+    // P4
+    #[test]
+    fn the_parser_refuses_other_shapes() {
+        let parse = |text: &str| text.parse::<BusinessKey>().unwrap_err();
+        assert_eq!(parse(""), ConventionError::Parts { found: 1 });
+        assert_eq!(parse("a:b:c:d"), ConventionError::Parts { found: 4 });
+        assert_eq!(parse("a:b:c:d:e:f:"), ConventionError::Parts { found: 7 });
+        assert_eq!(parse("a::c:d:e"), ConventionError::Empty { field: Field::User });
+        assert_eq!(parse("a:b:c:d:"), ConventionError::Empty { field: Field::Version });
+        assert_eq!(parse("a:b:c:d:e\0"), ConventionError::Control { field: Field::Version, position: 1 });
+    }
+
+    // P4
+    #[test]
+    fn every_business_key_is_a_key_of_its_own() {
+        let secret = Secret::from_bytes([1; 32]);
+        let longest = Field::ALL.map(|field| "x".repeat(field.limit()));
+        assert_eq!(Key::from(BusinessKey::checked(longest).unwrap()).check(), Ok(()));
+        let ids = Field::ALL.map(|field| Key::from(with(field, "other").unwrap()).id(&secret).unwrap());
+        for (i, id) in ids.iter().enumerate() {
+            assert!(!ids[i + 1..].contains(id));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What a store sees of a key: its id, and a hint for people.
+
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hex;
+
+/// The id of a key: 128 bits of keyed BLAKE3 over its length-prefixed parts.
+///
+/// Nobody without the deployment's secret can compute it or guess the key behind it. Displays and parses as 32
+/// lowercase hex characters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct KeyId([u8; 16]);
+
+impl KeyId {
+    /// Takes an id that a store kept.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes that a store keeps.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    pub(super) fn truncated(hash: &blake3::Hash) -> Self {
+        let (head, _) = hash.as_bytes().split_first_chunk().expect("a hash has more than 16 bytes");
+        Self(*head)
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex::write(f, &self.0)
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyId({self})")
+    }
+}
+
+impl FromStr for KeyId {
+    type Err = ParseKeyIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        hex::read(text.as_bytes()).map(Self).ok_or(ParseKeyIdError)
+    }
+}
+
+/// The text is not a key id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a key id is 32 hex characters; to find a record by its key, give namespace, scope and value")]
+pub struct ParseKeyIdError;
+
+/// The first eight characters of a key's value, for people who look for a record.
+///
+/// Displays with control and invisible characters escaped, so that it can go into a log line or a terminal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(from = "String")]
+pub struct Hint(String);
+
+impl Hint {
+    /// How many characters a hint keeps.
+    pub const LENGTH: usize = 8;
+
+    /// Takes the first [`LENGTH`](Self::LENGTH) characters of `value`.
+    #[must_use]
+    pub fn new(value: &str) -> Self {
+        let end = value.char_indices().nth(Self::LENGTH).map_or(value.len(), |(at, _)| at);
+        Self(value[..end].to_owned())
+    }
+
+    /// The characters as they were given, nothing escaped.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Hint {
+    fn from(value: String) -> Self {
+        Self::new(&value)
+    }
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                // Harmless here, and escaping them makes ordinary keys hard to read.
+                '"' | '\'' => f.write_char(c)?,
+                _ => write!(f, "{}", c.escape_debug())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_what_it_writes() {
+        let id = KeyId::from_bytes(std::array::from_fn(|i| 0x9 * i as u8));
+        assert_eq!(id.to_string(), "0009121b242d363f48515a636c757e87");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(id.to_string().to_uppercase().parse(), Ok(id));
+        for wrong in [
+            "",
+            "00",
+            "0009121b242d363f48515a636c757e8",
+            "0009121b242d363f48515a636c757e8g",
+            "+009121b242d363f48515a636c757e87",
+        ] {
+            assert_eq!(wrong.parse::<KeyId>(), Err(ParseKeyIdError), "{wrong}");
+        }
+    }
+
+    // injection: what a caller sends can not write its own log lines.
+    #[test]
+    fn a_hint_is_short_and_safe_to_print() {
+        assert_eq!(Hint::new("order-2041").to_string(), "order-20");
+        assert_eq!(Hint::new("it's \"x\"").to_string(), "it's \"x\"");
+        assert_eq!(Hint::new("a\n\x1b[2J\u{202e}\\").to_string(), "a\\n\\u{1b}[2J\\u{202e}\\\\");
+    }
+
+    #[test]
+    fn a_stored_hint_is_cut_too() {
+        let hint: Hint = serde_json::from_str("\"0123456789\"").unwrap();
+        assert_eq!(hint.as_str(), "01234567");
+        let id = KeyId::from_bytes([3; 16]);
+        assert_eq!(postcard::from_bytes::<KeyId>(&postcard::to_stdvec(&id).unwrap()).unwrap(), id);
+        assert_eq!(postcard::to_stdvec(&id).unwrap().len(), 16);
+    }
+}

@@ -1,0 +1,234 @@
+//! The small words of the rules: owner, fence, grant, epoch, mode, terms.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::time::Timestamp;
+
+/// A random token for one attempt to claim. A repeated claim call knows itself by it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Owner([u8; 16]);
+
+impl Owner {
+    /// A token that nobody else has.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// The token with these bytes, as another process was given it.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The token's bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Owner {
+    /// Enough to tell owners apart in a log, too little to act as one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, ..] = self.0;
+        write!(f, "Owner({a:02x}{b:02x}{c:02x}{d:02x}…)")
+    }
+}
+
+/// A number that grows with every claim of a key and never goes back.
+///
+/// Hand it to a resource that can compare numbers, and a late owner is refused there too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// The fence with this number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The fence after this one: above it, above the floor, and not below the store's clock, so that neither
+    /// expiry nor a removed record nor an emptied store can take it back.
+    #[must_use]
+    pub fn next(self, floor: Fence, now: Timestamp) -> Fence {
+        Fence(self.0.saturating_add(1).max(floor.0.saturating_add(1)).max(now.as_micros()))
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Counts explicit re-executions of a key. Derived keys differ from epoch to epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(u32);
+
+impl Epoch {
+    /// The epoch with this number.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The number; 0 until somebody asks for a re-execution.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    pub(super) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+/// Proof of a won claim. A write without one does not compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    pub(crate) owner: Owner,
+    pub(crate) fence: Fence,
+}
+
+impl Grant {
+    /// The grant another process won, as it was told to it. Made-up parts are refused by the rules.
+    pub const fn from_parts(owner: Owner, fence: Fence) -> Self {
+        Self { owner, fence }
+    }
+
+    /// Who won.
+    pub const fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// With which fence.
+    pub const fn fence(&self) -> Fence {
+        self.fence
+    }
+}
+
+/// How an effect behaves when its owner is lost, and so what may be promised of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Effect and outcome commit in one transaction: exactly one effect, never in doubt.
+    Atomic,
+    /// The effect carries a derived key that its receiver honours: taken over, one effect at the receiver.
+    Keyed,
+    /// Begun and owner lost is in doubt: at most one effect, and we say when we cannot know.
+    #[default]
+    Marked,
+    /// Taken over and run again: at least one effect, one outcome.
+    Rerun,
+}
+
+/// The durations and the mode a claim is granted under. Kept in the record, so later writes need none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Terms {
+    /// What may be promised of the effect.
+    pub mode: Mode,
+    /// How long a claim stands without a heartbeat.
+    pub lease: Duration,
+    /// How long a claim may be held at all, heartbeats or not.
+    pub in_flight_max: Duration,
+    /// How long an outcome is replayed, counted from complete.
+    pub retention: Duration,
+    /// How much longer it is replayed in fact, so that the edge is soft.
+    pub grace: Duration,
+    /// How long after that the key is still remembered as expired.
+    pub memory: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            lease: Duration::from_secs(30),
+            in_flight_max: Duration::from_secs(60),
+            retention: Duration::from_secs(24 * 60 * 60),
+            grace: Duration::from_secs(60),
+            memory: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
+/// The longest duration the terms take: a hundred years, so that sums stay far from overflow.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+impl Terms {
+    /// Checks that the durations make sense together.
+    ///
+    /// # Errors
+    /// Names the setting that cannot be, and what it has to be instead.
+    pub fn check(&self) -> Result<(), TermsError> {
+        let Self { mode: _, lease, in_flight_max, retention, grace, memory } = *self;
+        let named = [
+            ("lease", lease),
+            ("in_flight_max", in_flight_max),
+            ("retention", retention),
+            ("grace", grace),
+            ("memory", memory),
+        ];
+        if let Some((setting, _)) = named.into_iter().find(|(_, length)| *length > LONGEST) {
+            return Err(TermsError::TooLong { setting });
+        }
+        if lease < Duration::from_millis(1) {
+            return Err(TermsError::NoLease);
+        }
+        if in_flight_max < lease {
+            return Err(TermsError::InFlightBelowLease { in_flight_max, lease });
+        }
+        if retention < lease {
+            return Err(TermsError::RetentionBelowLease { retention, lease });
+        }
+        Ok(())
+    }
+}
+
+/// Durations that cannot stand together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TermsError {
+    /// The lease is zero, or below what a clock can tell.
+    #[error(
+        "lease must be at least 1ms: a claim without a lease is lost the moment it is won; the default is 30s"
+    )]
+    NoLease,
+    /// A claim could not live as long as its own lease.
+    #[error(
+        "in_flight_max ({in_flight_max:?}) is shorter than lease ({lease:?}): raise in_flight_max or shorten the lease"
+    )]
+    InFlightBelowLease {
+        /// As given.
+        in_flight_max: Duration,
+        /// As given.
+        lease: Duration,
+    },
+    /// An outcome could be gone before its owner is given up.
+    #[error(
+        "retention ({retention:?}) is shorter than lease ({lease:?}): an outcome could be forgotten while its owner still counts as alive; raise retention or shorten the lease"
+    )]
+    RetentionBelowLease {
+        /// As given.
+        retention: Duration,
+        /// As given.
+        lease: Duration,
+    },
+    /// A waiter would outlive every claim it can wait for.
+    #[error(
+        "wait ({wait:?}) is longer than in_flight_max ({in_flight_max:?}): no claim lives that long; shorten wait or raise in_flight_max"
+    )]
+    WaitAboveInFlight {
+        /// As given.
+        wait: Duration,
+        /// As given.
+        in_flight_max: Duration,
+    },
+    /// A duration beyond a hundred years.
+    #[error("{setting} is longer than a hundred years: give a duration below that")]
+    TooLong {
+        /// Which one.
+        setting: &'static str,
+    },
+}

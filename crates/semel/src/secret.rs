@@ -1,0 +1,183 @@
+//! The deployment's secret and the keys that grow from it.
+//!
+//! One secret per deployment. Everything that is keyed uses its own sub-key, derived with a fixed context string,
+//! so that a key id can never be mistaken for a fingerprint or for a key that was sent to somebody else's system.
+//! Losing the secret means that no stored record is found again; giving it away means that key values can be
+//! guessed from a dump of the store.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::ZeroizeOnDrop;
+
+use crate::hex;
+use crate::key::KeyId;
+
+// The context strings are part of the stored format: changing one changes every id, fingerprint or derived key.
+const PASSPHRASE: &str = "semel 2026-01-01 passphrase to secret v1";
+const KEY_IDS: &str = "semel 2026-01-01 key ids v1";
+const FINGERPRINTS: &str = "semel 2026-01-01 fingerprints v1";
+const DOWNSTREAM: &str = "semel 2026-01-01 downstream keys v1";
+
+/// The secret of one deployment: 32 bytes, wiped from memory when dropped, never printed.
+///
+/// Every process that shares a store must use the same secret. Cloning is cheap, but each clone is one more copy
+/// in memory; share an `Arc` where many parts need it.
+#[derive(Clone, ZeroizeOnDrop)]
+pub struct Secret {
+    root: [u8; 32],
+    // Derived once, because key ids and fingerprints are on the path of every call.
+    key_ids: [u8; 32],
+    fingerprints: [u8; 32],
+    downstream: [u8; 32],
+}
+
+impl Secret {
+    /// Makes a new secret from the process's cryptographic random source.
+    #[must_use]
+    pub fn random() -> Self {
+        Self::from_bytes(rand::random())
+    }
+
+    /// Takes 32 bytes that are already uniformly random, such as those [`expose`](Self::expose) gave.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self {
+            key_ids: blake3::derive_key(KEY_IDS, &bytes),
+            fingerprints: blake3::derive_key(FINGERPRINTS, &bytes),
+            downstream: blake3::derive_key(DOWNSTREAM, &bytes),
+            root: bytes,
+        }
+    }
+
+    /// Derives the secret from a passphrase of any length.
+    ///
+    /// This is a fast derivation, not a password hash: the passphrase must be long and random, as one from a secret
+    /// manager is. A memorable one can be found by trying.
+    #[must_use]
+    pub fn from_passphrase(passphrase: &[u8]) -> Self {
+        Self::from_bytes(blake3::derive_key(PASSPHRASE, passphrase))
+    }
+
+    /// The raw bytes, for a store that must keep the secret beside its records. Never log them.
+    #[must_use]
+    pub fn expose(&self) -> &[u8; 32] {
+        &self.root
+    }
+
+    /// The key to send to `provider` with the effect of `id` in `epoch`.
+    ///
+    /// It is HMAC-SHA256(K, id ‖ epoch as u32 little endian) with K = HMAC-SHA256(downstream sub-key, provider). The
+    /// same triple always gives the same key, so a repeated effect is recognised by its receiver. Two providers
+    /// never see the same key, and neither can compute the other's or find the id behind its own.
+    #[must_use]
+    pub fn derived_key(&self, provider: &str, id: KeyId, epoch: u32) -> DerivedKey {
+        let provider_key = hmac(&self.downstream, &[provider.as_bytes()]);
+        DerivedKey(hmac(&provider_key, &[id.as_bytes(), &epoch.to_le_bytes()]))
+    }
+
+    pub(crate) fn key_ids(&self) -> &[u8; 32] {
+        &self.key_ids
+    }
+
+    pub(crate) fn fingerprints(&self) -> &[u8; 32] {
+        &self.fingerprints
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(redacted)")
+    }
+}
+
+/// A key for somebody else's system: stable for one effect, different for every provider.
+///
+/// Displays as 64 lowercase hex characters, which fit into an `Idempotency-Key` header.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DerivedKey([u8; 32]);
+
+impl DerivedKey {
+    /// The 32 bytes behind the hex text.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for DerivedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex::write(f, &self.0)
+    }
+}
+
+impl fmt::Debug for DerivedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever holds the whole key can ask the provider for the outcome, so logs get only its start.
+        f.write_str("DerivedKey(")?;
+        hex::write(f, &self.0[..4])?;
+        f.write_str("…)")
+    }
+}
+
+fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret() -> Secret {
+        Secret::from_bytes(std::array::from_fn(|i| i as u8))
+    }
+
+    fn id() -> KeyId {
+        KeyId::from_bytes(std::array::from_fn(|i| 0xf0 + i as u8))
+    }
+
+    #[test]
+    fn every_part_of_the_triple_counts() {
+        let keys = [
+            secret().derived_key("acme", id(), 0),
+            secret().derived_key("acme", id(), 1),
+            secret().derived_key("acm", id(), 0),
+            secret().derived_key("acme", KeyId::from_bytes([1; 16]), 0),
+            Secret::from_passphrase(b"other").derived_key("acme", id(), 0),
+        ];
+        for (i, one) in keys.iter().enumerate() {
+            for other in &keys[i + 1..] {
+                assert_ne!(one, other);
+            }
+        }
+    }
+
+    #[test]
+    fn sub_keys_differ() {
+        let secret = secret();
+        assert_ne!(secret.key_ids, secret.fingerprints);
+        assert_ne!(secret.key_ids, secret.downstream);
+        assert_ne!(secret.fingerprints, secret.downstream);
+        assert_ne!(secret.root, secret.downstream);
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        assert_eq!(format!("{:?}", secret()), "Secret(redacted)");
+        let key = secret().derived_key("acme", id(), 0);
+        assert!(!format!("{key:?}").contains(&key.to_string()[..9]));
+    }
+
+    #[test]
+    fn a_kept_secret_comes_back() {
+        let secret = Secret::random();
+        let again = Secret::from_bytes(*secret.expose());
+        assert_eq!(secret.derived_key("p", id(), 3), again.derived_key("p", id(), 3));
+        assert_ne!(Secret::random().expose(), secret.expose());
+    }
+}

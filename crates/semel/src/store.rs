@@ -1,0 +1,180 @@
+//! Stores: where records live, and the one trait that every store implements.
+//!
+//! A store executes the rules of [`crate::record`] atomically per key and durably as far as it promises, by
+//! its own clock. To write one, implement [`Store`] and run the contract suite over it (feature `testkit`,
+//! `semel::testkit::contract`).
+
+mod error;
+mod local;
+mod memory;
+mod wakeups;
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Weak;
+
+pub use self::error::{Error, ErrorKind};
+pub use self::memory::MemoryStore;
+pub use self::wakeups::{Wakeups, Watch};
+use crate::key::KeyId;
+use crate::record::{Command, Phase, Record, Ruling};
+use crate::secret::Secret;
+use crate::time::Timestamp;
+
+/// A future that can be kept behind a trait object.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Keeps records and executes the rules on them.
+///
+/// # Contract
+/// For whoever implements it:
+/// - **Atomic.** [`apply`](Self::apply) behaves as [`crate::record::apply`] on one record, one command at a
+///   time per key, whoever else is calling, from whatever process.
+/// - **Durable.** When `apply` answers, the change has reached the point [`durability`](Self::durability)
+///   names. Nothing is acknowledged before that, and nothing is half there after a crash.
+/// - **Honest about not knowing.** A call whose fate is unknown fails with [`ErrorKind::Ambiguous`]; one that
+///   certainly changed nothing fails with any other kind. The caller repeats an ambiguous call unchanged:
+///   claims know their owner, writes their grant.
+/// - **Its own clock.** The store's time decides leases and retention, never a caller's.
+/// - **Never a cache.** A record is removed only by [`sweep`](Self::sweep), after the store's fence floor was
+///   raised to its fence. A store that evicts makes effects happen twice.
+/// - **Push.** After a change that a waiter may wait for, every [`Watch`] on the key wakes. A lost wake-up
+///   delays, it never breaks: callers poll as a backstop.
+/// - **Cancel-safe.** A dropped future may or may not have been executed, like an ambiguous one, and leaves
+///   no lock, no half-written record and no reply for somebody else behind.
+///
+/// For wrappers: forward every method (deny `clippy::missing_trait_methods` on the impl).
+pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// Executes one command on one record.
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>>;
+
+    /// Reads a record; `None` where the store knows nothing of the key.
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>>;
+
+    /// Lists records page by page, in the order of their ids.
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>>;
+
+    /// Takes away what is over, looking at no more than `limit` records. Bounded, repeatable, any process.
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>>;
+
+    /// Watches a key. Subscribe first, then look at the record, then wait: no change in between is missed.
+    fn watch(&self, id: KeyId) -> Watch;
+
+    /// Registers a cache of done records. The store calls it before a forget or re-execute is acknowledged.
+    fn attach(&self, cache: Weak<dyn Invalidate>);
+
+    /// The deployment's secret: keeps `candidate` if there is none yet, and returns the one that is kept.
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>>;
+
+    /// Reads a high-water mark.
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>>;
+
+    /// Raises a high-water mark to `value`; a mark never goes down. Returns where it stands now.
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>>;
+
+    /// What survives, in a word that a start-up banner can print.
+    fn durability(&self) -> Durability;
+}
+
+/// A cache of done records that a store keeps honest.
+pub trait Invalidate: Send + Sync {
+    /// The record is no longer what it was: drop it. Must not block.
+    fn invalidate(&self, id: KeyId);
+
+    /// Whether invalidations reach this cache at present. While they may not, it must not answer.
+    fn trust(&self, trust: Trust);
+}
+
+/// Whether a cache may answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Every invalidation will be pushed.
+    Confirmed,
+    /// Some may be lost.
+    Unconfirmed,
+}
+
+/// What of an acknowledged write survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Durability {
+    /// Nothing: it is gone with the process.
+    Process,
+    /// A crash of the process and of the machine: it was synced to disk.
+    Disk,
+}
+
+/// A record as a store had it at a moment of its clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whose record it is.
+    pub id: KeyId,
+    /// The record as written.
+    pub record: Record,
+    /// The store's time when it was read.
+    pub now: Timestamp,
+}
+
+impl Snapshot {
+    /// The state, with time applied.
+    pub fn phase(&self) -> Phase {
+        self.record.phase(self.now)
+    }
+}
+
+/// What to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// Only records in this phase.
+    pub phase: Option<Phase>,
+    /// Only records after this one: the `next` of the page before.
+    pub after: Option<KeyId>,
+    /// At most this many items a page.
+    pub limit: usize,
+}
+
+/// A page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The records, ordered by id.
+    pub items: Vec<Snapshot>,
+    /// Where the next page starts; `None` after the last. A page can be short, or empty, and still have one.
+    pub next: Option<KeyId>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Outcomes dropped, keys still remembered.
+    pub shrunk: usize,
+    /// Records removed.
+    pub removed: usize,
+    /// Whether there was more to do than the limit allowed.
+    pub more: bool,
+}
+
+/// Names a high-water mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MarkId([u8; 16]);
+
+impl MarkId {
+    /// The mark of a session: BLAKE3 over the session's bytes, under a context of its own.
+    pub fn of_session(session: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("semel 2026 high-water mark of a session");
+        hasher.update(session);
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        Self(id)
+    }
+
+    /// The bytes of the id.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+const _: () = {
+    // The server picks a store at run time: the trait must stay usable behind a pointer.
+    fn object_safe(_: &dyn Store) {}
+    let _ = object_safe;
+};

@@ -1,0 +1,224 @@
+//! The memory store: the rules over a sharded map. Fast, and gone with the process.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use super::local::Local;
+use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
+use crate::key::KeyId;
+use crate::record::{self, Command, Fence, Record, Ruling, Sweep};
+use crate::secret::Secret;
+use crate::sync::Mutex;
+use crate::time::{Clock, SystemClock, Timestamp};
+
+/// Enough that threads rarely meet, and that sweeping one shard holds its lock only briefly.
+const SHARDS: usize = 256;
+
+/// Keeps records in memory, for tests and for effects that need not survive the process.
+///
+/// It is not a cache: nothing is evicted, records leave only by [`Store::sweep`].
+pub struct MemoryStore {
+    /// By the first byte of the id, so that the shards one after the other are in the order of the ids.
+    shards: Box<[Mutex<Shard>]>,
+    /// The highest fence of any removed record, so that a key's fence never goes back.
+    floor: AtomicU64,
+    /// Which shard the next sweep looks at.
+    sweep_next: AtomicUsize,
+    marks: Mutex<BTreeMap<MarkId, u64>>,
+    secret: Mutex<Option<Secret>>,
+    clock: Arc<dyn Clock>,
+    local: Local,
+}
+
+type Shard = HashMap<KeyId, Record, BuildHasherDefault<IdHasher>>;
+
+/// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        // The first byte chose the shard already; the last eight are fresh.
+        if let Some(tail) = bytes.last_chunk() {
+            self.0 = u64::from_le_bytes(*tail);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl MemoryStore {
+    /// An empty store on the machine's clock.
+    pub fn new() -> Self {
+        Self::with_clock(SystemClock)
+    }
+
+    /// An empty store on a clock of the caller's.
+    pub fn with_clock(clock: impl Clock) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
+            floor: AtomicU64::new(0),
+            sweep_next: AtomicUsize::new(0),
+            marks: Mutex::default(),
+            secret: Mutex::default(),
+            clock: Arc::new(clock),
+            local: Local::default(),
+        }
+    }
+
+    /// [`Store::apply`] without a future: nothing here ever waits.
+    #[inline]
+    pub fn apply_now(&self, id: KeyId, command: &Command) -> Ruling {
+        let ruling = {
+            let mut shard = self.shard(id).lock();
+            // Read inside the lock: a claim must not be judged by a time before the change it sees.
+            let now = self.clock.now();
+            let floor = Fence::new(self.floor.load(Ordering::Acquire));
+            match shard.entry(id) {
+                Entry::Occupied(mut entry) => entry.get_mut().apply(command, now, floor),
+                Entry::Vacant(entry) => {
+                    let mut record = None;
+                    let ruling = record::apply(&mut record, command, now, floor);
+                    if let Some(record) = record {
+                        entry.insert(record);
+                    }
+                    ruling
+                }
+            }
+        };
+        self.local.announce(id, command, &ruling);
+        ruling
+    }
+
+    fn shard(&self, id: KeyId) -> &Mutex<Shard> {
+        &self.shards[usize::from(id.as_bytes()[0])]
+    }
+
+    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, swept: &mut Swept) -> usize {
+        let looked_at = shard.len();
+        shard.retain(|_, record| match record.sweep(now) {
+            Sweep::Keep => true,
+            Sweep::Shrink(shrunk) => {
+                *record = shrunk;
+                swept.shrunk += 1;
+                true
+            }
+            Sweep::Remove => {
+                self.floor.fetch_max(record.fence.get(), Ordering::AcqRel);
+                swept.removed += 1;
+                false
+            }
+        });
+        looked_at
+    }
+}
+
+impl Store for MemoryStore {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        Box::pin(async move { Ok(self.apply_now(id, &command)) })
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        Box::pin(async move {
+            let shard = self.shard(id).lock();
+            let now = self.clock.now();
+            Ok(shard.get(&id).map(|record| Snapshot { id, record: record.clone(), now }))
+        })
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        Box::pin(async move {
+            let mut page = Page::default();
+            let first = query.after.map_or(0, |after| usize::from(after.as_bytes()[0]));
+            for shard in &self.shards[first..] {
+                let mut found: Vec<Snapshot> = {
+                    let shard = shard.lock();
+                    let now = self.clock.now();
+                    let wanted = |record: &Record| query.phase.is_none_or(|phase| record.phase(now) == phase);
+                    shard
+                        .iter()
+                        .filter(|(id, record)| query.after.is_none_or(|after| **id > after) && wanted(record))
+                        .map(|(id, record)| Snapshot { id: *id, record: record.clone(), now })
+                        .collect()
+                };
+                found.sort_unstable_by_key(|snapshot| snapshot.id);
+                page.items.append(&mut found);
+                if page.items.len() > query.limit {
+                    page.items.truncate(query.limit);
+                    page.next = page.items.last().map(|snapshot| snapshot.id);
+                    break;
+                }
+            }
+            Ok(page)
+        })
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        Box::pin(async move {
+            let mut swept = Swept { more: true, ..Swept::default() };
+            let mut looked_at = 0;
+            for _ in 0..SHARDS {
+                let next = self.sweep_next.fetch_add(1, Ordering::Relaxed) % SHARDS;
+                looked_at += self.sweep_shard(&mut self.shards[next].lock(), self.clock.now(), &mut swept);
+                if looked_at >= limit {
+                    return Ok(swept);
+                }
+            }
+            swept.more = false;
+            Ok(swept)
+        })
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        self.local.watch(id)
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.local.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        Box::pin(async move { Ok(self.secret.lock().get_or_insert(candidate).clone()) })
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move { Ok(self.marks.lock().get(&mark).copied()) })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(async move {
+            let mut marks = self.marks.lock();
+            let stands = marks.entry(mark).or_insert(value);
+            *stands = value.max(*stands);
+            Ok(*stands)
+        })
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Process
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("memory:")
+    }
+}

@@ -1,0 +1,145 @@
+//! Wakes whoever waits for a key. Shared by all stores: in process they call it directly, others feed it from
+//! their notifications.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::key::KeyId;
+use crate::sync::Mutex;
+
+const SHARDS: usize = 16;
+
+/// A registry of waiters by key. Clones share it.
+#[derive(Clone)]
+pub struct Wakeups {
+    shards: Arc<[Mutex<Shard>; SHARDS]>,
+}
+
+/// Only keys that somebody watches have a slot, so a wake-up for any other key is one look-up.
+#[derive(Default)]
+struct Shard {
+    slots: HashMap<KeyId, Slot>,
+    next_watch: u64,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Counts the changes. A watch that saw an older number is woken at once: no change between "look" and
+    /// "wait" can be missed.
+    version: u64,
+    watches: usize,
+    wakers: Vec<(u64, Waker)>,
+}
+
+impl Wakeups {
+    /// A registry in which nobody waits.
+    pub fn new() -> Self {
+        Self { shards: Arc::new(std::array::from_fn(|_| Mutex::new(Shard::default()))) }
+    }
+
+    fn shard(&self, id: KeyId) -> &Mutex<Shard> {
+        &self.shards[usize::from(id.as_bytes()[0]) % SHARDS]
+    }
+
+    /// Watches a key from this moment on.
+    pub fn watch(&self, id: KeyId) -> Watch {
+        let mut shard = self.shard(id).lock();
+        let number = shard.next_watch;
+        shard.next_watch += 1;
+        let slot = shard.slots.entry(id).or_default();
+        slot.watches += 1;
+        Watch { wakeups: self.clone(), id, number, seen: slot.version }
+    }
+
+    /// Wakes everybody who watches `id`.
+    pub fn wake(&self, id: KeyId) {
+        let wakers = {
+            let mut shard = self.shard(id).lock();
+            let Some(slot) = shard.slots.get_mut(&id) else { return };
+            slot.version += 1;
+            std::mem::take(&mut slot.wakers)
+        };
+        // Outside the lock: a woken task may run at once and watch the same key.
+        for (_, waker) in wakers {
+            waker.wake();
+        }
+    }
+
+    /// Wakes everybody: after a gap in the notifications nobody knows what was missed.
+    pub fn wake_all(&self) {
+        for shard in self.shards.iter() {
+            let ids: Vec<KeyId> = shard.lock().slots.keys().copied().collect();
+            for id in ids {
+                self.wake(id);
+            }
+        }
+    }
+
+    /// How many keys are watched at present.
+    pub fn watched(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().slots.len()).sum()
+    }
+}
+
+impl Default for Wakeups {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Wakeups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wakeups").field("watched", &self.watched()).finish()
+    }
+}
+
+/// A subscription to one key. Dropping it frees its place.
+#[derive(Debug)]
+#[must_use = "a watch wakes nobody unless it is waited for"]
+pub struct Watch {
+    wakeups: Wakeups,
+    id: KeyId,
+    number: u64,
+    seen: u64,
+}
+
+impl Watch {
+    /// Returns once the key has changed since the watch was made, or since this last returned.
+    ///
+    /// Cancel-safe: a change that arrives while nobody polls is reported by the next call.
+    pub async fn changed(&mut self) {
+        poll_fn(|context| self.poll_changed(context)).await;
+    }
+
+    fn poll_changed(&mut self, context: &Context<'_>) -> Poll<()> {
+        let mut shard = self.wakeups.shard(self.id).lock();
+        let Some(slot) = shard.slots.get_mut(&self.id) else {
+            unreachable!("a slot lives as long as a watch on it");
+        };
+        if slot.version != self.seen {
+            self.seen = slot.version;
+            return Poll::Ready(());
+        }
+        match slot.wakers.iter_mut().find(|(number, _)| *number == self.number) {
+            Some((_, waker)) => waker.clone_from(context.waker()),
+            None => slot.wakers.push((self.number, context.waker().clone())),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut shard = self.wakeups.shard(self.id).lock();
+        if let Some(slot) = shard.slots.get_mut(&self.id) {
+            slot.wakers.retain(|(number, _)| *number != self.number);
+            slot.watches -= 1;
+            if slot.watches == 0 {
+                shard.slots.remove(&self.id);
+            }
+        }
+    }
+}
