@@ -71,7 +71,18 @@ impl Payload {
     /// # Errors
     /// The value has no JSON, or an ambiguous one.
     pub fn of(value: &(impl Serialize + ?Sized)) -> Result<Self, PayloadError> {
-        Ok(Self::json(&serde_json::to_vec(value)?, &Exclusions::none())?)
+        Self::of_without(value, &Exclusions::none())
+    }
+
+    /// As [`of`](Self::of), without the `exclusions`.
+    ///
+    /// # Errors
+    /// The value has no JSON, or an ambiguous one.
+    pub fn of_without(
+        value: &(impl Serialize + ?Sized),
+        exclusions: &Exclusions,
+    ) -> Result<Self, PayloadError> {
+        Ok(Self::json(&serde_json::to_vec(value)?, exclusions)?)
     }
 
     /// The payload of callers who do not want payloads compared. All such payloads are equal.
@@ -261,6 +272,9 @@ mod tests {
         let excluded = |text: &str| Payload::json(text.as_bytes(), &exclusions).unwrap();
         assert_eq!(excluded(r#"{"a":1,"sent_at":17}"#), excluded(r#"{"sent_at":"later","a":1}"#));
         assert_ne!(excluded(r#"{"a":1,"sent_at":17}"#), excluded(r#"{"a":2,"sent_at":17}"#));
+        let value = serde_json::json!({"sent_at": 18, "a": 1});
+        assert_eq!(Payload::of_without(&value, &exclusions).unwrap(), json(r#"{"a":1}"#));
+        assert_ne!(Payload::of(&value).unwrap(), json(r#"{"a":1}"#));
     }
 
     // R15
