@@ -11,6 +11,7 @@ pub mod secret;
 pub mod store;
 mod sync;
 pub mod time;
+pub mod window;
 
 pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
 pub use key::Key;
