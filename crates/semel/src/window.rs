@@ -11,11 +11,11 @@
 //! | [`Marks`], [`Gaps`] | is this sequence number still to be applied? |
 
 mod dedup;
-mod index;
 mod marks;
-mod ring;
 mod seed;
 mod session_key;
+mod table;
+mod turn;
 
 pub use dedup::{DEFAULT_CAPACITY, Forget, MAX_CAPACITY, Window, WindowError};
 pub use marks::{Accepted, Advance, Gaps, Marks};
