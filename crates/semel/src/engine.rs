@@ -31,7 +31,7 @@
 mod acquire;
 mod answer;
 mod background;
-mod block_on;
+pub(crate) mod block_on;
 mod builder;
 mod cache;
 mod event;
