@@ -1,5 +1,7 @@
 //! Makes effects happen once.
 
+pub mod canonical;
+pub mod engine;
 pub mod fingerprint;
 mod hex;
 pub mod key;
@@ -9,3 +11,8 @@ pub mod secret;
 pub mod store;
 mod sync;
 pub mod time;
+pub mod window;
+
+pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
+pub use key::Key;
+pub use record::Mode;
