@@ -8,4 +8,6 @@ pub mod record;
 pub mod secret;
 pub mod store;
 mod sync;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod time;

@@ -1,0 +1,3 @@
+//! The crate from outside: every store held to the contract.
+
+mod memory;
