@@ -8,17 +8,20 @@
 //! | a payload is | two requests are the same if |
 //! |---|---|
 //! | [`exact`](Payload::exact) (the default) | all their parts have the same bytes |
+//! | [`json`](Payload::json), [`of`](Payload::of) | their [canonical](crate::canonical) JSON without the exclusions is the same |
 //! | [`none`](Payload::none) | always: the payload is not compared |
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::canonical::{CanonicalError, Canonicalizer, Exclusions, Limits};
 use crate::hex;
 use crate::secret::Secret;
 
 // One tag for each way to compare, all of one length: the same bytes asked for in two ways are two payloads.
 const EXACT: &[u8; 16] = b"semel exact v1\0\0";
+const JSON: &[u8; 16] = b"semel json v1\0\0\0";
 const NONE: &[u8; 16] = b"semel none v1\0\0\0";
 
 /// The longest part that goes into the digest as it is. A longer one is hashed by itself first: BLAKE3 is several
@@ -38,6 +41,39 @@ impl Payload {
         parts.iter().fold(PayloadHasher::new(), |hasher, part| hasher.part(part)).finish()
     }
 
+    /// A payload of one JSON text, within the default limits. Spelling does not count, nor do the `exclusions`.
+    ///
+    /// # Errors
+    /// The text is not JSON, or is ambiguous; see [`canonical`](crate::canonical).
+    pub fn json(text: &[u8], exclusions: &Exclusions) -> Result<Self, CanonicalError> {
+        Self::json_with(&mut Canonicalizer::new(), text, Limits::DEFAULT, exclusions)
+    }
+
+    /// As [`json`](Self::json), with limits of its own and scratch space that is used again.
+    ///
+    /// # Errors
+    /// The text is not JSON, is ambiguous, or is beyond the limits; see [`canonical`](crate::canonical).
+    pub fn json_with(
+        canonicalizer: &mut Canonicalizer,
+        text: &[u8],
+        limits: Limits,
+        exclusions: &Exclusions,
+    ) -> Result<Self, CanonicalError> {
+        let mut canonical = Vec::new();
+        canonicalizer.write(text, limits, exclusions, &mut canonical)?;
+        Ok(PayloadHasher::tagged(JSON).part(canonical).finish())
+    }
+
+    /// A payload of a value: the same as [`json`](Self::json) of what `serde_json` writes for it.
+    ///
+    /// Two values are the same if their JSON is, so a NaN and a `None` are, both being `null` there.
+    ///
+    /// # Errors
+    /// The value has no JSON, or an ambiguous one.
+    pub fn of(value: &(impl Serialize + ?Sized)) -> Result<Self, PayloadError> {
+        Ok(Self::json(&serde_json::to_vec(value)?, &Exclusions::none())?)
+    }
+
     /// The payload of callers who do not want payloads compared. All such payloads are equal.
     #[must_use]
     pub fn none() -> Self {
@@ -55,6 +91,18 @@ impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Payload(…)")
     }
+}
+
+/// A value has no canonical JSON.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PayloadError {
+    /// The value can not be written as JSON.
+    #[error("the value can not be written as JSON: {0}")]
+    Serialize(#[from] serde_json::Error),
+    /// Its JSON has no canonical form.
+    #[error(transparent)]
+    Canonical(#[from] CanonicalError),
 }
 
 /// Builds an [exact](Payload::exact) payload part by part.
@@ -181,6 +229,60 @@ mod tests {
             Payload::exact(&[digest.as_bytes()]),
             Payload::exact(&[&long[..INLINE], b"x"]),
         ]);
+    }
+
+    // R15
+    #[test]
+    fn json_compares_values() {
+        let json = |text: &str| Payload::json(text.as_bytes(), &Exclusions::none()).unwrap();
+        assert_eq!(json(r#"{"a": 1.0, "b": [true]}"#), json(r#"{"b":[true],"a":1}"#));
+        assert_eq!(
+            json(r#"{"a":1,"b":[true]}"#),
+            Payload::of(&serde_json::json!({"b": [true], "a": 1})).unwrap()
+        );
+        all_differ(&[
+            json(r#"{"a":null}"#),
+            json("{}"),
+            json("null"),
+            Payload::none(),
+            Payload::exact(&[b"{}"]),
+            Payload::exact(&[b"null"]),
+        ]);
+        let exclusions = Exclusions::new(["/sent_at"]).unwrap();
+        let excluded = |text: &str| Payload::json(text.as_bytes(), &exclusions).unwrap();
+        assert_eq!(excluded(r#"{"a":1,"sent_at":17}"#), excluded(r#"{"sent_at":"later","a":1}"#));
+        assert_ne!(excluded(r#"{"a":1,"sent_at":17}"#), excluded(r#"{"a":2,"sent_at":17}"#));
+    }
+
+    // R15
+    #[test]
+    fn json_refuses_what_is_ambiguous() {
+        let error = Payload::json(br#"{"amount":1,"amount":100}"#, &Exclusions::none()).unwrap_err();
+        let sentence = "the JSON can not be compared: a member name occurs twice in one object; send every name once, at byte 12";
+        assert_eq!(error.to_string(), sentence);
+        let no_text: std::collections::BTreeMap<[u8; 2], u8> = [([1, 2], 3)].into();
+        assert!(matches!(Payload::of(&no_text), Err(PayloadError::Serialize(_))));
+        let limits = Limits::DEFAULT.size(3);
+        assert!(Payload::json_with(&mut Canonicalizer::new(), b"[1]", limits, &Exclusions::none()).is_ok());
+        assert!(Payload::json_with(&mut Canonicalizer::new(), b"[1] ", limits, &Exclusions::none()).is_err());
+    }
+
+    // Computed with another implementation of BLAKE3. A change here turns every retry into a conflict.
+    #[test]
+    fn fingerprints_never_change() {
+        let secret = Secret::from_bytes(std::array::from_fn(|i| i as u8));
+        let json = Payload::json(r#"{"b": "\u00e9", "a": 1.0}"#.as_bytes(), &Exclusions::none()).unwrap();
+        let vectors = [
+            (
+                Payload::exact(&[b"POST", b"/charges", b"", br#"{"amount":1}"#]),
+                "5fc5845651d2d6602c800cfc16c94ca3e50e3a801617b12d3118bc99f489b763",
+            ),
+            (json, "a64753ae58e7fa71bf71997e645131ed00999905064a2b5bc5a982997fe09781"),
+            (Payload::none(), "1c93c885256772dc5a7149747afb1117200ec22759ba3333b6f0e36c995a0ae0"),
+        ];
+        for (payload, expected) in vectors {
+            assert_eq!(payload.fingerprint(&secret).as_bytes(), &hex::read(expected.as_bytes()).unwrap());
+        }
     }
 
     #[test]

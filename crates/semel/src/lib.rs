@@ -1,5 +1,7 @@
 //! Makes effects happen once.
 
+pub mod canonical;
+pub mod engine;
 pub mod fingerprint;
 mod hex;
 pub mod key;
@@ -11,3 +13,8 @@ mod sync;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod time;
+pub mod window;
+
+pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
+pub use key::Key;
+pub use record::Mode;

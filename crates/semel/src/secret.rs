@@ -141,6 +141,20 @@ mod tests {
         KeyId::from_bytes(std::array::from_fn(|i| 0xf0 + i as u8))
     }
 
+    // R11: computed with another implementation of BLAKE3 and HMAC. A change here breaks every running deployment.
+    #[test]
+    fn derived_keys_never_change() {
+        let vectors = [
+            (0, "b6db265ac658b696112f7183f2923798c95de5aafc6be48be026cabe8be13c55"),
+            (1, "287a934e522591c640be70dab38d3c47672433cb1f0c17a47ab24f2fe3ae7468"),
+        ];
+        for (epoch, expected) in vectors {
+            assert_eq!(secret().derived_key("acme", id(), epoch).to_string(), expected);
+        }
+        let root = "565052d73a1a25ee67d25f2bcc3ed3d728188a531ba6478d2d07ddc78c7be803";
+        assert_eq!(Secret::from_passphrase(b"correct horse").expose(), &hex::read(root.as_bytes()).unwrap());
+    }
+
     #[test]
     fn every_part_of_the_triple_counts() {
         let keys = [

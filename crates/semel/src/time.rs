@@ -93,3 +93,9 @@ impl Clock for ManualClock {
         Timestamp::from_micros(self.0.load(Ordering::SeqCst))
     }
 }
+
+/// The machine's monotonic time, for deadlines within this process. Never leaves it.
+pub(crate) fn instant() -> std::time::Instant {
+    #[expect(clippy::disallowed_methods, reason = "the one place where monotonic time is read")]
+    std::time::Instant::now()
+}

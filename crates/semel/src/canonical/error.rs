@@ -1,0 +1,82 @@
+//! Why an input has no canonical form.
+
+/// An input has no canonical form.
+///
+/// Says what is wrong and where, and nothing of the content, so that it can be shown to whoever sent it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the JSON can not be compared: {refusal}, at byte {position}")]
+pub struct CanonicalError {
+    refusal: Refusal,
+    position: usize,
+}
+
+impl CanonicalError {
+    pub(super) const fn new(refusal: Refusal, position: usize) -> Self {
+        Self { refusal, position }
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub const fn refusal(&self) -> Refusal {
+        self.refusal
+    }
+
+    /// Where it is, in bytes from the start of the input.
+    #[must_use]
+    pub const fn position(&self) -> usize {
+        self.position
+    }
+}
+
+/// What is wrong with an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The input is larger than the limit.
+    #[error("it has {size} bytes, but at most {limit} are read")]
+    TooLarge {
+        /// The size of the input.
+        size: usize,
+        /// The limit that was set.
+        limit: usize,
+    },
+    /// Arrays and objects stand too deep inside each other.
+    #[error("more than {limit} arrays and objects stand inside each other")]
+    TooDeep {
+        /// The limit that was set.
+        limit: usize,
+    },
+    /// The input starts with a byte order mark.
+    #[error("it starts with a byte order mark; send UTF-8 without one")]
+    ByteOrderMark,
+    /// The input is not UTF-8.
+    #[error("it is not UTF-8")]
+    InvalidUtf8,
+    /// The input ends inside a value.
+    #[error("it ends too early")]
+    End,
+    /// Something else was due here.
+    #[error("here should be {0}")]
+    Expected(&'static str),
+    /// Something follows the value.
+    #[error("something follows the value")]
+    TrailingData,
+    /// A string holds a control character as it is.
+    #[error("a string holds a control character; escape it")]
+    ControlCharacter,
+    /// A string holds an escape that JSON does not know.
+    #[error("a string holds an escape that JSON does not know")]
+    Escape,
+    /// A string holds half of a surrogate pair.
+    #[error("a string holds half of a surrogate pair")]
+    LoneSurrogate,
+    /// A member name occurs twice in one object.
+    #[error("a member name occurs twice in one object; send every name once")]
+    DuplicateMember,
+    /// A number is not spelled as JSON spells numbers.
+    #[error("a number is not spelled as JSON spells numbers")]
+    Number,
+    /// A number's exponent has more than 18 digits.
+    #[error("the exponent of a number has more than 18 digits")]
+    Exponent,
+}

@@ -1,0 +1,81 @@
+//! What exclusions take out, and what they leave.
+
+use super::super::{CanonicalError, ExclusionError, Exclusions, Limits, Refusal, canonicalize};
+
+fn without(pointers: &[&str], text: &str) -> Result<String, CanonicalError> {
+    let mut out = Vec::new();
+    canonicalize(text.as_bytes(), Limits::DEFAULT, &Exclusions::new(pointers).unwrap(), &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+// F1, R15
+#[test]
+fn pointers_take_out_members_and_elements() {
+    let document = r#"{"b":{"ts":1,"x":[1,2,{"ts":3,"y":4}]},"a":[],"ts":5}"#;
+    for (pointers, expected) in [
+        (&["/ts"][..], r#"{"a":[],"b":{"ts":1,"x":[1,2,{"ts":3,"y":4}]}}"#),
+        (&["/b/ts"], r#"{"a":[],"b":{"x":[1,2,{"ts":3,"y":4}]},"ts":5}"#),
+        (&["/b/x/2/ts", "/ts"], r#"{"a":[],"b":{"ts":1,"x":[1,2,{"y":4}]}}"#),
+        (&["/b/x/0"], r#"{"a":[],"b":{"ts":1,"x":[2,{"ts":3,"y":4}]},"ts":5}"#),
+        (&["/b/x/2", "/b/x/1", "/b/x/0"], r#"{"a":[],"b":{"ts":1,"x":[]},"ts":5}"#),
+        (&["/b", "/b/x/0"], r#"{"a":[],"ts":5}"#),
+        (&["/a", "/b", "/ts"], "{}"),
+    ] {
+        assert_eq!(without(pointers, document).unwrap(), expected, "{pointers:?}");
+    }
+}
+
+#[test]
+fn pointers_that_point_nowhere_do_nothing() {
+    let document = r#"{"a":[1,{"b":2}],"c":"d"}"#;
+    for pointer in
+        ["/x", "/a/2", "/a/-", "/a/01", "/a/+1", "/a/b", "/c/0", "/c/d", "/a/1/b/c", "/", "/A", "/a/"]
+    {
+        assert_eq!(without(&[pointer], document).unwrap(), document, "{pointer}");
+    }
+}
+
+// RFC 6901, section 5
+#[test]
+fn tokens_are_unescaped() {
+    let document = r#"{"":0,"a/b":1,"m~n":8,"~1":9,"k\"l":6,"é":7,"0":5,"-":4}"#;
+    let all = ["/", "/a~1b", "/m~0n", "/~01", "/k\"l", "/é", "/0", "/-"];
+    assert_eq!(without(&all, document).unwrap(), "{}");
+    assert_eq!(without(&all[..7], document).unwrap(), r#"{"-":4}"#);
+    assert_eq!(without(&["/a~1b"], r#"{"\u0061\/b":1,"c":2}"#).unwrap(), r#"{"c":2}"#);
+}
+
+#[test]
+fn wrong_pointers_are_named() {
+    let error = |pointers: &[&str]| Exclusions::new(pointers).unwrap_err();
+    assert_eq!(error(&["/a", ""]), ExclusionError::Everything { number: 2 });
+    assert_eq!(error(&["a/b"]), ExclusionError::NoSlash { number: 1 });
+    assert_eq!(error(&["#/a"]), ExclusionError::NoSlash { number: 1 });
+    for wrong in ["/a~", "/~2", "/~/a", "/a~~0"] {
+        assert_eq!(error(&["/x", "/y", wrong]), ExclusionError::Tilde { number: 3 }, "{wrong}");
+    }
+    let sentence = "exclusion 1 does not start with '/'; write a JSON pointer, as in /meta/sent_at";
+    assert_eq!(error(&["a"]).to_string(), sentence);
+    assert_eq!(Exclusions::new([""; 0]).unwrap(), Exclusions::default());
+}
+
+#[test]
+fn what_is_excluded_must_still_be_sound() {
+    let refusal = |text: &str| without(&["/ts", "/l/0"], text).unwrap_err().refusal();
+    assert_eq!(refusal(r#"{"ts":1,"ts":2}"#), Refusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"ts":1,"a":0,"\u0074s":2}"#), Refusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"ts":{"x":1,"x":2}}"#), Refusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"l":["\ud800"]}"#), Refusal::LoneSurrogate);
+    assert_eq!(refusal(r#"{"l":[01]}"#), Refusal::Number);
+}
+
+// An exclusion hides one place, never its neighbours.
+#[test]
+fn what_is_not_excluded_still_counts() {
+    let meta = |text: &str| without(&["/meta/sent_at", "/items/0/ts"], text).unwrap();
+    assert_ne!(meta(r#"{"meta":{"sent_at":1},"sent_at":2}"#), meta(r#"{"meta":{"sent_at":1},"sent_at":3}"#));
+    assert_ne!(meta(r#"{"items":[{},{"ts":1}]}"#), meta(r#"{"items":[{},{"ts":2}]}"#));
+    assert_ne!(meta(r#"{"items":{"1":{"ts":1}}}"#), meta(r#"{"items":{"1":{"ts":2}}}"#));
+    // A pointer does not know arrays from objects: /items/0 is also the member "0".
+    assert_eq!(meta(r#"{"items":{"0":{"ts":1}}}"#), meta(r#"{"items":{"0":{"ts":2}}}"#));
+}

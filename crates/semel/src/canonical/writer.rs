@@ -1,0 +1,447 @@
+//! The one pass that reads JSON and writes its canonical form.
+//!
+//! No tree is built. Stretches of the input that are canonical as they stand are copied in one piece, however many
+//! values they hold; white space, foreign escapes and foreign numbers end a stretch. The members of an object are
+//! noted while they are written. If they turn out not to be in order, their texts are put in order when the object
+//! ends. Depth costs no stack, only an entry in a vector.
+
+use super::error::{CanonicalError, Refusal};
+use super::exclusions::{Exclusions, Spot};
+use super::member::{Member, Name};
+use super::number::{self, Number};
+use super::{Limits, string};
+
+/// Writes canonical JSON and keeps its scratch space for the next time.
+///
+/// ```
+/// use semel::canonical::{Canonicalizer, Exclusions, Limits};
+///
+/// let mut canonicalizer = Canonicalizer::new();
+/// let mut out = Vec::new();
+/// for body in [br#"{"b":1,"a":2}"#, br#"{"a":2,"b":1}"#] {
+///     out.clear();
+///     canonicalizer.write(body, Limits::DEFAULT, &Exclusions::none(), &mut out)?;
+///     assert_eq!(out, br#"{"a":2,"b":1}"#);
+/// }
+/// # Ok::<(), semel::canonical::CanonicalError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Canonicalizer {
+    /// The arrays and objects that are open.
+    frames: Vec<Frame>,
+    /// The members of all open objects, those of the innermost last.
+    members: Vec<Member>,
+    /// The unescaped names of members that stand with escapes in the input.
+    names: Vec<u8>,
+    /// Members on their way to their place; the digits of a number.
+    scratch: Vec<u8>,
+}
+
+impl Canonicalizer {
+    /// Makes one without scratch space; it grows with use.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends the canonical form of `input` without the excluded parts to `out`.
+    ///
+    /// # Errors
+    /// The first thing in `input` that has no canonical form; `out` is then as it was.
+    pub fn write(
+        &mut self,
+        input: &[u8],
+        limits: Limits,
+        exclusions: &Exclusions,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CanonicalError> {
+        if input.len() > limits.size {
+            let refusal = Refusal::TooLarge { size: input.len(), limit: limits.size };
+            return Err(CanonicalError::new(refusal, limits.size));
+        }
+        if input.starts_with(b"\xef\xbb\xbf") {
+            return Err(CanonicalError::new(Refusal::ByteOrderMark, 0));
+        }
+        if let Err(error) = std::str::from_utf8(input) {
+            return Err(CanonicalError::new(Refusal::InvalidUtf8, error.valid_up_to()));
+        }
+        self.frames.clear();
+        self.members.clear();
+        self.names.clear();
+        let before = out.len();
+        out.reserve(input.len());
+        let mut run = Run { own: self, depth: limits.depth, exclusions, input, at: 0, copied: 0, out };
+        let result = run.document();
+        if result.is_err() {
+            out.truncate(before);
+        }
+        result
+    }
+}
+
+/// An open array or object.
+#[derive(Debug)]
+struct Frame {
+    kind: Kind,
+    spot: Spot,
+    /// Where its members start in `members`. An array has entries only where an exclusion may lie in it.
+    members: usize,
+    /// Where the unescaped names of its members start in `names`.
+    names: usize,
+    order: Order,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Array,
+    Object,
+}
+
+/// What has to be done with the members when their object ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// They stand in order and none is excluded.
+    Done,
+    /// Some have to move or to go.
+    Rearrange,
+}
+
+struct Run<'a> {
+    own: &'a mut Canonicalizer,
+    depth: usize,
+    exclusions: &'a Exclusions,
+    input: &'a [u8],
+    /// What is read next.
+    at: usize,
+    /// Everything before this is in `out`, as far as it belongs there. From here to `at` the input is canonical.
+    copied: usize,
+    out: &'a mut Vec<u8>,
+}
+
+impl Run<'_> {
+    fn document(&mut self) -> Result<(), CanonicalError> {
+        let mut spot = self.exclusions.root();
+        loop {
+            self.space();
+            match self.peek() {
+                b'"' => {
+                    self.string()?;
+                }
+                b'-' | b'0'..=b'9' => self.number()?,
+                b'{' => {
+                    self.open(Kind::Object, spot)?;
+                    if self.peek() != b'}' {
+                        spot = self.name()?;
+                        continue;
+                    }
+                    self.close();
+                }
+                b'[' => {
+                    self.open(Kind::Array, spot)?;
+                    if self.peek() != b']' {
+                        spot = self.element();
+                        continue;
+                    }
+                    self.close();
+                }
+                b't' => self.literal(b"true")?,
+                b'f' => self.literal(b"false")?,
+                b'n' => self.literal(b"null")?,
+                _ => return Err(self.expected("a value")),
+            }
+            match self.after_value()? {
+                Some(next) => spot = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Goes on behind a value: closes what ends here, and says where the next value stands, if there is one.
+    #[inline]
+    fn after_value(&mut self) -> Result<Option<Spot>, CanonicalError> {
+        loop {
+            self.space();
+            let Some(frame) = self.own.frames.last() else {
+                if self.at < self.input.len() {
+                    return Err(CanonicalError::new(Refusal::TrailingData, self.at));
+                }
+                self.flush(self.at);
+                return Ok(None);
+            };
+            match (frame.kind, self.peek()) {
+                (Kind::Object, b',') => {
+                    self.end_member();
+                    self.at += 1;
+                    self.space();
+                    return self.name().map(Some);
+                }
+                (Kind::Array, b',') => {
+                    self.end_member();
+                    self.at += 1;
+                    self.space();
+                    return Ok(Some(self.element()));
+                }
+                (Kind::Object, b'}') | (Kind::Array, b']') => {
+                    self.end_member();
+                    self.arrange()?;
+                    self.close();
+                }
+                (Kind::Object, _) => return Err(self.expected("',' or '}'")),
+                (Kind::Array, _) => return Err(self.expected("',' or ']'")),
+            }
+        }
+    }
+
+    fn open(&mut self, kind: Kind, spot: Spot) -> Result<(), CanonicalError> {
+        if self.own.frames.len() == self.depth {
+            return Err(CanonicalError::new(Refusal::TooDeep { limit: self.depth }, self.at));
+        }
+        let (members, names) = (self.own.members.len(), self.own.names.len());
+        self.own.frames.push(Frame { kind, spot, members, names, order: Order::Done });
+        self.at += 1;
+        self.space();
+        Ok(())
+    }
+
+    /// Leaves the innermost array or object at its last bracket.
+    fn close(&mut self) {
+        let frame = self.own.frames.pop().expect("what closes was opened");
+        self.own.members.truncate(frame.members);
+        self.own.names.truncate(frame.names);
+        self.at += 1;
+    }
+
+    /// Reads a member's name and colon, notes the member, and says where its value stands.
+    #[inline]
+    fn name(&mut self) -> Result<Spot, CanonicalError> {
+        let position = self.at;
+        if self.peek() != b'"' {
+            return Err(self.expected("a member name"));
+        }
+        let start = self.written();
+        let name = match self.string()? {
+            Text::Plain => Name::Input { at: position + 1, length: self.at - position - 2 },
+            Text::Escaped => self.unescaped_name(start),
+        };
+        let bytes = name.bytes(self.input, &self.own.names);
+        let mut member = Member::new(name, bytes, start, position);
+        let frame = self.own.frames.last_mut().expect("a name stands in an object");
+        let spot =
+            if frame.spot.is_nowhere() { Spot::NOWHERE } else { self.exclusions.member(frame.spot, bytes) };
+        if self.exclusions.excludes(spot) {
+            member.excluded = true;
+            frame.order = Order::Rearrange;
+        }
+        if let Some(previous) = self.own.members[frame.members..].last()
+            && previous.order(&member, self.input, &self.own.names).is_ge()
+        {
+            // Equal names are found when the object is put in order.
+            frame.order = Order::Rearrange;
+        }
+        self.own.members.push(member);
+        self.space();
+        if self.peek() != b':' {
+            return Err(self.expected("':'"));
+        }
+        self.at += 1;
+        Ok(spot)
+    }
+
+    #[cold]
+    fn unescaped_name(&mut self, start: usize) -> Name {
+        self.flush(self.at);
+        let at = self.own.names.len();
+        string::unescape_canonical(&self.out[start + 1..self.out.len() - 1], &mut self.own.names);
+        Name::Unescaped { at, length: self.own.names.len() - at }
+    }
+
+    /// Says where the array element that starts here stands, and notes it if an exclusion may lie in its array.
+    #[inline]
+    fn element(&mut self) -> Spot {
+        let frame = self.own.frames.last_mut().expect("an element stands in an array");
+        if frame.spot.is_nowhere() {
+            return Spot::NOWHERE;
+        }
+        let spot = self.exclusions.element(frame.spot, self.own.members.len() - frame.members);
+        let mut element = Member::element(self.out.len() + self.at - self.copied);
+        if self.exclusions.excludes(spot) {
+            element.excluded = true;
+            frame.order = Order::Rearrange;
+        }
+        self.own.members.push(element);
+        spot
+    }
+
+    #[inline]
+    fn end_member(&mut self) {
+        let end = self.written();
+        let frame = self.own.frames.last().expect("a member stands in an object");
+        if let Some(member) = self.own.members[frame.members..].last_mut() {
+            member.end = end;
+        }
+    }
+
+    /// Puts the members of the innermost object in order and drops what is excluded.
+    #[inline]
+    fn arrange(&mut self) -> Result<(), CanonicalError> {
+        let frame = self.own.frames.last().expect("what is arranged is open");
+        if frame.order == Order::Done {
+            return Ok(());
+        }
+        self.flush(self.at);
+        let Self { own, input, out, .. } = self;
+        let Canonicalizer { frames, members, names, scratch } = &mut **own;
+        let frame = frames.last().expect("what is arranged is open");
+        let members = &mut members[frame.members..];
+        let first = members[0].start;
+        if frame.kind == Kind::Object {
+            members.sort_unstable_by(|a, b| a.order(b, input, names));
+            for pair in members.windows(2) {
+                if pair[0].order(&pair[1], input, names).is_eq() {
+                    let position = pair[0].position.max(pair[1].position);
+                    return Err(CanonicalError::new(Refusal::DuplicateMember, position));
+                }
+            }
+        }
+        scratch.clear();
+        scratch.extend_from_slice(&out[first..]);
+        out.truncate(first);
+        for member in members.iter().filter(|member| !member.excluded) {
+            if out.len() > first {
+                out.push(b',');
+            }
+            out.extend_from_slice(&scratch[member.start - first..member.end - first]);
+        }
+        Ok(())
+    }
+
+    /// Reads the string at `at`. Afterwards its canonical text is written.
+    #[inline]
+    fn string(&mut self) -> Result<Text, CanonicalError> {
+        let mut text = Text::Plain;
+        self.at += 1;
+        loop {
+            self.at = string::plain_until(self.input, self.at);
+            match self.input.get(self.at) {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(text);
+                }
+                Some(b'\\') => {
+                    text = Text::Escaped;
+                    self.escape()?;
+                }
+                Some(_) => return Err(CanonicalError::new(Refusal::ControlCharacter, self.at)),
+                None => return Err(CanonicalError::new(Refusal::End, self.at)),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<(), CanonicalError> {
+        match self.input.get(self.at + 1) {
+            // Canonical as they stand.
+            Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 2,
+            Some(b'/') => {
+                self.flush(self.at);
+                self.copied += 1;
+                self.at += 2;
+            }
+            Some(b'u') => {
+                self.flush(self.at);
+                let (c, end) = string::unicode_escape(self.input, self.at)
+                    .map_err(|(refusal, at)| self.refused(refusal, at))?;
+                string::push_escaped(c, self.out);
+                self.at = end;
+                self.copied = end;
+            }
+            Some(_) => return Err(CanonicalError::new(Refusal::Escape, self.at)),
+            None => return Err(CanonicalError::new(Refusal::End, self.at + 1)),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn number(&mut self) -> Result<(), CanonicalError> {
+        let start = self.at;
+        let (number, end) =
+            number::scan(self.input, start).map_err(|(refusal, at)| self.refused(refusal, at))?;
+        self.at = end;
+        if let Number::Rewritten(spelling) = number {
+            self.flush(start);
+            self.copied = end;
+            spelling
+                .write(self.input, &mut self.own.scratch, self.out)
+                .map_err(|refusal| CanonicalError::new(refusal, start))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn literal(&mut self, literal: &'static [u8]) -> Result<(), CanonicalError> {
+        if !self.input[self.at..].starts_with(literal) {
+            return Err(self.expected("a value"));
+        }
+        self.at += literal.len();
+        Ok(())
+    }
+
+    /// The next byte; 0 at the end, which is nothing that JSON has outside of strings.
+    #[inline(always)]
+    fn peek(&self) -> u8 {
+        self.input.get(self.at).copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn space(&mut self) {
+        if self.peek() <= b' ' {
+            self.skip_space();
+        }
+    }
+
+    fn skip_space(&mut self) {
+        let start = self.at;
+        while matches!(self.peek(), b' ' | b'\n' | b'\r' | b'\t') {
+            self.at += 1;
+        }
+        if self.at > start {
+            self.flush(start);
+            self.copied = self.at;
+        }
+    }
+
+    /// Brings `out` up to `until`.
+    #[inline]
+    fn flush(&mut self, until: usize) {
+        self.out.extend_from_slice(&self.input[self.copied..until]);
+        self.copied = until;
+    }
+
+    /// How long `out` will be once it is brought up to `at`.
+    #[inline(always)]
+    fn written(&self) -> usize {
+        self.out.len() + self.at - self.copied
+    }
+
+    #[cold]
+    fn expected(&self, what: &'static str) -> CanonicalError {
+        self.refused(Refusal::Expected(what), self.at)
+    }
+
+    /// Whatever is wrong at the end is wrong because it ends there.
+    #[cold]
+    fn refused(&self, refusal: Refusal, at: usize) -> CanonicalError {
+        if at >= self.input.len() {
+            return CanonicalError::new(Refusal::End, self.input.len());
+        }
+        CanonicalError::new(refusal, at)
+    }
+}
+
+/// How a string stands in the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// Without escapes.
+    Plain,
+    /// With escapes.
+    Escaped,
+}

@@ -1,0 +1,239 @@
+//! The engine's own thread: timers and heartbeats that a busy runtime cannot starve.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use super::block_on::block_on;
+use super::event::{Event, Events, Subject};
+use crate::record::{Command, Grant, Ruling, Terms};
+use crate::store::Store;
+use crate::sync::Mutex;
+use crate::time::instant;
+
+/// A thread with a small runtime of its own. It renews claims, serves the engine's timers and finishes what a
+/// dropped caller left behind. It ends when this handle is dropped.
+pub(super) struct Background {
+    handle: Handle,
+    beats: Arc<Beats>,
+}
+
+/// What the heartbeat thread and an owner share about one claim.
+pub(super) struct Held {
+    started: Instant,
+    /// Until when the store surely lets the claim stand, in µs after `started`, counted from *before* the call
+    /// that extended it was sent.
+    until: AtomicU64,
+    lost: AtomicBool,
+}
+
+impl Held {
+    pub(super) fn new(sent: Instant, lease_left: Duration) -> Self {
+        let held = Self { started: sent, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
+        held.extend(sent, lease_left);
+        held
+    }
+
+    fn extend(&self, sent: Instant, lease_left: Duration) {
+        let until = sent.saturating_duration_since(self.started).saturating_add(lease_left);
+        self.until.fetch_max(u64::try_from(until.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// How long the claim surely still stands; zero once it is lost.
+    pub(super) fn left(&self) -> Duration {
+        if self.lost.load(Ordering::Acquire) {
+            return Duration::ZERO;
+        }
+        let until = Duration::from_micros(self.until.load(Ordering::Acquire));
+        until.saturating_sub(instant().saturating_duration_since(self.started))
+    }
+
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+}
+
+/// What a heartbeat needs to know of a claim.
+#[derive(Clone)]
+pub(super) struct Beat {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) subject: Arc<Subject>,
+    pub(super) events: Arc<Events>,
+    pub(super) grant: Grant,
+    pub(super) terms: Terms,
+    pub(super) held: Arc<Held>,
+}
+
+/// The running heartbeat of one claim. Dropping the ticket ends it.
+pub(super) struct Ticket {
+    beats: Arc<Beats>,
+    number: u64,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.beats.stop(self.number);
+    }
+}
+
+struct Beats {
+    schedule: Mutex<Schedule>,
+    changed: Notify,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Schedule {
+    next_number: u64,
+    /// By number, when each is due: to find and stop one.
+    due: BTreeMap<u64, Instant>,
+    queue: BTreeMap<(Instant, u64), Beat>,
+    /// Until when the thread sleeps. Nobody needs to wake it for a beat that is due later, so a stream of short
+    /// claims costs one wake-up every third of a lease, not one each.
+    sleeps_until: Option<Instant>,
+}
+
+impl Background {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread or no timer.
+    pub(super) fn start() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let handle = runtime.handle().clone();
+        let beats = Arc::new(Beats {
+            schedule: Mutex::default(),
+            changed: Notify::new(),
+            closed: AtomicBool::new(false),
+        });
+        let of_thread = Arc::clone(&beats);
+        std::thread::Builder::new()
+            .name("semel-heartbeat".to_owned())
+            .spawn(move || runtime.block_on(of_thread.run()))?;
+        Ok(Self { handle, beats })
+    }
+
+    /// Runs something to its end that no caller waits for.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.handle.spawn(work);
+    }
+
+    /// Waits on the engine's own timers: no runtime of the caller's is needed, and none can starve them.
+    pub(super) async fn sleep_until(&self, moment: Instant) {
+        let sleep = {
+            let _context = self.handle.enter();
+            tokio::time::sleep_until(moment.into())
+        };
+        sleep.await;
+    }
+
+    /// Runs a future to its end on the calling thread, with the engine's timers at hand.
+    pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let _context = self.handle.enter();
+        block_on(future)
+    }
+
+    /// Renews a claim until the ticket is dropped or the claim is lost.
+    pub(super) fn renew(&self, beat: Beat) -> Ticket {
+        Ticket { number: self.beats.start(beat), beats: Arc::clone(&self.beats) }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.beats.closed.store(true, Ordering::Release);
+        self.beats.changed.notify_one();
+    }
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Background").finish_non_exhaustive()
+    }
+}
+
+impl Beats {
+    fn start(&self, beat: Beat) -> u64 {
+        let due = instant() + beat.terms.lease / 3;
+        let mut schedule = self.schedule.lock();
+        let number = schedule.next_number;
+        schedule.next_number += 1;
+        self.put(&mut schedule, due, number, beat);
+        number
+    }
+
+    fn stop(&self, number: u64) {
+        let mut schedule = self.schedule.lock();
+        if let Some(due) = schedule.due.remove(&number) {
+            schedule.queue.remove(&(due, number));
+        }
+    }
+
+    /// Puts a beat back after it was tried, unless its ticket was dropped meanwhile.
+    fn again(&self, number: u64, beat: Beat, after: Duration) {
+        let mut schedule = self.schedule.lock();
+        if schedule.due.contains_key(&number) {
+            self.put(&mut schedule, instant() + after, number, beat);
+        }
+    }
+
+    fn put(&self, schedule: &mut Schedule, due: Instant, number: u64, beat: Beat) {
+        schedule.due.insert(number, due);
+        schedule.queue.insert((due, number), beat);
+        if schedule.sleeps_until.is_none_or(|until| due < until) {
+            self.changed.notify_one();
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        while !self.closed.load(Ordering::Acquire) {
+            let sleeps_until = {
+                let mut schedule = self.schedule.lock();
+                let now = instant();
+                while let Some(entry) = schedule.queue.first_entry() {
+                    if entry.key().0 > now {
+                        break;
+                    }
+                    let ((_, number), beat) = entry.remove_entry();
+                    tokio::spawn(Arc::clone(&self).beat(number, beat));
+                }
+                schedule.sleeps_until = schedule.queue.first_key_value().map(|((due, _), _)| *due);
+                schedule.sleeps_until
+            };
+            match sleeps_until {
+                Some(until) => {
+                    let _ = tokio::time::timeout_at(until.into(), self.changed.notified()).await;
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    async fn beat(self: Arc<Self>, number: u64, beat: Beat) {
+        let sent = instant();
+        let usual = beat.terms.lease / 3;
+        match beat.store.apply(beat.subject.id, Command::Renew(beat.grant)).await {
+            Ok(Ruling::Accepted { lease_left }) => {
+                beat.held.extend(sent, lease_left);
+                self.again(number, beat, usual);
+            }
+            Ok(_) => {
+                // The owner may have finished while this was under way; then there is nothing to lose.
+                if self.schedule.lock().due.contains_key(&number) {
+                    beat.held.lose();
+                    beat.events.emit(&beat.subject, &Event::Lost);
+                }
+            }
+            Err(error) => {
+                beat.events.emit(&beat.subject, &Event::RenewFailed { error: &error });
+                // Sooner than usual: two thirds of the lease are left to get one through.
+                self.again(number, beat, usual / 4);
+            }
+        }
+    }
+}

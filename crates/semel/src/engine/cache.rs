@@ -1,0 +1,189 @@
+//! The hot cache: done records of the last seconds, so that a burst of replays does not reach the store.
+//!
+//! Only done records stand here. A claim is never cached: evicting one would make an effect happen twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::fingerprint::Fingerprint;
+use crate::key::KeyId;
+use crate::outcome::Outcome;
+use crate::store::{Invalidate, Trust};
+use crate::sync::Mutex;
+use crate::time::instant;
+
+const GATES: usize = 16;
+/// What an entry costs beside its outcome.
+const OVERHEAD: u64 = 160;
+
+pub(super) struct HotCache {
+    cache: Cache<KeyId, Entry, ByBytes>,
+    max_age: Duration,
+    trusted: AtomicBool,
+    /// Counts the invalidations, per part of the key space. An outcome that was read before an invalidation and
+    /// arrives after it is not taken: the count is compared and the entry inserted under the same lock.
+    gates: [Mutex<u64>; GATES],
+}
+
+#[derive(Clone)]
+struct Entry {
+    fingerprint: Fingerprint,
+    outcome: Arc<Outcome>,
+    until: Instant,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<KeyId, Entry> for ByBytes {
+    fn weight(&self, _: &KeyId, entry: &Entry) -> u64 {
+        entry.outcome.size() as u64 + OVERHEAD
+    }
+}
+
+/// What the cache knows of a key.
+pub(super) enum Hit {
+    Replay(Arc<Outcome>),
+    /// The key belongs to another payload: said on this path too.
+    Conflict,
+    Miss,
+}
+
+/// A place in the order of invalidations, taken before the store is asked.
+#[derive(Clone, Copy)]
+pub(super) struct Moment(u64);
+
+impl HotCache {
+    pub(super) fn new(bytes: u64, max_age: Duration) -> Self {
+        let entries = usize::try_from(bytes / 512).unwrap_or(usize::MAX).clamp(1, 100_000);
+        Self {
+            cache: Cache::with_weighter(entries, bytes, ByBytes),
+            max_age,
+            trusted: AtomicBool::new(false),
+            gates: std::array::from_fn(|_| Mutex::new(0)),
+        }
+    }
+
+    fn gate(&self, id: KeyId) -> &Mutex<u64> {
+        &self.gates[usize::from(id.as_bytes()[0]) % GATES]
+    }
+
+    pub(super) fn look(&self, id: KeyId, fingerprint: &Fingerprint) -> Hit {
+        if !self.trusted.load(Ordering::Acquire) {
+            return Hit::Miss;
+        }
+        match self.cache.get(&id) {
+            Some(entry) if entry.until <= instant() => {
+                self.cache.remove(&id);
+                Hit::Miss
+            }
+            Some(entry) if entry.fingerprint == *fingerprint => Hit::Replay(entry.outcome),
+            Some(_) => Hit::Conflict,
+            None => Hit::Miss,
+        }
+    }
+
+    pub(super) fn moment(&self, id: KeyId) -> Moment {
+        Moment(*self.gate(id).lock())
+    }
+
+    /// Takes an outcome that was read from the store after `moment`.
+    pub(super) fn keep(
+        &self,
+        moment: Moment,
+        id: KeyId,
+        fingerprint: Fingerprint,
+        outcome: &Arc<Outcome>,
+        expires_in: Duration,
+    ) {
+        let gate = self.gate(id).lock();
+        if *gate == moment.0 {
+            let until = instant() + expires_in.min(self.max_age);
+            self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until });
+        }
+    }
+}
+
+impl Invalidate for HotCache {
+    fn invalidate(&self, id: KeyId) {
+        let mut gate = self.gate(id).lock();
+        *gate += 1;
+        self.cache.remove(&id);
+    }
+
+    fn trust(&self, trust: Trust) {
+        self.trusted.store(trust == Trust::Confirmed, Ordering::Release);
+        if trust == Trust::Unconfirmed {
+            for gate in &self.gates {
+                *gate.lock() += 1;
+            }
+            self.cache.clear();
+        }
+    }
+}
+
+impl std::fmt::Debug for HotCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HotCache").field("entries", &self.cache.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> (HotCache, KeyId, Fingerprint, Arc<Outcome>) {
+        let cache = HotCache::new(1 << 20, Duration::from_secs(10));
+        cache.trust(Trust::Confirmed);
+        (
+            cache,
+            KeyId::from_bytes([7; 16]),
+            Fingerprint::from_bytes([1; 32]),
+            Arc::new(Outcome::new("json", "1")),
+        )
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    // X5, X4
+    #[test]
+    fn a_done_record_replays_and_another_payload_conflicts() {
+        let (cache, id, fingerprint, outcome) = parts();
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(found) if found == outcome));
+        assert!(matches!(cache.look(id, &Fingerprint::from_bytes([2; 32])), Hit::Conflict));
+    }
+
+    #[test]
+    fn what_was_read_before_an_invalidation_is_not_kept_after_it() {
+        let (cache, id, fingerprint, outcome) = parts();
+        let moment = cache.moment(id);
+        cache.invalidate(id);
+        cache.keep(moment, id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+    }
+
+    #[test]
+    fn nothing_is_answered_while_invalidations_may_get_lost() {
+        let (cache, id, fingerprint, outcome) = parts();
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        cache.trust(Trust::Unconfirmed);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        cache.trust(Trust::Confirmed);
+        assert!(
+            matches!(cache.look(id, &fingerprint), Hit::Miss),
+            "what was kept before is not trusted again"
+        );
+    }
+
+    #[test]
+    fn an_outcome_is_never_replayed_past_its_retention() {
+        let (cache, id, fingerprint, outcome) = parts();
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, Duration::ZERO);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+    }
+}

@@ -1,0 +1,275 @@
+//! What the engine tells about its work. Metrics and traces hang on these.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::hints::{RateHint, ReplayRate};
+use crate::key::{Hint, KeyId};
+use crate::store;
+
+/// Something the engine did or noticed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A claim was won: the effect runs here. Above attempt 1 it was taken over, or had failed before.
+    Won {
+        /// Which attempt of the record's life it is.
+        attempt: u32,
+    },
+    /// An outcome was given to a later caller.
+    Replayed {
+        /// Where it came from.
+        from: ReplayedFrom,
+    },
+    /// A caller waited for somebody else's effect.
+    Waited {
+        /// How long.
+        waited: Duration,
+    },
+    /// The key belongs to another payload.
+    Conflict,
+    /// Somebody else holds the key, and the caller did not want to wait, or not any longer.
+    InFlight,
+    /// Nobody knows whether the effect happened.
+    InDoubt,
+    /// A duplicate came after the retention: a late duplicate.
+    Expired,
+    /// More callers wait than may.
+    TooManyWaiters,
+    /// A claim was lost: its lease ended, or it was taken away.
+    Lost,
+    /// The effect was not started, because the lease could have ended before it.
+    SelfFenced,
+    /// The outcome is kept.
+    Completed {
+        /// How long the claim was held.
+        took: Duration,
+    },
+    /// The outcome could not be written yet and is tried again.
+    CompleteRetried {
+        /// Why.
+        error: &'a store::Error,
+    },
+    /// The outcome could not be written at all: the effect happened, and later callers cannot be told.
+    CompleteFailed {
+        /// Why.
+        error: &'a store::Error,
+    },
+    /// The effect happened and its body is not kept.
+    NotKept,
+    /// The effect said that nothing happened: the key is free again.
+    Released,
+    /// The same, and the key stays bound to its payload.
+    Bound,
+    /// The owner gave up without knowing: in doubt in `marked`, taken over in other modes.
+    Abandoned,
+    /// The effect panicked.
+    Panicked,
+    /// The effect ran into its time limit and was stopped.
+    TimedOut,
+    /// A heartbeat did not get through.
+    RenewFailed {
+        /// Why.
+        error: &'a store::Error,
+    },
+    /// A store call failed.
+    StoreFailed {
+        /// Why.
+        error: &'a store::Error,
+    },
+    /// More than a healthy share of calls are replays: clients retry too eagerly, or give up too early.
+    ReplayRateHigh {
+        /// The share of replays, 0 to 1.
+        rate: f64,
+    },
+    /// No replay at all over a long time: the keys may differ from try to try, so that nothing is caught.
+    ReplayRateZero {
+        /// Over how many calls.
+        calls: u64,
+    },
+}
+
+/// Where a replay came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayedFrom {
+    /// The cache of done records in this process.
+    HotCache,
+    /// The store.
+    Store,
+    /// An effect that was under way when the caller came, and for which it waited.
+    Wait,
+}
+
+const NAMES: [&str; 23] = [
+    "won",
+    "replayed",
+    "waited",
+    "conflict",
+    "in_flight",
+    "in_doubt",
+    "expired",
+    "too_many_waiters",
+    "lost",
+    "self_fenced",
+    "completed",
+    "complete_retried",
+    "complete_failed",
+    "not_kept",
+    "released",
+    "bound",
+    "abandoned",
+    "panicked",
+    "timed_out",
+    "renew_failed",
+    "store_failed",
+    "replay_rate_high",
+    "replay_rate_zero",
+];
+
+impl Event<'_> {
+    fn index(&self) -> usize {
+        match self {
+            Self::Won { .. } => 0,
+            Self::Replayed { .. } => 1,
+            Self::Waited { .. } => 2,
+            Self::Conflict => 3,
+            Self::InFlight => 4,
+            Self::InDoubt => 5,
+            Self::Expired => 6,
+            Self::TooManyWaiters => 7,
+            Self::Lost => 8,
+            Self::SelfFenced => 9,
+            Self::Completed { .. } => 10,
+            Self::CompleteRetried { .. } => 11,
+            Self::CompleteFailed { .. } => 12,
+            Self::NotKept => 13,
+            Self::Released => 14,
+            Self::Bound => 15,
+            Self::Abandoned => 16,
+            Self::Panicked => 17,
+            Self::TimedOut => 18,
+            Self::RenewFailed { .. } => 19,
+            Self::StoreFailed { .. } => 20,
+            Self::ReplayRateHigh { .. } => 21,
+            Self::ReplayRateZero { .. } => 22,
+        }
+    }
+
+    /// The event's name, the same in counters, metrics and logs.
+    pub fn name(&self) -> &'static str {
+        NAMES[self.index()]
+    }
+
+    /// Whether somebody on call would want to see it in a log.
+    fn is_trouble(&self) -> bool {
+        matches!(
+            self,
+            Self::Lost
+                | Self::SelfFenced
+                | Self::CompleteFailed { .. }
+                | Self::Panicked
+                | Self::TimedOut
+                | Self::RenewFailed { .. }
+                | Self::StoreFailed { .. }
+                | Self::ReplayRateHigh { .. }
+                | Self::ReplayRateZero { .. }
+        )
+    }
+}
+
+/// What an event is about. Shows the key's first characters only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// The operation.
+    pub namespace: String,
+    /// The record.
+    pub id: KeyId,
+    /// The key's first characters.
+    pub hint: Hint,
+}
+
+/// Is told every event. Called on the path of the effect: it must be quick and must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// Something happened.
+    fn event(&self, subject: &Subject, event: &Event<'_>);
+}
+
+/// How often each event happened, since the engine was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats([u64; NAMES.len()]);
+
+impl Stats {
+    /// How often the event of this name happened; 0 for a name that no event has.
+    pub fn count(&self, name: &str) -> u64 {
+        NAMES.iter().position(|known| *known == name).map_or(0, |index| self.0[index])
+    }
+
+    /// Every name with its count.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        NAMES.into_iter().zip(self.0)
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut happened = self.iter().filter(|(_, count)| *count > 0).peekable();
+        while let Some((name, count)) = happened.next() {
+            write!(f, "{name} {count}{}", if happened.peek().is_some() { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts events, logs them, hands them to the observers, and watches the replay rate.
+#[derive(Default)]
+pub(super) struct Events {
+    counts: [AtomicU64; NAMES.len()],
+    observers: Vec<Arc<dyn Observer>>,
+    replay_rate: ReplayRate,
+}
+
+impl Events {
+    pub(super) fn new(observers: Vec<Arc<dyn Observer>>) -> Self {
+        Self { observers, ..Self::default() }
+    }
+
+    pub(super) fn emit(&self, subject: &Subject, event: &Event<'_>) {
+        self.tell(subject, event);
+        let hint = match event {
+            Event::Won { .. } => self.replay_rate.first_run(),
+            Event::Replayed { .. } => self.replay_rate.replay(),
+            _ => None,
+        };
+        match hint {
+            Some(RateHint::High { rate }) => self.tell(subject, &Event::ReplayRateHigh { rate }),
+            Some(RateHint::Zero { calls }) => self.tell(subject, &Event::ReplayRateZero { calls }),
+            None => {}
+        }
+    }
+
+    fn tell(&self, subject: &Subject, event: &Event<'_>) {
+        self.counts[event.index()].fetch_add(1, Ordering::Relaxed);
+        let Subject { namespace, id, hint } = subject;
+        let name = event.name();
+        if event.is_trouble() {
+            tracing::warn!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
+        } else {
+            tracing::debug!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
+        }
+        for observer in &self.observers {
+            observer.event(subject, event);
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        Stats(std::array::from_fn(|index| self.counts[index].load(Ordering::Relaxed)))
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

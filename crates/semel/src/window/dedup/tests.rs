@@ -1,0 +1,270 @@
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn key(n: u64) -> WindowKey {
+    WindowKey::from(u128::from(n))
+}
+
+/// The window as its documentation says it, with no thought for speed.
+struct Model {
+    capacity: usize,
+    order: VecDeque<WindowKey>,
+    held: HashSet<WindowKey>,
+}
+
+impl Model {
+    fn new(capacity: usize) -> Self {
+        Self { capacity, order: VecDeque::new(), held: HashSet::new() }
+    }
+
+    fn check_and_record(&mut self, key: WindowKey) -> bool {
+        let new = self.held.insert(key);
+        if new {
+            self.order.push_back(key);
+        }
+        if self.order.len() > self.capacity {
+            let oldest = self.order.pop_front().unwrap();
+            self.held.remove(&oldest);
+        }
+        new
+    }
+
+    fn forget(&mut self, key: WindowKey) -> Forget {
+        self.order.retain(|held| *held != key);
+        if self.held.remove(&key) { Forget::TakenBack } else { Forget::NotHeld }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Record(u64),
+    Forget(u64),
+    /// Forgets what was recorded so many steps ago: hits more often than a number at random.
+    ForgetRecent(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0_u64..60).prop_map(Step::Record),
+        1 => (0_u64..60).prop_map(Step::Forget),
+        2 => (0_usize..30).prop_map(Step::ForgetRecent),
+    ];
+    prop::collection::vec(step, 0..600)
+}
+
+proptest! {
+    // W2, W5: whatever is recorded and forgotten, the window answers like the model and holds what it holds.
+    #[test]
+    fn the_window_is_the_model(capacity in 1_usize..40, steps in steps()) {
+        let window = Window::new(capacity).unwrap();
+        let mut model = Model::new(capacity);
+        for step in steps {
+            match step {
+                Step::Record(n) => {
+                    prop_assert_eq!(window.check_and_record(key(n)), model.check_and_record(key(n)));
+                }
+                Step::Forget(n) => prop_assert_eq!(window.forget(key(n)), model.forget(key(n))),
+                Step::ForgetRecent(ago) => {
+                    let recent = model.order.iter().rev().nth(ago).copied();
+                    if let Some(key) = recent {
+                        prop_assert_eq!(window.forget(key), model.forget(key));
+                    }
+                }
+            }
+            prop_assert_eq!(window.len(), model.order.len());
+        }
+        for n in 0..60 {
+            prop_assert_eq!(window.contains(key(n)), model.held.contains(&key(n)));
+        }
+    }
+}
+
+#[test]
+fn capacity_zero_is_an_error_with_a_sentence() {
+    // W2
+    let error = Window::new(0).unwrap_err();
+    assert_eq!(error, WindowError::ZeroCapacity);
+    assert!(error.to_string().contains("at least 1"), "{error}");
+}
+
+#[test]
+fn a_capacity_that_cannot_be_had_is_an_error() {
+    for capacity in [MAX_CAPACITY + 1, usize::MAX] {
+        assert_eq!(Window::new(capacity).unwrap_err(), WindowError::TooLarge { capacity });
+    }
+}
+
+#[test]
+fn a_capacity_of_three_holds_exactly_the_last_three() {
+    // W2
+    let window = Window::new(3).unwrap();
+    assert!(window.is_empty());
+    for n in 0..100 {
+        assert!(window.check_and_record(key(n)));
+        let held: Vec<u64> = (0..100).filter(|n| window.contains(key(*n))).collect();
+        assert_eq!(held, (n.saturating_sub(2)..=n).collect::<Vec<_>>());
+        assert_eq!(window.len(), held.len());
+    }
+    assert_eq!(window.capacity(), 3);
+}
+
+#[test]
+fn seeing_a_key_again_does_not_renew_it() {
+    // W2
+    let window = Window::new(2).unwrap();
+    assert!(window.check_and_record(key(1)));
+    assert!(window.check_and_record(key(2)));
+    assert!(!window.check_and_record(key(1)));
+    assert!(window.check_and_record(key(3)));
+    assert!(!window.contains(key(1)), "the oldest recorded leaves first, however often it was seen");
+    assert!(window.contains(key(2)));
+}
+
+#[test]
+fn a_window_of_one_works() {
+    // W2
+    let window = Window::new(1).unwrap();
+    for n in 0..10 {
+        assert!(window.check_and_record(key(n)));
+        assert!(!window.check_and_record(key(n)));
+        assert_eq!(window.forget(key(n)), Forget::TakenBack);
+        assert_eq!(window.forget(key(n)), Forget::NotHeld);
+        assert!(window.check_and_record(key(n)));
+        assert_eq!(window.len(), 1);
+    }
+}
+
+#[test]
+fn a_key_taken_back_leaves_room_and_brings_nobody_back() {
+    // W5
+    let window = Window::new(3).unwrap();
+    for n in 1..=4 {
+        assert!(window.check_and_record(key(n)));
+    }
+    assert_eq!(window.forget(key(3)), Forget::TakenBack);
+    assert!(!window.contains(key(1)), "1 left for 4 and stays away");
+    assert!(window.check_and_record(key(5)));
+    assert!(window.contains(key(2)), "5 took the room of 3");
+    assert!(window.check_and_record(key(3)), "3 is new again, and the newest");
+    let held: Vec<u64> = (1..=5).filter(|n| window.contains(key(*n))).collect();
+    assert_eq!(held, [3, 4, 5]);
+}
+
+#[test]
+fn a_long_run_never_misses_a_repeat_and_stays_in_bounds() {
+    // W2, W4
+    let capacity = 10_000;
+    let window = Window::new(capacity).unwrap();
+    let derive = |n: u64| WindowKey::derive(b"session", n, b"operation");
+    for n in 0..50_000 {
+        assert!(window.check_and_record(derive(n)));
+        let back = (n * 7919) % capacity as u64;
+        if let Some(earlier) = n.checked_sub(back) {
+            assert!(!window.check_and_record(derive(earlier)), "missed the repeat of {earlier} at {n}");
+        }
+        if let Some(gone) = n.checked_sub(capacity as u64) {
+            assert!(!window.contains(derive(gone)), "{gone} should be out at {n}");
+        }
+    }
+    assert_eq!(window.len(), capacity);
+}
+
+#[test]
+fn a_hundred_thousand_entries_take_less_than_four_megabytes() {
+    // W4
+    let window = Window::new(DEFAULT_CAPACITY).unwrap();
+    assert!(window.memory() < 4_000_000, "{} bytes", window.memory());
+}
+
+#[test]
+fn of_many_threads_with_the_same_keys_exactly_one_is_first() {
+    // W2, W4
+    const KEYS: usize = 20_000;
+    let window = Window::new(KEYS).unwrap();
+    let firsts: Vec<AtomicUsize> = (0..KEYS).map(|_| AtomicUsize::new(0)).collect();
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let (window, firsts) = (&window, &firsts);
+            scope.spawn(move || {
+                for step in 0..KEYS {
+                    // Half the threads walk in the same order and collide on every key, half go their own way.
+                    let n = if thread % 2 == 0 { step } else { (step * 7919 + thread) % KEYS };
+                    if window.check_and_record(key(n as u64)) {
+                        firsts[n].fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(firsts.iter().all(|first| first.load(Ordering::Relaxed) == 1));
+    assert_eq!(window.len(), KEYS);
+}
+
+#[test]
+fn threads_that_overflow_the_window_leave_exactly_its_capacity() {
+    // W2, W4: each thread brings its own keys, so every key is new once, and the last ones must be held.
+    const CAPACITY: usize = 64;
+    const EACH: u64 = 50_000;
+    let window = Window::new(CAPACITY).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let window = &window;
+            scope.spawn(move || {
+                for n in 0..EACH {
+                    assert!(window.check_and_record(key(thread * EACH + n)));
+                    if n % 16 == 0 {
+                        window.forget(key(thread * EACH + n));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(window.len(), CAPACITY, "after each thread's last forget come fifteen new keys");
+    let held = (0..4 * EACH).filter(|n| window.contains(key(*n))).count();
+    assert_eq!(held, window.len());
+    for n in 0..CAPACITY as u64 {
+        assert!(window.check_and_record(key(u64::MAX - n)));
+    }
+    assert!((0..4 * EACH).all(|n| !window.contains(key(n))), "the last {CAPACITY} keys are the only ones");
+    assert_eq!(window.len(), CAPACITY);
+}
+
+#[test]
+fn chosen_keys_do_not_crowd_one_corner_of_the_table() {
+    // W4: patterns that a plain remainder, shift or exclusive-or of the key would send to one home.
+    type Pattern = (&'static str, fn(u128) -> u128);
+    let patterns: [Pattern; 6] = [
+        ("counting", |n| n),
+        ("same low 64 bits", |n| n << 64),
+        ("same low 110 bits", |n| n << 110),
+        ("same high bits, multiples of 2^40", |n| n << 40),
+        ("both halves equal", |n| n << 64 | n),
+        ("low half is the complement", |n| n << 64 | u128::from(!(n as u64))),
+    ];
+    for (name, pattern) in patterns {
+        let window = Window::new(50_000).unwrap();
+        for n in 0..150_000_u128 {
+            let _ = window.check_and_record(WindowKey::from(pattern(n)));
+        }
+        // A random table of this load has its longest way near 40; a pattern that hurts reaches thousands.
+        assert!(window.index.longest_way() < 200, "{name}: {} cells", window.index.longest_way());
+    }
+}
+
+#[test]
+fn without_a_secret_the_same_keys_would_crowd() {
+    // Shows that the test above can fail: with a known seed, keys with an empty half all hash alike.
+    let window = Window::with_seed(1_000, Seed::known([0; 4])).unwrap();
+    for n in 0..1_000_u128 {
+        assert!(window.check_and_record(WindowKey::from(n << 64)));
+    }
+    assert!(window.index.longest_way() > 900);
+    for n in 0..1_000_u128 {
+        assert!(!window.check_and_record(WindowKey::from(n << 64)), "slow, but still exact");
+    }
+}
