@@ -31,7 +31,7 @@
 mod acquire;
 mod answer;
 mod background;
-mod block_on;
+pub(crate) mod block_on;
 mod builder;
 mod cache;
 mod event;
@@ -188,6 +188,7 @@ impl Engine {
         let lease = self.inner.terms.lease;
         // Nothing of it stays behind for longer than a stub does, whatever mode and retention the engine has.
         let terms = Terms { mode: Mode::Rerun, retention: lease, memory: Duration::ZERO, ..self.inner.terms };
+        let terms = Arc::new(terms);
         let mut slowest = Duration::ZERO;
         for _ in 0..rounds {
             let key = Key::new("semel.verify").value(rand::random::<u128>().to_string());
@@ -195,7 +196,7 @@ impl Engine {
             let claim = record::Claim {
                 owner: Owner::random(),
                 fingerprint: crate::fingerprint::Payload::none().fingerprint(&secret),
-                terms,
+                terms: Arc::clone(&terms),
                 begin: Begin::Later,
                 hint: key.hint(),
             };

@@ -14,7 +14,7 @@ impl Wake for Unpark {
     }
 }
 
-pub(super) fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     // Inside a task the runtime's budget for that task would run out, because it is only filled up between polls
     // of the task, and everything here would seem to wait for ever.
     let mut future = pin!(tokio::task::unconstrained(future));
