@@ -31,7 +31,7 @@
 mod acquire;
 mod answer;
 mod background;
-mod block_on;
+pub(crate) mod block_on;
 mod builder;
 mod cache;
 mod event;
@@ -190,7 +190,7 @@ impl Engine {
             let claim = record::Claim {
                 owner,
                 fingerprint: crate::fingerprint::Payload::none().fingerprint(&secret),
-                terms: self.inner.terms,
+                terms: Arc::new(self.inner.terms),
                 begin: Begin::Later,
                 hint: key.hint(),
             };

@@ -26,7 +26,7 @@ const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 pub(super) struct Ask {
     pub(super) subject: Arc<Subject>,
     pub(super) fingerprint: Fingerprint,
-    pub(super) terms: Terms,
+    pub(super) terms: Arc<Terms>,
     pub(super) begin: Begin,
     pub(super) wait: Duration,
     pub(super) secret: Arc<Secret>,
@@ -100,7 +100,7 @@ impl Inner {
         let (sent, ruling) = self.claim(ask).await?;
         Ok(match ruling {
             Ruling::Won(win) => {
-                let terms = (ask.terms, ask.begin);
+                let terms = (*ask.terms, ask.begin);
                 let claim = Claim::new(self, &ask.subject, ask.fingerprint, terms, (win, sent), &ask.secret);
                 self.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
                 Step::Final(Acquired::Won(claim))
@@ -128,7 +128,7 @@ impl Inner {
         let claim = record::Claim {
             owner: Owner::random(),
             fingerprint: ask.fingerprint,
-            terms: ask.terms,
+            terms: Arc::clone(&ask.terms),
             begin: ask.begin,
             hint: ask.subject.hint.clone(),
         };

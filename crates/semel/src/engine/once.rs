@@ -177,7 +177,7 @@ impl Once {
         Ok(Ask {
             subject: Arc::new(subject),
             fingerprint: payload.fingerprint(&secret),
-            terms: self.terms,
+            terms: Arc::new(self.terms),
             begin: self.begin,
             wait: self.wait,
             secret,
