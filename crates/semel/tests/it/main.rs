@@ -1,4 +1,6 @@
 //! The crate from outside: every store held to the contract.
 
+#[cfg(feature = "embedded")]
+mod embedded;
 mod fault;
 mod memory;
