@@ -4,3 +4,4 @@
 mod embedded;
 mod fault;
 mod memory;
+mod mutants;
