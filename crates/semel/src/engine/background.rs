@@ -95,7 +95,7 @@ impl Drop for Ticket {
     }
 }
 
-struct Beats {
+pub(super) struct Beats {
     schedule: Mutex<Schedule>,
     changed: Notify,
     closed: AtomicBool,
@@ -166,6 +166,12 @@ impl Background {
     pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _context = self.handle.enter();
         block_on(future)
+    }
+
+    /// What the thread works on; alive for as long as it.
+    #[cfg(test)]
+    pub(super) fn beats(&self) -> &Arc<Beats> {
+        &self.beats
     }
 
     /// Renews a claim until the ticket is dropped or the claim is lost.
