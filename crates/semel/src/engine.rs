@@ -30,6 +30,8 @@
 
 mod acquire;
 mod answer;
+#[cfg(feature = "embedded")]
+mod atomic;
 mod background;
 pub(crate) mod block_on;
 mod builder;

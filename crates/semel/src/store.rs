@@ -15,6 +15,12 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Weak;
 
+/// The SQLite binding whose `Transaction` is handed to effects that share the embedded store's transaction.
+#[cfg(feature = "embedded")]
+pub use rusqlite;
+
+#[cfg(feature = "embedded")]
+pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore};
 pub use self::error::{Error, ErrorKind};

@@ -113,6 +113,11 @@ pub enum RunError<E> {
     /// The outcome that is kept cannot be read as the type that is asked for.
     #[error("the kept outcome cannot be read as the asked type: {0}")]
     Decode(#[from] DecodeError),
+    /// A transaction was asked of a store that is not the engine's own.
+    #[error(
+        "run_in needs the store that the engine was built over: give Engine::over(store.clone()) and run_in(&store) the same one"
+    )]
+    OtherStore,
     /// An effect is run detached, and there is nothing to run it on.
     #[error("run needs a tokio runtime to run the effect on: call it inside one, or use run_blocking")]
     NoRuntime,

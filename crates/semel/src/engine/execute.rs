@@ -111,7 +111,7 @@ impl Inner {
     }
 
     /// The value as an outcome; a tombstone where it cannot be kept, for the effect happened all the same.
-    fn encode<T: Serialize>(&self, value: &T) -> Outcome {
+    pub(super) fn encode<T: Serialize>(&self, value: &T) -> Outcome {
         // A serialiser that panics or fails leaves its words out: they may quote the value, and later callers see them.
         match std::panic::catch_unwind(AssertUnwindSafe(|| serde_json::to_vec(value))) {
             Ok(Ok(body)) if body.len() <= self.max_outcome => Outcome::new(JSON, body),

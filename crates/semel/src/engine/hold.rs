@@ -212,14 +212,7 @@ impl Running {
 
 impl Hold {
     fn attempt(&self) -> Attempt {
-        Attempt {
-            number: self.win.attempt,
-            grant: self.win.grant,
-            epoch: self.win.epoch,
-            subject: Arc::clone(&self.tenure.subject),
-            secret: Arc::clone(&self.secret),
-            held: Arc::clone(&self.held),
-        }
+        Attempt::new(&self.win, &self.tenure.subject, &self.secret, &self.held)
     }
 
     fn emit(&self, event: &Event<'_>) {
@@ -279,7 +272,18 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// 1 for the first run of a key; more when it failed or was taken over before.
+    pub(super) fn new(win: &Win, subject: &Arc<Subject>, secret: &Arc<Secret>, held: &Arc<Held>) -> Self {
+        Self {
+            number: win.attempt,
+            grant: win.grant,
+            epoch: win.epoch,
+            subject: Arc::clone(subject),
+            secret: Arc::clone(secret),
+            held: Arc::clone(held),
+        }
+    }
+
+    /// 1 for the first run of a key; more where it was taken over, or failed and the key stayed bound.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -166,7 +166,11 @@ impl Once {
         Err(inner.too_slow(&ask))
     }
 
-    async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    pub(super) async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {
         self.terms.check()?;
         if self.wait > self.terms.in_flight_max {
             let (wait, in_flight_max) = (self.wait, self.terms.in_flight_max);

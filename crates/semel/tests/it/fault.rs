@@ -33,7 +33,7 @@ fn claim() -> Command {
     Command::Claim(Claim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
-        terms: Terms::default(),
+        terms: Terms::default().into(),
         begin: Begin::WithClaim,
         hint: Hint::default(),
     })

@@ -324,7 +324,7 @@ impl<'a> Run<'a> {
         Claim {
             owner,
             fingerprint,
-            terms,
+            terms: terms.into(),
             begin: self.dice.pick(&[Begin::WithClaim, Begin::Later]),
             hint: Hint::new(self.dice.pick(&["", "order-1", "ümlaut"])),
         }

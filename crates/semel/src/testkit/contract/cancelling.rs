@@ -32,7 +32,7 @@ pub async fn dropped_calls_leave_no_lock_behind(context: &Context) {
             let placed = context.place(phase).await;
             let (id, store) = (placed.id, context.store());
             drop_after(polls, store.get(id)).await;
-            drop_after(polls, store.apply(id, Command::Claim(ask(placed.claim.terms)))).await;
+            drop_after(polls, store.apply(id, Command::Claim(ask(*placed.claim.terms)))).await;
             for command in writes(placed.grant, &placed.outcome) {
                 drop_after(polls, store.apply(id, command)).await;
             }
@@ -43,7 +43,7 @@ pub async fn dropped_calls_leave_no_lock_behind(context: &Context) {
             drop_after(polls, store.raise_mark(MarkId::of_session(id.as_bytes()), 1)).await;
             soon("an answer after dropped calls", async {
                 accepted(context.apply(id, Command::Forget(Force::Yes)).await);
-                won(context.ask(id, &ask(placed.claim.terms)).await);
+                won(context.ask(id, &ask(*placed.claim.terms)).await);
                 store.sweep(1).await.expect("a healthy store");
             })
             .await;

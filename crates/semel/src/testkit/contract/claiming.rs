@@ -39,7 +39,7 @@ pub async fn claim_is_kept_as_it_was_made(context: &Context) {
         let record = snapshot.record;
         assert_eq!((record.fingerprint, record.owner), (OTHER_PAYLOAD, claim.owner));
         assert_eq!((record.fence, record.attempt, record.epoch), (win.grant.fence(), 1, Epoch::default()));
-        assert_eq!((record.terms, record.hint), (terms, claim.hint));
+        assert_eq!((*record.terms, record.hint), (terms, claim.hint));
         assert_eq!(record.lease_until, record.claimed_at.after(terms.lease));
         assert_eq!(record.expires_at, record.claimed_at.after(terms.retention));
         assert!(record.claimed_at <= snapshot.now, "claimed in the past of the store's clock");

@@ -30,7 +30,7 @@ pub(super) fn ask(terms: Terms) -> Claim {
     Claim {
         owner: Owner::random(),
         fingerprint: PAYLOAD,
-        terms,
+        terms: terms.into(),
         begin: Begin::Later,
         hint: Hint::new("contract"),
     }

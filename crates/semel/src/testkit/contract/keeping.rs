@@ -45,7 +45,7 @@ pub async fn tombstone_is_replayed(context: &Context) {
     for reason in ["", "the body has 12 MiB, the limit is 1 MiB", "ünïcode\0"] {
         let tombstone = Arc::new(Outcome::tombstone("http", reason).with_metadata([0, 1, 2]));
         let placed = context.done(&ask_and_begin(context.lasting(Mode::Marked)), &tombstone).await;
-        let (shown, _) = replayed(context.ask(placed.id, &ask(placed.claim.terms)).await);
+        let (shown, _) = replayed(context.ask(placed.id, &ask(*placed.claim.terms)).await);
         assert_eq!(shown, tombstone);
         assert_ne!(*shown, Outcome::new("http", reason).with_metadata([0, 1, 2]), "a body is not a reason");
     }
@@ -158,7 +158,7 @@ pub async fn expired_is_remembered_then_vacant(context: &Context) {
 /// An expired key answers expired to every payload: it no longer tells them apart. The late owner learns nothing.
 pub async fn expired_says_nothing_of_payloads(context: &Context) {
     let placed = context.place(Phase::Expired).await;
-    for claim in [ask(placed.claim.terms), ask_otherwise(placed.claim.terms)] {
+    for claim in [ask(*placed.claim.terms), ask_otherwise(*placed.claim.terms)] {
         assert_eq!(context.ask(placed.id, &claim).await, Ruling::Expired);
     }
     let late = context.apply(placed.id, complete(placed.grant, &placed.outcome)).await;

@@ -196,7 +196,7 @@ pub async fn abandoned_claim_ends_now(context: &Context) {
             accepted(context.apply(id, Command::Abandon(grant)).await);
             assert_eq!(context.phase(id).await, phase);
         }
-        let next = context.ask(id, &ask(claim.terms)).await;
+        let next = context.ask(id, &ask(*claim.terms)).await;
         match phase {
             Phase::InDoubt => assert_eq!(next, Ruling::InDoubt),
             _ => assert!(won(next).grant.fence() > grant.fence()),

@@ -20,7 +20,7 @@ pub async fn forget_takes_the_outcome_away(context: &Context) {
     if let Some(snapshot) = context.get(placed.id).await {
         assert_eq!(snapshot.record.outcome(snapshot.now), None, "the outcome is gone from the stub");
     }
-    let next = context.win(placed.id, &ask_otherwise(placed.claim.terms)).await;
+    let next = context.win(placed.id, &ask_otherwise(*placed.claim.terms)).await;
     assert_eq!(next.attempt, 1);
     assert_eq!(context.record(placed.id).await.fingerprint, OTHER_PAYLOAD);
 }
@@ -31,7 +31,7 @@ pub async fn forget_keeps_the_fence(context: &Context) {
     accepted(context.apply(placed.id, Command::Reexecute).await);
     let raised = context.record(placed.id).await.fence;
     accepted(context.apply(placed.id, Command::Forget(Force::No)).await);
-    let next = context.win(placed.id, &ask(placed.claim.terms)).await;
+    let next = context.win(placed.id, &ask(*placed.claim.terms)).await;
     assert!(next.grant.fence() > raised);
     assert_eq!(next.epoch, Epoch::new(1), "a derived key is never used for two epochs");
 }
@@ -45,7 +45,7 @@ pub async fn forced_forget_fences_the_owner_out(context: &Context) {
         for command in writes(placed.grant, &outcome("late")) {
             assert_eq!(lost(context.apply(placed.id, command).await), None);
         }
-        let next = context.win(placed.id, &ask(placed.claim.terms)).await;
+        let next = context.win(placed.id, &ask(*placed.claim.terms)).await;
         assert!(next.grant.fence() > placed.grant.fence());
         lost(context.apply(placed.id, complete(placed.grant, &outcome("late"))).await);
     }
@@ -54,7 +54,7 @@ pub async fn forced_forget_fences_the_owner_out(context: &Context) {
 /// Settled as done: the outcome is replayed for the retention, and the owner that comes back learns it.
 pub async fn settle_done_is_replayed(context: &Context) {
     let placed = context.place(Phase::InDoubt).await;
-    let terms = placed.claim.terms;
+    let terms = *placed.claim.terms;
     accepted(context.apply(placed.id, Command::Settle(Settlement::Done(outcome("settled")))).await);
     let (shown, left) = replayed(context.ask(placed.id, &ask(terms)).await);
     assert_eq!(shown, outcome("settled"));
@@ -70,7 +70,7 @@ pub async fn settle_done_is_replayed(context: &Context) {
 /// Settled as not done: the same payload runs again, in the same epoch; the old owner cannot.
 pub async fn settle_run_is_run_again(context: &Context) {
     let placed = context.place(Phase::InDoubt).await;
-    let terms = placed.claim.terms;
+    let terms = *placed.claim.terms;
     accepted(context.apply(placed.id, Command::Settle(Settlement::Run)).await);
     let raised = context.record(placed.id).await.fence;
     assert!(raised > placed.grant.fence(), "settling raises the fence");
@@ -85,7 +85,7 @@ pub async fn settle_run_is_run_again(context: &Context) {
 /// Re-execution opens a new epoch for the same payload; the outcome of the old one is gone.
 pub async fn reexecute_opens_a_new_epoch(context: &Context) {
     let placed = context.place(Phase::Done).await;
-    let (id, terms) = (placed.id, placed.claim.terms);
+    let (id, terms) = (placed.id, *placed.claim.terms);
     for epoch in 1..=3 {
         accepted(context.apply(id, Command::Reexecute).await);
         assert_eq!(context.phase(id).await, Phase::Bound);
@@ -119,7 +119,7 @@ pub async fn gone_cache_is_no_trouble(context: &Context) {
     let placed = context.place(Phase::Done).await;
     accepted(context.apply(placed.id, Command::Forget(Force::No)).await);
     assert_eq!(stays.told_of(placed.id), 1);
-    won(context.ask(placed.id, &ask(placed.claim.terms)).await);
+    won(context.ask(placed.id, &ask(*placed.claim.terms)).await);
 }
 
 /// Remembers what it was told.
@@ -172,7 +172,7 @@ async fn caches_are_cleaned(context: &Context, command: Command) {
         for (cache, already) in caches.iter().zip(already) {
             assert!(cache.told_of(placed.id) > already, "{command:?} answered before a cache was told");
         }
-        let next = context.win(placed.id, &ask_and_begin(claim.terms)).await;
+        let next = context.win(placed.id, &ask_and_begin(*claim.terms)).await;
         accepted(context.apply(placed.id, complete(next.grant, &outcome("again"))).await);
     }
 }

@@ -154,7 +154,7 @@ pub async fn sweeps_and_claims_in_parallel(context: &Context) {
     let distinct: HashSet<_> = fences.iter().collect();
     assert_eq!(distinct.len(), fences.len(), "two wins of a key shared a fence");
     sweep_all(context).await;
-    assert_eq!(replayed(context.ask(living.id, &ask(living.claim.terms)).await).0, living.outcome);
+    assert_eq!(replayed(context.ask(living.id, &ask(*living.claim.terms)).await).0, living.outcome);
     for id in over {
         // A claim right after was refused nowhere: the stub is kept for late packets and fences.
         won(context.ask(id, &ask(context.lasting(Mode::Marked))).await);

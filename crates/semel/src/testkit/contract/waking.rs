@@ -43,7 +43,7 @@ pub async fn forget_wakes(context: &Context) {
 pub async fn change_between_look_and_wait_is_seen(context: &Context) {
     let placed = context.place(Phase::Begun).await;
     let mut watch = context.handle(1).watch(placed.id);
-    busy(context.ask(placed.id, &ask(placed.claim.terms)).await);
+    busy(context.ask(placed.id, &ask(*placed.claim.terms)).await);
     accepted(context.apply(placed.id, complete(placed.grant, &placed.outcome)).await);
     soon("a wake-up for a change before the wait", watch.changed()).await;
 }
