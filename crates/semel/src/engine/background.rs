@@ -66,9 +66,10 @@ impl Held {
     }
 
     /// To be called before the claim's last command is sent. From then on a heartbeat may find the claim gone
-    /// because its owner finished it: what became of it is for the last command's answer to say.
-    pub(super) fn finish(&self) {
-        self.finishing.store(true, Ordering::Release);
+    /// because its owner finished it: what became of it is for the last command's answer to say. Returns whether it
+    /// was called before.
+    pub(super) fn finish(&self) -> bool {
+        self.finishing.swap(true, Ordering::AcqRel)
     }
 }
 

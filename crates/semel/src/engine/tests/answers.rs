@@ -188,7 +188,7 @@ async fn derived_keys_are_stable_over_attempts_and_differ_by_provider_and_epoch(
     let running = second.begin().await.unwrap();
     assert!(matches!(running.complete(&outcome, None).await, Completed::Kept));
 
-    engine.reexecute(engine.id(&key()).await.unwrap()).await.unwrap();
+    let _ = engine.reexecute(engine.id(&key()).await.unwrap()).await.unwrap();
     let third = won(engine.once(key())).await;
     assert_eq!(third.attempt().epoch().get(), 1);
     assert_ne!(third.attempt().derived_key("acme").to_string(), derived);

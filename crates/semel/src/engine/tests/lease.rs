@@ -189,13 +189,12 @@ fn renewer_starved_before_the_effect() {
     });
     begun.recv_timeout(PATIENCE).unwrap();
     let effect = Effect::quick();
-    let answer = runtime.block_on(async {
-        let call = effect.once(&engine);
-        let lapse = async {
-            until_phase(&engine, store.inner(), Phase::InDoubt).await;
-            go_on.send(()).unwrap();
-        };
-        tokio::join!(call, lapse).0
+    let answer = std::thread::scope(|scope| {
+        let call = scope.spawn(|| runtime.block_on(effect.once(&engine)));
+        let other = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        other.block_on(until_phase(&engine, store.inner(), Phase::InDoubt));
+        go_on.send(()).unwrap();
+        call.join().unwrap()
     });
     let stats = engine.stats();
     assert_eq!((stats.count("self_fenced"), stats.count("won"), effect.runs()), (1, 2, 1));

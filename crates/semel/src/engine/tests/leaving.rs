@@ -1,5 +1,7 @@
 //! Callers that go away, and every way out of a claim: nothing is left dangling (X1, X13).
 
+use std::task::Poll;
+
 use super::*;
 use crate::outcome::Outcome;
 
@@ -183,7 +185,7 @@ fn an_effect_that_could_not_be_spawned_is_released() {
     let mut call = Box::pin(effect.once(&engine));
     // Polled once inside the runtime that it will want to spawn on, and to its end after that one is gone.
     doomed.block_on(async {
-        assert!(std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await.is_pending())
+        assert!(std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await.is_pending());
     });
     drop(doomed);
     gate.open();
@@ -204,7 +206,7 @@ async fn last_words_are_cancel_safe() {
         [(Call::Complete, Phase::Done), (Call::Release, Phase::Vacant), (Call::Bind, Phase::Bound)]
     {
         for hold in [Fault::HoldRequest, Fault::HoldReply] {
-            store.inner().apply_now(engine.id(&key()).await.unwrap(), &Command::Forget(Force::Yes));
+            let _ = store.inner().apply_now(engine.id(&key()).await.unwrap(), &Command::Forget(Force::Yes));
             let gate = Gate::closed();
             store.script(call, When::Nth(1), hold(gate.clone()));
             let running = won(engine.once(key())).await.begin().await.unwrap();
