@@ -227,7 +227,6 @@ pub struct Win {
 
 /// What sweeping does to a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "made one at a time and taken apart at once")]
 pub enum Sweep {
     /// It still says something.
     Keep,

@@ -10,6 +10,8 @@ mod error;
 mod local;
 mod memory;
 mod wakeups;
+#[cfg(test)]
+mod wakeups_tests;
 
 use std::fmt;
 use std::pin::Pin;

@@ -275,6 +275,8 @@ impl<'a> Run<'a> {
     fn any_command(&mut self, id: KeyId) -> Command {
         let outcome = outcome(self.dice.pick(&["one", "two", ""]));
         let fingerprint = self.dice.pick(&[PAYLOAD, PAYLOAD, PAYLOAD, OTHER_PAYLOAD]);
+        // Where time is the store's own, it must not end while we look.
+        let other_retention = Duration::from_millis(if self.times_count() { 55 } else { 9_000_000 });
         match self.dice.below(32) {
             0..10 => Command::Claim(self.any_claim(fingerprint)),
             10..13 => Command::Begin(self.any_grant(id)),
@@ -283,12 +285,7 @@ impl<'a> Run<'a> {
                 grant: self.any_grant(id),
                 fingerprint,
                 outcome,
-                retention: self.dice.pick(&[
-                    None,
-                    None,
-                    Some(Duration::ZERO),
-                    Some(Duration::from_millis(55)),
-                ]),
+                retention: self.dice.pick(&[None, None, Some(Duration::ZERO), Some(other_retention)]),
             },
             20..22 => Command::Release(self.any_grant(id)),
             22..24 => Command::Bind(self.any_grant(id)),
