@@ -10,7 +10,7 @@ async fn in_doubt(engine: &Engine) -> crate::key::KeyId {
     engine.id(&key()).await.unwrap()
 }
 
-fn accepted(ruling: Result<Ruling, store::Error>) {
+fn accepted(ruling: &Result<Ruling, store::Error>) {
     assert!(matches!(ruling, Ok(Ruling::Accepted { .. })), "{ruling:?}");
 }
 
@@ -18,7 +18,7 @@ fn accepted(ruling: Result<Ruling, store::Error>) {
 async fn doubt_is_settled_as_done() {
     let engine = build(Engine::builder(MemoryStore::new()));
     let id = in_doubt(&engine).await;
-    accepted(engine.settle(id, Settlement::Done(Arc::new(Outcome::new("json", "9")))).await);
+    accepted(&engine.settle(id, Settlement::Done(Arc::new(Outcome::new("json", "9")))).await);
     let effect = Effect::quick();
     let answer = effect.once(&engine).await.unwrap();
     assert_eq!((answer.value, answer.replayed, effect.runs()), (9, true, 0));
@@ -28,7 +28,7 @@ async fn doubt_is_settled_as_done() {
 async fn doubt_is_settled_as_not_happened() {
     let engine = build(Engine::builder(MemoryStore::new()));
     let id = in_doubt(&engine).await;
-    accepted(engine.settle(id, Settlement::Run).await);
+    accepted(&engine.settle(id, Settlement::Run).await);
     let answer = Effect::quick().once(&engine).await.unwrap();
     assert_eq!((answer.value, answer.replayed), (1, false));
     let refused = engine.settle(id, Settlement::Run).await.unwrap();
@@ -44,7 +44,7 @@ async fn an_owner_that_comes_back_after_a_settlement_does_not_answer_for_itself(
     let effect = Effect::held();
     let late = effect.start(&engine).await;
     clock.advance(secs(31));
-    accepted(engine.settle(id, Settlement::Done(Arc::new(Outcome::new("json", "9")))).await);
+    accepted(&engine.settle(id, Settlement::Done(Arc::new(Outcome::new("json", "9")))).await);
     effect.let_go();
     let late = joined(late).await.unwrap();
     assert_eq!((late.value, late.replayed), (9, true));
@@ -61,7 +61,7 @@ async fn forget_and_reexecute_stop_replays_at_once() {
             assert_eq!(effect.once(engine).await.unwrap().value, round, "hot in both");
         }
         let id = engines[0].id(&key()).await.unwrap();
-        accepted(match forget {
+        accepted(&match forget {
             true => engines[0].forget(id, Force::No).await,
             false => engines[0].reexecute(id).await,
         });
@@ -85,7 +85,7 @@ async fn a_replay_under_way_while_its_record_is_forgotten_is_not_cached() {
     store.script(Call::Claim, When::Nth(1), Fault::HoldReply(gate.clone()));
     let reading = effect.spawn(engine.once(key()));
     soon(gate.reached_by(1)).await;
-    accepted(engine.forget(engine.id(&key()).await.unwrap(), Force::No).await);
+    accepted(&engine.forget(engine.id(&key()).await.unwrap(), Force::No).await);
     gate.open();
     assert!(joined(reading).await.unwrap().replayed, "it began before the forget");
     assert!(!effect.once(&engine).await.unwrap().replayed, "this one did not");
@@ -98,7 +98,7 @@ async fn forget_is_refused_on_a_claim_without_force() {
     let owner = effect.start(&engine).await;
     let id = engine.id(&key()).await.unwrap();
     assert!(matches!(engine.forget(id, Force::No).await.unwrap(), Ruling::Refused { phase: Phase::Begun }));
-    accepted(engine.forget(id, Force::Yes).await);
+    accepted(&engine.forget(id, Force::Yes).await);
     effect.let_go();
     assert!(
         matches!(joined(owner).await, Err(RunError::InFlight { .. })),
