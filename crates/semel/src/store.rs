@@ -16,7 +16,7 @@ use std::pin::Pin;
 use std::sync::Weak;
 
 #[cfg(feature = "embedded")]
-pub use self::embedded::{EmbeddedBuilder, EmbeddedStore};
+pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::wakeups::{Wakeups, Watch};
