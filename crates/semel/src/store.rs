@@ -10,11 +10,19 @@ mod error;
 mod local;
 mod memory;
 mod wakeups;
+#[cfg(test)]
+mod wakeups_tests;
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Weak;
 
+/// The SQLite binding whose `Transaction` is handed to effects that share the embedded store's transaction.
+#[cfg(feature = "embedded")]
+pub use rusqlite;
+
+#[cfg(feature = "embedded")]
+pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};

@@ -100,6 +100,22 @@ impl EmbeddedStore {
         &self.path
     }
 
+    /// Runs `work` in a transaction on the writer, for tables of the caller's own beside Semel's. It is answered
+    /// once it is on disk, and undone when it fails. For an effect that happens once, use
+    /// [`Once::run_in`](crate::engine::Once::run_in).
+    ///
+    /// Keep it short: every write waits for it. It must not begin, commit or roll back.
+    ///
+    /// # Errors
+    /// What SQLite said, or why the store takes no writes.
+    pub async fn transact<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(error.into()))).await
+    }
+
     /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
     /// it is on disk, undone when it fails. Keep it short: everybody waits for it.
     pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>

@@ -1,21 +1,18 @@
 //! The window: which of the last N keys were recorded.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::WindowKey;
-use super::index::{Entry, Index};
-use super::ring::Ring;
 use super::seed::Seed;
-use crate::sync::Mutex;
+use super::table::{Place, Table};
+use super::turn::Turn;
 
 /// How many keys a window holds unless told otherwise.
 pub const DEFAULT_CAPACITY: usize = 100_000;
 
 /// The largest capacity a window can be given.
-pub const MAX_CAPACITY: usize = 1 << 31;
-
-/// Every how many keys of the capacity one spare slot is kept, for the holes that [`Window::forget`] leaves.
-const KEYS_PER_SPARE: usize = 8;
+pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// Remembers the last `capacity` keys that were recorded, exactly.
 ///
@@ -42,24 +39,21 @@ const KEYS_PER_SPARE: usize = 8;
 /// # Ok::<(), semel::window::WindowError>(())
 /// ```
 pub struct Window {
-    capacity: usize,
-    seed: Seed,
-    /// Points from keys to slots. A slot whose key no cell points to is a hole.
-    index: Index,
-    ring: Ring,
-    /// The only lock. Whoever writes to `index` or `ring` holds it.
-    ends: Mutex<Ends>,
+    table: Table,
+    /// Where the held keys stand in the table, oldest to newest, in a ring. When it is full, the slot for the
+    /// next key is the slot of the oldest.
+    order: Box<[AtomicU32]>,
+    /// The only lock. Whoever writes to `table` or `order` holds it.
+    ends: Turn<Ends>,
 }
 
 /// Which part of the ring is in use.
 #[derive(Default)]
 struct Ends {
-    /// The slot of the oldest key, or of a hole before it.
-    first: usize,
-    /// Slots in use from there on, holes included.
-    used: usize,
-    /// Keys among them.
-    len: usize,
+    /// The slot for the next key.
+    next: AtomicUsize,
+    /// How many slots before that one are in use.
+    len: AtomicUsize,
 }
 
 /// What became of a key that was to be forgotten.
@@ -102,14 +96,8 @@ impl Window {
         if capacity > MAX_CAPACITY {
             return Err(WindowError::TooLarge { capacity });
         }
-        let slots = capacity + capacity.div_ceil(KEYS_PER_SPARE);
-        Ok(Self {
-            capacity,
-            seed,
-            index: Index::new(capacity)?,
-            ring: Ring::new(slots, capacity)?,
-            ends: Mutex::default(),
-        })
+        let order = super::allocate(capacity, capacity)?;
+        Ok(Self { table: Table::new(capacity, seed)?, order, ends: Turn::default() })
     }
 
     /// Records `key` unless it is in the window: `true` the first time, `false` after that.
@@ -118,51 +106,70 @@ impl Window {
     /// bring the same key at once, exactly one gets `true`.
     #[must_use = "the answer says whether the operation is new"]
     pub fn check_and_record(&self, key: WindowKey) -> bool {
-        let hash = self.seed.hash(key);
-        if self.index.seen(hash, |slot| self.ring.holds(slot, key)) {
+        let key = self.table.sketch(key);
+        if self.table.find(&key).is_some() {
             return false;
         }
-        let mut ends = self.ends.lock();
-        if self.find(hash, key).is_some() {
+        let ends = self.ends.take();
+        if self.table.find(&key).is_some() {
             return false;
         }
-        self.record(&mut ends, hash, key);
+        let next = ends.next.load(Ordering::Relaxed);
+        let len = ends.len.load(Ordering::Relaxed);
+        let slot = &self.order[next];
+        if len == self.order.len() {
+            self.table.remove(Place::from_bits(slot.load(Ordering::Relaxed)));
+        } else {
+            ends.len.store(len + 1, Ordering::Relaxed);
+        }
+        slot.store(self.table.insert(&key).to_bits(), Ordering::Relaxed);
+        ends.next.store(if next + 1 == self.order.len() { 0 } else { next + 1 }, Ordering::Relaxed);
         true
     }
 
     /// Whether `key` is in the window. Changes nothing.
     #[must_use]
     pub fn contains(&self, key: WindowKey) -> bool {
-        let hash = self.seed.hash(key);
-        if self.index.seen(hash, |slot| self.ring.holds(slot, key)) {
+        let key = self.table.sketch(key);
+        if self.table.find(&key).is_some() {
             return true;
         }
-        let _ends = self.ends.lock();
-        self.find(hash, key).is_some()
+        let _ends = self.ends.take();
+        self.table.find(&key).is_some()
     }
 
     /// Takes a key out, as if it had not been recorded: for an operation whose apply failed.
     ///
     /// The room it leaves is room for the next key, which then lets nobody out. A key that had left to make
-    /// room for this one does not come back. Forgetting costs no more than checking, except that once in
-    /// capacity / 8 times, at most, the keys are moved together (about a millisecond for 100,000).
+    /// room for this one does not come back. Forgetting the newest key costs no more than checking; an older
+    /// one costs a step (about a nanosecond) for each key recorded since.
     pub fn forget(&self, key: WindowKey) -> Forget {
-        let hash = self.seed.hash(key);
-        let mut ends = self.ends.lock();
-        let Some(entry) = self.find(hash, key) else { return Forget::NotHeld };
-        self.index.remove(entry);
-        ends.len -= 1;
-        // Forgetting the newest is the usual case, and needs no hole.
-        if entry.slot as usize == self.slot_at(ends.first, ends.used - 1) {
-            ends.used -= 1;
+        let key = self.table.sketch(key);
+        let ends = self.ends.take();
+        let Some(place) = self.table.find(&key) else { return Forget::NotHeld };
+        self.table.remove(place);
+        // Those recorded since move up by one, the newest first, until the slot of this key is overwritten.
+        let newest = self.before(ends.next.load(Ordering::Relaxed));
+        let mut slot = newest;
+        let mut follower = place.to_bits();
+        loop {
+            let here = self.order[slot].load(Ordering::Relaxed);
+            self.order[slot].store(follower, Ordering::Relaxed);
+            if here == place.to_bits() {
+                break;
+            }
+            follower = here;
+            slot = self.before(slot);
         }
+        ends.next.store(newest, Ordering::Relaxed);
+        ends.len.store(ends.len.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         Forget::TakenBack
     }
 
     /// How many keys are in the window now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.lock().len
+        self.ends.take().len.load(Ordering::Relaxed)
     }
 
     /// Whether no key is in the window.
@@ -173,82 +180,25 @@ impl Window {
 
     /// How many keys the window holds when it is full.
     #[must_use]
-    pub const fn capacity(&self) -> usize {
-        self.capacity
+    pub fn capacity(&self) -> usize {
+        self.order.len()
     }
 
     /// Bytes the window occupies, all of which it holds from the start.
     #[must_use]
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.index.memory() + self.ring.memory()
+        size_of::<Self>() + self.table.memory() + size_of_val::<[AtomicU32]>(&self.order)
     }
 
-    /// Needs the lock.
-    fn find(&self, hash: u32, key: WindowKey) -> Option<Entry> {
-        self.index.find(hash, |slot| self.ring.holds(slot, key))
-    }
-
-    fn record(&self, ends: &mut Ends, hash: u32, key: WindowKey) {
-        if ends.len == self.capacity {
-            self.let_oldest_out(ends);
-        } else if ends.used == self.ring.slots() {
-            self.close_holes(ends);
-        }
-        let slot = self.slot_at(ends.first, ends.used) as u32;
-        self.ring.write(slot, key);
-        self.index.insert(Entry { hash, slot });
-        ends.used += 1;
-        ends.len += 1;
-    }
-
-    /// Takes the oldest key out, and the holes before it.
-    fn let_oldest_out(&self, ends: &mut Ends) {
-        loop {
-            let entry = self.entry_of(ends.first);
-            ends.first = self.slot_at(ends.first, 1);
-            ends.used -= 1;
-            if self.index.remove(entry) {
-                ends.len -= 1;
-                return;
-            }
-        }
-    }
-
-    /// Moves the keys together, in their order, so that all holes are at the end. Each call is paid for by
-    /// the forgets that made the holes, more than one in [`KEYS_PER_SPARE`] of the capacity.
-    fn close_holes(&self, ends: &mut Ends) {
-        let mut kept = 0;
-        for ahead in 0..ends.used {
-            let from = self.slot_at(ends.first, ahead);
-            let to = self.slot_at(ends.first, kept);
-            let entry = self.entry_of(from);
-            if from == to {
-                kept += usize::from(self.index.holds(entry));
-            } else if self.index.holds(entry) {
-                // `to` is a hole, or the slot of a key that has been moved: nothing points to it.
-                self.ring.write(to as u32, self.ring.read(from as u32));
-                self.index.move_to(entry, to as u32);
-                kept += 1;
-            }
-        }
-        ends.used = kept;
-    }
-
-    /// The entry that the index has for this slot, unless the slot is a hole.
-    fn entry_of(&self, slot: usize) -> Entry {
-        let slot = slot as u32;
-        Entry { hash: self.seed.hash(self.ring.read(slot)), slot }
-    }
-
-    fn slot_at(&self, first: usize, ahead: usize) -> usize {
-        let slot = first + ahead;
-        if slot >= self.ring.slots() { slot - self.ring.slots() } else { slot }
+    /// The slot of the ring before this one.
+    fn before(&self, slot: usize) -> usize {
+        if slot == 0 { self.order.len() - 1 } else { slot - 1 }
     }
 }
 
 impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Window").field("len", &self.len()).field("capacity", &self.capacity).finish()
+        f.debug_struct("Window").field("len", &self.len()).field("capacity", &self.capacity()).finish()
     }
 }
 

@@ -62,7 +62,7 @@ fn claim_as(owner: Owner, fingerprint: u8) -> Command {
     Command::Claim(Claim {
         owner,
         fingerprint: Fingerprint::from_bytes([fingerprint; 32]),
-        terms: Terms::default(),
+        terms: Terms::default().into(),
         begin: Begin::WithClaim,
         hint: Hint::new("order-17"),
     })

@@ -155,7 +155,6 @@ impl<'a> Writing<'a> {
     }
 
     /// Executes a command on a record, inside the job's transaction.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the entrance for effects that share the transaction"))]
     pub(crate) fn apply(&mut self, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (ruling, _) =
             self.execute(id, &command).map_err(|trouble| self.shared.explain(&trouble.into()))?;
