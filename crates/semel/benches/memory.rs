@@ -144,7 +144,8 @@ fn on_map(shards: &[Mutex<Shard>], ids: &[KeyId], outcome: &Arc<Outcome>) -> f64
             let owner = Owner::random();
             shard(id).entry(*id).or_insert(Entry::Claimed(fingerprint, owner));
             match shard(id).get_mut(id) {
-                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if *by == owner && *of == fingerprint) => {
+                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if *by == owner && *of == fingerprint) =>
+                {
                     *entry = Entry::Done(fingerprint, Arc::clone(outcome));
                 }
                 _ => panic!("it was claimed"),

@@ -113,7 +113,8 @@ impl EmbeddedStore {
         T: Send + 'static,
         F: FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(error.into()))).await
+        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(&error.into())))
+            .await
     }
 
     /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
