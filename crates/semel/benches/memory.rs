@@ -80,7 +80,14 @@ fn per_key(work: impl FnOnce()) -> f64 {
 fn on_store(store: &MemoryStore, ids: &[KeyId], outcome: &Arc<Outcome>) -> f64 {
     let fingerprint = Fingerprint::from_bytes([7; 32]);
     let second = Duration::from_secs(1);
-    let terms = Terms { lease: second, in_flight_max: second, retention: second, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
+    let terms = Terms {
+        lease: second,
+        in_flight_max: second,
+        retention: second,
+        grace: Duration::ZERO,
+        memory: Duration::ZERO,
+        ..Terms::default()
+    };
     let hint = Hint::new("order-42");
     let claim = |owner| {
         let hint = hint.clone();
@@ -88,7 +95,9 @@ fn on_store(store: &MemoryStore, ids: &[KeyId], outcome: &Arc<Outcome>) -> f64 {
     };
     per_key(|| {
         for id in ids {
-            let Ruling::Won(win) = store.apply_now(*id, &claim(Owner::random())) else { panic!("a fresh key is won") };
+            let Ruling::Won(win) = store.apply_now(*id, &claim(Owner::random())) else {
+                panic!("a fresh key is won")
+            };
             let outcome = Arc::clone(outcome);
             let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
             let _ = black_box(store.apply_now(*id, &complete));

@@ -20,15 +20,26 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let exclusions = Exclusions::new(["/meta/sent_at", "/meta/retries"])?;
 
     let deliveries = [
-        ("first delivery", r#"{"risk": {"sum": 250.00, "term": 12}, "meta": {"sent_at": "09:00", "retries": 0}}"#),
-        ("redelivered, members in another order", r#"{"meta": {"retries": 1, "sent_at": "09:05"}, "risk": {"term": 12, "sum": 250}}"#),
-        ("another risk", r#"{"risk": {"sum": 250.01, "term": 12}, "meta": {"sent_at": "09:06", "retries": 0}}"#),
+        (
+            "first delivery",
+            r#"{"risk": {"sum": 250.00, "term": 12}, "meta": {"sent_at": "09:00", "retries": 0}}"#,
+        ),
+        (
+            "redelivered, members in another order",
+            r#"{"meta": {"retries": 1, "sent_at": "09:05"}, "risk": {"term": 12, "sum": 250}}"#,
+        ),
+        (
+            "another risk",
+            r#"{"risk": {"sum": 250.01, "term": 12}, "meta": {"sent_at": "09:06", "retries": 0}}"#,
+        ),
     ];
     for (what, message) in deliveries {
         println!("{what}:");
         let hash = ContentHash::of_json(message.as_bytes(), &exclusions)?;
-        let answer =
-            engine.once(Key::new("price-risk").value(hash.to_string())).run(async move |_| price(message).await).await?;
+        let answer = engine
+            .once(Key::new("price-risk").value(hash.to_string()))
+            .run(async move |_| price(message).await)
+            .await?;
         println!("   {} ({})", answer.value, if answer.replayed { "replayed" } else { "first run" });
     }
     println!("Three deliveries. Events: {}.", engine.stats());

@@ -36,7 +36,9 @@ async fn pay(engine: &Engine, payment: &Payment) -> Result<(), RunError<String>>
     let answer = engine
         .once(Key::new("charge").scope(&payment.account).value(&payment.order))
         .fingerprint(&payment)
-        .run(async move |attempt| charge_card(&payment, &attempt.derived_key("card-company").to_string()).await)
+        .run(async move |attempt| {
+            charge_card(&payment, &attempt.derived_key("card-company").to_string()).await
+        })
         .await?;
     let how = if answer.replayed { "replayed" } else { "first run" };
     println!("   {how}: receipt {} over {} cents", answer.value.number, answer.value.cents);

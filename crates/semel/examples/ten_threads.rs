@@ -16,10 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Barrier::new(10);
     let call = |thread: u32| -> Result<(u32, bool), RunError<Infallible>> {
         start.wait();
-        let answer = engine.once(Key::new("price").value("risk-7")).fingerprint(&("term", 12)).run_blocking(|_| {
-            RUNS.fetch_add(1, Ordering::SeqCst);
-            Ok::<_, Failure<Infallible>>(thread)
-        })?;
+        let answer =
+            engine.once(Key::new("price").value("risk-7")).fingerprint(&("term", 12)).run_blocking(|_| {
+                RUNS.fetch_add(1, Ordering::SeqCst);
+                Ok::<_, Failure<Infallible>>(thread)
+            })?;
         Ok((answer.value, answer.replayed))
     };
     let answers: Vec<_> = std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
 //! What a store sees of a key: its id, and a hint for people.
 
 use std::fmt::{self, Write as _};
-use std::sync::Arc;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
