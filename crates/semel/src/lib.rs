@@ -10,6 +10,8 @@ pub mod record;
 pub mod secret;
 pub mod store;
 mod sync;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 pub mod time;
 pub mod window;
 

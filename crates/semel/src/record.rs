@@ -43,8 +43,8 @@ pub struct Record {
     pub attempt: u32,
     /// The first characters of the key, for people.
     pub hint: Hint,
-    /// Under which terms the last claim was granted.
-    pub terms: Terms,
+    /// Under which terms the last claim was granted. Shared: an engine's claims mostly have the same.
+    pub terms: Arc<Terms>,
     /// When the last claim was granted.
     pub claimed_at: Timestamp,
     /// When it was last claimed, completed, released, settled or forgotten.
@@ -137,7 +137,7 @@ pub struct Claim {
     /// What is asked.
     pub fingerprint: Fingerprint,
     /// Under which terms.
-    pub terms: Terms,
+    pub terms: Arc<Terms>,
     /// Whether the claim also marks the effect as begun.
     pub begin: Begin,
     /// The key's first characters, kept for people.
@@ -431,7 +431,7 @@ impl Record {
     }
 
     fn finish(&mut self, outcome: Arc<Outcome>, now: Timestamp, retention: Option<Duration>) {
-        let Terms { retention: usual, grace, memory, .. } = self.terms;
+        let Terms { retention: usual, grace, memory, .. } = *self.terms;
         let stands = retention.unwrap_or(usual).saturating_add(grace);
         self.rest(State::Done(outcome), now, stands, memory);
     }
@@ -458,7 +458,7 @@ impl Claim {
     /// The record of a granted claim. A life goes on from bound or lapsed and starts anew from vacant; fence
     /// and epoch outlive both.
     fn grant(&self, before: Option<(&Record, Phase)>, now: Timestamp, floor: Fence) -> Record {
-        let Terms { lease, in_flight_max, retention, memory, .. } = self.terms;
+        let Terms { lease, in_flight_max, retention, memory, .. } = *self.terms;
         let (fence, epoch, attempt) = match before {
             Some((record, Phase::Vacant)) => (record.fence, record.epoch, 0),
             Some((record, _)) => (record.fence, record.epoch, record.attempt),
@@ -475,7 +475,7 @@ impl Claim {
             epoch,
             attempt: attempt.saturating_add(1),
             hint: self.hint.clone(),
-            terms: self.terms,
+            terms: Arc::clone(&self.terms),
             claimed_at: now,
             changed_at: now,
             lease_until: now.after(lease.min(in_flight_max)),

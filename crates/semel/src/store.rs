@@ -4,6 +4,8 @@
 //! its own clock. To write one, implement [`Store`] and run the contract suite over it (feature `testkit`,
 //! `semel::testkit::contract`).
 
+#[cfg(feature = "embedded")]
+mod embedded;
 mod error;
 mod local;
 mod memory;
@@ -13,6 +15,14 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Weak;
 
+/// The SQLite binding whose `Transaction` is handed to effects that share the embedded store's transaction.
+#[cfg(feature = "embedded")]
+pub use rusqlite;
+
+#[cfg(feature = "embedded")]
+pub(crate) use self::embedded::Writing;
+#[cfg(feature = "embedded")]
+pub use self::embedded::{EmbeddedBuilder, EmbeddedStore};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::wakeups::{Wakeups, Watch};

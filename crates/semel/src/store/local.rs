@@ -20,13 +20,14 @@ impl Local {
     }
 
     pub(super) fn attach(&self, cache: Weak<dyn Invalidate>) {
-        if let Some(cache) = cache.upgrade() {
-            // A call in the same process cannot get lost.
-            cache.trust(Trust::Confirmed);
+        let Some(attached) = cache.upgrade() else { return };
+        {
+            let mut caches = self.caches.lock();
+            caches.retain(|known| known.strong_count() > 0);
+            caches.push(cache);
         }
-        let mut caches = self.caches.lock();
-        caches.retain(|known| known.strong_count() > 0);
-        caches.push(cache);
+        // A call in the same process cannot get lost; but only once the cache is known here.
+        attached.trust(Trust::Confirmed);
     }
 
     /// To be called once the change is durable, before it is acknowledged.
@@ -47,7 +48,9 @@ impl Local {
     }
 
     fn invalidate(&self, id: KeyId) {
-        for cache in self.caches.lock().iter().filter_map(Weak::upgrade) {
+        // Outside the lock: a cache may attach another one, or be dropped here by its last holder.
+        let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        for cache in caches {
             cache.invalidate(id);
         }
     }

@@ -26,7 +26,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     /// The highest fence of any removed record, so that a key's fence never goes back.
     floor: AtomicU64,
-    /// Which shard the next sweep looks at.
+    /// Which shard the next sweep looks at. Two sweeps at once may look at the same one: no harm.
     sweep_next: AtomicUsize,
     marks: Mutex<BTreeMap<MarkId, u64>>,
     secret: Mutex<Option<Secret>>,
@@ -51,6 +51,12 @@ impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
         self.0
     }
+}
+
+/// How far a sweep came in one shard.
+enum ShardSwept {
+    Whole,
+    Partly,
 }
 
 impl MemoryStore {
@@ -100,10 +106,15 @@ impl MemoryStore {
         &self.shards[usize::from(id.as_bytes()[0])]
     }
 
-    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, swept: &mut Swept) -> usize {
-        let looked_at = shard.len();
+    /// Sweeps one shard as far as `limit` allows and says whether that was to its end.
+    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, limit: usize, swept: &mut Swept) -> ShardSwept {
+        let mut end = ShardSwept::Whole;
         shard.retain(|_, record| match record.sweep(now) {
             Sweep::Keep => true,
+            Sweep::Shrink(_) | Sweep::Remove if swept.removed + swept.shrunk >= limit => {
+                end = ShardSwept::Partly;
+                true
+            }
             Sweep::Shrink(shrunk) => {
                 *record = shrunk;
                 swept.shrunk += 1;
@@ -115,7 +126,7 @@ impl MemoryStore {
                 false
             }
         });
-        looked_at
+        end
     }
 }
 
@@ -163,14 +174,18 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let mut swept = Swept { more: true, ..Swept::default() };
             let mut looked_at = 0;
-            for _ in 0..SHARDS {
-                let next = self.sweep_next.fetch_add(1, Ordering::Relaxed) % SHARDS;
-                looked_at += self.sweep_shard(&mut self.shards[next].lock(), self.clock.now(), &mut swept);
-                if looked_at >= limit {
-                    return Ok(swept);
+            let mut next = self.sweep_next.load(Ordering::Relaxed);
+            while swept.more && looked_at < limit {
+                let mut shard = self.shards[next].lock();
+                looked_at += shard.len();
+                match self.sweep_shard(&mut shard, self.clock.now(), limit, &mut swept) {
+                    ShardSwept::Partly => break,
+                    ShardSwept::Whole => next = (next + 1) % SHARDS,
                 }
+                // A round is over: whoever sweeps while there is more can rest, however many are alive.
+                swept.more = next != 0;
             }
-            swept.more = false;
+            self.sweep_next.store(next, Ordering::Relaxed);
             Ok(swept)
         })
     }

@@ -155,7 +155,7 @@ fn gateway_clock_jump() {
     {
         match &command {
             Command::Claim(Claim { owner, fingerprint, terms, begin: _, hint: _ }) => {
-                let Terms { mode: _, lease, in_flight_max, retention, grace, memory } = *terms;
+                let Terms { mode: _, lease, in_flight_max, retention, grace, memory } = **terms;
                 let _: [Duration; 5] = [lease, in_flight_max, retention, grace, memory];
                 assert_eq!((*owner, *fingerprint), (A, SAME));
             }
