@@ -43,6 +43,8 @@ mod hints;
 mod hold;
 mod once;
 mod parting;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::fmt;

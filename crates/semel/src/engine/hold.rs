@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::background::{Beat, Held, Ticket};
 use super::event::{Event, Subject};
-use super::parting::Tenure;
+use super::parting::{Before, Tenure};
 use super::{Counted, Inner};
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
@@ -125,7 +125,8 @@ impl Claim {
         let Tenure { terms, .. } = self.hold.tenure;
         if self.begin == Begin::Later {
             let command = Command::Begin(self.hold.win.grant);
-            match self.hold.inner.send(&self.hold.tenure, &command, instant() + terms.lease).await {
+            let give_up = instant() + terms.lease;
+            match self.hold.inner.send(&self.hold.tenure, &command, give_up, Before::NotSent).await {
                 Ok(Ruling::Accepted { .. }) => {}
                 Ok(_) => {
                     self.hold.on_drop = None;
@@ -224,7 +225,7 @@ impl Hold {
         self.held.finish();
         let command = self.on_drop.insert(command);
         let give_up = instant() + self.tenure.terms.lease;
-        let answered = self.inner.part(&self.tenure, command, give_up).await;
+        let answered = self.inner.part(&self.tenure, command, give_up, Before::NotSent).await;
         if answered.as_ref().map_or_else(|error| !error.is_retryable(), |_| true) {
             self.on_drop = None;
         }
@@ -235,7 +236,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Some(command) = self.on_drop.take() else { return };
-        self.held.finish();
+        let before = if self.held.finish() { Before::Unanswered } else { Before::NotSent };
         let patience = match command {
             // The lease does the same.
             Command::Abandon(_) => self.tenure.terms.lease,
@@ -245,7 +246,7 @@ impl Drop for Hold {
         let ticket = self.ticket.take().filter(|_| matches!(command, Command::Complete { .. }));
         let (inner, tenure, counted) = (Arc::clone(&self.inner), self.tenure.clone(), self.counted.take());
         self.inner.background.spawn(async move {
-            let _ = inner.part(&tenure, &command, instant() + patience).await;
+            let _ = inner.part(&tenure, &command, instant() + patience, before).await;
             drop((ticket, counted));
         });
     }

@@ -25,9 +25,11 @@ pub(super) const OBJECTS: [(&str, &str); 7] = [
         "meta",
         "CREATE TABLE meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL, sum BLOB NOT NULL) STRICT, WITHOUT ROWID",
     ),
+    // Numbered rather than ordered by id: what happens together lies together, so a batch writes few pages. The
+    // index on the id is dense. Ordered by id a pair cost 1.6 times the CPU.
     (
         "records",
-        "CREATE TABLE records (id BLOB NOT NULL PRIMARY KEY, state INTEGER NOT NULL, hint TEXT NOT NULL, lease_until INTEGER NOT NULL, sweep_at INTEGER, sum BLOB NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID",
+        "CREATE TABLE records (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, state INTEGER NOT NULL, hint TEXT NOT NULL, lease_until INTEGER NOT NULL, sweep_at INTEGER, sum BLOB NOT NULL, record BLOB NOT NULL) STRICT",
     ),
     // Partial, so that a done record stands in one index and a claimed one in the other.
     ("records_to_sweep", "CREATE INDEX records_to_sweep ON records (sweep_at) WHERE sweep_at IS NOT NULL"),

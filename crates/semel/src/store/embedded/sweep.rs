@@ -14,7 +14,7 @@ pub(super) const STEP: usize = 64;
 const GIVE_BACK: i64 = 64;
 
 /// A damaged row that was met, to be stepped over: it must not hold up the sweep of the others.
-pub(super) type Cursor = Option<(i64, [u8; 16])>;
+pub(super) type Cursor = Option<(i64, i64)>;
 
 /// What a step did, and from where the next one goes on.
 #[derive(Debug, Default)]
@@ -29,19 +29,19 @@ pub(super) fn step(writing: &mut Writing<'_>, limit: usize, cursor: Cursor) -> R
     let now = writing.now();
     let mut step = Step { cursor, ..Step::default() };
     let due = due(writing, now, limit, &mut step)?;
-    let highest = due.iter().filter(|(_, record)| record.sweep(now) == Sweep::Remove);
-    if let Some(fence) = highest.map(|(_, record)| record.fence).max() {
+    let highest = due.iter().filter(|due| due.record.sweep(now) == Sweep::Remove);
+    if let Some(fence) = highest.map(|due| due.record.fence).max() {
         writing.raise_floor(fence)?;
     }
-    for (id, record) in due {
+    for Due { number, id, record } in due {
         match record.sweep(now) {
             Sweep::Keep => {}
             Sweep::Shrink(shrunk) => {
-                table::replace(writing.transaction(), id, &shrunk)?;
+                table::replace(writing.transaction(), number, id, &shrunk)?;
                 step.swept.shrunk += 1;
             }
             Sweep::Remove => {
-                table::remove(writing.transaction(), id)?;
+                table::remove(writing.transaction(), number)?;
                 step.swept.removed += 1;
             }
         }
@@ -55,28 +55,30 @@ pub(super) fn step(writing: &mut Writing<'_>, limit: usize, cursor: Cursor) -> R
     Ok(step)
 }
 
-fn due(
-    writing: &Writing<'_>,
-    now: Timestamp,
-    limit: usize,
-    step: &mut Step,
-) -> Result<Vec<(KeyId, Record)>, RowError> {
+struct Due {
+    number: i64,
+    id: KeyId,
+    record: Record,
+}
+
+fn due(writing: &Writing<'_>, now: Timestamp, limit: usize, step: &mut Step) -> Result<Vec<Due>, RowError> {
     let mut statement = writing.transaction().prepare_cached(
-        "SELECT id, sweep_at, sum, record FROM records INDEXED BY records_to_sweep
-         WHERE sweep_at <= ?1 AND (sweep_at, id) > (?2, ?3) ORDER BY sweep_at, id LIMIT ?4",
+        "SELECT id, number, sum, record, sweep_at FROM records INDEXED BY records_to_sweep
+         WHERE sweep_at <= ?1 AND (sweep_at, number) > (?2, ?3) ORDER BY sweep_at, number LIMIT ?4",
     )?;
-    let (at, id) = step.cursor.unwrap_or((i64::MIN, [0; 16]));
+    let (at, number) = step.cursor.unwrap_or((i64::MIN, i64::MIN));
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = statement.query((table::micros(now), at, id, limit))?;
+    let mut rows = statement.query((table::micros(now), at, number, limit))?;
     let mut due = Vec::new();
     while let Some(row) = rows.next()? {
         step.looked_at += 1;
-        let id = table::key_id(row)?;
-        match table::read_record(id.as_bytes(), row, 2) {
-            Ok(record) => due.push((id, record)),
+        let number = row.get(1)?;
+        let read = table::key_id(row).and_then(|id| Ok((id, table::read_record(id.as_bytes(), row, 2)?)));
+        match read {
+            Ok((id, record)) => due.push(Due { number, id, record }),
             Err(RowError::Damaged(bad)) => {
                 tracing::error!(row = %bad, "the sweep met a damaged row and left it");
-                step.cursor = Some((row.get(1)?, *id.as_bytes()));
+                step.cursor = Some((row.get(4)?, number));
             }
             Err(error) => return Err(error),
         }

@@ -93,9 +93,10 @@ impl Plain {
 
 pub(super) const RECORDS: &str = "records";
 
-/// A record with the bytes it was read from.
+/// A record with its place and the bytes it was read from.
 #[derive(Debug)]
 pub(super) struct Stored {
+    pub(super) number: i64,
     pub(super) record: Record,
     pub(super) bytes: Vec<u8>,
 }
@@ -124,7 +125,7 @@ pub(super) fn key_id(row: &Row<'_>) -> Result<KeyId, RowError> {
     })
 }
 
-const GET: &str = "SELECT sum, record FROM records WHERE id = ?1";
+const GET: &str = "SELECT sum, record, number FROM records WHERE id = ?1";
 
 pub(super) fn get(connection: &Connection, id: KeyId) -> Result<Option<Record>, RowError> {
     let mut statement = connection.prepare_cached(GET)?;
@@ -138,16 +139,17 @@ pub(super) fn get_stored(connection: &Connection, id: KeyId) -> Result<Option<St
     let mut rows = statement.query([id.as_bytes()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let record = read_record(id.as_bytes(), row, 0)?;
-    Ok(Some(Stored { record, bytes: row.get_ref(1)?.as_blob().map_or_else(|_| Vec::new(), <[u8]>::to_vec) }))
+    let bytes = row.get_ref(1)?.as_blob().map_or_else(|_| Vec::new(), <[u8]>::to_vec);
+    Ok(Some(Stored { number: row.get(2)?, record, bytes }))
 }
 
 const INSERT: &str = "INSERT INTO records (id, state, hint, lease_until, sweep_at, sum, record)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 const UPDATE: &str =
     "UPDATE records SET state = ?2, hint = ?3, lease_until = ?4, sweep_at = ?5, sum = ?6, record = ?7
-     WHERE id = ?1";
+     WHERE number = ?1";
 // Leaves the indexed columns alone, so that a heartbeat touches one page and no index.
-const TOUCH: &str = "UPDATE records SET lease_until = ?2, sum = ?3, record = ?4 WHERE id = ?1";
+const TOUCH: &str = "UPDATE records SET lease_until = ?2, sum = ?3, record = ?4 WHERE number = ?1";
 
 /// Whether anything was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,9 +179,9 @@ pub(super) fn put(
         Some(before) => {
             let was = Plain::of(&before.record);
             if was.state == state && was.sweep_at == sweep_at && before.record.hint == record.hint {
-                connection.prepare_cached(TOUCH)?.execute(params![id, lease_until, sum, bytes])?;
+                connection.prepare_cached(TOUCH)?.execute(params![before.number, lease_until, sum, bytes])?;
             } else {
-                let all = params![id, state, hint, lease_until, sweep_at, sum, bytes];
+                let all = params![before.number, state, hint, lease_until, sweep_at, sum, bytes];
                 connection.prepare_cached(UPDATE)?.execute(all)?;
             }
         }
@@ -187,18 +189,23 @@ pub(super) fn put(
     Ok(Written::Yes)
 }
 
-/// Writes `record` over whatever stands there.
-pub(super) fn replace(connection: &Connection, id: KeyId, record: &Record) -> rusqlite::Result<()> {
+/// Writes `record` over the row with this number.
+pub(super) fn replace(
+    connection: &Connection,
+    number: i64,
+    id: KeyId,
+    record: &Record,
+) -> rusqlite::Result<()> {
     let bytes = record.encode();
     let sum = checksum(RECORDS, id.as_bytes(), &bytes);
     let Plain { state, lease_until, sweep_at } = Plain::of(record);
-    let all = params![id.as_bytes(), state, record.hint.as_str(), lease_until, sweep_at, sum, bytes];
+    let all = params![number, state, record.hint.as_str(), lease_until, sweep_at, sum, bytes];
     connection.prepare_cached(UPDATE)?.execute(all)?;
     Ok(())
 }
 
-pub(super) fn remove(connection: &Connection, id: KeyId) -> rusqlite::Result<()> {
-    connection.prepare_cached("DELETE FROM records WHERE id = ?1")?.execute([id.as_bytes()])?;
+pub(super) fn remove(connection: &Connection, number: i64) -> rusqlite::Result<()> {
+    connection.prepare_cached("DELETE FROM records WHERE number = ?1")?.execute([number])?;
     Ok(())
 }
 
