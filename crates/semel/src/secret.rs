@@ -89,7 +89,7 @@ impl Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         let Self { root, key_ids, fingerprints, downstream } = self;
-        [root, key_ids, fingerprints, downstream].map(Zeroize::zeroize);
+        [root, key_ids, fingerprints, downstream].into_iter().for_each(Zeroize::zeroize);
     }
 }
 
