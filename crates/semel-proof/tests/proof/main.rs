@@ -1,0 +1,3 @@
+//! The proofs, in one binary.
+
+mod model;
