@@ -111,7 +111,7 @@ async fn publish_reply_lost() {
 #[tokio::test]
 async fn replies_that_never_come() {
     let store = faulty();
-    let engine = build(over(&store).lease(ms(300)));
+    let engine = build(over(&store).lease(ms(600)));
     let never = Gate::closed();
     for call in [Call::Claim, Call::Complete] {
         store.script(call, When::Nth(1), Fault::HoldReply(never.clone()));
