@@ -24,7 +24,7 @@ pub use rusqlite;
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
-pub use self::embedded::{EmbeddedBuilder, EmbeddedStore};
+pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::wakeups::{Wakeups, Watch};
