@@ -346,7 +346,7 @@ fn claim(protocol: &Protocol, owner: u8, payload: u8, begin: Begin) -> Command {
     Command::Claim(Claim {
         owner: token(owner),
         fingerprint: fingerprint(payload),
-        terms: protocol.terms(),
+        terms: protocol.terms().into(),
         begin,
         hint: Hint::default(),
     })
