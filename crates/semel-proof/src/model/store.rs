@@ -99,7 +99,7 @@ impl World {
             }
             (Mutant::TakeoverOfBegun, Command::Claim(_)) if phase == Phase::InDoubt => {
                 apply_to_changed(slot, command, now, floor, |record, _| {
-                    Arc::make_mut(&mut record.terms).mode = Mode::Rerun
+                    Arc::make_mut(&mut record.terms).mode = Mode::Rerun;
                 })
             }
             (Mutant::StealHeld, Command::Claim(_)) if matches!(phase, Phase::Claimed | Phase::Begun) => {
