@@ -19,6 +19,7 @@ mod clock;
 mod fault;
 mod folder;
 mod header;
+mod job;
 mod queue;
 mod reader;
 mod schema;
@@ -38,11 +39,11 @@ use tokio::sync::oneshot;
 
 pub use self::builder::{EmbeddedBuilder, OnCorruption};
 pub use self::check::Verified;
+pub(crate) use self::job::Writing;
 use self::reader::Readers;
 use self::schema::Role;
 use self::table::{RowError, fact};
 use self::writer::Shared;
-pub(crate) use self::writer::Writing;
 use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
@@ -151,7 +152,7 @@ impl EmbeddedStore {
             // Whoever asked may be gone.
             .spawn(move || drop(answer.send(check())))
             .map_err(|error| folder::setup(&self.path, "no thread can be started for the check", error))?;
-        answered.await.unwrap_or_else(|_| Err(self.shared.faults.dropped().into()))
+        answered.await.unwrap_or_else(|_| Err(self.shared.faults.panicked().into()))
     }
 
     fn readers(&self) -> &Readers {
