@@ -145,7 +145,7 @@ async fn rampage(mode: Mode, seed: u64) {
         let effects = witness.of(key);
         match last {
             Ok(answer) => {
-                assert!(effects.contains(&answer.value), "an outcome without an effect, seed {seed}")
+                assert!(effects.contains(&answer.value), "an outcome without an effect, seed {seed}");
             }
             Err(RunError::InDoubt) if mode == Mode::Marked => {
                 assert_eq!(effects, before);
