@@ -30,15 +30,22 @@
 
 mod acquire;
 mod answer;
+#[cfg(feature = "embedded")]
+mod atomic;
 mod background;
-mod block_on;
+pub(crate) mod block_on;
 mod builder;
 mod cache;
 mod event;
+mod execute;
 mod flight;
 mod hints;
 mod hold;
 mod once;
+mod parting;
+#[cfg(test)]
+mod tests;
+mod wait;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,7 +55,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
 
 pub use self::acquire::Acquired;
-pub use self::answer::{Answer, Failure, FailureExt, RunError};
+pub use self::answer::{Answer, DecodeError, Failure, FailureExt, RunError};
 pub use self::builder::{BuildError, Builder};
 pub use self::event::{Event, Observer, ReplayedFrom, Stats, Subject};
 pub use self::flight::WaiterCaps;
@@ -60,9 +67,9 @@ use self::cache::HotCache;
 use self::event::Events;
 use self::flight::Flights;
 use crate::key::{Key, KeyId};
-use crate::record::{self, Begin, Command, Force, Owner, Ruling, Settlement, Terms};
+use crate::record::{self, Begin, Command, Force, Mode, Owner, Ruling, Settlement, Terms};
 use crate::secret::Secret;
-use crate::store::{self, Snapshot, Store};
+use crate::store::{self, ErrorKind, Snapshot, Store};
 use crate::time::instant;
 
 /// Runs effects once over a store. Cheap to clone; clones share everything.
@@ -182,15 +189,18 @@ impl Engine {
     /// A store that fails, or a lease below four times the slowest of `rounds` round trips.
     pub async fn verify(&self, rounds: usize) -> Result<Duration, VerifyError> {
         let secret = self.inner.secret().await?;
+        let lease = self.inner.terms.lease;
+        // Nothing of it stays behind for longer than a stub does, whatever mode and retention the engine has.
+        let terms = Terms { mode: Mode::Rerun, retention: lease, memory: Duration::ZERO, ..self.inner.terms };
+        let terms = Arc::new(terms);
         let mut slowest = Duration::ZERO;
         for _ in 0..rounds {
-            let owner = Owner::random();
-            let key = Key::new("semel.verify").value(format!("{owner:?}{}", rand::random::<u64>()));
+            let key = Key::new("semel.verify").value(rand::random::<u128>().to_string());
             let id = key.id(&secret).map_err(|_| VerifyError::Ruling)?;
             let claim = record::Claim {
-                owner,
+                owner: Owner::random(),
                 fingerprint: crate::fingerprint::Payload::none().fingerprint(&secret),
-                terms: self.inner.terms,
+                terms: Arc::clone(&terms),
                 begin: Begin::Later,
                 hint: key.hint(),
             };
@@ -198,13 +208,14 @@ impl Engine {
             let Ruling::Won(win) = self.inner.store.apply(id, Command::Claim(claim)).await? else {
                 return Err(VerifyError::Ruling);
             };
-            slowest = slowest.max(instant().saturating_duration_since(sent));
+            let won = instant();
             let Ruling::Accepted { .. } = self.inner.store.apply(id, Command::Release(win.grant)).await?
             else {
                 return Err(VerifyError::Ruling);
             };
+            slowest = slowest.max(won.saturating_duration_since(sent));
+            slowest = slowest.max(instant().saturating_duration_since(won));
         }
-        let lease = self.inner.terms.lease;
         if lease < slowest * 4 { Err(VerifyError::LeaseTooShort { lease, slowest }) } else { Ok(slowest) }
     }
 }
@@ -218,8 +229,16 @@ impl fmt::Debug for Engine {
 impl Inner {
     /// The deployment's secret: given, or kept in the store so that all processes agree.
     async fn secret(&self) -> Result<Arc<Secret>, store::Error> {
+        if let Some(secret) = self.secret.get() {
+            return Ok(Arc::clone(secret));
+        }
         let kept = async || self.store.secret(Secret::random()).await.map(Arc::new);
-        self.secret.get_or_try_init(kept).await.cloned()
+        let asked = self.secret.get_or_try_init(kept);
+        let kept = self.background.before(instant() + self.terms.lease, asked).await;
+        kept.map(|kept| kept.cloned()).unwrap_or_else(|| {
+            let message = format!("{} did not give the deployment's secret within a lease", self.store);
+            Err(store::Error::new(ErrorKind::Unavailable, message))
+        })
     }
 }
 
@@ -263,14 +282,20 @@ struct InFlight {
     left: Notify,
 }
 
-impl InFlight {
-    fn enter(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-    }
+/// One claim that is held, until the record knows what became of it. Keeps the engine's own thread alive so long.
+struct Counted(Arc<Inner>);
 
-    fn leave(&self) {
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.left.notify_waiters();
+impl Counted {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.in_flight.count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(inner))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if self.0.in_flight.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.in_flight.left.notify_waiters();
         }
     }
 }

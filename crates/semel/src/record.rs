@@ -43,8 +43,8 @@ pub struct Record {
     pub attempt: u32,
     /// The first characters of the key, for people.
     pub hint: Hint,
-    /// Under which terms the last claim was granted.
-    pub terms: Terms,
+    /// Under which terms the last claim was granted. Shared: an engine's claims mostly have the same.
+    pub terms: Arc<Terms>,
     /// When the last claim was granted.
     pub claimed_at: Timestamp,
     /// When it was last claimed, completed, released, settled or forgotten.
@@ -137,7 +137,7 @@ pub struct Claim {
     /// What is asked.
     pub fingerprint: Fingerprint,
     /// Under which terms.
-    pub terms: Terms,
+    pub terms: Arc<Terms>,
     /// Whether the claim also marks the effect as begun.
     pub begin: Begin,
     /// The key's first characters, kept for people.
@@ -227,7 +227,6 @@ pub struct Win {
 
 /// What sweeping does to a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "made one at a time and taken apart at once")]
 pub enum Sweep {
     /// It still says something.
     Keep,
@@ -431,7 +430,7 @@ impl Record {
     }
 
     fn finish(&mut self, outcome: Arc<Outcome>, now: Timestamp, retention: Option<Duration>) {
-        let Terms { retention: usual, grace, memory, .. } = self.terms;
+        let Terms { retention: usual, grace, memory, .. } = *self.terms;
         let stands = retention.unwrap_or(usual).saturating_add(grace);
         self.rest(State::Done(outcome), now, stands, memory);
     }
@@ -458,7 +457,9 @@ impl Claim {
     /// The record of a granted claim. A life goes on from bound or lapsed and starts anew from vacant; fence
     /// and epoch outlive both.
     fn grant(&self, before: Option<(&Record, Phase)>, now: Timestamp, floor: Fence) -> Record {
-        let Terms { lease, in_flight_max, retention, memory, .. } = self.terms;
+        let Terms { lease, in_flight_max, retention, memory, .. } = *self.terms;
+        // Not before a claim that was renewed to its limit had time to be taken over.
+        let expires_at = now.after(retention.max(in_flight_max.saturating_add(lease)));
         let (fence, epoch, attempt) = match before {
             Some((record, Phase::Vacant)) => (record.fence, record.epoch, 0),
             Some((record, _)) => (record.fence, record.epoch, record.attempt),
@@ -475,12 +476,12 @@ impl Claim {
             epoch,
             attempt: attempt.saturating_add(1),
             hint: self.hint.clone(),
-            terms: self.terms,
+            terms: Arc::clone(&self.terms),
             claimed_at: now,
             changed_at: now,
             lease_until: now.after(lease.min(in_flight_max)),
-            expires_at: now.after(retention),
-            forget_at: now.after(retention).after(memory),
+            expires_at,
+            forget_at: expires_at.after(memory),
         }
     }
 }

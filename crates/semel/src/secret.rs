@@ -9,7 +9,7 @@ use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use zeroize::ZeroizeOnDrop;
+use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use crate::hex;
 use crate::key::KeyId;
@@ -73,7 +73,7 @@ impl Secret {
     /// never see the same key, and neither can compute the other's or find the id behind its own.
     #[must_use]
     pub fn derived_key(&self, provider: &str, id: KeyId, epoch: u32) -> DerivedKey {
-        let provider_key = hmac(&self.downstream, &[provider.as_bytes()]);
+        let provider_key = Zeroizing::new(hmac(&self.downstream, &[provider.as_bytes()]));
         DerivedKey(hmac(&provider_key, &[id.as_bytes(), &epoch.to_le_bytes()]))
     }
 

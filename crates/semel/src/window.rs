@@ -9,16 +9,18 @@
 //! | [`WindowKey`] | names one operation of one session in 128 bits |
 //! | [`Window`] | has this key been recorded among the last N? |
 //! | [`Marks`], [`Gaps`] | is this sequence number still to be applied? |
+//! | [`Receiver`] | both, in front of any apply function, with marks that survive a restart |
 
 mod dedup;
-mod index;
 mod marks;
-mod ring;
+mod receiver;
 mod seed;
 mod session_key;
+mod table;
 
 pub use dedup::{DEFAULT_CAPACITY, Forget, MAX_CAPACITY, Window, WindowError};
 pub use marks::{Accepted, Advance, Gaps, Marks};
+pub use receiver::{Builder, Joined, ReceiveError, Received, Receiver, RefusedBy};
 pub use session_key::WindowKey;
 
 /// A boxed slice of `count` fresh values; a size that memory cannot hold is an error, not an abort.

@@ -1,4 +1,4 @@
-//! The way to a claim: hot cache, store, and a bounded wait for whoever holds it.
+//! The way to a claim: hot cache, waiting room, store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,27 +6,28 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::cache::Hit;
 use super::event::{Event, ReplayedFrom, Subject};
-use super::flight::{Ending, Seat, Turn};
+use super::flight::Joined;
 use super::hold::Claim;
+use super::parting::{Pauses, Tenure};
+use super::wait::Waited;
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
-use crate::record::{self, Begin, Command, Owner, Phase, Ruling, Terms};
+use crate::record::{self, Begin, Command, Owner, Ruling, Terms};
 use crate::secret::Secret;
 use crate::store::{self, ErrorKind};
 use crate::time::instant;
 
 /// How often a claim whose fate is unknown is asked again.
 const TRIES: u32 = 5;
-/// Dead owners push nothing, so waiters come back when the lease ends: a little later, and not all at once.
-const LEASE_END_JITTER: Duration = Duration::from_millis(200);
-/// The longest and shortest a refused caller is asked to stay away.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The shortest and longest a refused caller is asked to stay away.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// What is asked for.
 pub(super) struct Ask {
     pub(super) subject: Arc<Subject>,
     pub(super) fingerprint: Fingerprint,
-    pub(super) terms: Terms,
+    pub(super) terms: Arc<Terms>,
     pub(super) begin: Begin,
     pub(super) wait: Duration,
     pub(super) secret: Arc<Secret>,
@@ -59,8 +60,21 @@ pub enum Acquired {
     },
 }
 
+impl Acquired {
+    /// Busy, and the wait is over.
+    pub(super) fn in_flight(ask: &Ask, lease_left: Duration) -> Self {
+        Self::InFlight { retry_after: retry_after(ask, lease_left) }
+    }
+}
+
+/// How long to stay away from a key whose lease stands for so long; never past the retention (R9).
+fn retry_after(ask: &Ask, lease_left: Duration) -> Duration {
+    let (shortest, longest) = RETRY_AFTER;
+    lease_left.clamp(shortest, longest).min(ask.terms.retention)
+}
+
 /// How a question to the store ended.
-enum Step {
+pub(super) enum Step {
     Final(Acquired),
     Busy { lease_left: Duration },
 }
@@ -68,39 +82,71 @@ enum Step {
 impl Inner {
     /// Claims the key, or finds out why not. Cancel-safe: a claim that was won while nobody listened is released.
     pub(super) async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired, store::Error> {
-        let acquired = match self.cache.look(ask.subject.id, &ask.fingerprint) {
-            Hit::Replay(outcome) => {
-                self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::HotCache });
-                return Ok(Acquired::Replay(outcome));
+        let since = instant();
+        let deadline = since + ask.wait;
+        let acquired = loop {
+            match self.cache.look(ask.subject.id, &ask.fingerprint) {
+                Hit::Replay(outcome) => {
+                    self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::HotCache });
+                    return Ok(Acquired::Replay(outcome));
+                }
+                Hit::Conflict => break Acquired::Conflict,
+                Hit::Miss => {}
             }
-            Hit::Conflict => Acquired::Conflict,
-            Hit::Miss => match self.ask_store(ask, ReplayedFrom::Store).await? {
-                Step::Final(acquired) => acquired,
-                Step::Busy { lease_left } if ask.wait.is_zero() => in_flight(lease_left),
-                Step::Busy { lease_left } => self.wait(ask, lease_left).await?,
-            },
+            let joined = if ask.wait.is_zero() {
+                Joined::NoRoom
+            } else {
+                // Whoever waits already will be told, and with them this caller, without a question of its own.
+                self.flights.join(ask.subject.id, &ask.fingerprint, since)
+            };
+            let joined = match joined {
+                Joined::NoRoom => match self.ask_store(ask, ReplayedFrom::Store).await? {
+                    Step::Final(acquired) => break acquired,
+                    Step::Busy { lease_left } if ask.wait.is_zero() => {
+                        break Acquired::in_flight(ask, lease_left);
+                    }
+                    Step::Busy { lease_left } => {
+                        self.flights.open(ask.subject.id, &ask.fingerprint, since, lease_left)
+                    }
+                },
+                joined => joined,
+            };
+            let Joined::Seat(seat) = joined else {
+                break Acquired::TooManyWaiters { retry_after: retry_after(ask, Duration::ZERO) };
+            };
+            match self.wait(ask, seat, deadline).await? {
+                Waited::Over(acquired) => break acquired,
+                Waited::Late => {}
+            }
         };
-        let event = match &acquired {
-            Acquired::Conflict => Some(Event::Conflict),
-            Acquired::InFlight { .. } => Some(Event::InFlight),
-            Acquired::InDoubt => Some(Event::InDoubt),
-            Acquired::Expired => Some(Event::Expired),
-            Acquired::TooManyWaiters { .. } => Some(Event::TooManyWaiters),
-            Acquired::Won(_) | Acquired::Replay(_) => None,
-        };
-        if let Some(event) = event {
-            self.events.emit(&ask.subject, &event);
-        }
+        self.say(ask, &acquired);
         Ok(acquired)
     }
 
+    /// Tells why there is neither claim nor outcome.
+    pub(super) fn say(&self, ask: &Ask, acquired: &Acquired) {
+        let event = match acquired {
+            Acquired::Conflict => Event::Conflict,
+            Acquired::InFlight { .. } => Event::InFlight,
+            Acquired::InDoubt => Event::InDoubt,
+            Acquired::Expired => Event::Expired,
+            Acquired::TooManyWaiters { .. } => Event::TooManyWaiters,
+            Acquired::Won(_) | Acquired::Replay(_) => return,
+        };
+        self.events.emit(&ask.subject, &event);
+    }
+
     /// Claims once, with an owner of its own, asking again while the answer is unknown.
-    async fn ask_store(self: &Arc<Self>, ask: &Ask, from: ReplayedFrom) -> Result<Step, store::Error> {
+    pub(super) async fn ask_store(
+        self: &Arc<Self>,
+        ask: &Ask,
+        from: ReplayedFrom,
+    ) -> Result<Step, store::Error> {
         let moment = self.cache.moment(ask.subject.id);
         let (sent, ruling) = self.claim(ask).await?;
         Ok(match ruling {
             Ruling::Won(win) => {
-                let terms = (ask.terms, ask.begin);
+                let terms = (*ask.terms, ask.begin);
                 let claim = Claim::new(self, &ask.subject, ask.fingerprint, terms, (win, sent), &ask.secret);
                 self.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
                 Step::Final(Acquired::Won(claim))
@@ -124,183 +170,65 @@ impl Inner {
         })
     }
 
+    /// An answer that comes later than a lease is worth nothing, so none is waited for longer than that.
     async fn claim(self: &Arc<Self>, ask: &Ask) -> Result<(Instant, Ruling), store::Error> {
         let claim = record::Claim {
             owner: Owner::random(),
             fingerprint: ask.fingerprint,
-            terms: ask.terms,
+            terms: Arc::clone(&ask.terms),
             begin: ask.begin,
             hint: ask.subject.hint.clone(),
         };
-        let mut unheard = Unheard { inner: self, ask, claim: Some(claim.clone()) };
-        let mut pause = Duration::from_millis(5);
+        let began = instant();
+        let give_up = began + ask.terms.lease;
+        let mut pauses = Pauses::from(FIRST_PAUSE);
+        let mut unheard = Unheard { inner: self, ask, since: began, claim: Some(claim) };
         for tries in 1.. {
+            let Some(claim) = &unheard.claim else { unreachable!("it is taken only where this returns") };
             let sent = instant();
-            match self.store.apply(ask.subject.id, Command::Claim(claim.clone())).await {
+            match self.apply(ask.subject.id, Command::Claim(claim.clone()), &ask.terms, give_up).await {
+                // Somebody took it away between two tries of the same owner. That owner is used up.
+                Ok(Ruling::Lost { .. }) if (2..TRIES).contains(&tries) => {
+                    unheard.claim = Some(record::Claim { owner: Owner::random(), ..claim.clone() });
+                }
                 Ok(ruling) => {
                     unheard.claim = None;
                     return Ok((sent, ruling));
                 }
-                Err(error) if error.kind() == ErrorKind::Ambiguous => {
-                    self.events.emit(&ask.subject, &Event::StoreFailed { error: &error });
-                    if tries >= TRIES {
-                        return Err(error);
-                    }
-                }
                 Err(error) => {
                     self.events.emit(&ask.subject, &Event::StoreFailed { error: &error });
+                    let unknown = error.kind() == ErrorKind::Ambiguous;
                     // Only if no earlier try can have been executed is there nothing to give back.
-                    if tries == 1 {
+                    if tries == 1 && !unknown {
                         unheard.claim = None;
                     }
-                    return Err(error);
+                    let pause = pauses.next();
+                    if !unknown || tries >= TRIES || instant() + pause >= give_up {
+                        return Err(error);
+                    }
+                    self.background.sleep_until(instant() + pause).await;
                 }
             }
-            self.background.sleep_until(instant() + pause).await;
-            pause *= 2;
         }
         unreachable!("the last try returns")
     }
-
-    async fn wait(self: &Arc<Self>, ask: &Ask, lease_left: Duration) -> Result<Acquired, store::Error> {
-        let began = instant();
-        let deadline = began + ask.wait;
-        let Some(mut seat) = self.flights.join(ask.subject.id, &ask.fingerprint) else {
-            return Ok(Acquired::TooManyWaiters { retry_after: retry_after(lease_left) });
-        };
-        let acquired = tokio::select! {
-            biased;
-            acquired = self.wait_in(ask, &mut seat) => acquired?,
-            () = self.background.sleep_until(deadline) => in_flight(lease_left),
-        };
-        let waited = instant().saturating_duration_since(began);
-        self.events.emit(&ask.subject, &Event::Waited { waited });
-        Ok(acquired)
-    }
-
-    async fn wait_in(self: &Arc<Self>, ask: &Ask, seat: &mut Seat) -> Result<Acquired, store::Error> {
-        let lead = match seat.turn().await {
-            Turn::Lead(lead) => lead,
-            Turn::Ended(ending) => {
-                if matches!(ending, Ending::Replay(_)) {
-                    self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
-                }
-                return Ok(ending.into());
-            }
-        };
-        let acquired = self.lead(ask).await?;
-        let ending = match &acquired {
-            Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),
-            Acquired::Conflict => Some(Ending::Conflict),
-            Acquired::InDoubt => Some(Ending::InDoubt),
-            Acquired::Expired => Some(Ending::Expired),
-            Acquired::Won(_) | Acquired::InFlight { .. } | Acquired::TooManyWaiters { .. } => None,
-        };
-        if let Some(ending) = ending {
-            seat.end(ending);
-        }
-        drop(lead);
-        Ok(acquired)
-    }
-
-    /// Asks the store whenever the key changes, its lease ends, or the backstop says so.
-    async fn lead(self: &Arc<Self>, ask: &Ask) -> Result<Acquired, store::Error> {
-        // Subscribed before the next question, so that nothing in between is missed.
-        let mut changes = self.store.watch(ask.subject.id);
-        loop {
-            let lease_left = match self.ask_store(ask, ReplayedFrom::Wait).await? {
-                Step::Final(acquired) => return Ok(acquired),
-                Step::Busy { lease_left } => lease_left,
-            };
-            let lease_end = lease_left + LEASE_END_JITTER.mul_f64(rand::random());
-            let latest = instant() + lease_end.min(self.backstop);
-            tokio::select! {
-                biased;
-                () = changes.changed() => {}
-                () = self.background.sleep_until(latest) => {}
-            }
-        }
-    }
-
-    /// Waits for the outcome of whoever took a claim over, and never claims itself: the effect ran already.
-    pub(super) async fn follow(self: &Arc<Self>, ask: &Ask) -> Result<Acquired, store::Error> {
-        let deadline = instant() + ask.wait;
-        let mut changes = self.store.watch(ask.subject.id);
-        loop {
-            let lease_left = match self.store.get(ask.subject.id).await? {
-                Some(snapshot) if snapshot.record.fingerprint != ask.fingerprint => {
-                    return Ok(Acquired::Conflict);
-                }
-                Some(snapshot) => match (snapshot.phase(), snapshot.record.outcome(snapshot.now)) {
-                    (_, Some(outcome)) => return Ok(Acquired::Replay(Arc::clone(outcome))),
-                    (Phase::InDoubt, _) => return Ok(Acquired::InDoubt),
-                    (Phase::Expired, _) => return Ok(Acquired::Expired),
-                    _ => snapshot.record.lease_until.left(snapshot.now),
-                },
-                None => Duration::ZERO,
-            };
-            if instant() >= deadline {
-                return Ok(in_flight(lease_left));
-            }
-            tokio::select! {
-                biased;
-                () = changes.changed() => {}
-                () = self.background.sleep_until(deadline.min(instant() + self.backstop)) => {}
-            }
-        }
-    }
-}
-
-impl From<Ending> for Acquired {
-    fn from(ending: Ending) -> Self {
-        match ending {
-            Ending::Replay(outcome) => Self::Replay(outcome),
-            Ending::Conflict => Self::Conflict,
-            Ending::InDoubt => Self::InDoubt,
-            Ending::Expired => Self::Expired,
-        }
-    }
-}
-
-fn in_flight(lease_left: Duration) -> Acquired {
-    Acquired::InFlight { retry_after: retry_after(lease_left) }
-}
-
-fn retry_after(lease_left: Duration) -> Duration {
-    let (shortest, longest) = RETRY_AFTER;
-    lease_left.clamp(shortest, longest)
 }
 
 /// A claim that was sent and whose answer nobody has heard. If its caller goes away now, it may stand without an
 /// owner, and a claim that carries the begin-mark would end in doubt although nothing ever started. So it is
-/// given back: asked for once more by the same owner, which tells its fence, and released.
+/// given back.
 struct Unheard<'a> {
     inner: &'a Arc<Inner>,
     ask: &'a Ask,
+    since: Instant,
     claim: Option<record::Claim>,
 }
 
 impl Drop for Unheard<'_> {
     fn drop(&mut self) {
-        let Some(claim) = self.claim.take() else { return };
-        let (inner, id, lease) = (Arc::clone(self.inner), self.ask.subject.id, self.ask.terms.lease);
-        self.inner.background.spawn(async move {
-            let give_up = instant() + lease;
-            let mut pause = Duration::from_millis(10);
-            while instant() < give_up {
-                match inner.store.apply(id, Command::Claim(claim.clone())).await {
-                    Ok(Ruling::Won(win)) => {
-                        // If this one gets lost, the lease ends the claim.
-                        let _ = inner.store.apply(id, Command::Release(win.grant)).await;
-                        return;
-                    }
-                    Ok(_) => return,
-                    Err(_) => {
-                        inner.background.sleep_until(instant() + pause).await;
-                        pause *= 2;
-                    }
-                }
-            }
-        });
+        if let Some(claim) = self.claim.take() {
+            let subject = Arc::clone(&self.ask.subject);
+            self.inner.give_back(Tenure { subject, terms: *self.ask.terms, since: self.since }, claim);
+        }
     }
 }

@@ -16,7 +16,8 @@ pub struct Answer<T> {
     /// Whether it came from an earlier call. The mark is made now and never stored.
     pub replayed: bool,
     /// Whether later callers will get it too. False only when the store did not take the outcome of an effect
-    /// that did happen: the key then ends in doubt in `marked`, and is taken over in other modes.
+    /// that did happen, for as long as a lease lasts. Unless a last try from the background gets through, the key
+    /// then ends in doubt in `marked`, and is taken over in other modes.
     pub stored: bool,
 }
 
@@ -111,7 +112,12 @@ pub enum RunError<E> {
     Store(#[from] store::Error),
     /// The outcome that is kept cannot be read as the type that is asked for.
     #[error("the kept outcome cannot be read as the asked type: {0}")]
-    Decode(#[source] serde_json::Error),
+    Decode(#[from] DecodeError),
+    /// A transaction was asked of a store that is not the engine's own.
+    #[error(
+        "run_in needs the store that the engine was built over: give Engine::over(store.clone()) and run_in(&store) the same one"
+    )]
+    OtherStore,
     /// An effect is run detached, and there is nothing to run it on.
     #[error("run needs a tokio runtime to run the effect on: call it inside one, or use run_blocking")]
     NoRuntime,
@@ -128,5 +134,20 @@ impl<E> RunError<E> {
             Self::Store(error) => error.is_retryable(),
             _ => false,
         }
+    }
+}
+
+/// Why a kept outcome cannot be read. Says where, and nothing of what stands there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its JSON does not fit at line {line}, column {column}")]
+pub struct DecodeError {
+    line: usize,
+    column: usize,
+}
+
+impl From<serde_json::Error> for DecodeError {
+    /// Drops the text: it quotes the value.
+    fn from(error: serde_json::Error) -> Self {
+        Self { line: error.line(), column: error.column() }
     }
 }

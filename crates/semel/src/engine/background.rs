@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -12,7 +14,7 @@ use tokio::sync::Notify;
 use super::block_on::block_on;
 use super::event::{Event, Events, Subject};
 use crate::record::{Command, Grant, Ruling, Terms};
-use crate::store::Store;
+use crate::store::{self, ErrorKind, Store};
 use crate::sync::Mutex;
 use crate::time::instant;
 
@@ -30,11 +32,17 @@ pub(super) struct Held {
     /// that extended it was sent.
     until: AtomicU64,
     lost: AtomicBool,
+    finishing: AtomicBool,
 }
 
 impl Held {
     pub(super) fn new(sent: Instant, lease_left: Duration) -> Self {
-        let held = Self { started: sent, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
+        let held = Self {
+            started: sent,
+            until: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            finishing: AtomicBool::new(false),
+        };
         held.extend(sent, lease_left);
         held
     }
@@ -53,8 +61,15 @@ impl Held {
         until.saturating_sub(instant().saturating_duration_since(self.started))
     }
 
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         self.lost.store(true, Ordering::Release);
+    }
+
+    /// To be called before the claim's last command is sent. From then on a heartbeat may find the claim gone
+    /// because its owner finished it: what became of it is for the last command's answer to say. Returns whether it
+    /// was called before.
+    pub(super) fn finish(&self) -> bool {
+        self.finishing.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -81,7 +96,7 @@ impl Drop for Ticket {
     }
 }
 
-struct Beats {
+pub(super) struct Beats {
     schedule: Mutex<Schedule>,
     changed: Notify,
     closed: AtomicBool,
@@ -132,10 +147,32 @@ impl Background {
         sleep.await;
     }
 
+    /// The answer to `work`, or `None` if it takes until `moment`; the work is then dropped.
+    pub(super) async fn before<T>(&self, moment: Instant, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        // Many stores answer at once, and a timer costs more than they do.
+        if let Poll::Ready(answer) =
+            std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await
+        {
+            return Some(answer);
+        }
+        tokio::select! {
+            biased;
+            answer = work => Some(answer),
+            () = self.sleep_until(moment) => None,
+        }
+    }
+
     /// Runs a future to its end on the calling thread, with the engine's timers at hand.
     pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _context = self.handle.enter();
         block_on(future)
+    }
+
+    /// What the thread works on; alive for as long as it.
+    #[cfg(test)]
+    pub(super) fn beats(&self) -> &Arc<Beats> {
+        &self.beats
     }
 
     /// Renews a claim until the ticket is dropped or the claim is lost.
@@ -217,14 +254,22 @@ impl Beats {
     async fn beat(self: Arc<Self>, number: u64, beat: Beat) {
         let sent = instant();
         let usual = beat.terms.lease / 3;
-        match beat.store.apply(beat.subject.id, Command::Renew(beat.grant)).await {
+        let renew = beat.store.apply(beat.subject.id, Command::Renew(beat.grant));
+        // One reply that never comes must not be the end of the claim, so there is time to ask again.
+        let answered = tokio::time::timeout(usual / 2, renew).await.unwrap_or_else(|_| {
+            Err(store::Error::new(
+                ErrorKind::Ambiguous,
+                format!("no answer to a heartbeat in {:?}", usual / 2),
+            ))
+        });
+        match answered {
             Ok(Ruling::Accepted { lease_left }) => {
                 beat.held.extend(sent, lease_left);
                 self.again(number, beat, usual);
             }
             Ok(_) => {
-                // The owner may have finished while this was under way; then there is nothing to lose.
-                if self.schedule.lock().due.contains_key(&number) {
+                let finishing = beat.held.finishing.load(Ordering::Acquire);
+                if !finishing && self.schedule.lock().due.contains_key(&number) {
                     beat.held.lose();
                     beat.events.emit(&beat.subject, &Event::Lost);
                 }

@@ -14,8 +14,10 @@ impl Wake for Unpark {
     }
 }
 
-pub(super) fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    // Inside a task the runtime's budget for that task would run out, because it is only filled up between polls
+    // of the task, and everything here would seem to wait for ever.
+    let mut future = pin!(tokio::task::unconstrained(future));
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
     loop {

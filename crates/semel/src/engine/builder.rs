@@ -149,6 +149,12 @@ impl Builder {
         if self.backstop < Duration::from_millis(1) {
             return Err(BuildError::Backstop);
         }
+        let sweep_every = self.sweep_every.unwrap_or_default();
+        let lengths =
+            [("backstop", self.backstop), ("hot_cache", self.cache_age), ("sweep_every", sweep_every)];
+        if let Some((setting, _)) = lengths.into_iter().find(|(_, length)| *length > LONGEST) {
+            return Err(TermsError::TooLong { setting }.into());
+        }
         if self.sweep_every.is_some_and(|interval| interval.is_zero()) {
             return Err(BuildError::SweepEvery);
         }
@@ -190,6 +196,8 @@ impl Builder {
 
 /// Records hold lengths in four bytes.
 const LARGEST_OUTCOME: usize = 1 << 30;
+/// As the terms have it: moments that far ahead can still be reckoned with.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Sweeps step by step, for as long as the engine lives.
 async fn sweep(engine: Weak<Inner>, interval: Duration) {

@@ -27,6 +27,8 @@ pub(super) struct HotCache {
     /// Counts the invalidations, per part of the key space. An outcome that was read before an invalidation and
     /// arrives after it is not taken: the count is compared and the entry inserted under the same lock.
     gates: [Mutex<u64>; GATES],
+    /// One change of trust at a time.
+    changing: Mutex<()>,
 }
 
 #[derive(Clone)]
@@ -53,9 +55,12 @@ pub(super) enum Hit {
     Miss,
 }
 
-/// A place in the order of invalidations, taken before the store is asked.
+/// A place in the order of invalidations, taken before the store is asked; none while some may get lost.
 #[derive(Clone, Copy)]
-pub(super) struct Moment(u64);
+pub(super) struct Moment {
+    gate: Option<u64>,
+    at: Instant,
+}
 
 impl HotCache {
     pub(super) fn new(bytes: u64, max_age: Duration) -> Self {
@@ -65,6 +70,7 @@ impl HotCache {
             max_age,
             trusted: AtomicBool::new(false),
             gates: std::array::from_fn(|_| Mutex::new(0)),
+            changing: Mutex::new(()),
         }
     }
 
@@ -88,10 +94,11 @@ impl HotCache {
     }
 
     pub(super) fn moment(&self, id: KeyId) -> Moment {
-        Moment(*self.gate(id).lock())
+        let gate = *self.gate(id).lock();
+        Moment { gate: self.trusted.load(Ordering::Acquire).then_some(gate), at: instant() }
     }
 
-    /// Takes an outcome that was read from the store after `moment`.
+    /// Takes an outcome that was read from the store after `moment`, and from then on stands for `expires_in`.
     pub(super) fn keep(
         &self,
         moment: Moment,
@@ -101,8 +108,8 @@ impl HotCache {
         expires_in: Duration,
     ) {
         let gate = self.gate(id).lock();
-        if *gate == moment.0 {
-            let until = instant() + expires_in.min(self.max_age);
+        if moment.gate == Some(*gate) {
+            let until = moment.at + expires_in.min(self.max_age);
             self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until });
         }
     }
@@ -116,13 +123,20 @@ impl Invalidate for HotCache {
     }
 
     fn trust(&self, trust: Trust) {
-        self.trusted.store(trust == Trust::Confirmed, Ordering::Release);
-        if trust == Trust::Unconfirmed {
-            for gate in &self.gates {
-                *gate.lock() += 1;
-            }
-            self.cache.clear();
+        let _changing = self.changing.lock();
+        let trusted = trust == Trust::Confirmed;
+        if trusted == self.trusted.load(Ordering::Acquire) {
+            return;
         }
+        if !trusted {
+            self.trusted.store(false, Ordering::Release);
+        }
+        // On the way back too: what was read in the gap may have been invalidated in the gap, unheard.
+        for gate in &self.gates {
+            *gate.lock() += 1;
+        }
+        self.cache.clear();
+        self.trusted.store(trusted, Ordering::Release);
     }
 }
 

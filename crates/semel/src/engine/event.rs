@@ -1,6 +1,7 @@
 //! What the engine tells about its work. Metrics and traces hang on these.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -259,7 +260,11 @@ impl Events {
             tracing::debug!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
         }
         for observer in &self.observers {
-            observer.event(subject, event);
+            // Called from heartbeats and destructors: a panic there would cost a claim, or the process.
+            let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.event(subject, event)));
+            if told.is_err() {
+                tracing::error!(target: "semel", outcome = name, "an observer panicked and is told on all the same");
+            }
         }
     }
 

@@ -1,38 +1,52 @@
 //! Waiters of one process for one key: they share one watch on the store.
 //!
-//! One of them leads: it watches the key and asks the store. What it learns ends the wait of all. When it leaves,
-//! because it won, gave up or was dropped, the next one leads.
+//! One of them leads: it watches the key and asks the store. What it learns ends the wait of all who came before it
+//! asked. When it leaves, because it won, gave up or was dropped, the next one leads, and goes on where it stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::fingerprint::Fingerprint;
 use crate::key::KeyId;
 use crate::outcome::Outcome;
+use crate::store::Watch;
 use crate::sync::Mutex;
+use crate::time::instant;
+
+const SHARDS: usize = 16;
 
 /// All waiters of an engine.
 pub(super) struct Flights {
-    rooms: Mutex<Rooms>,
+    shards: [Mutex<HashMap<RoomKey, Arc<Room>>>; SHARDS],
+    waiters: AtomicUsize,
     caps: WaiterCaps,
-}
-
-#[derive(Default)]
-struct Rooms {
-    by_key: HashMap<RoomKey, Arc<Room>>,
-    waiters: usize,
 }
 
 /// Waiters for one key *and payload*: what ends the wait of one is the answer for each.
 type RoomKey = (KeyId, [u8; 32]);
 
 struct Room {
-    lead: Arc<Semaphore>,
-    ended: watch::Sender<Option<Ending>>,
-    /// Guarded by the lock around the rooms.
-    seats: Mutex<usize>,
+    /// Whoever holds it leads.
+    vigil: Arc<tokio::sync::Mutex<Vigil>>,
+    ended: watch::Sender<Option<Ended>>,
+    /// Changed only under the lock of the room's shard.
+    seats: AtomicUsize,
+    /// Until when the lease stood when it was last asked for.
+    busy_until: Mutex<Instant>,
+}
+
+/// What one leader hands on to the next.
+#[derive(Default)]
+pub(super) struct Vigil {
+    /// Made by the first leader, kept by all: no change between two leaders is missed.
+    pub(super) changes: Option<Watch>,
+    /// When the store is to be asked although nothing was pushed; at once where there is nothing yet. Without it
+    /// every leader would ask for itself, and when waiters leave one after the other, that is every waiter.
+    pub(super) next: Option<Instant>,
 }
 
 /// How many callers may wait in this process. Beyond, they are refused at once.
@@ -50,46 +64,88 @@ impl Default for WaiterCaps {
     }
 }
 
+/// Whether a caller may wait.
+pub(super) enum Joined {
+    Seat(Seat),
+    /// Too many wait already.
+    Full,
+    /// Nobody waits for this key, so nobody knows yet that it is busy.
+    NoRoom,
+}
+
 impl Flights {
     pub(super) fn new(caps: WaiterCaps) -> Self {
-        Self { rooms: Mutex::default(), caps }
+        Self { shards: std::array::from_fn(|_| Mutex::default()), waiters: AtomicUsize::new(0), caps }
     }
 
-    /// Takes a seat among those who wait for this key; `None` when there are too many.
-    pub(super) fn join(self: &Arc<Self>, id: KeyId, fingerprint: &Fingerprint) -> Option<Seat> {
+    fn shard(&self, key: &RoomKey) -> &Mutex<HashMap<RoomKey, Arc<Room>>> {
+        &self.shards[usize::from(key.0.as_bytes()[0]) % SHARDS]
+    }
+
+    /// Takes a seat among those who wait for this key already. `since` is when the caller came.
+    pub(super) fn join(self: &Arc<Self>, id: KeyId, fingerprint: &Fingerprint, since: Instant) -> Joined {
+        // Most calls meet nobody, and need no lock to see that.
+        if self.waiters() == 0 {
+            return Joined::NoRoom;
+        }
         let key = (id, *fingerprint.as_bytes());
-        let mut rooms = self.rooms.lock();
-        if rooms.waiters >= self.caps.in_all {
-            return None;
+        let rooms = self.shard(&key).lock();
+        match rooms.get(&key) {
+            Some(room) => self.sit(key, room, since),
+            None => Joined::NoRoom,
         }
-        let room = Arc::clone(rooms.by_key.entry(key).or_insert_with(|| {
-            Arc::new(Room {
-                lead: Arc::new(Semaphore::new(1)),
-                ended: watch::Sender::new(None),
-                seats: Mutex::new(0),
-            })
-        }));
-        {
-            let mut seats = room.seats.lock();
-            if *seats >= self.caps.per_key {
-                return None;
-            }
-            *seats += 1;
+    }
+
+    /// The same for a key that the store called busy: opens a room where there is none.
+    pub(super) fn open(
+        self: &Arc<Self>,
+        id: KeyId,
+        fingerprint: &Fingerprint,
+        since: Instant,
+        lease_left: Duration,
+    ) -> Joined {
+        let key = (id, *fingerprint.as_bytes());
+        let busy_until = instant() + lease_left;
+        let mut rooms = self.shard(&key).lock();
+        if let Some(room) = rooms.get(&key) {
+            return self.sit(key, room, since);
         }
-        rooms.waiters += 1;
-        let ended = room.ended.subscribe();
-        Some(Seat { flights: Arc::clone(self), key, room, ended })
+        let room = Arc::new(Room {
+            vigil: Arc::default(),
+            ended: watch::Sender::new(None),
+            seats: AtomicUsize::new(0),
+            busy_until: Mutex::new(busy_until),
+        });
+        let joined = self.sit(key, &room, since);
+        if matches!(joined, Joined::Seat(_)) {
+            rooms.insert(key, room);
+        }
+        joined
+    }
+
+    /// To be called under the lock of the room's shard.
+    fn sit(self: &Arc<Self>, key: RoomKey, room: &Arc<Room>, since: Instant) -> Joined {
+        if room.seats.load(Ordering::Relaxed) >= self.caps.per_key {
+            return Joined::Full;
+        }
+        let one_more = |waiters| (waiters < self.caps.in_all).then_some(waiters + 1);
+        if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+            return Joined::Full;
+        }
+        room.seats.fetch_add(1, Ordering::Relaxed);
+        let (flights, room, ended) = (Arc::clone(self), Arc::clone(room), room.ended.subscribe());
+        Joined::Seat(Seat { flights, key, room, ended, since })
     }
 
     /// How many callers wait at present.
     pub(super) fn waiters(&self) -> usize {
-        self.rooms.lock().waiters
+        self.waiters.load(Ordering::Acquire)
     }
 
-    fn close(&self, key: &RoomKey, room: &Arc<Room>) {
-        let mut rooms = self.rooms.lock();
-        if rooms.by_key.get(key).is_some_and(|present| Arc::ptr_eq(present, room)) {
-            rooms.by_key.remove(key);
+    /// Takes the room away if it is still this one.
+    fn close(rooms: &mut HashMap<RoomKey, Arc<Room>>, key: &RoomKey, room: &Arc<Room>) {
+        if rooms.get(key).is_some_and(|present| Arc::ptr_eq(present, room)) {
+            rooms.remove(key);
         }
     }
 }
@@ -99,39 +155,69 @@ pub(super) struct Seat {
     flights: Arc<Flights>,
     key: RoomKey,
     room: Arc<Room>,
-    ended: watch::Receiver<Option<Ending>>,
+    ended: watch::Receiver<Option<Ended>>,
+    since: Instant,
 }
 
 impl Seat {
     /// Returns when it is this caller's turn to lead, or with what ended the wait.
     pub(super) async fn turn(&mut self) -> Turn {
-        let lead = Arc::clone(&self.room.lead);
+        let vigil = Arc::clone(&self.room.vigil);
         tokio::select! {
             biased;
             ended = self.ended.wait_for(Option::is_some) => match ended.ok().and_then(|ended| ended.clone()) {
-                Some(ending) => Turn::Ended(ending),
+                Some(ended) => ended.turn(self.since),
                 None => unreachable!("the room holds the sender, and this waited for some"),
             },
-            permit = lead.acquire_owned() => match permit {
-                Ok(permit) => Turn::Lead(Lead { _permit: permit }),
-                Err(_) => unreachable!("the semaphore is never closed"),
-            },
+            vigil = vigil.lock_owned() => Turn::Lead(vigil),
         }
     }
 
-    /// Ends the wait of everybody in the room. Whoever comes later finds a new room: an ending grows old.
-    pub(super) fn end(&self, ending: Ending) {
-        self.flights.close(&self.key, &self.room);
-        self.room.ended.send_replace(Some(ending));
+    /// What ended the wait, if it has ended by now.
+    pub(super) fn ended(&self) -> Option<Ending> {
+        match self.ended.borrow().clone()?.turn(self.since) {
+            Turn::Ended(ending) => Some(ending),
+            Turn::Lead(_) | Turn::Late => None,
+        }
+    }
+
+    /// Ends the wait of everybody in the room, with what the store was `asked` at that moment. Whoever comes later
+    /// finds a new room: an ending grows old.
+    pub(super) fn end(&self, asked: Instant, ending: Ending) {
+        Flights::close(&mut self.flights.shard(&self.key).lock(), &self.key, &self.room);
+        self.room.ended.send_replace(Some(Ended { asked, ending }));
+    }
+
+    /// Notes for all how long the lease stands.
+    pub(super) fn busy_until(&self, moment: Instant) {
+        *self.room.busy_until.lock() = moment;
+    }
+
+    /// How long the lease still stands, as far as the room knows.
+    pub(super) fn lease_left(&self) -> Duration {
+        self.room.busy_until.lock().saturating_duration_since(instant())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut rooms = self.flights.shard(&self.key).lock();
+        if self.room.seats.fetch_sub(1, Ordering::Relaxed) == 1 {
+            Flights::close(&mut rooms, &self.key, &self.room);
+        }
+        self.flights.waiters.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// What a seat waits for.
 pub(super) enum Turn {
     /// Ask the store, for as long as this is held.
-    Lead(Lead),
+    Lead(OwnedMutexGuard<Vigil>),
     /// Somebody else found out.
     Ended(Ending),
+    /// Somebody else found out, by a question from before this caller came. What it says may be over: a record
+    /// that was forgotten in between would come back to life.
+    Late,
 }
 
 /// What ends the wait of all.
@@ -143,20 +229,14 @@ pub(super) enum Ending {
     Expired,
 }
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut rooms = self.flights.rooms.lock();
-        rooms.waiters -= 1;
-        let mut seats = self.room.seats.lock();
-        *seats -= 1;
-        if *seats == 0 && rooms.by_key.get(&self.key).is_some_and(|present| Arc::ptr_eq(present, &self.room))
-        {
-            rooms.by_key.remove(&self.key);
-        }
-    }
+#[derive(Clone)]
+struct Ended {
+    asked: Instant,
+    ending: Ending,
 }
 
-/// The right to ask the store on behalf of the room.
-pub(super) struct Lead {
-    _permit: OwnedSemaphorePermit,
+impl Ended {
+    fn turn(self, since: Instant) -> Turn {
+        if self.asked >= since { Turn::Ended(self.ending) } else { Turn::Late }
+    }
 }

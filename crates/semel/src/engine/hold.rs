@@ -4,19 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
 use super::background::{Beat, Held, Ticket};
 use super::event::{Event, Subject};
+use super::parting::{Before, Tenure};
+use super::{Counted, Inner};
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
 use crate::record::{Begin, Command, Epoch, Fence, Grant, Ruling, Terms, Win};
 use crate::secret::{DerivedKey, Secret};
 use crate::store;
 use crate::time::instant;
-
-/// Pauses between tries of a write that did not get through.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A claim that was won and whose effect has not started. Heartbeats keep it; dropping it releases it.
 #[derive(Debug)]
@@ -54,22 +51,23 @@ pub enum Completed {
     Superseded(Arc<Outcome>),
     /// Somebody else claimed meanwhile, and its outcome is not known yet.
     Lost,
-    /// The store did not take it: the effect happened, and a later caller cannot be told what came of it.
+    /// The store did not take it within a lease: the effect happened, and a later caller may never be told what
+    /// came of it. Where the store may recover, the background goes on trying for `in_flight_max`.
     NotStored(store::Error),
 }
 
 /// What both kinds share.
 struct Hold {
     inner: Arc<Inner>,
-    subject: Arc<Subject>,
+    tenure: Tenure,
     fingerprint: Fingerprint,
-    terms: Terms,
     win: Win,
     secret: Arc<Secret>,
     held: Arc<Held>,
-    since: Instant,
     ticket: Option<Ticket>,
-    /// What to do if this is dropped; none once the record knows.
+    /// Given on to the background if that has to write the last word.
+    counted: Option<Counted>,
+    /// What to write if this is dropped; none once the record knows.
     on_drop: Option<Command>,
 }
 
@@ -91,17 +89,15 @@ impl Claim {
             terms,
             held: Arc::clone(&held),
         });
-        inner.in_flight.enter();
         let hold = Hold {
             inner: Arc::clone(inner),
-            subject: Arc::clone(subject),
+            tenure: Tenure { subject: Arc::clone(subject), terms, since: sent },
             fingerprint,
-            terms,
             win,
             secret: Arc::clone(secret),
             held,
-            since: sent,
             ticket: Some(ticket),
+            counted: Some(Counted::new(inner)),
             on_drop: Some(Command::Release(win.grant)),
         };
         Self { hold: Box::new(hold), begin }
@@ -117,7 +113,8 @@ impl Claim {
         self.hold.win.grant
     }
 
-    /// Marks that the effect may start, and checks that the claim still stands long enough to start it.
+    /// Marks that the effect may start, and checks that the claim still stands long enough to start it. Call it
+    /// as the last thing before the effect.
     ///
     /// Where the claim carried the mark already, nothing is sent. Cancel-safe: dropped midway, the claim is
     /// released, because nothing has started.
@@ -125,8 +122,11 @@ impl Claim {
     /// # Errors
     /// The claim was lost or could not be marked; the effect must not start.
     pub async fn begin(mut self) -> Result<Running, NotBegun> {
+        let Tenure { terms, .. } = self.hold.tenure;
         if self.begin == Begin::Later {
-            match self.hold.send(Command::Begin(self.hold.win.grant)).await {
+            let command = Command::Begin(self.hold.win.grant);
+            let give_up = instant() + terms.lease;
+            match self.hold.inner.send(&self.hold.tenure, &command, give_up, Before::NotSent).await {
                 Ok(Ruling::Accepted { .. }) => {}
                 Ok(_) => {
                     self.hold.on_drop = None;
@@ -137,8 +137,10 @@ impl Claim {
             }
         }
         // A tenth of the lease is room for a slow thread between this line and the effect's first one.
-        if self.hold.held.left() <= self.hold.terms.lease / 10 {
+        if self.hold.held.left() <= terms.lease / 10 {
             self.hold.emit(&Event::SelfFenced);
+            // Written before the caller claims again: it would meet itself, as busy or in doubt.
+            self.release().await;
             return Err(NotBegun::Lost);
         }
         self.hold.on_drop = Some(Command::Abandon(self.hold.win.grant));
@@ -147,7 +149,7 @@ impl Claim {
 
     /// Gives the claim back: nothing happened.
     pub async fn release(mut self) {
-        self.hold.finish(Command::Release(self.hold.win.grant), &Event::Released).await;
+        let _ = self.hold.finish(Command::Release(self.hold.win.grant)).await;
     }
 }
 
@@ -164,37 +166,30 @@ impl Running {
 
     /// When the claim ends for good, heartbeats or not.
     pub(super) fn limit(&self) -> Instant {
-        self.hold.since + self.hold.terms.in_flight_max
+        self.hold.tenure.since + self.hold.tenure.terms.in_flight_max
     }
 
     /// Keeps the outcome, for `retention` where the effect itself said how long. A write that does not get
     /// through is repeated for as long as a lease lasts.
     ///
-    /// Dropped midway, the outcome may or may not be kept, and the key is not free: run it where nobody drops it.
+    /// Cancel-safe: dropped midway, the outcome is written by the background.
     pub async fn complete(mut self, outcome: &Arc<Outcome>, retention: Option<Duration>) -> Completed {
-        let Hold { subject, fingerprint, win, terms, since, .. } = &*self.hold;
-        let (id, fingerprint, since) = (subject.id, *fingerprint, *since);
-        let stands = retention.unwrap_or(terms.retention);
+        let (id, fingerprint, grant) =
+            (self.hold.tenure.subject.id, self.hold.fingerprint, self.hold.win.grant);
         let moment = self.hold.inner.cache.moment(id);
-        let command =
-            Command::Complete { grant: win.grant, fingerprint, outcome: Arc::clone(outcome), retention };
-        let sent = self.hold.send(command).await;
-        if sent.is_ok() {
-            self.hold.on_drop = None;
-        }
-        match sent {
+        let outcome_kept = Arc::clone(outcome);
+        let command = Command::Complete { grant, fingerprint, outcome: outcome_kept, retention };
+        match self.hold.finish(command).await {
             Ok(Ruling::Accepted { .. }) => {
+                let stands = retention.unwrap_or(self.hold.tenure.terms.retention);
                 self.hold.inner.cache.keep(moment, id, fingerprint, outcome, stands);
-                self.hold.emit(&Event::Completed { took: instant().saturating_duration_since(since) });
                 Completed::Kept
             }
-            Ok(Ruling::Lost { winner }) => {
-                self.hold.emit(&Event::Lost);
-                winner.map_or(Completed::Lost, Completed::Superseded)
-            }
+            Ok(Ruling::Lost { winner: Some(winner) }) => Completed::Superseded(winner),
             Ok(_) => Completed::Lost,
             Err(error) => {
-                self.hold.emit(&Event::CompleteFailed { error: &error });
+                // The background goes on where that can help. Otherwise whoever waits is told at once.
+                self.hold.on_drop.get_or_insert(Command::Abandon(grant));
                 Completed::NotStored(error)
             }
         }
@@ -202,90 +197,67 @@ impl Running {
 
     /// The effect's word that nothing happened: the key is free again (in `keyed` it stays bound).
     pub async fn release(mut self) {
-        self.hold.finish(Command::Release(self.hold.win.grant), &Event::Released).await;
+        let _ = self.hold.finish(Command::Release(self.hold.win.grant)).await;
     }
 
     /// The same, and the key stays bound to its payload.
     pub async fn bind(mut self) {
-        self.hold.finish(Command::Bind(self.hold.win.grant), &Event::Bound).await;
+        let _ = self.hold.finish(Command::Bind(self.hold.win.grant)).await;
     }
 
     /// Gives up without knowing whether the effect happened: in doubt in `marked`, taken over in other modes.
     pub async fn abandon(mut self) {
-        self.hold.finish(Command::Abandon(self.hold.win.grant), &Event::Abandoned).await;
+        let _ = self.hold.finish(Command::Abandon(self.hold.win.grant)).await;
     }
 }
 
 impl Hold {
     fn attempt(&self) -> Attempt {
-        Attempt {
-            number: self.win.attempt,
-            grant: self.win.grant,
-            epoch: self.win.epoch,
-            subject: Arc::clone(&self.subject),
-            secret: Arc::clone(&self.secret),
-            held: Arc::clone(&self.held),
-        }
+        Attempt::new(&self.win, &self.tenure.subject, &self.secret, &self.held)
     }
 
     fn emit(&self, event: &Event<'_>) {
-        self.inner.events.emit(&self.subject, event);
+        self.inner.events.emit(&self.tenure.subject, event);
     }
 
-    /// Sends a command until the store has answered, for as long as a lease lasts. Every command here is fenced
-    /// and repeatable, so one whose fate is unknown is simply sent again.
-    async fn send(&self, command: Command) -> Result<Ruling, store::Error> {
-        let give_up = instant() + self.terms.lease;
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match self.inner.store.apply(self.subject.id, command.clone()).await {
-                Err(error) if error.is_retryable() && instant() + pause < give_up => {
-                    self.emit(&match command {
-                        Command::Complete { .. } => Event::CompleteRetried { error: &error },
-                        _ => Event::StoreFailed { error: &error },
-                    });
-                    self.inner.background.sleep_until(instant() + pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                answered => return answered,
-            }
+    /// Writes the last word about this claim. What does not get through within a lease is left to the background.
+    async fn finish(&mut self, command: Command) -> Result<Ruling, store::Error> {
+        self.held.finish();
+        let command = self.on_drop.insert(command);
+        let give_up = instant() + self.tenure.terms.lease;
+        let answered = self.inner.part(&self.tenure, command, give_up, Before::NotSent).await;
+        if answered.as_ref().map_or_else(|error| !error.is_retryable(), |_| true) {
+            self.on_drop = None;
         }
-    }
-
-    async fn finish(&mut self, command: Command, event: &Event<'_>) {
-        // If this is dropped midway, the same command is sent from the background.
-        self.on_drop = Some(command.clone());
-        match self.send(command).await {
-            Ok(Ruling::Accepted { .. }) => self.emit(event),
-            Ok(_) => self.emit(&Event::Lost),
-            // The lease ends it.
-            Err(error) => self.emit(&Event::StoreFailed { error: &error }),
-        }
-        self.on_drop = None;
+        answered
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.ticket = None;
-        self.inner.in_flight.leave();
-        if let Some(command) = self.on_drop.take() {
-            self.emit(&match command {
-                Command::Abandon(_) => Event::Abandoned,
-                _ => Event::Released,
-            });
-            let (store, id) = (Arc::clone(&self.inner.store), self.subject.id);
-            self.inner.background.spawn(async move {
-                // One try: the lease ends it otherwise.
-                let _ = store.apply(id, command).await;
-            });
-        }
+        let Some(command) = self.on_drop.take() else { return };
+        let before = if self.held.finish() { Before::Unanswered } else { Before::NotSent };
+        let patience = match command {
+            // The lease does the same.
+            Command::Abandon(_) => self.tenure.terms.lease,
+            _ => self.tenure.terms.in_flight_max,
+        };
+        // Only an outcome is worth holding the claim for.
+        let ticket = self.ticket.take().filter(|_| matches!(command, Command::Complete { .. }));
+        let (inner, tenure, counted) = (Arc::clone(&self.inner), self.tenure.clone(), self.counted.take());
+        self.inner.background.spawn(async move {
+            let _ = inner.part(&tenure, &command, instant() + patience, before).await;
+            drop((ticket, counted));
+        });
     }
 }
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("subject", &self.subject).field("win", &self.win).finish_non_exhaustive()
+        f.debug_struct("Hold")
+            .field("subject", &self.tenure.subject)
+            .field("win", &self.win)
+            .finish_non_exhaustive()
     }
 }
 
@@ -301,7 +273,18 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// 1 for the first run of a key; more when it failed or was taken over before.
+    pub(super) fn new(win: &Win, subject: &Arc<Subject>, secret: &Arc<Secret>, held: &Arc<Held>) -> Self {
+        Self {
+            number: win.attempt,
+            grant: win.grant,
+            epoch: win.epoch,
+            subject: Arc::clone(subject),
+            secret: Arc::clone(secret),
+            held: Arc::clone(held),
+        }
+    }
+
+    /// 1 for the first run of a key; more where it was taken over, or failed and the key stayed bound.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -1,9 +1,7 @@
 //! One call of one effect: what is asked, under which terms, and how it is run.
 
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,16 +9,17 @@ use serde::de::DeserializeOwned;
 
 use super::acquire::{Acquired, Ask};
 use super::answer::{Answer, Failure, RunError};
-use super::event::{Event, Subject};
-use super::hold::{Attempt, Claim, Completed, NotBegun, Running};
+use super::event::Subject;
+use super::execute::{Ended, Tried, decode, panic_message, stopped};
+use super::hold::{Attempt, NotBegun};
 use super::{Engine, Inner};
 use crate::fingerprint::{Payload, PayloadError};
 use crate::key::Key;
-use crate::outcome::{Body, Outcome};
 use crate::record::{Begin, Mode, Terms, TermsError};
 
-/// The kind of outcomes that hold a value as JSON.
-const JSON: &str = "json";
+/// How often an effect is claimed anew because its lease could have ended before it was started. Once happens when a
+/// machine stood still; more than that means that the store is slower than the lease.
+const STARTS: usize = 3;
 
 /// A call that is about to be made once. Made by [`Engine::once`].
 #[derive(Debug)]
@@ -114,23 +113,22 @@ impl Once {
         Fut: Future<Output = Result<T, Failure<E>>> + Send + 'static,
     {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| RunError::NoRuntime)?;
-        let ask = self.ask().await?;
-        let running = match self.begin(&ask).await? {
-            Begun::Run(running) => running,
-            Begun::Answer(outcome) => return decode(&outcome),
-        };
-        let inner = Arc::clone(&self.inner);
-        let task = runtime.spawn(async move {
-            let limit = running.limit();
-            let attempt = running.attempt();
-            let ended = tokio::select! {
-                biased;
-                ended = CatchUnwind(Box::pin(async move { effect(attempt).await })) => ended,
-                () = inner.background.sleep_until(limit) => Ended::TimedOut,
+        let ask = Arc::new(self.ask().await?);
+        let mut effect = effect;
+        for _ in 0..STARTS {
+            let claim = match self.inner.acquire(&ask).await? {
+                Acquired::Won(claim) => claim,
+                other => return decode(&*other.outcome()?),
             };
-            inner.conclude(running, ended, &ask).await
-        });
-        task.await.unwrap_or(Err(RunError::ShutDown))
+            let (inner, of_task) = (Arc::clone(&self.inner), Arc::clone(&ask));
+            let task = runtime.spawn(async move { inner.try_run(claim, effect, &of_task).await });
+            effect = match task.await {
+                Ok(Tried::Ended(answer)) => return answer,
+                Ok(Tried::NotStarted(effect)) => effect,
+                Err(error) => return Err(stopped(error)),
+            };
+        }
+        Err(self.inner.too_slow(&ask))
     }
 
     /// [`run`](Self::run) for callers that block. The effect runs on the calling thread, so it cannot be dropped
@@ -145,22 +143,34 @@ impl Once {
         T: Serialize + DeserializeOwned,
         F: FnOnce(Attempt) -> Result<T, Failure<E>>,
     {
-        let background = Arc::clone(&self.inner);
-        let background = &background.background;
-        let ask = background.block_on(self.ask())?;
-        let running = match background.block_on(self.begin(&ask))? {
-            Begun::Run(running) => running,
-            Begun::Answer(outcome) => return decode(&outcome),
-        };
-        let attempt = running.attempt();
-        let ended = match std::panic::catch_unwind(AssertUnwindSafe(|| effect(attempt))) {
-            Ok(returned) => Ended::Returned(returned),
-            Err(panic) => Ended::Panicked(panic_message(panic.as_ref())),
-        };
-        background.block_on(self.inner.conclude(running, ended, &ask))
+        let inner = Arc::clone(&self.inner);
+        let block_on = &inner.background;
+        let ask = block_on.block_on(self.ask())?;
+        for _ in 0..STARTS {
+            let claim = match block_on.block_on(inner.acquire(&ask))? {
+                Acquired::Won(claim) => claim,
+                other => return decode(&*other.outcome()?),
+            };
+            let running = match block_on.block_on(claim.begin()) {
+                Ok(running) => running,
+                Err(NotBegun::Lost) => continue,
+                Err(NotBegun::Store(error)) => return Err(error.into()),
+            };
+            let attempt = running.attempt();
+            let ended = match std::panic::catch_unwind(AssertUnwindSafe(|| effect(attempt))) {
+                Ok(returned) => Ended::Returned(returned),
+                Err(panic) => Ended::Panicked(panic_message(panic.as_ref())),
+            };
+            return block_on.block_on(inner.conclude(running, ended, &ask));
+        }
+        Err(inner.too_slow(&ask))
     }
 
-    async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    pub(super) async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {
         self.terms.check()?;
         if self.wait > self.terms.in_flight_max {
             let (wait, in_flight_max) = (self.wait, self.terms.in_flight_max);
@@ -177,142 +187,10 @@ impl Once {
         Ok(Ask {
             subject: Arc::new(subject),
             fingerprint: payload.fingerprint(&secret),
-            terms: self.terms,
+            terms: Arc::new(self.terms),
             begin: self.begin,
             wait: self.wait,
             secret,
         })
     }
-
-    /// Claims until there is a claim whose effect may start, or an outcome.
-    async fn begin<E>(&self, ask: &Ask) -> Result<Begun, RunError<E>> {
-        loop {
-            let claim: Claim = match self.inner.acquire(ask).await? {
-                Acquired::Won(claim) => claim,
-                other => return other.outcome().map(Begun::Answer),
-            };
-            match claim.begin().await {
-                Ok(running) => return Ok(Begun::Run(running)),
-                // The machine stood still for about a lease; somebody else may have it by now.
-                Err(NotBegun::Lost) => {}
-                Err(NotBegun::Store(error)) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-enum Begun {
-    Run(Running),
-    Answer(Arc<Outcome>),
-}
-
-/// How an effect ended.
-enum Ended<T, E> {
-    Returned(Result<T, Failure<E>>),
-    Panicked(String),
-    TimedOut,
-}
-
-impl Acquired {
-    /// The outcome of what was not won, or why there is none.
-    fn outcome<E>(self) -> Result<Arc<Outcome>, RunError<E>> {
-        match self {
-            Self::Replay(outcome) => Ok(outcome),
-            Self::Conflict => Err(RunError::Conflict),
-            Self::InFlight { retry_after } => Err(RunError::InFlight { retry_after }),
-            Self::InDoubt => Err(RunError::InDoubt),
-            Self::Expired => Err(RunError::Expired),
-            Self::TooManyWaiters { retry_after } => Err(RunError::TooManyWaiters { retry_after }),
-            // Dropped here, and so released.
-            Self::Won(_) => Err(RunError::InFlight { retry_after: Duration::ZERO }),
-        }
-    }
-}
-
-impl Inner {
-    /// Writes down how the effect ended, and makes the caller's answer of it.
-    async fn conclude<T, E>(
-        self: &Arc<Self>,
-        running: Running,
-        ended: Ended<T, E>,
-        ask: &Ask,
-    ) -> Result<Answer<T>, RunError<E>>
-    where
-        T: Serialize + DeserializeOwned,
-    {
-        let value = match ended {
-            Ended::Returned(Ok(value)) => value,
-            Ended::Returned(Err(Failure::Failed(error))) => {
-                running.release().await;
-                return Err(RunError::Failed(error));
-            }
-            Ended::Returned(Err(Failure::Unknown(error))) => {
-                running.abandon().await;
-                return Err(RunError::Unknown(error));
-            }
-            Ended::Panicked(message) => {
-                self.events.emit(&ask.subject, &Event::Panicked);
-                running.abandon().await;
-                return Err(RunError::Panicked(message));
-            }
-            Ended::TimedOut => {
-                self.events.emit(&ask.subject, &Event::TimedOut);
-                running.abandon().await;
-                return Err(RunError::TimedOut(ask.terms.in_flight_max));
-            }
-        };
-        let outcome = Arc::new(self.encode(&value));
-        if matches!(outcome.body(), Body::Tombstone(_)) {
-            self.events.emit(&ask.subject, &Event::NotKept);
-        }
-        match running.complete(&outcome, None).await {
-            Completed::Kept => Ok(Answer { value, replayed: false, stored: true }),
-            Completed::NotStored(_) => Ok(Answer { value, replayed: false, stored: false }),
-            Completed::Superseded(winner) => decode(&winner),
-            Completed::Lost => decode(&*self.follow(ask).await?.outcome()?),
-        }
-    }
-
-    /// The value as an outcome; a tombstone where it cannot be kept, for the effect happened all the same.
-    fn encode<T: Serialize>(&self, value: &T) -> Outcome {
-        match serde_json::to_vec(value) {
-            Ok(body) if body.len() <= self.max_outcome => Outcome::new(JSON, body),
-            Ok(body) => Outcome::tombstone(
-                JSON,
-                format!("{} bytes are more than the limit of {} (max_outcome)", body.len(), self.max_outcome),
-            ),
-            Err(error) => Outcome::tombstone(JSON, format!("it cannot be written as JSON: {error}")),
-        }
-    }
-}
-
-fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer<T>, RunError<E>> {
-    match outcome.body() {
-        Body::Kept(body) => {
-            let value = serde_json::from_slice(body).map_err(RunError::Decode)?;
-            Ok(Answer { value, replayed: true, stored: true })
-        }
-        Body::Tombstone(reason) => Err(RunError::NotKept(reason.clone())),
-    }
-}
-
-/// Polls an effect and turns its panic into an ending, so that a panic is recorded like any other.
-struct CatchUnwind<T, E>(Pin<Box<dyn Future<Output = Result<T, Failure<E>>> + Send>>);
-
-impl<T, E> Future for CatchUnwind<T, E> {
-    type Output = Ended<T, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(returned)) => Poll::Ready(Ended::Returned(returned)),
-            Err(panic) => Poll::Ready(Ended::Panicked(panic_message(panic.as_ref()))),
-        }
-    }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,8 +63,8 @@ pub struct ParseKeyIdError;
 ///
 /// Displays with control and invisible characters escaped, so that it can go into a log line or a terminal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(from = "String")]
-pub struct Hint(String);
+#[serde(from = "String", into = "String")]
+pub struct Hint(Arc<str>);
 
 impl Hint {
     /// How many characters a hint keeps.
@@ -73,13 +74,19 @@ impl Hint {
     #[must_use]
     pub fn new(value: &str) -> Self {
         let end = value.char_indices().nth(Self::LENGTH).map_or(value.len(), |(at, _)| at);
-        Self(value[..end].to_owned())
+        Self(value[..end].into())
     }
 
     /// The characters as they were given, nothing escaped.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<Hint> for String {
+    fn from(hint: Hint) -> Self {
+        hint.0.as_ref().to_owned()
     }
 }
 

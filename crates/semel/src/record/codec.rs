@@ -77,7 +77,7 @@ impl Record {
         for moment in [self.claimed_at, self.changed_at, self.lease_until, self.expires_at, self.forget_at] {
             out.extend(moment.as_micros().to_le_bytes());
         }
-        let Terms { mode: _, lease, in_flight_max, retention, grace, memory } = self.terms;
+        let Terms { mode: _, lease, in_flight_max, retention, grace, memory } = *self.terms;
         for length in [lease, in_flight_max, retention, grace, memory] {
             out.extend(u64::try_from(length.as_micros()).unwrap_or(u64::MAX).to_le_bytes());
         }
@@ -148,7 +148,7 @@ impl Record {
             epoch,
             attempt,
             hint,
-            terms,
+            terms: Arc::new(terms),
             claimed_at,
             changed_at,
             lease_until,

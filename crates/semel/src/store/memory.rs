@@ -1,6 +1,5 @@
 //! The memory store: the rules over a sharded map. Fast, and gone with the process.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -26,7 +25,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     /// The highest fence of any removed record, so that a key's fence never goes back.
     floor: AtomicU64,
-    /// Which shard the next sweep looks at.
+    /// Which shard the next sweep looks at. Two sweeps at once may look at the same one: no harm.
     sweep_next: AtomicUsize,
     marks: Mutex<BTreeMap<MarkId, u64>>,
     secret: Mutex<Option<Secret>>,
@@ -34,7 +33,8 @@ pub struct MemoryStore {
     local: Local,
 }
 
-type Shard = HashMap<KeyId, Record, BuildHasherDefault<IdHasher>>;
+/// Boxed: a table of pointers is small enough to stay in the caches, and growing it moves no records.
+type Shard = HashMap<KeyId, Box<Record>, BuildHasherDefault<IdHasher>>;
 
 /// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
 #[derive(Default)]
@@ -51,6 +51,12 @@ impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
         self.0
     }
+}
+
+/// How far a sweep came in one shard.
+enum ShardSwept {
+    Whole,
+    Partly,
 }
 
 impl MemoryStore {
@@ -80,13 +86,13 @@ impl MemoryStore {
             // Read inside the lock: a claim must not be judged by a time before the change it sees.
             let now = self.clock.now();
             let floor = Fence::new(self.floor.load(Ordering::Acquire));
-            match shard.entry(id) {
-                Entry::Occupied(mut entry) => entry.get_mut().apply(command, now, floor),
-                Entry::Vacant(entry) => {
+            match shard.get_mut(&id) {
+                Some(record) => record.apply(command, now, floor),
+                None => {
                     let mut record = None;
                     let ruling = record::apply(&mut record, command, now, floor);
                     if let Some(record) = record {
-                        entry.insert(record);
+                        shard.insert(id, Box::new(record));
                     }
                     ruling
                 }
@@ -100,12 +106,17 @@ impl MemoryStore {
         &self.shards[usize::from(id.as_bytes()[0])]
     }
 
-    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, swept: &mut Swept) -> usize {
-        let looked_at = shard.len();
+    /// Sweeps one shard as far as `limit` allows and says whether that was to its end.
+    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, limit: usize, swept: &mut Swept) -> ShardSwept {
+        let mut end = ShardSwept::Whole;
         shard.retain(|_, record| match record.sweep(now) {
             Sweep::Keep => true,
+            Sweep::Shrink(_) | Sweep::Remove if swept.removed + swept.shrunk >= limit => {
+                end = ShardSwept::Partly;
+                true
+            }
             Sweep::Shrink(shrunk) => {
-                *record = shrunk;
+                **record = shrunk;
                 swept.shrunk += 1;
                 true
             }
@@ -115,7 +126,7 @@ impl MemoryStore {
                 false
             }
         });
-        looked_at
+        end
     }
 }
 
@@ -128,7 +139,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let shard = self.shard(id).lock();
             let now = self.clock.now();
-            Ok(shard.get(&id).map(|record| Snapshot { id, record: record.clone(), now }))
+            Ok(shard.get(&id).map(|record| Snapshot { id, record: Record::clone(record), now }))
         })
     }
 
@@ -144,7 +155,7 @@ impl Store for MemoryStore {
                     shard
                         .iter()
                         .filter(|(id, record)| query.after.is_none_or(|after| **id > after) && wanted(record))
-                        .map(|(id, record)| Snapshot { id: *id, record: record.clone(), now })
+                        .map(|(id, record)| Snapshot { id: *id, record: Record::clone(record), now })
                         .collect()
                 };
                 found.sort_unstable_by_key(|snapshot| snapshot.id);
@@ -163,14 +174,18 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let mut swept = Swept { more: true, ..Swept::default() };
             let mut looked_at = 0;
-            for _ in 0..SHARDS {
-                let next = self.sweep_next.fetch_add(1, Ordering::Relaxed) % SHARDS;
-                looked_at += self.sweep_shard(&mut self.shards[next].lock(), self.clock.now(), &mut swept);
-                if looked_at >= limit {
-                    return Ok(swept);
+            let mut next = self.sweep_next.load(Ordering::Relaxed);
+            while swept.more && looked_at < limit {
+                let mut shard = self.shards[next].lock();
+                looked_at += shard.len();
+                match self.sweep_shard(&mut shard, self.clock.now(), limit, &mut swept) {
+                    ShardSwept::Partly => break,
+                    ShardSwept::Whole => next = (next + 1) % SHARDS,
                 }
+                // A round is over: whoever sweeps while there is more can rest, however many are alive.
+                swept.more = next != 0;
             }
-            swept.more = false;
+            self.sweep_next.store(next, Ordering::Relaxed);
             Ok(swept)
         })
     }
@@ -220,5 +235,133 @@ impl fmt::Debug for MemoryStore {
 impl fmt::Display for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("memory:")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+    use crate::key::Hint;
+    use crate::record::{Begin, Claim, Owner, Terms, Win};
+    use crate::time::ManualClock;
+
+    fn claim() -> Command {
+        Command::Claim(Claim {
+            owner: Owner::random(),
+            fingerprint: Fingerprint::from_bytes([1; 32]),
+            terms: Arc::new(Terms::default()),
+            begin: Begin::Later,
+            hint: Hint::default(),
+        })
+    }
+
+    fn win(store: &MemoryStore, id: KeyId) -> Win {
+        match store.apply_now(id, &claim()) {
+            Ruling::Won(win) => win,
+            other => panic!("expected a win, got {other:?}"),
+        }
+    }
+
+    /// A store whose keys `ids` were released long ago.
+    fn with_stubs(ids: &[KeyId]) -> (MemoryStore, ManualClock) {
+        let clock = ManualClock::default();
+        let store = MemoryStore::with_clock(clock.clone());
+        for id in ids {
+            let released = store.apply_now(*id, &Command::Release(win(&store, *id).grant));
+            assert!(matches!(released, Ruling::Accepted { .. }));
+        }
+        clock.advance(Duration::from_secs(24 * 60 * 60));
+        (store, clock)
+    }
+
+    #[test]
+    fn the_tail_of_an_id_is_its_hash() {
+        let id = KeyId::from_bytes(std::array::from_fn(|i| i as u8));
+        let hash = BuildHasherDefault::<IdHasher>::default().hash_one(id);
+        assert_eq!(hash, u64::from_le_bytes([8, 9, 10, 11, 12, 13, 14, 15]));
+    }
+
+    #[test]
+    fn ids_with_one_hash_are_two_keys() {
+        let store = MemoryStore::new();
+        let [mut one, mut other] = [[7; 16]; 2];
+        (one[3], other[3]) = (1, 2);
+        win(&store, KeyId::from_bytes(one));
+        win(&store, KeyId::from_bytes(other));
+    }
+
+    // token_regress: one floor for all keys, so that nobody has to remember whose record is gone.
+    #[tokio::test]
+    async fn a_removed_record_raises_the_floor_for_every_key() {
+        let id = KeyId::from_bytes([1; 16]);
+        let (store, clock) = with_stubs(&[id]);
+        let gone = store.get(id).await.unwrap().unwrap().record.fence;
+        assert_eq!(store.sweep(10).await.unwrap(), Swept { shrunk: 0, removed: 1, more: false });
+        clock.set(Timestamp::default());
+        assert!(win(&store, KeyId::from_bytes([2; 16])).grant.fence() > gone);
+    }
+
+    // Used to take a whole shard along, whatever the limit was.
+    #[tokio::test]
+    async fn sweep_stops_in_the_middle_of_a_shard_and_goes_on_there() {
+        let ids: [KeyId; 10] = std::array::from_fn(|i| {
+            let mut bytes = [7; 16];
+            bytes[15] = i as u8;
+            KeyId::from_bytes(bytes)
+        });
+        let (store, _clock) = with_stubs(&ids);
+        for left in [6, 2] {
+            assert_eq!(store.sweep(4).await.unwrap(), Swept { shrunk: 0, removed: 4, more: true });
+            assert_eq!(store.shard(ids[0]).lock().len(), left);
+        }
+        assert_eq!(store.sweep(4).await.unwrap(), Swept { shrunk: 0, removed: 2, more: false });
+        assert_eq!(store.sweep(0).await.unwrap().removed, 0);
+    }
+
+    // Used to say for ever that there was more, wherever more records were alive than the limit.
+    #[tokio::test]
+    async fn sweep_rests_after_a_round_over_the_living() {
+        let store = MemoryStore::new();
+        for number in 0..=255 {
+            win(&store, KeyId::from_bytes([number; 16]));
+        }
+        for _ in 0..3 {
+            let mut calls = 1;
+            while store.sweep(10).await.unwrap().more {
+                calls += 1;
+            }
+            assert_eq!(calls, 26, "256 records, 10 at a time");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_listing_goes_on_in_the_middle_of_a_shard() {
+        let store = MemoryStore::new();
+        let mut ids: Vec<KeyId> = (0..30_u8)
+            .map(|i| {
+                let mut bytes = [i / 10; 16];
+                bytes[9] = i.wrapping_mul(37);
+                KeyId::from_bytes(bytes)
+            })
+            .collect();
+        for id in &ids {
+            win(&store, *id);
+        }
+        ids.sort_unstable();
+        let mut listed = Vec::new();
+        let mut query = Scan { phase: None, after: None, limit: 7 };
+        loop {
+            let page = store.scan(query).await.unwrap();
+            listed.extend(page.items.iter().map(|item| item.id));
+            query.after = page.next;
+            if page.next.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed, ids);
     }
 }

@@ -115,6 +115,9 @@ impl Watch {
     }
 
     fn poll_changed(&mut self, context: &Context<'_>) -> Poll<()> {
+        // Declared before the lock is taken, so dropped after it is given back: dropping a waker may drop a task,
+        // and with it another watch on this shard.
+        let _replaced;
         let mut shard = self.wakeups.shard(self.id).lock();
         let Some(slot) = shard.slots.get_mut(&self.id) else {
             unreachable!("a slot lives as long as a watch on it");
@@ -124,7 +127,8 @@ impl Watch {
             return Poll::Ready(());
         }
         match slot.wakers.iter_mut().find(|(number, _)| *number == self.number) {
-            Some((_, waker)) => waker.clone_from(context.waker()),
+            Some((_, waker)) if waker.will_wake(context.waker()) => {}
+            Some((_, waker)) => _replaced = std::mem::replace(waker, context.waker().clone()),
             None => slot.wakers.push((self.number, context.waker().clone())),
         }
         Poll::Pending
@@ -133,12 +137,15 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        // Both dropped after the lock is given back, as in `poll_changed`.
+        let (_waker, _slot);
         let mut shard = self.wakeups.shard(self.id).lock();
         if let Some(slot) = shard.slots.get_mut(&self.id) {
-            slot.wakers.retain(|(number, _)| *number != self.number);
+            let registered = slot.wakers.iter().position(|(number, _)| *number == self.number);
+            _waker = registered.map(|position| slot.wakers.swap_remove(position));
             slot.watches -= 1;
             if slot.watches == 0 {
-                shard.slots.remove(&self.id);
+                _slot = shard.slots.remove(&self.id);
             }
         }
     }

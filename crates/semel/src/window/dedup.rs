@@ -3,19 +3,15 @@
 use std::fmt;
 
 use super::WindowKey;
-use super::index::{Entry, Index};
-use super::ring::Ring;
-use super::seed::Seed;
+use super::seed::{Seed, Sketch};
+use super::table::{Place, Table};
 use crate::sync::Mutex;
 
 /// How many keys a window holds unless told otherwise.
 pub const DEFAULT_CAPACITY: usize = 100_000;
 
 /// The largest capacity a window can be given.
-pub const MAX_CAPACITY: usize = 1 << 31;
-
-/// Every how many keys of the capacity one spare slot is kept, for the holes that [`Window::forget`] leaves.
-const KEYS_PER_SPARE: usize = 8;
+pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// Remembers the last `capacity` keys that were recorded, exactly.
 ///
@@ -27,7 +23,7 @@ const KEYS_PER_SPARE: usize = 8;
 /// empty or full. Any thread may call it: a repeat is answered without a lock, a new key takes one short lock.
 ///
 /// The window lives in memory and starts empty; what must survive a restart or an eviction is the business of
-/// [`Marks`](super::Marks).
+/// the marks of a [`Receiver`](super::Receiver).
 ///
 /// ```
 /// use semel::window::{Window, WindowKey};
@@ -43,22 +39,18 @@ const KEYS_PER_SPARE: usize = 8;
 /// ```
 pub struct Window {
     capacity: usize,
-    seed: Seed,
-    /// Points from keys to slots. A slot whose key no cell points to is a hole.
-    index: Index,
-    ring: Ring,
-    /// The only lock. Whoever writes to `index` or `ring` holds it.
-    ends: Mutex<Ends>,
+    table: Table,
+    /// The only lock. Whoever writes to `table` holds it.
+    order: Mutex<Order>,
 }
 
-/// Which part of the ring is in use.
-#[derive(Default)]
-struct Ends {
-    /// The slot of the oldest key, or of a hole before it.
-    first: usize,
-    /// Slots in use from there on, holes included.
-    used: usize,
-    /// Keys among them.
+/// In which order the held keys were recorded.
+struct Order {
+    /// Where each stands in the table, in a ring. When it is full, the slot for the next is that of the oldest.
+    places: Box<[Place]>,
+    /// The slot for the next key.
+    next: usize,
+    /// How many slots before that one are in use.
     len: usize,
 }
 
@@ -102,14 +94,8 @@ impl Window {
         if capacity > MAX_CAPACITY {
             return Err(WindowError::TooLarge { capacity });
         }
-        let slots = capacity + capacity.div_ceil(KEYS_PER_SPARE);
-        Ok(Self {
-            capacity,
-            seed,
-            index: Index::new(capacity)?,
-            ring: Ring::new(slots, capacity)?,
-            ends: Mutex::default(),
-        })
+        let order = Order { places: super::allocate(capacity, capacity)?, next: 0, len: 0 };
+        Ok(Self { capacity, table: Table::new(capacity, seed)?, order: Mutex::new(order) })
     }
 
     /// Records `key` unless it is in the window: `true` the first time, `false` after that.
@@ -118,51 +104,39 @@ impl Window {
     /// bring the same key at once, exactly one gets `true`.
     #[must_use = "the answer says whether the operation is new"]
     pub fn check_and_record(&self, key: WindowKey) -> bool {
-        let hash = self.seed.hash(key);
-        if self.index.seen(hash, |slot| self.ring.holds(slot, key)) {
-            return false;
-        }
-        let mut ends = self.ends.lock();
-        if self.find(hash, key).is_some() {
-            return false;
-        }
-        self.record(&mut ends, hash, key);
-        true
+        let key = self.table.sketch(key);
+        self.table.find(&key).is_none() && self.record(&key)
     }
 
     /// Whether `key` is in the window. Changes nothing.
     #[must_use]
     pub fn contains(&self, key: WindowKey) -> bool {
-        let hash = self.seed.hash(key);
-        if self.index.seen(hash, |slot| self.ring.holds(slot, key)) {
+        let key = self.table.sketch(key);
+        if self.table.find(&key).is_some() {
             return true;
         }
-        let _ends = self.ends.lock();
-        self.find(hash, key).is_some()
+        let _order = self.order.lock();
+        self.table.find(&key).is_some()
     }
 
     /// Takes a key out, as if it had not been recorded: for an operation whose apply failed.
     ///
     /// The room it leaves is room for the next key, which then lets nobody out. A key that had left to make
-    /// room for this one does not come back. Forgetting costs no more than checking, except that once in
-    /// capacity / 8 times, at most, the keys are moved together (about a millisecond for 100,000).
+    /// room for this one does not come back. Forgetting the newest key costs no more than checking; an older
+    /// one costs a step (about a nanosecond) for each key recorded since.
     pub fn forget(&self, key: WindowKey) -> Forget {
-        let hash = self.seed.hash(key);
-        let mut ends = self.ends.lock();
-        let Some(entry) = self.find(hash, key) else { return Forget::NotHeld };
-        self.index.remove(entry);
-        ends.len -= 1;
-        // Forgetting the newest is the usual case, and needs no hole.
-        if entry.slot as usize == self.slot_at(ends.first, ends.used - 1) {
-            ends.used -= 1;
-        }
+        let key = self.table.sketch(key);
+        let mut order = self.order.lock();
+        let Some(place) = self.table.find(&key) else { return Forget::NotHeld };
+        self.table.remove(place);
+        order.take_out(place);
         Forget::TakenBack
     }
 
     /// How many keys are in the window now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.lock().len
+        self.order.lock().len
     }
 
     /// Whether no key is in the window.
@@ -180,69 +154,65 @@ impl Window {
     /// Bytes the window occupies, all of which it holds from the start.
     #[must_use]
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.index.memory() + self.ring.memory()
+        size_of::<Self>() + self.table.memory() + self.capacity * size_of::<Place>()
     }
 
-    /// Needs the lock.
-    fn find(&self, hash: u32, key: WindowKey) -> Option<Entry> {
-        self.index.find(hash, |slot| self.ring.holds(slot, key))
-    }
-
-    fn record(&self, ends: &mut Ends, hash: u32, key: WindowKey) {
-        if ends.len == self.capacity {
-            self.let_oldest_out(ends);
-        } else if ends.used == self.ring.slots() {
-            self.close_holes(ends);
+    /// Records a key that did not seem to be held, unless it is after all.
+    #[inline]
+    fn record(&self, key: &Sketch) -> bool {
+        let mut order = self.order.lock();
+        if self.table.find(key).is_some() {
+            return false;
         }
-        let slot = self.slot_at(ends.first, ends.used) as u32;
-        self.ring.write(slot, key);
-        self.index.insert(Entry { hash, slot });
-        ends.used += 1;
-        ends.len += 1;
-    }
-
-    /// Takes the oldest key out, and the holes before it.
-    fn let_oldest_out(&self, ends: &mut Ends) {
-        loop {
-            let entry = self.entry_of(ends.first);
-            ends.first = self.slot_at(ends.first, 1);
-            ends.used -= 1;
-            if self.index.remove(entry) {
-                ends.len -= 1;
-                return;
-            }
+        if let Some(oldest) = order.make_room() {
+            self.table.remove(oldest);
         }
+        order.push(self.table.insert(key));
+        true
     }
+}
 
-    /// Moves the keys together, in their order, so that all holes are at the end. Each call is paid for by
-    /// the forgets that made the holes, more than one in [`KEYS_PER_SPARE`] of the capacity.
-    fn close_holes(&self, ends: &mut Ends) {
-        let mut kept = 0;
-        for ahead in 0..ends.used {
-            let from = self.slot_at(ends.first, ahead);
-            let to = self.slot_at(ends.first, kept);
-            let entry = self.entry_of(from);
-            if from == to {
-                kept += usize::from(self.index.holds(entry));
-            } else if self.index.holds(entry) {
-                // `to` is a hole, or the slot of a key that has been moved: nothing points to it.
-                self.ring.write(to as u32, self.ring.read(from as u32));
-                self.index.move_to(entry, to as u32);
-                kept += 1;
-            }
+impl Order {
+    /// Lets the oldest go if there is no slot for another.
+    #[inline]
+    fn make_room(&mut self) -> Option<Place> {
+        if self.len < self.places.len() {
+            return None;
         }
-        ends.used = kept;
+        self.len -= 1;
+        Some(self.places[self.next])
     }
 
-    /// The entry that the index has for this slot, unless the slot is a hole.
-    fn entry_of(&self, slot: usize) -> Entry {
-        let slot = slot as u32;
-        Entry { hash: self.seed.hash(self.ring.read(slot)), slot }
+    /// Puts the newest into the ring. There must be room.
+    #[inline]
+    fn push(&mut self, place: Place) {
+        self.places[self.next] = place;
+        self.next = if self.next + 1 == self.places.len() { 0 } else { self.next + 1 };
+        self.len += 1;
     }
 
-    fn slot_at(&self, first: usize, ahead: usize) -> usize {
-        let slot = first + ahead;
-        if slot >= self.ring.slots() { slot - self.ring.slots() } else { slot }
+    /// Takes out one that is in the ring, and moves those recorded since up by one.
+    fn take_out(&mut self, place: Place) {
+        self.next = self.before(self.next);
+        self.len -= 1;
+        let mut slot = self.next;
+        let mut later = place;
+        while self.places[slot] != place {
+            later = std::mem::replace(&mut self.places[slot], later);
+            slot = self.before(slot);
+        }
+        self.places[slot] = later;
+    }
+
+    fn before(&self, slot: usize) -> usize {
+        slot.checked_sub(1).unwrap_or(self.places.len() - 1)
+    }
+}
+
+impl Default for Window {
+    /// A window of [`DEFAULT_CAPACITY`] keys.
+    fn default() -> Self {
+        Self::new(DEFAULT_CAPACITY).expect("the default capacity is not zero, and takes less than 4 MB")
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rows of failure modes 5.8, by name. `default_exact` stands beside the exact payload.
 
-use super::super::{Exclusions, Limits, Refusal, canonicalize, to_canonical};
+use super::super::{Canonicalizer, Exclusions, Limits, Refusal, canonicalize, to_canonical};
 use super::canon;
 use crate::fingerprint::Payload;
 
@@ -323,5 +323,19 @@ fn null_is_a_value() {
     let texts = ["null", "false", "0", "\"\"", "[]", "{}", "\"null\"", "\"0\""].map(canon);
     for (i, one) in texts.iter().enumerate() {
         assert!(!texts[i + 1..].contains(one));
+    }
+}
+
+#[test]
+fn a_refusal_leaves_nothing_behind() {
+    let mut canonicalizer = Canonicalizer::new();
+    for broken in [r#"{"\u0061":[{"b":1,"a":"#, r#"{"b":1,"a":{"a":1,"a":2}}"#, "[[[["] {
+        let mut out = Vec::new();
+        let mut write = |text: &str, out: &mut Vec<u8>| {
+            canonicalizer.write(text.as_bytes(), Limits::DEFAULT, &Exclusions::none(), out)
+        };
+        write(broken, &mut out).unwrap_err();
+        write(r#"{"b":{},"a":[]}"#, &mut out).unwrap();
+        assert_eq!(out, br#"{"a":[],"b":{}}"#);
     }
 }

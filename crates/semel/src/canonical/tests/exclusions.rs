@@ -1,6 +1,8 @@
 //! What exclusions take out, and what they leave.
 
 use super::super::{CanonicalError, ExclusionError, Exclusions, Limits, Refusal, canonicalize};
+use super::generate::{Random, Value};
+use super::rounds;
 
 fn without(pointers: &[&str], text: &str) -> Result<String, CanonicalError> {
     let mut out = Vec::new();
@@ -78,4 +80,50 @@ fn what_is_not_excluded_still_counts() {
     assert_ne!(meta(r#"{"items":{"1":{"ts":1}}}"#), meta(r#"{"items":{"1":{"ts":2}}}"#));
     // A pointer does not know arrays from objects: /items/0 is also the member "0".
     assert_eq!(meta(r#"{"items":{"0":{"ts":1}}}"#), meta(r#"{"items":{"0":{"ts":2}}}"#));
+}
+
+/// Takes one random member or element out of `value` and appends the pointer to it.
+fn take_out(value: &mut Value, random: &mut Random, pointer: &mut String) -> bool {
+    let deeper = random.one_in(2);
+    match value {
+        Value::Array(elements) if !elements.is_empty() => {
+            let at = random.below(elements.len());
+            pointer.push_str(&format!("/{at}"));
+            if !(deeper && take_out(&mut elements[at], random, pointer)) {
+                elements.remove(at);
+            }
+            true
+        }
+        Value::Object(members) if !members.is_empty() => {
+            let name = members.keys().nth(random.below(members.len())).unwrap().clone();
+            pointer.push_str(&format!("/{}", name.replace('~', "~0").replace('/', "~1")));
+            if !(deeper && take_out(members.get_mut(&name).unwrap(), random, pointer)) {
+                members.remove(&name);
+            }
+            true
+        }
+        _ => false,
+    }
+}
+
+// F1, R15: excluding a place is the same as never having sent it.
+#[test]
+fn excluding_is_leaving_out() {
+    let mut random = Random(6901);
+    let mut done = 0;
+    while done < rounds(5_000, 500_000) {
+        let whole = Value::nested(&mut random, 3);
+        let (mut rest, mut pointer) = (whole.clone(), String::new());
+        if take_out(&mut rest, &mut random, &mut pointer) {
+            let [mut whole_text, mut rest_text] = [String::new(), String::new()];
+            whole.spell(&mut random, &mut whole_text);
+            rest.spell(&mut random, &mut rest_text);
+            assert_eq!(
+                without(&[&pointer], &whole_text),
+                without(&[], &rest_text),
+                "{pointer} of {whole_text}"
+            );
+            done += 1;
+        }
+    }
 }

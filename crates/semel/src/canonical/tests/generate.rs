@@ -200,17 +200,19 @@ impl Value {
             1 => Self::Bool(random.one_in(2)),
             2 | 3 => Self::Number(Decimal::random(random)),
             4 | 5 => Self::Text(random_text(random, 12)),
-            6 | 7 => Self::Array((0..random.below(4)).map(|_| Self::random(random, depth - 1)).collect()),
-            _ => {
-                let members = random.below(6);
-                let names = random.pick(&[1, 3, 12]);
-                Self::Object(
-                    (0..members)
-                        .map(|_| (random_text(random, names), Self::random(random, depth - 1)))
-                        .collect(),
-                )
-            }
+            _ => Self::nested(random, depth),
         }
+    }
+
+    /// An array or an object; `depth` is more than 0.
+    pub(super) fn nested(random: &mut Random, depth: usize) -> Self {
+        if random.one_in(3) {
+            return Self::Array((0..random.below(5)).map(|_| Self::random(random, depth - 1)).collect());
+        }
+        let names = random.pick(&[1, 3, 12]);
+        let members =
+            (0..random.below(7)).map(|_| (random_text(random, names), Self::random(random, depth - 1)));
+        Self::Object(members.collect())
     }
 
     /// A value that differs from this one in one place.

@@ -53,7 +53,7 @@ fn equal_forms_mean_equal_values() {
     let (mut equal, mut different) = (0, 0);
     let wanted = rounds(50_000, 2_000_000);
     while equal + different < wanted {
-        let one = Value::random(&mut pairs.random, 3);
+        let one = Value::nested(&mut pairs.random, 3);
         let changed = one.mutated(&mut pairs.random);
         let met = [Value::random(&mut pairs.random, 1), Value::random(&mut pairs.random, 1)];
         for (one, other) in [(&one, &one), (&one, &changed), (&met[0], &met[1])] {

@@ -59,7 +59,7 @@ fn records() -> impl Strategy<Value = Record> {
                 epoch: Epoch::new(epoch),
                 attempt,
                 hint: Hint::new(&hint),
-                terms,
+                terms: terms.into(),
                 claimed_at,
                 changed_at,
                 lease_until,
@@ -74,8 +74,8 @@ fn records() -> impl Strategy<Value = Record> {
 fn commands(record: &Record) -> Vec<Command> {
     let grant = Grant { owner: record.owner, fence: record.fence };
     vec![
-        claim(record.owner, record.fingerprint, record.terms, Begin::WithClaim),
-        claim(B, record.fingerprint, record.terms, Begin::Later),
+        claim(record.owner, record.fingerprint, *record.terms, Begin::WithClaim),
+        claim(B, record.fingerprint, *record.terms, Begin::Later),
         Command::Begin(grant),
         Command::Renew(grant),
         Command::Complete {
@@ -151,14 +151,14 @@ fn sample(state: State) -> Record {
         epoch: Epoch::new(3),
         attempt: 4,
         hint: Hint::new("é-7"),
-        terms: Terms {
+        terms: Arc::new(Terms {
             mode: Mode::Marked,
             lease: Duration::from_micros(6),
             in_flight_max: Duration::from_micros(7),
             retention: Duration::from_micros(8),
             grace: Duration::from_micros(9),
             memory: Duration::from_micros(10),
-        },
+        }),
         claimed_at: Timestamp::from_micros(0xa1),
         changed_at: Timestamp::from_micros(0xa2),
         lease_until: Timestamp::from_micros(0xa3),
@@ -207,7 +207,7 @@ fn the_layout_does_not_drift() {
     }
     for (mode, number) in [(Mode::Atomic, 0), (Mode::Keyed, 1), (Mode::Marked, 2), (Mode::Rerun, 3)] {
         let mut record = sample(State::Claimed);
-        record.terms.mode = mode;
+        Arc::make_mut(&mut record.terms).mode = mode;
         assert_eq!(record.encode()[2], number);
     }
 }

@@ -1,0 +1,192 @@
+//! Effects that commit together with their outcome: one transaction of the embedded store holds the caller's rows
+//! and the record. Exactly one effect, never in doubt.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rusqlite::Transaction;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Inner;
+use super::acquire::{Acquired, Ask};
+use super::answer::{Answer, Failure, RunError};
+use super::background::Held;
+use super::event::{Event, ReplayedFrom};
+use super::execute::{decode, panic_message};
+use super::hold::Attempt;
+use super::once::Once;
+use crate::record::{Begin, Claim, Command, Mode, Owner, Ruling};
+use crate::store::{self, EmbeddedStore, ErrorKind, Store, Writing};
+use crate::sync::Mutex;
+use crate::time::instant;
+
+impl Once {
+    /// Runs `effect` inside a transaction of the embedded store, on its writer: what it writes there and its
+    /// outcome are committed together, or neither is. The mode is [`Mode::Atomic`], whatever the engine's is.
+    ///
+    /// Keep it short and free of I/O: every other write waits for it. It must not begin, commit or roll back. Rows
+    /// of the caller's live in tables of the caller's, in the same file.
+    ///
+    /// A dropped caller changes nothing: what was handed to the writer is executed, or is not.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run). A failure, of either kind, and a panic leave nothing behind, so the next call runs
+    /// the effect again. [`RunError::OtherStore`] where `store` is not the engine's own.
+    pub async fn run_in<T, E, F>(self, store: &EmbeddedStore, effect: F) -> Result<Answer<T>, RunError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(store)) {
+            return Err(RunError::OtherStore);
+        }
+        let ask = Arc::new(self.mode(Mode::Atomic).ask().await?);
+        let effect = Arc::new(Mutex::new(Some(effect)));
+        let deadline = instant() + ask.wait;
+        // Only a claim of another mode can be in the way: the writer runs one transaction after the other.
+        let mut changes = store.watch(ask.subject.id);
+        loop {
+            let acquired = match transact(&inner, store, &ask, &effect).await? {
+                Ran::Own(value, _) => return Ok(Answer { value, replayed: false, stored: true }),
+                Ran::Other(acquired) => acquired,
+            };
+            if !matches!(acquired, Acquired::InFlight { .. }) || instant() >= deadline {
+                inner.say(&ask, &acquired);
+                return decode(&*acquired.outcome()?);
+            }
+            tokio::select! {
+                biased;
+                () = changes.changed() => {}
+                () = inner.background.sleep_until(deadline.min(instant() + inner.backstop)) => {}
+            }
+        }
+    }
+
+    /// [`run_in`](Self::run_in) for callers that block.
+    ///
+    /// # Errors
+    /// As [`run_in`](Self::run_in).
+    pub fn run_in_blocking<T, E, F>(self, store: &EmbeddedStore, effect: F) -> Result<Answer<T>, RunError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+    {
+        let inner = Arc::clone(self.inner());
+        inner.background.block_on(self.run_in(store, effect))
+    }
+}
+
+/// How one transaction ended.
+enum Ran<T> {
+    Own(T, u32),
+    Other(Acquired),
+}
+
+/// Claims, runs and completes in one transaction. `effect` is taken only if the claim is won.
+async fn transact<T, E, F>(
+    inner: &Arc<Inner>,
+    store: &EmbeddedStore,
+    ask: &Arc<Ask>,
+    effect: &Arc<Mutex<Option<F>>>,
+) -> Result<Ran<T>, RunError<E>>
+where
+    T: Serialize + Send + 'static,
+    E: Send + 'static,
+    F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+{
+    // How the effect failed. It travels beside the job's own result, which only says that it is to be undone.
+    let failed: Arc<Mutex<Option<RunError<E>>>> = Arc::default();
+    let job = Job { inner: Arc::clone(inner), ask: Arc::clone(ask) };
+    let (effect, of_job) = (Arc::clone(effect), Arc::clone(&failed));
+    let began = instant();
+    let ran = store.write(move |writing| job.run(writing, &effect, &of_job)).await;
+    if let Some(failure) = failed.lock().take() {
+        inner.events.emit(&ask.subject, &Event::Released);
+        return Err(failure);
+    }
+    let ran = ran?;
+    match &ran {
+        Ran::Own(_, attempt) => {
+            inner.events.emit(&ask.subject, &Event::Won { attempt: *attempt });
+            let took = instant().saturating_duration_since(began);
+            inner.events.emit(&ask.subject, &Event::Completed { took });
+        }
+        Ran::Other(Acquired::Replay(_)) => {
+            inner.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Store });
+        }
+        Ran::Other(_) => {}
+    }
+    Ok(ran)
+}
+
+struct Job {
+    inner: Arc<Inner>,
+    ask: Arc<Ask>,
+}
+
+impl Job {
+    fn run<T, E, F>(
+        self,
+        writing: &mut Writing<'_>,
+        effect: &Mutex<Option<F>>,
+        failed: &Mutex<Option<RunError<E>>>,
+    ) -> Result<Ran<T>, store::Error>
+    where
+        T: Serialize,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>>,
+    {
+        let Self { inner, ask } = self;
+        let (id, fingerprint) = (ask.subject.id, ask.fingerprint);
+        let claim = Claim {
+            owner: Owner::random(),
+            fingerprint,
+            terms: Arc::clone(&ask.terms),
+            begin: Begin::WithClaim,
+            hint: ask.subject.hint.clone(),
+        };
+        let sent = instant();
+        let win = match writing.apply(id, Command::Claim(claim))? {
+            Ruling::Won(win) => win,
+            Ruling::Replay { outcome, .. } => return Ok(Ran::Other(Acquired::Replay(outcome))),
+            Ruling::Busy { lease_left } => return Ok(Ran::Other(Acquired::in_flight(&ask, lease_left))),
+            Ruling::Conflict => return Ok(Ran::Other(Acquired::Conflict)),
+            Ruling::InDoubt => return Ok(Ran::Other(Acquired::InDoubt)),
+            Ruling::Expired => return Ok(Ran::Other(Acquired::Expired)),
+            Ruling::Accepted { .. } | Ruling::Lost { .. } | Ruling::Refused { .. } => return Err(undone()),
+        };
+        let Some(effect) = effect.lock().take() else { return Err(undone()) };
+        let held = Arc::new(Held::new(sent, win.lease_left));
+        let attempt = Attempt::new(&win, &ask.subject, &ask.secret, &held);
+        let returned = catch_unwind(AssertUnwindSafe(|| effect(writing.transaction(), &attempt)));
+        let value = match returned {
+            Ok(Ok(value)) => value,
+            Ok(Err(failure)) => {
+                *failed.lock() = Some(match failure {
+                    Failure::Failed(error) => RunError::Failed(error),
+                    Failure::Unknown(error) => RunError::Unknown(error),
+                });
+                return Err(undone());
+            }
+            Err(panic) => {
+                *failed.lock() = Some(RunError::Panicked(panic_message(panic.as_ref())));
+                return Err(undone());
+            }
+        };
+        let outcome = Arc::new(inner.encode(&value));
+        let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
+        match writing.apply(id, complete)? {
+            Ruling::Accepted { .. } => Ok(Ran::Own(value, win.attempt)),
+            // The clock stepped past the retention inside the transaction: nothing of it may stay.
+            _ => Err(undone()),
+        }
+    }
+}
+
+/// Tells the writer to take back what the job wrote.
+fn undone() -> store::Error {
+    store::Error::new(ErrorKind::Unavailable, "the transaction was undone: nothing of it was kept")
+}

@@ -1,0 +1,191 @@
+//! Runs an effect under a claim, writes down how it ended, and makes the caller's answer of it.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Inner;
+use super::acquire::{Acquired, Ask};
+use super::answer::{Answer, DecodeError, Failure, RunError};
+use super::event::{Event, ReplayedFrom};
+use super::hold::{Attempt, Claim, Completed, NotBegun, Running};
+use crate::outcome::{Body, Outcome};
+use crate::store::{self, ErrorKind};
+
+/// The kind of outcomes that hold a value as JSON.
+const JSON: &str = "json";
+
+/// How an effect ended.
+pub(super) enum Ended<T, E> {
+    Returned(Result<T, Failure<E>>),
+    Panicked(String),
+    TimedOut,
+}
+
+/// What became of one claim.
+pub(super) enum Tried<T, E, F> {
+    Ended(Result<Answer<T>, RunError<E>>),
+    /// The claim was lost before the effect began: here it is, for another claim.
+    NotStarted(F),
+}
+
+impl Inner {
+    /// Begins and runs the effect. It begins here, in the effect's own task, and not before: a runtime that is busy
+    /// for a lease between claim and effect would start the effect of a claim that is over.
+    pub(super) async fn try_run<T, E, F, Fut>(
+        self: &Arc<Self>,
+        claim: Claim,
+        effect: F,
+        ask: &Ask,
+    ) -> Tried<T, E, F>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        F: FnOnce(Attempt) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, Failure<E>>> + Send + 'static,
+    {
+        let running = match claim.begin().await {
+            Ok(running) => running,
+            Err(NotBegun::Lost) => return Tried::NotStarted(effect),
+            Err(NotBegun::Store(error)) => return Tried::Ended(Err(error.into())),
+        };
+        let limit = running.limit();
+        let attempt = running.attempt();
+        let ended = tokio::select! {
+            biased;
+            ended = CatchUnwind(Box::pin(async move { effect(attempt).await })) => ended,
+            () = self.background.sleep_until(limit) => Ended::TimedOut,
+        };
+        Tried::Ended(self.conclude(running, ended, ask).await)
+    }
+
+    /// Writes down how the effect ended, and makes the caller's answer of it.
+    pub(super) async fn conclude<T, E>(
+        self: &Arc<Self>,
+        running: Running,
+        ended: Ended<T, E>,
+        ask: &Ask,
+    ) -> Result<Answer<T>, RunError<E>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let value = match ended {
+            Ended::Returned(Ok(value)) => value,
+            Ended::Returned(Err(Failure::Failed(error))) => {
+                running.release().await;
+                return Err(RunError::Failed(error));
+            }
+            Ended::Returned(Err(Failure::Unknown(error))) => {
+                running.abandon().await;
+                return Err(RunError::Unknown(error));
+            }
+            Ended::Panicked(message) => {
+                self.events.emit(&ask.subject, &Event::Panicked);
+                running.abandon().await;
+                return Err(RunError::Panicked(message));
+            }
+            Ended::TimedOut => {
+                self.events.emit(&ask.subject, &Event::TimedOut);
+                running.abandon().await;
+                return Err(RunError::TimedOut(ask.terms.in_flight_max));
+            }
+        };
+        let outcome = Arc::new(self.encode(&value));
+        if matches!(outcome.body(), Body::Tombstone(_)) {
+            self.events.emit(&ask.subject, &Event::NotKept);
+        }
+        match running.complete(&outcome, None).await {
+            Completed::Kept => Ok(Answer { value, replayed: false, stored: true }),
+            Completed::NotStored(_) => Ok(Answer { value, replayed: false, stored: false }),
+            Completed::Superseded(winner) => {
+                self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Store });
+                decode(&winner)
+            }
+            Completed::Lost => decode(&*self.follow(ask).await.outcome()?),
+        }
+    }
+
+    /// The value as an outcome; a tombstone where it cannot be kept, for the effect happened all the same.
+    pub(super) fn encode<T: Serialize>(&self, value: &T) -> Outcome {
+        // A serialiser that panics or fails leaves its words out: they may quote the value, and later callers see them.
+        match std::panic::catch_unwind(AssertUnwindSafe(|| serde_json::to_vec(value))) {
+            Ok(Ok(body)) if body.len() <= self.max_outcome => Outcome::new(JSON, body),
+            Ok(Ok(body)) => Outcome::tombstone(
+                JSON,
+                format!("{} bytes are more than the limit of {} (max_outcome)", body.len(), self.max_outcome),
+            ),
+            Ok(Err(_)) | Err(_) => Outcome::tombstone(JSON, "it cannot be written as JSON"),
+        }
+    }
+
+    /// No claim lasted long enough to start the effect.
+    pub(super) fn too_slow<E>(&self, ask: &Ask) -> RunError<E> {
+        let (store, lease) = (self.store.as_ref(), ask.terms.lease);
+        RunError::Store(store::Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "{store} answers too slowly for a lease of {lease:?}, so the effect was not started: lengthen the lease"
+            ),
+        ))
+    }
+}
+
+impl Acquired {
+    /// The outcome of what was not won, or why there is none.
+    pub(super) fn outcome<E>(self) -> Result<Arc<Outcome>, RunError<E>> {
+        match self {
+            Self::Replay(outcome) => Ok(outcome),
+            Self::Conflict => Err(RunError::Conflict),
+            Self::InFlight { retry_after } => Err(RunError::InFlight { retry_after }),
+            Self::InDoubt => Err(RunError::InDoubt),
+            Self::Expired => Err(RunError::Expired),
+            Self::TooManyWaiters { retry_after } => Err(RunError::TooManyWaiters { retry_after }),
+            // Dropped here, and so released.
+            Self::Won(_) => Err(RunError::InFlight { retry_after: Duration::ZERO }),
+        }
+    }
+}
+
+pub(super) fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer<T>, RunError<E>> {
+    match outcome.body() {
+        Body::Kept(body) => {
+            let value = serde_json::from_slice(body).map_err(DecodeError::from)?;
+            Ok(Answer { value, replayed: true, stored: true })
+        }
+        Body::Tombstone(reason) => Err(RunError::NotKept(reason.clone())),
+    }
+}
+
+/// Polls an effect and turns its panic into an ending, so that a panic is recorded like any other.
+struct CatchUnwind<T, E>(Pin<Box<dyn Future<Output = Result<T, Failure<E>>> + Send>>);
+
+impl<T, E> Future for CatchUnwind<T, E> {
+    type Output = Ended<T, E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(returned)) => Poll::Ready(Ended::Returned(returned)),
+            Err(panic) => Poll::Ready(Ended::Panicked(panic_message(panic.as_ref()))),
+        }
+    }
+}
+
+/// An effect's task that did not come to its end: the runtime went away, or the effect panicked while it was stopped.
+pub(super) fn stopped<E>(error: tokio::task::JoinError) -> RunError<E> {
+    match error.try_into_panic() {
+        Ok(panic) => RunError::Panicked(panic_message(panic.as_ref())),
+        Err(_) => RunError::ShutDown,
+    }
+}
+
+pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
+}

@@ -1,0 +1,159 @@
+//! Writes that have to get through: repeated until the store has answered, by the owner or by the background.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::event::{Event, Subject};
+use super::{Counted, Inner};
+use crate::key::KeyId;
+use crate::record::{self, Begin, Command, Grant, Ruling, Terms};
+use crate::store::{self, ErrorKind};
+use crate::time::instant;
+
+/// Pauses between tries of a write that did not get through.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the writes about one claim have in common.
+#[derive(Clone)]
+pub(super) struct Tenure {
+    pub(super) subject: Arc<Subject>,
+    pub(super) terms: Terms,
+    /// When its claim was sent.
+    pub(super) since: Instant,
+}
+
+/// Whether a command was sent before, without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    NotSent,
+    Unanswered,
+}
+
+/// Pauses that grow, with some chance in them so that many writers do not come back at once.
+pub(super) struct Pauses(Duration);
+
+impl Pauses {
+    pub(super) fn from(first: Duration) -> Self {
+        Self(first)
+    }
+
+    pub(super) fn next(&mut self) -> Duration {
+        let pause = self.0.mul_f64(0.75 + 0.5 * rand::random::<f64>());
+        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+        pause
+    }
+}
+
+impl Inner {
+    /// One question to the store. An answer that does not come within a third of a lease counts as lost, so that
+    /// the question can be put again while the lease still stands.
+    pub(super) async fn apply(
+        &self,
+        id: KeyId,
+        command: Command,
+        terms: &Terms,
+        give_up: Instant,
+    ) -> Result<Ruling, store::Error> {
+        let patience = terms.lease / 3;
+        let limit = give_up.min(instant() + patience);
+        self.background.before(limit, self.store.apply(id, command)).await.unwrap_or_else(|| {
+            let store = self.store.as_ref();
+            Err(store::Error::new(ErrorKind::Ambiguous, format!("no answer from {store} in {patience:?}")))
+        })
+    }
+
+    /// Sends a command until the store has answered, at most until `give_up`. Every command here is fenced and
+    /// repeatable, so one whose fate is unknown is simply sent again.
+    pub(super) async fn send(
+        &self,
+        tenure: &Tenure,
+        command: &Command,
+        give_up: Instant,
+        mut before: Before,
+    ) -> Result<Ruling, store::Error> {
+        let mut pauses = Pauses::from(FIRST_PAUSE);
+        loop {
+            let pause = pauses.next();
+            match self.apply(tenure.subject.id, command.clone(), &tenure.terms, give_up).await {
+                Err(error) if error.is_retryable() && instant() + pause < give_up => {
+                    if error.kind() == ErrorKind::Ambiguous {
+                        before = Before::Unanswered;
+                    }
+                    self.events.emit(
+                        &tenure.subject,
+                        &match command {
+                            Command::Complete { .. } => Event::CompleteRetried { error: &error },
+                            _ => Event::StoreFailed { error: &error },
+                        },
+                    );
+                    self.background.sleep_until(instant() + pause).await;
+                }
+                // Given up twice is given up: the try whose reply got lost has done it.
+                Ok(Ruling::Lost { .. }) if before == Before::Unanswered && gives_up(command) => {
+                    return Ok(Ruling::Accepted { lease_left: Duration::ZERO });
+                }
+                answered => return answered,
+            }
+        }
+    }
+
+    /// Sends the last command of a claim, and says what came of it.
+    pub(super) async fn part(
+        &self,
+        tenure: &Tenure,
+        command: &Command,
+        give_up: Instant,
+        before: Before,
+    ) -> Result<Ruling, store::Error> {
+        let answered = self.send(tenure, command, give_up, before).await;
+        let event = match (&answered, command) {
+            (Ok(Ruling::Accepted { .. }), Command::Complete { .. }) => {
+                Event::Completed { took: instant().saturating_duration_since(tenure.since) }
+            }
+            (Ok(Ruling::Accepted { .. }), Command::Bind(_)) => Event::Bound,
+            (Ok(Ruling::Accepted { .. }), Command::Abandon(_)) => Event::Abandoned,
+            (Ok(Ruling::Accepted { .. }), _) => Event::Released,
+            (Ok(_), _) => Event::Lost,
+            (Err(error), Command::Complete { .. }) => Event::CompleteFailed { error },
+            (Err(error), _) => Event::StoreFailed { error },
+        };
+        self.events.emit(&tenure.subject, &event);
+        answered
+    }
+
+    /// Gives back a claim whose answer nobody heard. It is asked for once more by the same owner: that tells its
+    /// fence, and leaves behind a stub that refuses the first packet should it still be under way.
+    pub(super) fn give_back(self: &Arc<Self>, tenure: Tenure, mut claim: record::Claim) {
+        let inner = Arc::clone(self);
+        let counted = Counted::new(self);
+        // Not begun: if even this one's answer gets lost, the claim lapses and leaves no doubt behind.
+        claim.begin = Begin::Later;
+        self.background.spawn(async move {
+            let give_up = instant() + tenure.terms.in_flight_max;
+            let command = Command::Claim(claim.clone());
+            let answered = inner.send(&tenure, &command, give_up, Before::Unanswered).await;
+            let grant = match answered {
+                Ok(Ruling::Won(win)) => Some(win.grant),
+                Ok(Ruling::InDoubt) => inner.in_doubt_of(&tenure, &claim).await,
+                Ok(_) | Err(_) => None,
+            };
+            if let Some(grant) = grant {
+                let _ = inner.part(&tenure, &Command::Release(grant), give_up, Before::NotSent).await;
+            }
+            drop(counted);
+        });
+    }
+
+    /// The grant under which a key is in doubt, if that is `claim`'s: its lease ended before it could be given back.
+    async fn in_doubt_of(&self, tenure: &Tenure, claim: &record::Claim) -> Option<Grant> {
+        let snapshot = self.store.get(tenure.subject.id).await.ok()??;
+        let record = &snapshot.record;
+        (record.owner == claim.owner).then(|| Grant::from_parts(record.owner, record.fence))
+    }
+}
+
+/// Whether a command ends a claim without an outcome.
+fn gives_up(command: &Command) -> bool {
+    matches!(command, Command::Release(_) | Command::Bind(_) | Command::Abandon(_))
+}

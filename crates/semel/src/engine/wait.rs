@@ -1,0 +1,147 @@
+//! The bounded wait for whoever holds a claim.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::acquire::{Acquired, Ask, Step};
+use super::event::{Event, ReplayedFrom};
+use super::flight::{Ending, Seat, Turn, Vigil};
+use crate::record::Phase;
+use crate::store;
+use crate::time::instant;
+
+/// Dead owners push nothing, so waiters come back when the lease ends: a little later, and not all at once.
+const LEASE_END_JITTER: Duration = Duration::from_millis(200);
+
+/// How a wait ended.
+pub(super) enum Waited {
+    Over(Acquired),
+    /// With an answer from before the caller came: ask anew.
+    Late,
+}
+
+impl Inner {
+    /// Waits until `deadline` at the latest. Dropping it frees the seat.
+    pub(super) async fn wait(
+        self: &Arc<Self>,
+        ask: &Ask,
+        mut seat: Seat,
+        deadline: Instant,
+    ) -> Result<Waited, store::Error> {
+        let began = instant();
+        let waited = tokio::select! {
+            biased;
+            // First, so that a caller whose time is over does not lead: when many are over at once, each would ask.
+            () = self.background.sleep_until(deadline) => Ok(Waited::Over(match seat.ended() {
+                Some(ending) => self.ended(ask, ending),
+                None => Acquired::in_flight(ask, seat.lease_left()),
+            })),
+            waited = self.wait_in(ask, &mut seat) => waited,
+        };
+        let waited_for = instant().saturating_duration_since(began);
+        self.events.emit(&ask.subject, &Event::Waited { waited: waited_for });
+        waited
+    }
+
+    async fn wait_in(self: &Arc<Self>, ask: &Ask, seat: &mut Seat) -> Result<Waited, store::Error> {
+        let mut vigil = match seat.turn().await {
+            Turn::Lead(vigil) => vigil,
+            Turn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
+            Turn::Late => return Ok(Waited::Late),
+        };
+        let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
+        let ending = match &acquired {
+            Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),
+            Acquired::Conflict => Some(Ending::Conflict),
+            Acquired::InDoubt => Some(Ending::InDoubt),
+            Acquired::Expired => Some(Ending::Expired),
+            Acquired::Won(_) | Acquired::InFlight { .. } | Acquired::TooManyWaiters { .. } => None,
+        };
+        if let Some(ending) = ending {
+            seat.end(asked, ending);
+        }
+        // Only now: the next leader must find the room ended, or it would ask as well.
+        drop(vigil);
+        Ok(Waited::Over(acquired))
+    }
+
+    /// Asks the store whenever the key changes, its lease ends, or the backstop says so.
+    async fn lead(
+        self: &Arc<Self>,
+        ask: &Ask,
+        seat: &Seat,
+        vigil: &mut Vigil,
+    ) -> Result<(Instant, Acquired), store::Error> {
+        let Vigil { changes, next } = vigil;
+        // Subscribed before the first question, so that nothing in between is missed.
+        let changes = changes.get_or_insert_with(|| self.store.watch(ask.subject.id));
+        loop {
+            if let Some(next) = *next {
+                tokio::select! {
+                    biased;
+                    () = changes.changed() => {}
+                    () = self.background.sleep_until(next) => {}
+                }
+            }
+            let asked = instant();
+            // Stands if this question is dropped or fails, and for whoever leads after this caller has won.
+            *next = Some(asked + self.backstop);
+            match self.ask_store(ask, ReplayedFrom::Wait).await? {
+                Step::Final(acquired) => return Ok((asked, acquired)),
+                Step::Busy { lease_left } => {
+                    seat.busy_until(asked + lease_left);
+                    let lease_end = lease_left + LEASE_END_JITTER.mul_f64(rand::random());
+                    *next = Some(instant() + lease_end.min(self.backstop));
+                }
+            }
+        }
+    }
+
+    fn ended(&self, ask: &Ask, ending: Ending) -> Acquired {
+        match ending {
+            Ending::Replay(outcome) => {
+                self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
+                Acquired::Replay(outcome)
+            }
+            Ending::Conflict => Acquired::Conflict,
+            Ending::InDoubt => Acquired::InDoubt,
+            Ending::Expired => Acquired::Expired,
+        }
+    }
+
+    /// Waits for the outcome of whoever took a claim over, and never claims itself: the effect ran already.
+    pub(super) async fn follow(self: &Arc<Self>, ask: &Ask) -> Acquired {
+        let deadline = instant() + ask.wait;
+        let mut changes = self.store.watch(ask.subject.id);
+        let acquired = loop {
+            let limit = deadline.max(instant() + ask.terms.lease / 3);
+            // A store that fails is asked again: there is nothing else to do for an effect that ran.
+            let found = self.background.before(limit, self.store.get(ask.subject.id)).await;
+            let mut lease_left = Duration::ZERO;
+            if let Some(Ok(Some(snapshot))) = found {
+                match (snapshot.phase(), snapshot.record.outcome(snapshot.now)) {
+                    (Phase::Expired, _) => break Acquired::Expired,
+                    (Phase::Vacant, _) => {}
+                    _ if snapshot.record.fingerprint != ask.fingerprint => break Acquired::Conflict,
+                    (_, Some(outcome)) => break Acquired::Replay(Arc::clone(outcome)),
+                    (Phase::InDoubt, _) => break Acquired::InDoubt,
+                    _ => lease_left = snapshot.record.lease_until.left(snapshot.now),
+                }
+            }
+            if instant() >= deadline {
+                break Acquired::in_flight(ask, lease_left);
+            }
+            tokio::select! {
+                biased;
+                () = changes.changed() => {}
+                () = self.background.sleep_until(deadline.min(instant() + self.backstop)) => {}
+            }
+        };
+        if matches!(acquired, Acquired::Replay(_)) {
+            self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
+        }
+        self.say(ask, &acquired);
+        acquired
+    }
+}

@@ -1,0 +1,331 @@
+//! The embedded store: SQLite in a folder of its own. Durable, one process, nothing to install.
+//!
+//! ```text
+//!   callers ──► queue ──► writer thread: all that waits → one transaction → one sync ──► answers
+//!      └──────► readers: replays, refusals, listings; never behind a sync
+//! ```
+//!
+//! The writer executes the rules of [`crate::record`] inside a SQLite transaction. While one batch is synced the
+//! next gathers, so many claims share one sync and a lone one waits for nobody. What would change nothing (a
+//! replay, a busy key, a conflict) is answered by a reader.
+//!
+//! Reads run on the caller's own thread. They take microseconds, wait for no sync and no other process, and
+//! handing them to another thread would cost more than they do.
+
+mod builder;
+mod check;
+mod checkpoint;
+mod clock;
+mod fault;
+mod folder;
+mod header;
+mod queue;
+mod reader;
+mod schema;
+mod sweep;
+mod table;
+#[cfg(test)]
+mod tests;
+mod wal;
+mod writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+
+use tokio::sync::oneshot;
+
+pub use self::builder::{EmbeddedBuilder, OnCorruption};
+pub use self::check::Verified;
+use self::reader::Readers;
+use self::schema::Role;
+use self::table::{RowError, fact};
+use self::writer::Shared;
+pub(crate) use self::writer::Writing;
+use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
+use crate::key::KeyId;
+use crate::record::{Command, Fence, Ruling};
+use crate::secret::Secret;
+use crate::sync::Mutex;
+
+/// Keeps records on disk: what was acknowledged survives a crash of the process and of the machine.
+///
+/// The path is a folder; it is made if it is missing. One opener at a time: a second one, in this process or
+/// another, is refused with [`ErrorKind::Locked`](super::ErrorKind::Locked). The lock ends with the process.
+///
+/// # Failures
+/// - No room: [`ErrorKind::Full`](super::ErrorKind::Full), nothing is changed, replays are still served, and it
+///   heals when there is room again.
+/// - A failed sync: [`ErrorKind::Poisoned`](super::ErrorKind::Poisoned). Nothing is acknowledged until a restart.
+/// - A damaged row: [`ErrorKind::Corrupt`](super::ErrorKind::Corrupt), never served and never taken for absent.
+///
+/// Dropping the store executes what still waits, and closes the files; that can take as long as a sync.
+///
+/// ```
+/// # fn main() -> Result<(), semel::store::Error> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// let store = semel::store::EmbeddedStore::open(folder.path().join("semel-data"))?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct EmbeddedStore {
+    shared: Arc<Shared>,
+    /// Closed before the writer's connection, which tidies up behind itself as the last one.
+    readers: Option<Readers>,
+    writer: Option<JoinHandle<()>>,
+    sweep_cursor: Mutex<sweep::Cursor>,
+    path: PathBuf,
+}
+
+impl EmbeddedStore {
+    /// Opens the store in the folder `path`, on the machine's clock.
+    ///
+    /// Blocks while it checks the files: do it before serving.
+    ///
+    /// # Errors
+    /// `Locked` where somebody has it open, `Setup` where the folder cannot be used, `Incompatible` where it
+    /// holds something else or a newer version's data, `Corrupt` where the data is damaged.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::builder(path).open()
+    }
+
+    /// Settings for a store in the folder `path`.
+    pub fn builder(path: impl AsRef<Path>) -> EmbeddedBuilder {
+        EmbeddedBuilder::new(path.as_ref())
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` in a transaction on the writer, for tables of the caller's own beside Semel's. It is answered
+    /// once it is on disk, and undone when it fails. For an effect that happens once, use
+    /// [`Once::run_in`](crate::engine::Once::run_in).
+    ///
+    /// Keep it short: every write waits for it. It must not begin, commit or roll back.
+    ///
+    /// # Errors
+    /// What SQLite said, or why the store takes no writes.
+    pub async fn transact<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(&error.into())))
+            .await
+    }
+
+    /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
+    /// it is on disk, undone when it fails. Keep it short: everybody waits for it.
+    pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send + 'static,
+    {
+        self.shared.write(work).await
+    }
+
+    /// Checks everything in the file: its structure, and every row against its checksum.
+    ///
+    /// Small files are checked whenever they are opened, and every sweep checks a few more rows; this is for a
+    /// large file that somebody worries about. It reads the whole file on a thread of its own; nobody waits for it.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the first damaged place; `Setup` where no thread can be started.
+    pub async fn verify(&self) -> Result<Verified, Error> {
+        let (answer, answered) = oneshot::channel();
+        let (shared, database) = (Arc::clone(&self.shared), self.path.join("semel.db"));
+        let check = move || {
+            let findings = schema::connect(&database, Role::Reader)
+                .and_then(|connection| check::everything(&connection))
+                .map_err(|error| Error::from(shared.faults.explain(&error)))?;
+            match findings.first(&shared.faults) {
+                None => Ok(findings.verified),
+                Some(fault) => Err(fault.into()),
+            }
+        };
+        thread::Builder::new()
+            .name("semel-verify".into())
+            // Whoever asked may be gone.
+            .spawn(move || drop(answer.send(check())))
+            .map_err(|error| folder::setup(&self.path, "no thread can be started for the check", error))?;
+        answered.await.unwrap_or_else(|_| Err(self.shared.faults.dropped().into()))
+    }
+
+    fn readers(&self) -> &Readers {
+        self.readers.as_ref().expect("the readers are there until the store is dropped")
+    }
+
+    fn explain(&self, error: &RowError) -> Error {
+        self.shared.explain(error)
+    }
+
+    /// What a command would be answered without changing anything; `None` where it would.
+    fn settled(&self, id: KeyId, command: &Command) -> Result<Option<Ruling>, Error> {
+        self.shared.check_poison()?;
+        let Some(mut record) = self.readers().get(id).map_err(|error| self.explain(&error))? else {
+            return Ok(None);
+        };
+        // On a copy: a grant made here is not one. The floor matters only to grants.
+        Ok(match record.apply(command, self.shared.clock.now(), Fence::default()) {
+            Ruling::Won(_) | Ruling::Accepted { .. } => None,
+            ruling => Some(ruling),
+        })
+    }
+
+    /// Checks a few more rows, in passing: a damaged one shall be known before it is asked for.
+    fn scrub(&self, limit: usize) -> Result<(), Error> {
+        self.shared.check_poison()?;
+        let bad = self.readers().scrub(limit).map_err(|error| self.shared.faults.explain(&error))?;
+        for row in bad {
+            tracing::error!(fault = %self.shared.faults.damaged(&row, ""), "the embedded store has a damaged row");
+        }
+        Ok(())
+    }
+
+    async fn sweep_steps(&self, limit: usize) -> Result<Swept, Error> {
+        self.scrub(limit)?;
+        let mut swept = Swept::default();
+        let mut left = limit;
+        while left > 0 {
+            let (now_limit, cursor) = (left.min(sweep::STEP), *self.sweep_cursor.lock());
+            let step = self
+                .write(move |writing| {
+                    sweep::step(writing, now_limit, cursor).map_err(|error| writing.explain(&error))
+                })
+                .await?;
+            *self.sweep_cursor.lock() = step.cursor;
+            swept.shrunk += step.swept.shrunk;
+            swept.removed += step.swept.removed;
+            swept.more = step.swept.more;
+            left -= step.looked_at.min(left);
+            if !step.swept.more {
+                break;
+            }
+        }
+        Ok(swept)
+    }
+}
+
+impl Store for EmbeddedStore {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        Box::pin(async move {
+            if let Command::Claim(_) = command
+                && let Some(ruling) = self.settled(id, &command)?
+            {
+                return Ok(ruling);
+            }
+            self.shared.command(id, command).await
+        })
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        Box::pin(async move {
+            self.shared.check_poison()?;
+            let record = self.readers().get(id).map_err(|error| self.explain(&error))?;
+            let now = self.shared.clock.now();
+            Ok(record.map(|record| Snapshot { id, record, now }))
+        })
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        Box::pin(async move {
+            self.shared.check_poison()?;
+            self.readers().page(query, &*self.shared.clock).map_err(|error| self.explain(&error))
+        })
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        Box::pin(self.sweep_steps(limit))
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        self.shared.local.watch(id)
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.shared.local.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        Box::pin(async move {
+            self.shared.check_poison()?;
+            let kept = self
+                .write(move |writing| {
+                    keep_secret(writing, &candidate).map_err(|error| writing.explain(&error))
+                })
+                .await?;
+            Ok(kept)
+        })
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move {
+            self.shared.check_poison()?;
+            self.readers().mark(mark).map_err(|error| self.explain(&error))
+        })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(
+            self.write(move |writing| {
+                raise_mark(writing, mark, value).map_err(|error| writing.explain(&error))
+            }),
+        )
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Disk
+    }
+}
+
+fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowError> {
+    match table::read_meta(writing.transaction(), fact::SECRET)? {
+        Some(kept) => match kept.try_into() {
+            Ok(bytes) => Ok(Secret::from_bytes(bytes)),
+            Err(_) => Err(table::bad_fact(fact::SECRET.as_bytes(), &[], "it has not 32 bytes")),
+        },
+        None => {
+            table::write_meta(writing.transaction(), fact::SECRET, candidate.expose())?;
+            Ok(candidate.clone())
+        }
+    }
+}
+
+fn raise_mark(writing: &Writing<'_>, mark: MarkId, value: u64) -> Result<u64, RowError> {
+    let stands = table::read_mark(writing.transaction(), mark)?;
+    match stands {
+        Some(stands) if stands >= value => Ok(stands),
+        _ => {
+            table::write_mark(writing.transaction(), mark, value)?;
+            Ok(value)
+        }
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.readers = None;
+        self.shared.queue.close();
+        let Some(writer) = self.writer.take() else { return };
+        // The writer wakes tasks, and a woken task can hold the last handle to this store: it must not wait
+        // for itself. It ends by itself either way.
+        if writer.thread().id() != thread::current().id() && writer.join().is_err() {
+            tracing::error!("the writer of the embedded store panicked");
+        }
+    }
+}
+
+impl fmt::Debug for EmbeddedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for EmbeddedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "embedded:{}", self.path.display())
+    }
+}

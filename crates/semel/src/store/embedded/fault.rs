@@ -1,0 +1,203 @@
+//! What went wrong in SQLite, said in the words of the store.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use rusqlite::ErrorCode;
+use rusqlite::ffi;
+
+use super::table::{BadRow, RowError};
+use crate::store::{Error, ErrorKind};
+use crate::sync::Mutex;
+
+/// A failure that several callers of one batch can be told of.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    kind: ErrorKind,
+    message: String,
+}
+
+impl Fault {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// The same words for a caller whose command may have been written all the same.
+    pub(super) fn ambiguous(&self) -> Error {
+        let message = &self.message;
+        Error::new(
+            ErrorKind::Ambiguous,
+            format!("{message}; whether this command was kept shows after the restart: repeat it unchanged"),
+        )
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Error::new(fault.kind, fault.message)
+    }
+}
+
+/// What a failed statement leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// Nothing was changed, and it is certain.
+    None,
+    /// A sync failed or its fate is unknown: no later answer can be trusted.
+    Unknown,
+}
+
+/// Reads SQLite's errors for one database file.
+#[derive(Debug)]
+pub(super) struct Faults {
+    file: PathBuf,
+    /// To find the place of damaged rows. Opened before SQLite opens the file and closed after it: closing any
+    /// handle of a file ends all of SQLite's own locks on it.
+    image: Mutex<File>,
+}
+
+impl Faults {
+    pub(super) fn of(file: &Path) -> io::Result<Self> {
+        Ok(Self { file: file.to_owned(), image: Mutex::new(File::open(file)?) })
+    }
+
+    /// A failure to use a row.
+    pub(super) fn explain_row(&self, error: &RowError) -> Fault {
+        match error {
+            RowError::Sql(error) => self.explain(error),
+            RowError::Damaged(bad) => self.damaged(bad, ""),
+        }
+    }
+
+    /// A failure while the file is opened and checked. The statements are known to be right, so where SQLite
+    /// does not understand them it is the file that is wrong.
+    pub(super) fn explain_open(&self, error: &rusqlite::Error) -> Fault {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::Unknown | ErrorCode::SchemaChanged) | None => self.corrupt(&format!(
+                "the file is damaged. Keep a copy of the folder, then restore a backup ({error})"
+            )),
+            Some(_) => self.explain(error),
+        }
+    }
+
+    /// A failure while reading, or before anything was committed.
+    pub(super) fn explain(&self, error: &rusqlite::Error) -> Fault {
+        let file = self.file.display();
+        let (kind, way_out) = match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => {
+                (ErrorKind::Full, "there is no room: free some space; nothing was changed, replays go on")
+            }
+            Some(ErrorCode::DatabaseCorrupt) => (
+                ErrorKind::Corrupt,
+                "the file is damaged: stop, keep a copy of the folder, restore a backup or salvage it with the sqlite3 shell (.recover)",
+            ),
+            Some(ErrorCode::NotADatabase) => {
+                (ErrorKind::Incompatible, "the file is not a database: give Semel a folder of its own")
+            }
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => (
+                ErrorKind::Setup,
+                "the file cannot be opened for writing: check owner, rights and mount options",
+            ),
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
+                ErrorKind::Unavailable,
+                "another program holds a lock on the file: end it (a sqlite3 shell?)",
+            ),
+            Some(_) | None => {
+                (ErrorKind::Unavailable, "nothing was changed; look at the disk if it stays so")
+            }
+        };
+        Fault::new(kind, format!("{file}: {way_out} ({error})"))
+    }
+
+    /// The failure after which nothing is acknowledged any more.
+    pub(super) fn poisoned(&self, error: &rusqlite::Error) -> Fault {
+        let file = self.file.display();
+        Fault::new(
+            ErrorKind::Poisoned,
+            format!(
+                "{file}: a sync failed, so nobody knows what is on disk. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
+            ),
+        )
+    }
+
+    pub(super) fn closed(&self) -> Fault {
+        Fault::new(ErrorKind::Closed, format!("{}: the store was closed", self.file.display()))
+    }
+
+    /// A job that the writer did not run, or that panicked and was undone.
+    pub(super) fn dropped(&self) -> Fault {
+        Fault::new(
+            ErrorKind::Unavailable,
+            format!("{}: the job was not executed; nothing was changed", self.file.display()),
+        )
+    }
+
+    pub(super) fn overloaded(&self, waiting: usize) -> Fault {
+        Fault::new(
+            ErrorKind::Unavailable,
+            format!(
+                "{}: {waiting} commands wait for the disk already; nothing was changed, try again later",
+                self.file.display()
+            ),
+        )
+    }
+
+    /// A damaged row, with its place in the file.
+    pub(super) fn damaged(&self, bad: &BadRow, others: &str) -> Fault {
+        let place = match self.locate(&bad.sum) {
+            Some(at) => format!(" (at byte {at} of the file)"),
+            None => String::new(),
+        };
+        self.corrupt(&format!(
+            "{bad}{place}{others}. It is never served; keep a copy of the folder, then restore a backup, or open once with on_corruption(OnCorruption::Quarantine) to set it aside and forget it"
+        ))
+    }
+
+    /// Where `bytes` stand in the file. Best effort: they may be in the log, or beyond what is searched.
+    fn locate(&self, bytes: &[u8]) -> Option<u64> {
+        const SEARCHED: u64 = 64 << 20;
+        if bytes.is_empty() {
+            return None;
+        }
+        let mut file = self.image.lock();
+        file.seek(SeekFrom::Start(0)).ok()?;
+        let mut content = Vec::new();
+        Read::by_ref(&mut *file).take(SEARCHED).read_to_end(&mut content).ok()?;
+        let at = content.windows(bytes.len()).position(|window| window == bytes)?;
+        u64::try_from(at).ok()
+    }
+
+    pub(super) fn corrupt(&self, what: &str) -> Fault {
+        Fault::new(ErrorKind::Corrupt, format!("{}: {what}", self.file.display()))
+    }
+}
+
+/// What is known after a statement before the commit failed.
+pub(super) fn damage_before_commit(error: &rusqlite::Error) -> Damage {
+    if failed_sync(error) { Damage::Unknown } else { Damage::None }
+}
+
+/// What is known after the commit itself failed. Only a lack of room is certain to have left nothing: the
+/// commit mark is written last, and a write that found no room was not whole.
+pub(super) fn damage_of_commit(error: &rusqlite::Error) -> Damage {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy) => Damage::None,
+        _ => Damage::Unknown,
+    }
+}
+
+/// Whether a file or its folder could not be synced.
+pub(super) fn failed_sync(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error().map(|error| error.extended_code),
+        Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC)
+    )
+}

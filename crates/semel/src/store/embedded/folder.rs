@@ -1,0 +1,145 @@
+//! The folder of a store, and the lock that keeps everybody else out.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::schema;
+use crate::store::{Error, ErrorKind};
+
+/// A folder that this process holds. The lock dies with the process, or when this is dropped.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes the folder if it is missing, and locks it.
+    pub(super) fn hold(path: &Path) -> Result<Self, Error> {
+        make(path).map_err(|error| setup(path, "the folder cannot be made", error))?;
+        if !path.is_dir() {
+            let name = path.display();
+            return Err(Error::new(
+                ErrorKind::Setup,
+                format!("{name} is a file: give the embedded store a folder of its own"),
+            ));
+        }
+        let lock_path = path.join("lock");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        private_file(&mut options);
+        let mut lock = options
+            .open(&lock_path)
+            .map_err(|error| setup(&lock_path, "the lock file cannot be opened for writing", error))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(locked(path, &mut lock)),
+            Err(TryLockError::Error(error)) => {
+                return Err(setup(
+                    &lock_path,
+                    "the file system knows no locks, so nothing would keep a second process out",
+                    error,
+                ));
+            }
+        }
+        // Only for people who wonder who holds it; nothing depends on it.
+        let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        note.map_err(|error| setup(&lock_path, "the lock file cannot be written", error))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The database.
+    pub(super) fn database(&self) -> PathBuf {
+        self.path.join("semel.db")
+    }
+
+    /// SQLite's write-ahead log of the database.
+    pub(super) fn wal(&self) -> PathBuf {
+        self.path.join("semel.db-wal")
+    }
+
+    /// Where a new database is made before it gets its name.
+    pub(super) fn draft(&self) -> PathBuf {
+        self.path.join("semel.new")
+    }
+
+    /// Takes away what an interrupted creation left.
+    pub(super) fn discard_draft(&self) -> Result<(), Error> {
+        for name in ["semel.new", "semel.new-journal", "semel.new-wal", "semel.new-shm"] {
+            let path = self.path.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(setup(&path, "the file cannot be removed", error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the draft its name, durably: after a crash there is the whole file or none.
+    pub(super) fn publish_draft(&self) -> Result<(), Error> {
+        let published =
+            fs::rename(self.draft(), self.database()).and_then(|()| schema::sync_folder(&self.path));
+        published.map_err(|error| setup(&self.database(), "the new file cannot be put in place", error))
+    }
+}
+
+/// Creates the folder with rights for its owner only: it holds the deployment's secret and outcomes.
+fn make(path: &Path) -> io::Result<()> {
+    if path.try_exists()? {
+        return Ok(());
+    }
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)?;
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => schema::sync_folder(Path::new(".")),
+        Some(parent) => schema::sync_folder(parent),
+        None => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn private_file(options: &mut OpenOptions) {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    options.mode(0o600);
+}
+
+#[cfg(not(unix))]
+fn private_file(_: &mut OpenOptions) {}
+
+fn locked(path: &Path, lock: &mut File) -> Error {
+    let mut holder = String::new();
+    // Best effort: the holder may not have written its number yet.
+    let _ = lock.take(20).read_to_string(&mut holder);
+    let holder = match holder.trim() {
+        "" => String::new(),
+        number => format!(" (process {number})"),
+    };
+    Error::new(
+        ErrorKind::Locked,
+        format!(
+            "{} is open already{holder}: an embedded store has one opener. Stop the other one, share its store within the process, or use PostgreSQL or Redis for many processes",
+            path.display()
+        ),
+    )
+}
+
+pub(super) fn setup(path: &Path, what: &str, error: io::Error) -> Error {
+    let way_out = match error.kind() {
+        io::ErrorKind::PermissionDenied => "check its owner and rights",
+        io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only: choose another place",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "there is no room: free some space",
+        _ => "choose another place or repair this one",
+    };
+    Error::new(ErrorKind::Setup, format!("{}: {what}; {way_out} ({error})", path.display()))
+        .with_source(error)
+}

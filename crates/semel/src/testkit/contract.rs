@@ -1,0 +1,287 @@
+//! The contract suite: what every store must do, one case per promise.
+//!
+//! To check a store of your own, say how a fresh one is made, and let [`contract_tests!`](crate::contract_tests)
+//! make one test per case:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use semel::store::MemoryStore;
+//! use semel::testkit::contract::Context;
+//! use semel::time::ManualClock;
+//!
+//! async fn fresh() -> Context {
+//!     let clock = ManualClock::default();
+//!     Context::new(Arc::new(MemoryStore::with_clock(clock.clone()))).clock(clock)
+//! }
+//!
+//! semel::contract_tests!(fresh);
+//! # fn main() {}
+//! ```
+//!
+//! A case panics with a sentence where a promise is broken. No case is skipped: where a store lacks an ability
+//! (its clock cannot be moved, it cannot be opened again) the case checks what can be checked without it, and a
+//! store that claims to survive a crash but gives no way to open it again fails.
+//!
+//! The cases hold a store to [`crate::record`]; [`agrees_with_the_rules`] does so with random commands.
+
+mod agreement;
+mod cancelling;
+mod claiming;
+mod context;
+mod expecting;
+mod keeping;
+mod leasing;
+mod listing;
+mod operating;
+mod ordering;
+mod racing;
+mod sweeping;
+mod table;
+mod waking;
+
+use std::time::Duration;
+
+pub use self::agreement::agrees_with_the_rules;
+pub use self::context::Context;
+use crate::store::BoxFuture;
+
+/// Names every case once, group by group, and hands the list to another macro.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __contract_cases {
+    ($then:path $(, $with:tt)*) => {
+        $then! {
+            $($with)*
+            table {
+                claims_follow_the_table,
+                writes_of_the_owner_follow_the_table,
+                writes_of_others_change_nothing,
+                operators_follow_the_table,
+                unknown_keys_follow_the_table,
+            }
+            claiming {
+                claim_wins_once,
+                claim_is_kept_as_it_was_made,
+                repeated_claim_knows_itself,
+                repeated_claim_can_begin,
+                conflict_changes_nothing,
+                released_key_is_free_for_any_payload,
+                bound_key_is_free_for_its_payload,
+                bound_key_is_free_for_all_after_retention,
+                keyed_release_stays_bound,
+                late_claim_of_a_released_owner_is_refused,
+                fence_never_goes_back,
+                fence_survives_a_clock_that_steps_back,
+            }
+            racing {
+                racing_claims_have_one_winner,
+                racing_repeats_of_one_claim_all_win,
+                racing_takers_have_one_winner,
+                racing_completes_leave_one_outcome,
+                racing_release_and_complete_leave_one,
+                racing_settle_and_complete_leave_one,
+                many_keys_in_parallel,
+                one_key_through_many_lives,
+            }
+            leasing {
+                claim_is_never_stolen_early,
+                lapsed_claim_goes_to_the_next,
+                begun_and_lost_is_in_doubt,
+                begun_and_lost_is_taken_over_where_the_mode_allows,
+                renew_extends_the_lease,
+                renew_ends_at_in_flight_max,
+                owner_may_come_back_while_nobody_claimed,
+                owner_may_come_back_from_doubt,
+                late_owner_is_refused_after_a_takeover,
+                second_owner_lost_too,
+                abandoned_claim_ends_now,
+                lapsed_claim_expires_from_its_claim,
+                doubt_never_expires,
+                lease_is_not_retention,
+            }
+            keeping {
+                outcome_is_replayed_byte_for_byte,
+                tombstone_is_replayed,
+                complete_is_repeatable,
+                outcome_never_changes,
+                refused_owner_sees_the_winner_of_its_payload_only,
+                retention_counts_from_complete,
+                retention_of_the_effect_wins,
+                expired_is_remembered_then_vacant,
+                expired_says_nothing_of_payloads,
+                secret_is_kept_by_the_first_writer,
+                marks_never_go_down,
+                acknowledged_writes_survive,
+                swept_fences_survive,
+            }
+            operating {
+                forget_takes_the_outcome_away,
+                forget_keeps_the_fence,
+                forced_forget_fences_the_owner_out,
+                settle_done_is_replayed,
+                settle_run_is_run_again,
+                reexecute_opens_a_new_epoch,
+                forget_cleans_caches_before_it_answers,
+                reexecute_cleans_caches_before_it_answers,
+                gone_cache_is_no_trouble,
+            }
+            waking {
+                complete_wakes,
+                release_wakes,
+                bind_wakes,
+                abandon_wakes,
+                settle_wakes,
+                forget_wakes,
+                change_between_look_and_wait_is_seen,
+                every_watch_wakes,
+                dropped_watch_takes_no_other_along,
+                watch_survives_a_dropped_wait,
+                no_wakeup_is_lost_in_a_race,
+            }
+            listing {
+                get_applies_time,
+                scan_pages_in_order,
+                scan_filters_by_phase,
+                scan_applies_time,
+                scan_misses_nothing_while_others_write,
+            }
+            sweeping {
+                sweep_drops_the_outcome_then_the_key,
+                sweep_keeps_what_still_speaks,
+                sweep_never_takes_doubt,
+                sweep_keeps_stubs_for_late_packets,
+                sweep_keeps_fences_up,
+                sweep_is_bounded,
+                sweep_comes_to_rest,
+                sweeps_and_claims_in_parallel,
+            }
+            cancelling {
+                dropped_claim_can_be_repeated,
+                dropped_calls_leave_no_lock_behind,
+                dropped_calls_leave_no_reply_behind,
+            }
+            ordering {
+                concurrent_commands_have_an_order,
+            }
+            agreement {
+                random_commands_agree_with_the_rules,
+            }
+        }
+    };
+}
+
+macro_rules! declare {
+    ($($group:ident { $($name:ident,)* })*) => {
+        $(pub use self::$group::{$($name),*};)*
+
+        const CASES: &[Case] = &[
+            $($(Case {
+                group: stringify!($group),
+                name: stringify!($name),
+                run: |context| Box::pin($group::$name(context)),
+            },)*)*
+        ];
+    };
+}
+
+__contract_cases!(declare);
+
+/// One promise, and the function that checks it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    group: &'static str,
+    name: &'static str,
+    run: for<'a> fn(&'a Context) -> BoxFuture<'a, ()>,
+}
+
+impl Case {
+    /// What the case is about: claiming, leasing, sweeping…
+    pub const fn group(&self) -> &'static str {
+        self.group
+    }
+
+    /// The case's name, which is also the name of its function and of its test.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs the case.
+    ///
+    /// # Panics
+    /// Where the store breaks the promise, or does not answer within two minutes.
+    pub async fn run(&self, context: &Context) {
+        let ended = tokio::time::timeout(PATIENCE, (self.run)(context)).await;
+        assert!(ended.is_ok(), "{} did not end within {PATIENCE:?} on {}", self.name, context.store());
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Every case.
+pub fn cases() -> &'static [Case] {
+    CASES
+}
+
+/// The name of every case, for a table of stores and cases.
+pub fn case_names() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(Case::name)
+}
+
+/// There is no case of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no contract case `{name}`; semel::testkit::contract::case_names() lists them")]
+pub struct UnknownCase {
+    name: String,
+}
+
+/// Runs the case of that name.
+///
+/// # Errors
+/// Where there is no such case.
+///
+/// # Panics
+/// As [`Case::run`].
+pub async fn run_case(name: &str, context: &Context) -> Result<(), UnknownCase> {
+    let case = CASES.iter().find(|case| case.name == name);
+    case.ok_or_else(|| UnknownCase { name: name.to_owned() })?.run(context).await;
+    Ok(())
+}
+
+/// What a test made by [`contract_tests!`](crate::contract_tests) does: a runtime with two threads, a fresh
+/// context, one case.
+#[doc(hidden)]
+pub fn run_test<F: Future<Output = Context>>(name: &str, fresh: impl FnOnce() -> F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime can be started").block_on(async {
+        let context = fresh().await;
+        run_case(name, &context).await.expect("the list of tests is the list of cases");
+    });
+}
+
+/// Makes one test per contract case, each under the case's own name.
+///
+/// Takes the path of an async function that makes a fresh [`Context`]. Put it into a module of its
+/// own: the tests are then named `that_module::the_case`.
+#[macro_export]
+macro_rules! contract_tests {
+    ($fresh:path) => {
+        $crate::__contract_cases!($crate::__contract_tests, ($fresh));
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __contract_tests {
+    (($fresh:path) $($group:ident { $($name:ident,)* })*) => {
+        $crate::__contract_tests! { @flat $fresh; $($($name)*)* }
+    };
+    (@flat $fresh:path; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::testkit::contract::run_test(stringify!($name), $fresh);
+            }
+        )*
+    };
+}

@@ -1,0 +1,243 @@
+//! A store that fails on demand: replies get lost, calls hang, wake-ups vanish, and every call is counted.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! use semel::store::MemoryStore;
+//! use semel::testkit::fault::{Call, Fault, FaultStore, When};
+//!
+//! let store = FaultStore::new(Arc::new(MemoryStore::new()));
+//! // The second complete from here on is executed, but its caller never learns of it.
+//! store.script(Call::Complete, When::Nth(2), Fault::LoseReply);
+//! assert_eq!(store.calls(Call::Complete), 0);
+//! ```
+
+mod gate;
+mod script;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+pub use self::gate::Gate;
+pub use self::script::{Call, Delivery, Fault, Hook, When};
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+use crate::secret::Secret;
+use crate::store::{
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
+    Watch,
+};
+use crate::sync::Mutex;
+
+/// Forwards every call to the store below, except where its script says otherwise.
+pub struct FaultStore<S: ?Sized = dyn Store> {
+    inner: Arc<S>,
+    state: Mutex<State>,
+    /// Where watches wait that shall never fire.
+    silence: Wakeups,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Vec<Rule>,
+    calls: HashMap<Call, u64>,
+    delivery: Delivery,
+}
+
+struct Rule {
+    call: Call,
+    when: When,
+    fault: Fault,
+    /// Calls of the kind since the rule was made.
+    seen: u64,
+}
+
+impl<S: Store + ?Sized> FaultStore<S> {
+    /// A wrapper that changes nothing yet.
+    pub fn new(inner: Arc<S>) -> Self {
+        Self { inner, state: Mutex::default(), silence: Wakeups::new() }
+    }
+
+    /// The store below, to look behind the faults.
+    pub fn inner(&self) -> &Arc<S> {
+        &self.inner
+    }
+
+    /// Adds a fault. Where several hit the same call they happen in the order they were added.
+    pub fn script(&self, call: Call, when: When, fault: Fault) {
+        self.state.lock().rules.push(Rule { call, when, fault, seen: 0 });
+    }
+
+    /// Holds every call that can wait from now on until the gate that is returned is opened, as if the network were cut.
+    #[must_use = "nobody else can open the gate"]
+    pub fn partition(&self) -> Gate {
+        let gate = Gate::closed();
+        for call in Call::ALL {
+            self.script(call, When::Always, Fault::HoldRequest(gate.clone()));
+        }
+        gate
+    }
+
+    /// Takes all faults away, and delivers wake-ups again. Calls that are held stay held by their gate.
+    pub fn heal(&self) {
+        let mut state = self.state.lock();
+        state.rules.clear();
+        state.delivery = Delivery::Delivered;
+    }
+
+    /// Says whether watches made from now on fire.
+    pub fn deliver(&self, delivery: Delivery) {
+        self.state.lock().delivery = delivery;
+    }
+
+    /// How many calls of this kind came, executed or not.
+    pub fn calls(&self, call: Call) -> u64 {
+        self.state.lock().calls.get(&call).copied().unwrap_or(0)
+    }
+
+    /// How many calls of any kind came.
+    pub fn all_calls(&self) -> u64 {
+        self.state.lock().calls.values().sum()
+    }
+
+    /// Starts counting anew. Scripted faults go on counting for themselves.
+    pub fn reset_calls(&self) {
+        self.state.lock().calls.clear();
+    }
+
+    /// Counts a call and finds what shall happen to it.
+    fn enter(&self, call: Call) -> Vec<Fault> {
+        let mut state = self.state.lock();
+        *state.calls.entry(call).or_default() += 1;
+        let mut faults = Vec::new();
+        state.rules.retain_mut(|rule| {
+            if rule.call != call {
+                return true;
+            }
+            rule.seen += 1;
+            if rule.when.hits(rule.seen) {
+                faults.push(rule.fault.clone());
+            }
+            !rule.when.is_spent(rule.seen)
+        });
+        faults
+    }
+
+    async fn forward<T>(
+        &self,
+        call: Call,
+        execute: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let faults = self.enter(call);
+        for fault in &faults {
+            match fault {
+                Fault::Refuse(kind) => {
+                    return Err(Error::new(*kind, format!("{call:?} was refused by script")));
+                }
+                Fault::HoldRequest(gate) => gate.pass().await,
+                Fault::Delay(by) => tokio::time::sleep(*by).await,
+                Fault::Before(hook) => hook(),
+                Fault::LoseReply | Fault::HoldReply(_) | Fault::After(_) => {}
+            }
+        }
+        let mut reply = execute.await;
+        for fault in &faults {
+            match fault {
+                Fault::HoldReply(gate) => gate.pass().await,
+                Fault::After(hook) => hook(),
+                Fault::LoseReply => {
+                    reply = Err(Error::new(
+                        ErrorKind::Ambiguous,
+                        format!("the reply to {call:?} was lost by script"),
+                    ));
+                }
+                Fault::Refuse(_) | Fault::HoldRequest(_) | Fault::Delay(_) | Fault::Before(_) => {}
+            }
+        }
+        reply
+    }
+
+    /// The hooks of a call that cannot wait.
+    fn forward_now<T>(&self, call: Call, execute: impl FnOnce() -> T) -> T {
+        let faults = self.enter(call);
+        for fault in &faults {
+            if let Fault::Before(hook) = fault {
+                hook();
+            }
+        }
+        let value = execute();
+        for fault in &faults {
+            if let Fault::After(hook) = fault {
+                hook();
+            }
+        }
+        value
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for FaultStore<S> {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        let call = Call::of(&command);
+        Box::pin(self.forward(call, async move { self.inner.apply(id, command).await }))
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        Box::pin(self.forward(Call::Get, async move { self.inner.get(id).await }))
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        Box::pin(self.forward(Call::Scan, async move { self.inner.scan(query).await }))
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        Box::pin(self.forward(Call::Sweep, async move { self.inner.sweep(limit).await }))
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        let delivery = self.state.lock().delivery;
+        self.forward_now(Call::Watch, || match delivery {
+            Delivery::Delivered => self.inner.watch(id),
+            Delivery::Lost => self.silence.watch(id),
+        })
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.forward_now(Call::Attach, || self.inner.attach(cache));
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        Box::pin(self.forward(Call::Secret, async move { self.inner.secret(candidate).await }))
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(self.forward(Call::ReadMark, async move { self.inner.read_mark(mark).await }))
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(self.forward(Call::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
+    }
+
+    fn durability(&self) -> Durability {
+        self.inner.durability()
+    }
+}
+
+impl<S: Store + ?Sized> fmt::Debug for FaultStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        let faults: Vec<_> = state.rules.iter().map(|rule| (rule.call, rule.when, &rule.fault)).collect();
+        f.debug_struct("FaultStore")
+            .field("inner", &&*self.inner)
+            .field("faults", &faults)
+            .field("delivery", &state.delivery)
+            .field("calls", &state.calls)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store + ?Sized> fmt::Display for FaultStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "faulty {}", self.inner)
+    }
+}

@@ -1,0 +1,69 @@
+//! A gate that calls wait at until a test opens it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Calls that reach a closed gate wait until it is opened. Clones are the same gate.
+///
+/// Dropping all of a test's clones does not open it: a partition that nobody heals lasts.
+#[derive(Clone)]
+pub struct Gate {
+    state: Arc<watch::Sender<State>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    open: bool,
+    waiting: usize,
+}
+
+impl Gate {
+    /// A closed gate.
+    pub fn closed() -> Self {
+        Self { state: Arc::new(watch::Sender::new(State::default())) }
+    }
+
+    /// Lets everybody through who waits, and whoever comes later.
+    pub fn open(&self) {
+        self.state.send_modify(|state| state.open = true);
+    }
+
+    /// How many wait at present. A caller that gave up is not counted.
+    pub fn waiting(&self) -> usize {
+        self.state.borrow().waiting
+    }
+
+    /// Returns once at least `count` calls wait.
+    ///
+    /// Cancel-safe. Set a deadline around it: it waits for as long as nobody comes.
+    pub async fn reached_by(&self, count: usize) {
+        let mut state = self.state.subscribe();
+        // Cannot fail: `self` keeps the sender.
+        let _ = state.wait_for(|state| state.waiting >= count).await;
+    }
+
+    /// Waits until the gate is open.
+    pub(super) async fn pass(&self) {
+        let mut state = self.state.subscribe();
+        self.state.send_modify(|state| state.waiting += 1);
+        let _waiting = Waiting(self);
+        let _ = state.wait_for(|state| state.open).await;
+    }
+}
+
+/// Counts a caller out, also one that gave up.
+struct Waiting<'a>(&'a Gate);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.waiting -= 1);
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("state", &*self.state.borrow()).finish()
+    }
+}

@@ -1,0 +1,9 @@
+//! The crate from outside: every store held to the contract.
+
+#[cfg(feature = "embedded")]
+mod atomic;
+#[cfg(feature = "embedded")]
+mod embedded;
+mod fault;
+mod memory;
+mod mutants;

@@ -1,0 +1,87 @@
+# Shared by the scripts beside it. Source it, do not run it.
+
+passed=0
+failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+step() {
+  printf '\n== %s ==\n' "$1"
+}
+
+# need_commands COMMAND:PACKAGE…: installs what is missing with the system's package manager, or says what to install.
+need_commands() {
+  local missing=() pair
+  for pair in "$@"; do
+    command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair#*:}")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    step "installing ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  else
+    echo "Missing: ${missing[*]}. Install with:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
+    echo "then run this again." >&2
+    exit 1
+  fi
+}
+
+# run_tests SELECTION…: nextest where it is installed, cargo's own runner elsewhere. Counts what passed.
+run_tests() {
+  local status=0
+  if cargo nextest --version >/dev/null 2>&1; then
+    cargo nextest run "$@" --all-features --locked --no-fail-fast --status-level fail --final-status-level fail 2>&1 | tee "$log" || status=$?
+    add_counts "$(sed -n 's/.*Summary.*: \([0-9]*\) passed.*/\1/p' "$log" | tail -n 1)" \
+      "$(sed -n 's/.*Summary.*[ ,]\([0-9]*\) failed.*/\1/p' "$log" | tail -n 1)"
+  else
+    cargo test "$@" --all-features --locked --no-fail-fast --lib --bins --tests 2>&1 | tee "$log" || status=$?
+    count_cargo_test
+  fi
+  [ "$status" -eq 0 ] || closing_line
+}
+
+run_doc_tests() {
+  local status=0
+  cargo test --workspace --doc --all-features --locked 2>&1 | tee "$log" || status=$?
+  count_cargo_test
+  [ "$status" -eq 0 ] || closing_line
+}
+
+# Every example must run and exit well; each counts as one test.
+run_examples() {
+  local example name
+  cargo build -p semel --examples --all-features --locked --quiet
+  for example in crates/semel/examples/*.rs; do
+    name=$(basename "$example" .rs)
+    if timeout 60 cargo run -p semel --example "$name" --all-features --locked --quiet >"$log" 2>&1; then
+      echo "ok      example $name"
+      passed=$((passed + 1))
+    else
+      echo "FAILED  example $name:"
+      cat "$log"
+      failed=$((failed + 1))
+    fi
+  done
+}
+
+count_cargo_test() {
+  local p f
+  p=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | awk '{n += $1} END {print n + 0}')
+  f=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | awk '{n += $1} END {print n + 0}')
+  add_counts "$p" "$f"
+}
+
+add_counts() {
+  passed=$((passed + ${1:-0}))
+  failed=$((failed + ${2:-0}))
+}
+
+# The last line that anybody reads. Exits.
+closing_line() {
+  [ "$passed" -gt 0 ] || failed=$((failed + 1))
+  printf '\n%s passed, %s failed\n' "$passed" "$failed"
+  [ "$failed" -eq 0 ]
+  exit
+}
