@@ -1,1 +1,3 @@
 //! Not shipped: models, fault tests and process-level proofs of Semel.
+
+pub mod victim;

@@ -1,6 +1,3 @@
 //! The proofs, in one binary.
 
-mod schedules;
-
-// The registry's source is compiled a second time here, and finds these two under `crate::`.
-use schedules::{key, sync};
+mod crash;
