@@ -105,7 +105,7 @@ fn claim() -> Command {
     Command::Claim(Claim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        terms: Terms::default(),
+        terms: Terms::default().into(),
         begin: Begin::WithClaim,
         hint: Hint::new("order-20"),
     })

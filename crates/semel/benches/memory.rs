@@ -35,7 +35,9 @@ fn main() -> ExitCode {
     // The first round warms up: from then on both sides work in memory that they hold already.
     for round in 0..=REPEATS {
         let ids: Vec<KeyId> = (0..KEYS).map(|_| KeyId::from_bytes(rand::random())).collect();
-        let sample = (on_store(&store, &ids, &outcome), on_map(&map, &ids, &outcome));
+        let calls: Vec<Call> =
+            ids.into_iter().map(|id| Call { id, first: Owner::random(), second: Owner::random() }).collect();
+        let sample = (on_store(&store, &calls, &outcome), on_map(&map, &calls, &outcome));
         if round > 0 {
             samples.push(sample);
         }
@@ -76,6 +78,13 @@ fn empty(store: &MemoryStore, clock: &MovedClock) {
     assert_eq!(swept.removed, KEYS);
 }
 
+/// What the callers bring along.
+struct Call {
+    id: KeyId,
+    first: Owner,
+    second: Owner,
+}
+
 /// CPU time of this process, in nanoseconds.
 fn cpu() -> i64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
@@ -88,7 +97,7 @@ fn per_key(work: impl FnOnce()) -> f64 {
     (cpu() - before) as f64 / KEYS as f64
 }
 
-fn on_store(store: &MemoryStore, ids: &[KeyId], outcome: &Arc<Outcome>) -> f64 {
+fn on_store(store: &MemoryStore, calls: &[Call], outcome: &Arc<Outcome>) -> f64 {
     let fingerprint = Fingerprint::from_bytes([7; 32]);
     let terms = Arc::new(Terms::default());
     let hint = Hint::new("order-42");
@@ -97,14 +106,12 @@ fn on_store(store: &MemoryStore, ids: &[KeyId], outcome: &Arc<Outcome>) -> f64 {
         Command::Claim(Claim { owner, fingerprint, terms, begin: Begin::WithClaim, hint })
     };
     per_key(|| {
-        for id in ids {
-            let Ruling::Won(win) = store.apply_now(*id, &claim(Owner::random())) else {
-                panic!("a fresh key is won")
-            };
+        for Call { id, first, second } in calls {
+            let Ruling::Won(win) = store.apply_now(*id, &claim(*first)) else { panic!("a fresh key is won") };
             let outcome = Arc::clone(outcome);
             let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
             let _ = black_box(store.apply_now(*id, &complete));
-            let ruling = store.apply_now(*id, &claim(Owner::random()));
+            let ruling = store.apply_now(*id, &claim(*second));
             assert!(matches!(black_box(ruling), Ruling::Replay { .. }));
         }
     })
@@ -136,15 +143,15 @@ fn bare_map() -> Vec<Mutex<Shard>> {
     (0..256).map(|_| Mutex::default()).collect()
 }
 
-fn on_map(shards: &[Mutex<Shard>], ids: &[KeyId], outcome: &Arc<Outcome>) -> f64 {
+fn on_map(shards: &[Mutex<Shard>], calls: &[Call], outcome: &Arc<Outcome>) -> f64 {
     let shard = |id: &KeyId| shards[usize::from(id.as_bytes()[0])].lock();
     let fingerprint = Fingerprint::from_bytes([7; 32]);
     per_key(|| {
-        for id in ids {
-            let owner = Owner::random();
-            shard(id).entry(*id).or_insert(Entry::Claimed(fingerprint, owner));
+        for Call { id, first: owner, .. } in calls {
+            shard(id).entry(*id).or_insert(Entry::Claimed(fingerprint, *owner));
             match shard(id).get_mut(id) {
-                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if *by == owner && *of == fingerprint) => {
+                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if by == owner && *of == fingerprint) =>
+                {
                     *entry = Entry::Done(fingerprint, Arc::clone(outcome));
                 }
                 _ => panic!("it was claimed"),

@@ -458,6 +458,8 @@ impl Claim {
     /// and epoch outlive both.
     fn grant(&self, before: Option<(&Record, Phase)>, now: Timestamp, floor: Fence) -> Record {
         let Terms { lease, in_flight_max, retention, memory, .. } = *self.terms;
+        // Not before a claim that was renewed to its limit had time to be taken over.
+        let expires_at = now.after(retention.max(in_flight_max.saturating_add(lease)));
         let (fence, epoch, attempt) = match before {
             Some((record, Phase::Vacant)) => (record.fence, record.epoch, 0),
             Some((record, _)) => (record.fence, record.epoch, record.attempt),
@@ -478,8 +480,8 @@ impl Claim {
             claimed_at: now,
             changed_at: now,
             lease_until: now.after(lease.min(in_flight_max)),
-            expires_at: now.after(retention),
-            forget_at: now.after(retention).after(memory),
+            expires_at,
+            forget_at: expires_at.after(memory),
         }
     }
 }

@@ -24,7 +24,7 @@ pub use rusqlite;
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
-pub use self::embedded::{EmbeddedBuilder, EmbeddedStore};
+pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 pub use self::wakeups::{Wakeups, Watch};
@@ -66,7 +66,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Lists records page by page, in the order of their ids.
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Takes away what is over, looking at no more than `limit` records. Bounded, repeatable, any process.
+    /// Takes away what is over, changing no more than `limit` records. Bounded, repeatable, any process. Called
+    /// again while it says `more`, it comes to rest, however many records are alive.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>>;
 
     /// Watches a key. Subscribe first, then look at the record, then wait: no change in between is missed.

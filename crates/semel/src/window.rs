@@ -17,7 +17,6 @@ mod receiver;
 mod seed;
 mod session_key;
 mod table;
-mod turn;
 
 pub use dedup::{DEFAULT_CAPACITY, Forget, MAX_CAPACITY, Window, WindowError};
 pub use marks::{Accepted, Advance, Gaps, Marks};

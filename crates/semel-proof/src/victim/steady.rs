@@ -19,7 +19,7 @@ pub struct Steady {
     pub seed: u64,
     /// How many steps of it.
     pub steps: usize,
-    /// Before which step the store is closed and opened again.
+    /// Before which step the store is closed and opened again; not once it is poisoned, which a restart has to end.
     pub reopen_at: Option<usize>,
     /// What to do when there is no room.
     pub when_full: WhenFull,
@@ -54,13 +54,16 @@ impl Steady {
         let clock = ManualClock::default();
         let mut store = self.open(&clock)?;
         Report::Ready.send();
+        let mut health = Health::Sound;
         for (number, step) in script(self.seed, self.steps).iter().enumerate() {
             clock.set(step.at);
-            if self.reopen_at == Some(number) {
+            if self.reopen_at == Some(number) && health == Health::Sound {
                 drop(store);
                 store = self.open(&clock)?;
             }
-            self.execute_step(&store, number, step).await;
+            if self.execute_step(&store, number, step).await == Health::Poisoned {
+                health = Health::Poisoned;
+            }
         }
         Ok(())
     }
@@ -79,15 +82,20 @@ impl Steady {
         opened
     }
 
-    async fn execute_step(&self, store: &EmbeddedStore, number: usize, step: &Step) {
+    async fn execute_step(&self, store: &EmbeddedStore, number: usize, step: &Step) -> Health {
         for _ in 0..TRIES {
             let error = match step.run(store).await {
-                Ok(answer) => return Report::Answered { step: number, answer }.send(),
+                Ok(answer) => {
+                    Report::Answered { step: number, answer }.send();
+                    return Health::Sound;
+                }
                 Err(error) => error,
             };
             Report::Refused { step: number, kind: format!("{:?}", error.kind()) }.send();
-            if self.when_full == WhenFull::GoOn || error.kind() != ErrorKind::Full {
-                return;
+            match error.kind() {
+                ErrorKind::Poisoned => return Health::Poisoned,
+                ErrorKind::Full if self.when_full == WhenFull::Insist => {}
+                _ => return Health::Sound,
             }
             // There is something to replay from the third step on.
             if number >= 2 {
@@ -95,5 +103,13 @@ impl Steady {
                 Report::Replayed { answer }.send();
             }
         }
+        Health::Sound
     }
+}
+
+/// Whether the store still acknowledges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Sound,
+    Poisoned,
 }

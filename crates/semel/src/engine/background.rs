@@ -66,9 +66,10 @@ impl Held {
     }
 
     /// To be called before the claim's last command is sent. From then on a heartbeat may find the claim gone
-    /// because its owner finished it: what became of it is for the last command's answer to say.
-    pub(super) fn finish(&self) {
-        self.finishing.store(true, Ordering::Release);
+    /// because its owner finished it: what became of it is for the last command's answer to say. Returns whether it
+    /// was called before.
+    pub(super) fn finish(&self) -> bool {
+        self.finishing.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -95,7 +96,7 @@ impl Drop for Ticket {
     }
 }
 
-struct Beats {
+pub(super) struct Beats {
     schedule: Mutex<Schedule>,
     changed: Notify,
     closed: AtomicBool,
@@ -166,6 +167,12 @@ impl Background {
     pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _context = self.handle.enter();
         block_on(future)
+    }
+
+    /// What the thread works on; alive for as long as it.
+    #[cfg(test)]
+    pub(super) fn beats(&self) -> &Arc<Beats> {
+        &self.beats
     }
 
     /// Renews a claim until the ticket is dropped or the claim is lost.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::background::{Beat, Held, Ticket};
 use super::event::{Event, Subject};
-use super::parting::Tenure;
+use super::parting::{Before, Tenure};
 use super::{Counted, Inner};
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
@@ -125,7 +125,8 @@ impl Claim {
         let Tenure { terms, .. } = self.hold.tenure;
         if self.begin == Begin::Later {
             let command = Command::Begin(self.hold.win.grant);
-            match self.hold.inner.send(&self.hold.tenure, &command, instant() + terms.lease).await {
+            let give_up = instant() + terms.lease;
+            match self.hold.inner.send(&self.hold.tenure, &command, give_up, Before::NotSent).await {
                 Ok(Ruling::Accepted { .. }) => {}
                 Ok(_) => {
                     self.hold.on_drop = None;
@@ -222,9 +223,12 @@ impl Hold {
     /// Writes the last word about this claim. What does not get through within a lease is left to the background.
     async fn finish(&mut self, command: Command) -> Result<Ruling, store::Error> {
         self.held.finish();
+        if matches!(command, Command::Abandon(_)) {
+            self.ticket = None;
+        }
         let command = self.on_drop.insert(command);
         let give_up = instant() + self.tenure.terms.lease;
-        let answered = self.inner.part(&self.tenure, command, give_up).await;
+        let answered = self.inner.part(&self.tenure, command, give_up, Before::NotSent).await;
         if answered.as_ref().map_or_else(|error| !error.is_retryable(), |_| true) {
             self.on_drop = None;
         }
@@ -235,17 +239,17 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Some(command) = self.on_drop.take() else { return };
-        self.held.finish();
+        let before = if self.held.finish() { Before::Unanswered } else { Before::NotSent };
         let patience = match command {
             // The lease does the same.
             Command::Abandon(_) => self.tenure.terms.lease,
             _ => self.tenure.terms.in_flight_max,
         };
-        // Only an outcome is worth holding the claim for.
-        let ticket = self.ticket.take().filter(|_| matches!(command, Command::Complete { .. }));
+        // Held until it is written, so that nobody is told of a doubt that is none.
+        let ticket = self.ticket.take().filter(|_| !matches!(command, Command::Abandon(_)));
         let (inner, tenure, counted) = (Arc::clone(&self.inner), self.tenure.clone(), self.counted.take());
         self.inner.background.spawn(async move {
-            let _ = inner.part(&tenure, &command, instant() + patience).await;
+            let _ = inner.part(&tenure, &command, instant() + patience, before).await;
             drop((ticket, counted));
         });
     }

@@ -23,6 +23,13 @@ pub(super) struct Tenure {
     pub(super) since: Instant,
 }
 
+/// Whether a command was sent before, without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    NotSent,
+    Unanswered,
+}
+
 /// Pauses that grow, with some chance in them so that many writers do not come back at once.
 pub(super) struct Pauses(Duration);
 
@@ -63,12 +70,16 @@ impl Inner {
         tenure: &Tenure,
         command: &Command,
         give_up: Instant,
+        mut before: Before,
     ) -> Result<Ruling, store::Error> {
         let mut pauses = Pauses::from(FIRST_PAUSE);
         loop {
             let pause = pauses.next();
             match self.apply(tenure.subject.id, command.clone(), &tenure.terms, give_up).await {
                 Err(error) if error.is_retryable() && instant() + pause < give_up => {
+                    if error.kind() == ErrorKind::Ambiguous {
+                        before = Before::Unanswered;
+                    }
                     self.events.emit(
                         &tenure.subject,
                         &match command {
@@ -77,6 +88,10 @@ impl Inner {
                         },
                     );
                     self.background.sleep_until(instant() + pause).await;
+                }
+                // Given up twice is given up: the try whose reply got lost has done it.
+                Ok(Ruling::Lost { .. }) if before == Before::Unanswered && gives_up(command) => {
+                    return Ok(Ruling::Accepted { lease_left: Duration::ZERO });
                 }
                 answered => return answered,
             }
@@ -89,8 +104,9 @@ impl Inner {
         tenure: &Tenure,
         command: &Command,
         give_up: Instant,
+        before: Before,
     ) -> Result<Ruling, store::Error> {
-        let answered = self.send(tenure, command, give_up).await;
+        let answered = self.send(tenure, command, give_up, before).await;
         let event = match (&answered, command) {
             (Ok(Ruling::Accepted { .. }), Command::Complete { .. }) => {
                 Event::Completed { took: instant().saturating_duration_since(tenure.since) }
@@ -115,14 +131,18 @@ impl Inner {
         claim.begin = Begin::Later;
         self.background.spawn(async move {
             let give_up = instant() + tenure.terms.in_flight_max;
-            let answered = inner.send(&tenure, &Command::Claim(claim.clone()), give_up).await;
+            let command = Command::Claim(claim.clone());
+            let answered = inner.send(&tenure, &command, give_up, Before::Unanswered).await;
             let grant = match answered {
                 Ok(Ruling::Won(win)) => Some(win.grant),
-                Ok(Ruling::InDoubt) => inner.in_doubt_of(&tenure, &claim).await,
+                Ok(Ruling::InDoubt) => {
+                    let found = inner.background.before(give_up, inner.in_doubt_of(&tenure, &claim)).await;
+                    found.flatten()
+                }
                 Ok(_) | Err(_) => None,
             };
             if let Some(grant) = grant {
-                let _ = inner.part(&tenure, &Command::Release(grant), give_up).await;
+                let _ = inner.part(&tenure, &Command::Release(grant), give_up, Before::NotSent).await;
             }
             drop(counted);
         });
@@ -134,4 +154,9 @@ impl Inner {
         let record = &snapshot.record;
         (record.owner == claim.owner).then(|| Grant::from_parts(record.owner, record.fence))
     }
+}
+
+/// Whether a command ends a claim without an outcome.
+fn gives_up(command: &Command) -> bool {
+    matches!(command, Command::Release(_) | Command::Bind(_) | Command::Abandon(_))
 }

@@ -13,10 +13,12 @@
 //! handing them to another thread would cost more than they do.
 
 mod builder;
+mod check;
 mod checkpoint;
 mod clock;
 mod fault;
 mod folder;
+mod header;
 mod queue;
 mod reader;
 mod schema;
@@ -24,15 +26,20 @@ mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
+mod wal;
 mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
-pub use self::builder::EmbeddedBuilder;
+use tokio::sync::oneshot;
+
+pub use self::builder::{EmbeddedBuilder, OnCorruption};
+pub use self::check::Verified;
 use self::reader::Readers;
+use self::schema::Role;
 use self::table::{RowError, fact};
 use self::writer::Shared;
 pub(crate) use self::writer::Writing;
@@ -106,7 +113,8 @@ impl EmbeddedStore {
         T: Send + 'static,
         F: FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(error.into()))).await
+        self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(&error.into())))
+            .await
     }
 
     /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
@@ -119,18 +127,45 @@ impl EmbeddedStore {
         self.shared.write(work).await
     }
 
+    /// Checks everything in the file: its structure, and every row against its checksum.
+    ///
+    /// Small files are checked whenever they are opened, and every sweep checks a few more rows; this is for a
+    /// large file that somebody worries about. It reads the whole file on a thread of its own; nobody waits for it.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the first damaged place; `Setup` where no thread can be started.
+    pub async fn verify(&self) -> Result<Verified, Error> {
+        let (answer, answered) = oneshot::channel();
+        let (shared, database) = (Arc::clone(&self.shared), self.path.join("semel.db"));
+        let check = move || {
+            let findings = schema::connect(&database, Role::Reader)
+                .and_then(|connection| check::everything(&connection))
+                .map_err(|error| Error::from(shared.faults.explain(&error)))?;
+            match findings.first(&shared.faults) {
+                None => Ok(findings.verified),
+                Some(fault) => Err(fault.into()),
+            }
+        };
+        thread::Builder::new()
+            .name("semel-verify".into())
+            // Whoever asked may be gone.
+            .spawn(move || drop(answer.send(check())))
+            .map_err(|error| folder::setup(&self.path, "no thread can be started for the check", error))?;
+        answered.await.unwrap_or_else(|_| Err(self.shared.faults.dropped().into()))
+    }
+
     fn readers(&self) -> &Readers {
         self.readers.as_ref().expect("the readers are there until the store is dropped")
     }
 
-    fn explain(&self, error: RowError) -> Error {
-        self.shared.explain(error).into()
+    fn explain(&self, error: &RowError) -> Error {
+        self.shared.explain(error)
     }
 
     /// What a command would be answered without changing anything; `None` where it would.
     fn settled(&self, id: KeyId, command: &Command) -> Result<Option<Ruling>, Error> {
         self.shared.check_poison()?;
-        let Some(mut record) = self.readers().get(id).map_err(|error| self.explain(error))? else {
+        let Some(mut record) = self.readers().get(id).map_err(|error| self.explain(&error))? else {
             return Ok(None);
         };
         // On a copy: a grant made here is not one. The floor matters only to grants.
@@ -140,14 +175,25 @@ impl EmbeddedStore {
         })
     }
 
+    /// Checks a few more rows, in passing: a damaged one shall be known before it is asked for.
+    fn scrub(&self, limit: usize) -> Result<(), Error> {
+        self.shared.check_poison()?;
+        let bad = self.readers().scrub(limit).map_err(|error| self.shared.faults.explain(&error))?;
+        for row in bad {
+            tracing::error!(fault = %self.shared.faults.damaged(&row, ""), "the embedded store has a damaged row");
+        }
+        Ok(())
+    }
+
     async fn sweep_steps(&self, limit: usize) -> Result<Swept, Error> {
+        self.scrub(limit)?;
         let mut swept = Swept::default();
         let mut left = limit;
         while left > 0 {
             let (now_limit, cursor) = (left.min(sweep::STEP), *self.sweep_cursor.lock());
             let step = self
                 .write(move |writing| {
-                    sweep::step(writing, now_limit, cursor).map_err(|error| writing.explain(error))
+                    sweep::step(writing, now_limit, cursor).map_err(|error| writing.explain(&error))
                 })
                 .await?;
             *self.sweep_cursor.lock() = step.cursor;
@@ -178,7 +224,7 @@ impl Store for EmbeddedStore {
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
         Box::pin(async move {
             self.shared.check_poison()?;
-            let record = self.readers().get(id).map_err(|error| self.explain(error))?;
+            let record = self.readers().get(id).map_err(|error| self.explain(&error))?;
             let now = self.shared.clock.now();
             Ok(record.map(|record| Snapshot { id, record, now }))
         })
@@ -187,7 +233,7 @@ impl Store for EmbeddedStore {
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         Box::pin(async move {
             self.shared.check_poison()?;
-            self.readers().page(query, &*self.shared.clock).map_err(|error| self.explain(error))
+            self.readers().page(query, &*self.shared.clock).map_err(|error| self.explain(&error))
         })
     }
 
@@ -208,7 +254,7 @@ impl Store for EmbeddedStore {
             self.shared.check_poison()?;
             let kept = self
                 .write(move |writing| {
-                    keep_secret(writing, &candidate).map_err(|error| writing.explain(error))
+                    keep_secret(writing, &candidate).map_err(|error| writing.explain(&error))
                 })
                 .await?;
             Ok(kept)
@@ -218,14 +264,14 @@ impl Store for EmbeddedStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         Box::pin(async move {
             self.shared.check_poison()?;
-            self.readers().mark(mark).map_err(|error| self.explain(error))
+            self.readers().mark(mark).map_err(|error| self.explain(&error))
         })
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(
             self.write(move |writing| {
-                raise_mark(writing, mark, value).map_err(|error| writing.explain(error))
+                raise_mark(writing, mark, value).map_err(|error| writing.explain(&error))
             }),
         )
     }
@@ -239,11 +285,7 @@ fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowE
     match table::read_meta(writing.transaction(), fact::SECRET)? {
         Some(kept) => match kept.try_into() {
             Ok(bytes) => Ok(Secret::from_bytes(bytes)),
-            Err(kept) => Err(RowError::Damaged(table::BadRow {
-                table: "meta",
-                key: fact::SECRET.into(),
-                reason: format!("it has {} bytes instead of 32", Vec::len(&kept)),
-            })),
+            Err(_) => Err(table::bad_fact(fact::SECRET.as_bytes(), &[], "it has not 32 bytes")),
         },
         None => {
             table::write_meta(writing.transaction(), fact::SECRET, candidate.expose())?;
@@ -270,7 +312,7 @@ impl Drop for EmbeddedStore {
         let Some(writer) = self.writer.take() else { return };
         // The writer wakes tasks, and a woken task can hold the last handle to this store: it must not wait
         // for itself. It ends by itself either way.
-        if writer.thread().id() != std::thread::current().id() && writer.join().is_err() {
+        if writer.thread().id() != thread::current().id() && writer.join().is_err() {
             tracing::error!("the writer of the embedded store panicked");
         }
     }

@@ -1,6 +1,5 @@
 //! The memory store: the rules over a sharded map. Fast, and gone with the process.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -34,7 +33,8 @@ pub struct MemoryStore {
     local: Local,
 }
 
-type Shard = HashMap<KeyId, Record, BuildHasherDefault<IdHasher>>;
+/// Boxed: a table of pointers is small enough to stay in the caches, and growing it moves no records.
+type Shard = HashMap<KeyId, Box<Record>, BuildHasherDefault<IdHasher>>;
 
 /// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
 #[derive(Default)]
@@ -86,13 +86,13 @@ impl MemoryStore {
             // Read inside the lock: a claim must not be judged by a time before the change it sees.
             let now = self.clock.now();
             let floor = Fence::new(self.floor.load(Ordering::Acquire));
-            match shard.entry(id) {
-                Entry::Occupied(mut entry) => entry.get_mut().apply(command, now, floor),
-                Entry::Vacant(entry) => {
+            match shard.get_mut(&id) {
+                Some(record) => record.apply(command, now, floor),
+                None => {
                     let mut record = None;
                     let ruling = record::apply(&mut record, command, now, floor);
                     if let Some(record) = record {
-                        entry.insert(record);
+                        shard.insert(id, Box::new(record));
                     }
                     ruling
                 }
@@ -116,7 +116,7 @@ impl MemoryStore {
                 true
             }
             Sweep::Shrink(shrunk) => {
-                *record = shrunk;
+                **record = shrunk;
                 swept.shrunk += 1;
                 true
             }
@@ -139,7 +139,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let shard = self.shard(id).lock();
             let now = self.clock.now();
-            Ok(shard.get(&id).map(|record| Snapshot { id, record: record.clone(), now }))
+            Ok(shard.get(&id).map(|record| Snapshot { id, record: Record::clone(record), now }))
         })
     }
 
@@ -155,7 +155,7 @@ impl Store for MemoryStore {
                     shard
                         .iter()
                         .filter(|(id, record)| query.after.is_none_or(|after| **id > after) && wanted(record))
-                        .map(|(id, record)| Snapshot { id: *id, record: record.clone(), now })
+                        .map(|(id, record)| Snapshot { id: *id, record: Record::clone(record), now })
                         .collect()
                 };
                 found.sort_unstable_by_key(|snapshot| snapshot.id);

@@ -15,9 +15,8 @@
 //!     Context::new(Arc::new(MemoryStore::with_clock(clock.clone()))).clock(clock)
 //! }
 //!
-//! # mod tests { use super::fresh;
 //! semel::contract_tests!(fresh);
-//! # }
+//! # fn main() {}
 //! ```
 //!
 //! A case panics with a sentence where a promise is broken. No case is skipped: where a store lacks an ability
@@ -35,6 +34,7 @@ mod keeping;
 mod leasing;
 mod listing;
 mod operating;
+mod ordering;
 mod racing;
 mod sweeping;
 mod table;
@@ -160,6 +160,9 @@ macro_rules! __contract_cases {
                 dropped_claim_can_be_repeated,
                 dropped_calls_leave_no_lock_behind,
                 dropped_calls_leave_no_reply_behind,
+            }
+            ordering {
+                concurrent_commands_have_an_order,
             }
             agreement {
                 random_commands_agree_with_the_rules,

@@ -1,12 +1,11 @@
 //! The window: which of the last N keys were recorded.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::WindowKey;
-use super::seed::Seed;
+use super::seed::{Seed, Sketch};
 use super::table::{Place, Table};
-use super::turn::Turn;
+use crate::sync::Mutex;
 
 /// How many keys a window holds unless told otherwise.
 pub const DEFAULT_CAPACITY: usize = 100_000;
@@ -24,7 +23,7 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 /// empty or full. Any thread may call it: a repeat is answered without a lock, a new key takes one short lock.
 ///
 /// The window lives in memory and starts empty; what must survive a restart or an eviction is the business of
-/// [`Marks`](super::Marks).
+/// the marks of a [`Receiver`](super::Receiver).
 ///
 /// ```
 /// use semel::window::{Window, WindowKey};
@@ -39,21 +38,20 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 /// # Ok::<(), semel::window::WindowError>(())
 /// ```
 pub struct Window {
+    capacity: usize,
     table: Table,
-    /// Where the held keys stand in the table, oldest to newest, in a ring. When it is full, the slot for the
-    /// next key is the slot of the oldest.
-    order: Box<[AtomicU32]>,
-    /// The only lock. Whoever writes to `table` or `order` holds it.
-    ends: Turn<Ends>,
+    /// The only lock. Whoever writes to `table` holds it.
+    order: Mutex<Order>,
 }
 
-/// Which part of the ring is in use.
-#[derive(Default)]
-struct Ends {
+/// In which order the held keys were recorded.
+struct Order {
+    /// Where each stands in the table, in a ring. When it is full, the slot for the next is that of the oldest.
+    places: Box<[Place]>,
     /// The slot for the next key.
-    next: AtomicUsize,
+    next: usize,
     /// How many slots before that one are in use.
-    len: AtomicUsize,
+    len: usize,
 }
 
 /// What became of a key that was to be forgotten.
@@ -96,8 +94,8 @@ impl Window {
         if capacity > MAX_CAPACITY {
             return Err(WindowError::TooLarge { capacity });
         }
-        let order = super::allocate(capacity, capacity)?;
-        Ok(Self { table: Table::new(capacity, seed)?, order, ends: Turn::default() })
+        let order = Order { places: super::allocate(capacity, capacity)?, next: 0, len: 0 };
+        Ok(Self { capacity, table: Table::new(capacity, seed)?, order: Mutex::new(order) })
     }
 
     /// Records `key` unless it is in the window: `true` the first time, `false` after that.
@@ -107,24 +105,7 @@ impl Window {
     #[must_use = "the answer says whether the operation is new"]
     pub fn check_and_record(&self, key: WindowKey) -> bool {
         let key = self.table.sketch(key);
-        if self.table.find(&key).is_some() {
-            return false;
-        }
-        let ends = self.ends.take();
-        if self.table.find(&key).is_some() {
-            return false;
-        }
-        let next = ends.next.load(Ordering::Relaxed);
-        let len = ends.len.load(Ordering::Relaxed);
-        let slot = &self.order[next];
-        if len == self.order.len() {
-            self.table.remove(Place::from_bits(slot.load(Ordering::Relaxed)));
-        } else {
-            ends.len.store(len + 1, Ordering::Relaxed);
-        }
-        slot.store(self.table.insert(&key).to_bits(), Ordering::Relaxed);
-        ends.next.store(if next + 1 == self.order.len() { 0 } else { next + 1 }, Ordering::Relaxed);
-        true
+        self.table.find(&key).is_none() && self.record(&key)
     }
 
     /// Whether `key` is in the window. Changes nothing.
@@ -134,7 +115,7 @@ impl Window {
         if self.table.find(&key).is_some() {
             return true;
         }
-        let _ends = self.ends.take();
+        let _order = self.order.lock();
         self.table.find(&key).is_some()
     }
 
@@ -145,31 +126,17 @@ impl Window {
     /// one costs a step (about a nanosecond) for each key recorded since.
     pub fn forget(&self, key: WindowKey) -> Forget {
         let key = self.table.sketch(key);
-        let ends = self.ends.take();
+        let mut order = self.order.lock();
         let Some(place) = self.table.find(&key) else { return Forget::NotHeld };
         self.table.remove(place);
-        // Those recorded since move up by one, the newest first, until the slot of this key is overwritten.
-        let newest = self.before(ends.next.load(Ordering::Relaxed));
-        let mut slot = newest;
-        let mut follower = place.to_bits();
-        loop {
-            let here = self.order[slot].load(Ordering::Relaxed);
-            self.order[slot].store(follower, Ordering::Relaxed);
-            if here == place.to_bits() {
-                break;
-            }
-            follower = here;
-            slot = self.before(slot);
-        }
-        ends.next.store(newest, Ordering::Relaxed);
-        ends.len.store(ends.len.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        order.take_out(place);
         Forget::TakenBack
     }
 
     /// How many keys are in the window now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.take().len.load(Ordering::Relaxed)
+        self.order.lock().len
     }
 
     /// Whether no key is in the window.
@@ -180,25 +147,78 @@ impl Window {
 
     /// How many keys the window holds when it is full.
     #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.order.len()
+    pub const fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Bytes the window occupies, all of which it holds from the start.
     #[must_use]
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.table.memory() + size_of_val::<[AtomicU32]>(&self.order)
+        size_of::<Self>() + self.table.memory() + self.capacity * size_of::<Place>()
     }
 
-    /// The slot of the ring before this one.
+    /// Records a key that did not seem to be held, unless it is after all.
+    #[inline]
+    fn record(&self, key: &Sketch) -> bool {
+        let mut order = self.order.lock();
+        if self.table.find(key).is_some() {
+            return false;
+        }
+        if let Some(oldest) = order.make_room() {
+            self.table.remove(oldest);
+        }
+        order.push(self.table.insert(key));
+        true
+    }
+}
+
+impl Order {
+    /// Lets the oldest go if there is no slot for another.
+    #[inline]
+    fn make_room(&mut self) -> Option<Place> {
+        if self.len < self.places.len() {
+            return None;
+        }
+        self.len -= 1;
+        Some(self.places[self.next])
+    }
+
+    /// Puts the newest into the ring. There must be room.
+    #[inline]
+    fn push(&mut self, place: Place) {
+        self.places[self.next] = place;
+        self.next = if self.next + 1 == self.places.len() { 0 } else { self.next + 1 };
+        self.len += 1;
+    }
+
+    /// Takes out one that is in the ring, and moves those recorded since up by one.
+    fn take_out(&mut self, place: Place) {
+        self.next = self.before(self.next);
+        self.len -= 1;
+        let mut slot = self.next;
+        let mut later = place;
+        while self.places[slot] != place {
+            later = std::mem::replace(&mut self.places[slot], later);
+            slot = self.before(slot);
+        }
+        self.places[slot] = later;
+    }
+
     fn before(&self, slot: usize) -> usize {
-        if slot == 0 { self.order.len() - 1 } else { slot - 1 }
+        slot.checked_sub(1).unwrap_or(self.places.len() - 1)
+    }
+}
+
+impl Default for Window {
+    /// A window of [`DEFAULT_CAPACITY`] keys.
+    fn default() -> Self {
+        Self::new(DEFAULT_CAPACITY).expect("the default capacity is not zero, and takes less than 4 MB")
     }
 }
 
 impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Window").field("len", &self.len()).field("capacity", &self.capacity()).finish()
+        f.debug_struct("Window").field("len", &self.len()).field("capacity", &self.capacity).finish()
     }
 }
 

@@ -80,7 +80,7 @@ impl Gaps {
 /// [`retire`](Self::retire) is called for it. Call that when a session cannot send any more, for example when
 /// its id will not be used again.
 ///
-/// Marks here do not survive a restart; the receiver of this module keeps them in a store.
+/// Marks here do not survive a restart; a [`Receiver`](super::Receiver) keeps them in a store.
 ///
 /// ```
 /// use semel::window::{Advance, Gaps, Marks};

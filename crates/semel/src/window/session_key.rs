@@ -10,7 +10,7 @@ use std::fmt;
 ///
 /// There are no length prefixes. Session ids of *different* lengths can therefore be chosen so that two
 /// different triples have the same bytes. Where a stranger chooses session ids, give ids of one length (a
-/// UUID, a hash); the receiver of this module does that for you.
+/// UUID, a hash); a [`Receiver`](super::Receiver) does that for you.
 ///
 /// ```
 /// use semel::window::WindowKey;

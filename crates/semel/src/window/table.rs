@@ -34,7 +34,7 @@ const OVERFLOW: u32 = 56;
 const MANY: u64 = 0xff;
 
 /// Where a held key stands: bucket, cell, and whether that bucket is not its home.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place(u32);
 
 pub(super) struct Table {
@@ -48,18 +48,6 @@ impl Place {
     #[inline]
     fn new(bucket: usize, cell: usize, home: usize) -> Self {
         Self((bucket as u32) << 4 | u32::from(bucket != home) << 3 | cell as u32)
-    }
-
-    /// Reads a place from the number that [`to_bits`](Self::to_bits) gave.
-    #[inline]
-    pub(super) fn from_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    /// The place as a number.
-    #[inline]
-    pub(super) fn to_bits(self) -> u32 {
-        self.0
     }
 
     #[inline]
@@ -229,9 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn a_place_survives_as_a_number() {
+    fn a_place_keeps_its_parts() {
         for (bucket, cell, home) in [(0, 0, 0), (0, 6, 5), (1 << 28, 3, 1 << 28), ((1 << 28) - 1, 6, 0)] {
-            let place = Place::from_bits(Place::new(bucket, cell, home).to_bits());
+            let place = Place::new(bucket, cell, home);
             assert_eq!((place.cell(), place.is_displaced()), (cell, bucket != home));
             assert_eq!(place.bucket(), bucket % (1 << 28));
         }

@@ -15,13 +15,13 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(EmbeddedStore::open(folder.path()).unwrap());
+        let folder = tempfile::tempdir().expect("the store works");
+        let store = Arc::new(EmbeddedStore::open(folder.path()).expect("the store works"));
         store
             .transact(|transaction| transaction.execute_batch("CREATE TABLE paid (order_id TEXT)"))
             .await
-            .unwrap();
-        let engine = Engine::over(store.clone()).build().unwrap();
+            .expect("the store works");
+        let engine = Engine::over(store.clone()).build().expect("the store works");
         Self { store, engine, _folder: folder }
     }
 
@@ -39,11 +39,11 @@ impl Bench {
         let count = |transaction: &rusqlite::Transaction<'_>| {
             transaction.query_row("SELECT count(*) FROM paid", [], |row| row.get(0))
         };
-        self.store.transact(count).await.unwrap()
+        self.store.transact(count).await.expect("the store works")
     }
 
     async fn phase(&self, order: &'static str) -> Option<Phase> {
-        let snapshot = self.engine.get(&Key::new("pay").value(order)).await.unwrap();
+        let snapshot = self.engine.get(&Key::new("pay").value(order)).await.expect("the store works");
         snapshot.map(|snapshot| snapshot.phase())
     }
 }

@@ -69,6 +69,7 @@ caught! {
     lets_the_last_secret_win by secret_is_kept_by_the_first_writer;
     lowers_marks by marks_never_go_down;
     boasts_of_durability by acknowledged_writes_survive;
+    claims_in_two_steps_in_some_order by concurrent_commands_have_an_order; // X6
     hangs_after_a_dropped_call by dropped_calls_leave_no_lock_behind;
 }
 
@@ -97,7 +98,9 @@ impl Broken {
             self.spoil_terms(claim);
         }
         match (self.wrong, &mut command, found) {
-            (Wrong::claims_in_two_steps, Command::Claim(_), _) if phase == Phase::Vacant => {
+            (Wrong::claims_in_two_steps | Wrong::claims_in_two_steps_in_some_order, Command::Claim(_), _)
+                if phase == Phase::Vacant =>
+            {
                 tokio::task::yield_now().await;
                 let _ = self.inner.apply(id, Command::Forget(Force::Yes)).await?;
             }

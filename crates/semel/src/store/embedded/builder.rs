@@ -5,15 +5,19 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
+use rusqlite::{Connection, ErrorCode};
+
 use super::EmbeddedStore;
+use super::check;
 use super::checkpoint::{self, Log};
 use super::clock::StepWatch;
 use super::fault::Faults;
 use super::folder::{Folder, setup};
+use super::header::{self, Shutdown};
 use super::queue::Queue;
 use super::reader::Readers;
 use super::schema::{self, Layout, Role};
-use super::table::{self, RowError};
+use super::table;
 use super::writer::{Shared, Writer};
 use crate::store::local::Local;
 use crate::store::{Error, ErrorKind};
@@ -27,11 +31,36 @@ pub struct EmbeddedBuilder {
     clock: Arc<dyn Clock>,
     queue_limit: usize,
     page_size: u32,
+    on_corruption: OnCorruption,
+    check_up_to: u64,
+    log: Log,
 }
+
+/// What to do when a file that is opened holds damaged rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCorruption {
+    /// Do not open, and say where the damage is. Nothing is changed.
+    #[default]
+    Refuse,
+    /// Move the damaged rows to the table `quarantine` and go on without them. What they stood for is
+    /// forgotten: their effects can happen again. Damage beyond single rows is refused all the same.
+    Quarantine,
+}
+
+/// Files up to this size are checked whole when they are opened; it takes a second or less.
+const CHECK_UP_TO: u64 = 64 << 20;
 
 impl EmbeddedBuilder {
     pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), clock: Arc::new(SystemClock), queue_limit: 65_536, page_size: 4096 }
+        Self {
+            path: path.to_owned(),
+            clock: Arc::new(SystemClock),
+            queue_limit: 65_536,
+            page_size: 4096,
+            on_corruption: OnCorruption::default(),
+            check_up_to: CHECK_UP_TO,
+            log: Log::new(1000, 4000),
+        }
     }
 
     /// The clock that decides leases and retention; the machine's by default.
@@ -47,6 +76,33 @@ impl EmbeddedBuilder {
         self
     }
 
+    /// What to do about damaged rows; refuse to open by default.
+    pub fn on_corruption(mut self, choice: OnCorruption) -> Self {
+        self.on_corruption = choice;
+        self
+    }
+
+    /// The page size of a file that is yet to be made.
+    #[cfg(test)]
+    pub(super) fn page_size(mut self, bytes: u32) -> Self {
+        self.page_size = bytes;
+        self
+    }
+
+    /// Up to which size a file is checked whole when it is opened.
+    #[cfg(test)]
+    pub(super) fn check_up_to(mut self, bytes: u64) -> Self {
+        self.check_up_to = bytes;
+        self
+    }
+
+    /// From how many pages on the log is moved: when nobody waits, and in any case.
+    #[cfg(test)]
+    pub(super) fn log_pages(mut self, soft: i64, hard: i64) -> Self {
+        self.log = Log::new(soft, hard);
+        self
+    }
+
     /// Opens the store. See [`EmbeddedStore::open`].
     ///
     /// # Errors
@@ -54,16 +110,20 @@ impl EmbeddedBuilder {
     pub fn open(self) -> Result<EmbeddedStore, Error> {
         let folder = Folder::hold(&self.path)?;
         let database = folder.database();
-        let faults = Faults::of(&database);
-        self.create_if_missing(&folder, &faults)?;
-        let sql = |error: rusqlite::Error| Error::from(faults.explain(&error));
-        let left_behind = std::fs::metadata(folder.wal()).is_ok_and(|wal| wal.len() > 0);
+        self.create_if_missing(&folder)?;
+        let shutdown = header::check(&database, &folder.wal())?;
+        let faults =
+            Faults::of(&database).map_err(|error| setup(&database, "the file cannot be read", error))?;
+        let sql = |error: rusqlite::Error| Error::from(faults.explain_open(&error));
         let connection = schema::connect(&database, Role::Writer).map_err(sql)?;
-        let floor = table::read_floor(&connection).map_err(|error| match error {
-            RowError::Sql(error) => sql(error),
-            RowError::Damaged(bad) => faults.corrupt(&bad.to_string()).into(),
-        })?;
-        if left_behind {
+        self.check(&connection, &database, &faults)?;
+        let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
+        // SQLite syncs the name of its log with the first commit, and does not look at how that ended; a log without a
+        // name would take every commit with it. Reading has made the log, so here its name is kept.
+        schema::sync_folder(folder.path())
+            .map_err(|error| setup(folder.path(), "the folder cannot be synced", error))?;
+        if shutdown == Shutdown::Unclean {
+            // The next log starts under new salts, so that a torn tail is never taken for damage later.
             checkpoint::empty_log(&connection).map_err(sql)?;
         }
         let readers = Readers::open(&database).map_err(sql)?;
@@ -82,7 +142,7 @@ impl EmbeddedBuilder {
             connection,
             floor,
             steps: StepWatch::default(),
-            log: Log::new(1000, 4000),
+            log: self.log,
             _folder: folder,
         };
         let writer = thread::Builder::new()
@@ -98,7 +158,29 @@ impl EmbeddedBuilder {
         })
     }
 
-    fn create_if_missing(&self, folder: &Folder, faults: &Faults) -> Result<(), Error> {
+    /// Looks at every row where that takes no time to speak of.
+    fn check(&self, connection: &Connection, database: &Path, faults: &Faults) -> Result<(), Error> {
+        let size = std::fs::metadata(database).map_or(0, |found| found.len());
+        if size > self.check_up_to {
+            return Ok(());
+        }
+        let findings = check::everything(connection).map_err(|error| faults.explain_open(&error))?;
+        let Some(fault) = findings.first(faults) else { return Ok(()) };
+        if self.on_corruption == OnCorruption::Refuse || findings.bad.is_empty() {
+            return Err(fault.into());
+        }
+        let after = check::quarantine(connection, &findings.bad, self.clock.now())
+            .map_err(|error| faults.explain_row(&error))?;
+        if let Some(fault) = after.first(faults) {
+            return Err(fault.into());
+        }
+        for row in &findings.bad {
+            tracing::error!(%row, "a damaged row was moved to the table quarantine; its effect may happen again");
+        }
+        Ok(())
+    }
+
+    fn create_if_missing(&self, folder: &Folder) -> Result<(), Error> {
         let database = folder.database();
         let found = |path: &Path| {
             path.try_exists().map_err(|error| setup(path, "the file cannot be looked at", error))
@@ -117,7 +199,16 @@ impl EmbeddedBuilder {
         }
         folder.discard_draft()?;
         schema::create(&folder.draft(), Layout { page_size: self.page_size }, self.clock.now())
-            .map_err(|error| Error::from(faults.explain(&error)))?;
+            .map_err(|error| cannot_create(&database, &error))?;
         folder.publish_draft()
     }
+}
+
+fn cannot_create(database: &Path, error: &rusqlite::Error) -> Error {
+    let kind = match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => ErrorKind::Full,
+        _ => ErrorKind::Setup,
+    };
+    let name = database.display();
+    Error::new(kind, format!("{name} cannot be made: check room, rights and mount options ({error})"))
 }

@@ -1,12 +1,16 @@
 //! What went wrong in SQLite, said in the words of the store.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 use rusqlite::ffi;
 
+use super::table::{BadRow, RowError};
 use crate::store::{Error, ErrorKind};
+use crate::sync::Mutex;
 
 /// A failure that several callers of one batch can be told of.
 #[derive(Clone, Debug)]
@@ -52,14 +56,36 @@ pub(super) enum Damage {
 }
 
 /// Reads SQLite's errors for one database file.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Faults {
     file: PathBuf,
+    /// To find the place of damaged rows. Opened before SQLite opens the file and closed after it: closing any
+    /// handle of a file ends all of SQLite's own locks on it.
+    image: Mutex<File>,
 }
 
 impl Faults {
-    pub(super) fn of(file: &Path) -> Self {
-        Self { file: file.to_owned() }
+    pub(super) fn of(file: &Path) -> io::Result<Self> {
+        Ok(Self { file: file.to_owned(), image: Mutex::new(File::open(file)?) })
+    }
+
+    /// A failure to use a row.
+    pub(super) fn explain_row(&self, error: &RowError) -> Fault {
+        match error {
+            RowError::Sql(error) => self.explain(error),
+            RowError::Damaged(bad) => self.damaged(bad, ""),
+        }
+    }
+
+    /// A failure while the file is opened and checked. The statements are known to be right, so where SQLite
+    /// does not understand them it is the file that is wrong.
+    pub(super) fn explain_open(&self, error: &rusqlite::Error) -> Fault {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::Unknown | ErrorCode::SchemaChanged) | None => self.corrupt(&format!(
+                "the file is damaged. Keep a copy of the folder, then restore a backup ({error})"
+            )),
+            Some(_) => self.explain(error),
+        }
     }
 
     /// A failure while reading, or before anything was committed.
@@ -122,6 +148,31 @@ impl Faults {
                 self.file.display()
             ),
         )
+    }
+
+    /// A damaged row, with its place in the file.
+    pub(super) fn damaged(&self, bad: &BadRow, others: &str) -> Fault {
+        let place = match self.locate(&bad.sum) {
+            Some(at) => format!(" (at byte {at} of the file)"),
+            None => String::new(),
+        };
+        self.corrupt(&format!(
+            "{bad}{place}{others}. It is never served; keep a copy of the folder, then restore a backup, or open once with on_corruption(OnCorruption::Quarantine) to set it aside and forget it"
+        ))
+    }
+
+    /// Where `bytes` stand in the file. Best effort: they may be in the log, or beyond what is searched.
+    fn locate(&self, bytes: &[u8]) -> Option<u64> {
+        const SEARCHED: u64 = 64 << 20;
+        if bytes.is_empty() {
+            return None;
+        }
+        let mut file = self.image.lock();
+        file.seek(SeekFrom::Start(0)).ok()?;
+        let mut content = Vec::new();
+        Read::by_ref(&mut *file).take(SEARCHED).read_to_end(&mut content).ok()?;
+        let at = content.windows(bytes.len()).position(|window| window == bytes)?;
+        u64::try_from(at).ok()
     }
 
     pub(super) fn corrupt(&self, what: &str) -> Fault {

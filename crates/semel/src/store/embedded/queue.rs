@@ -69,8 +69,8 @@ impl<T> Queue<T> {
         Taken::Jobs
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.inner.lock().waiting.is_empty()
+    pub(super) fn len(&self) -> usize {
+        self.inner.lock().waiting.len()
     }
 
     /// What waits is still taken, nothing new gets in.

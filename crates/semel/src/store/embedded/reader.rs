@@ -1,12 +1,13 @@
 //! Reading beside the writer. A read never waits for a sync: the log is read as of the last commit.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use rusqlite::Connection;
 
+use super::check;
 use super::schema::{self, Role};
-use super::table::{self, RowError};
+use super::table::{self, BadRow, RowError};
 use crate::key::KeyId;
 use crate::record::{Phase, Record};
 use crate::store::{MarkId, Page, Scan, Snapshot};
@@ -21,6 +22,8 @@ pub(super) struct Readers {
     /// For listings: held for a page.
     pages: Mutex<Connection>,
     next: AtomicUsize,
+    /// The number of the last row that was checked in passing.
+    scrubbed: AtomicI64,
 }
 
 /// The most rows a page looks at, so that a listing that finds little does not hold up its thread.
@@ -32,7 +35,12 @@ const PAGE_BYTES: usize = 4 << 20;
 impl Readers {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
         let open = || schema::connect(path, Role::Reader).map(Mutex::new);
-        Ok(Self { points: [open()?, open()?], pages: open()?, next: AtomicUsize::new(0) })
+        Ok(Self {
+            points: [open()?, open()?],
+            pages: open()?,
+            next: AtomicUsize::new(0),
+            scrubbed: AtomicI64::new(0),
+        })
     }
 
     fn point<T>(&self, read: impl FnOnce(&Connection) -> T) -> T {
@@ -51,6 +59,15 @@ impl Readers {
 
     pub(super) fn mark(&self, mark: MarkId) -> Result<Option<u64>, RowError> {
         self.point(|connection| table::read_mark(connection, mark))
+    }
+
+    /// Checks the next few rows, round and round.
+    pub(super) fn scrub(&self, limit: usize) -> rusqlite::Result<Vec<BadRow>> {
+        let connection = self.pages.lock();
+        let after = self.scrubbed.load(Ordering::Relaxed);
+        let (last, bad) = check::some(&connection, after, limit.min(LOOK_AT), PAGE_BYTES)?;
+        self.scrubbed.store(last.unwrap_or(0), Ordering::Relaxed);
+        Ok(bad)
     }
 
     /// A page of records in the order of their ids. What is in flight is found by its own index.

@@ -30,20 +30,44 @@ pub(super) enum RowError {
 #[derive(Clone, Debug)]
 pub(super) struct BadRow {
     pub(super) table: &'static str,
+    /// Its number, where the table has numbers.
+    pub(super) number: Option<i64>,
     /// The key of the row as it was read.
     pub(super) key: Vec<u8>,
+    /// Its checksum as it was read: what to look for in the file.
+    pub(super) sum: Vec<u8>,
     pub(super) reason: String,
+}
+
+impl BadRow {
+    pub(super) fn at(mut self, number: i64) -> Self {
+        self.number = Some(number);
+        self
+    }
 }
 
 impl fmt::Display for BadRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { table, key, reason } = self;
-        write!(f, "the row x'")?;
-        hex::write(f, key)?;
-        write!(
-            f,
-            "' of table {table} is damaged: {reason}. It is not served; keep a copy of the folder, then restore a backup or set the row aside (on_corruption: quarantine)"
-        )
+        match self.number {
+            Some(number) => write!(f, "row {number} ")?,
+            None => write!(f, "the row ")?,
+        }
+        if self.table == META {
+            write!(f, "'{}'", self.key.escape_ascii())?;
+        } else {
+            f.write_str("with id ")?;
+            hex::write(f, &self.key)?;
+        }
+        write!(f, " of table {} is damaged: {}", self.table, self.reason)
+    }
+}
+
+impl RowError {
+    pub(super) fn damaged(self) -> Option<BadRow> {
+        match self {
+            Self::Damaged(bad) => Some(bad),
+            Self::Sql(_) => None,
+        }
     }
 }
 
@@ -103,8 +127,12 @@ pub(super) struct Stored {
 
 /// Checks and reads one row of `records`; the columns are those of [`GET`] from `first` on.
 pub(super) fn read_record(id: &[u8], row: &Row<'_>, first: usize) -> Result<Record, RowError> {
-    let damaged = |reason: String| RowError::Damaged(BadRow { table: RECORDS, key: id.to_vec(), reason });
-    let (ValueRef::Blob(sum), ValueRef::Blob(bytes)) = (row.get_ref(first)?, row.get_ref(first + 1)?) else {
+    let (sum, bytes) = (row.get_ref(first)?, row.get_ref(first + 1)?);
+    let damaged = |reason: String| {
+        let sum = sum.as_blob().unwrap_or_default().to_vec();
+        RowError::Damaged(BadRow { table: RECORDS, number: None, key: id.to_vec(), sum, reason })
+    };
+    let (ValueRef::Blob(sum), ValueRef::Blob(bytes)) = (sum, bytes) else {
         return Err(damaged("a column has a type it cannot have".into()));
     };
     if sum != checksum(RECORDS, id, bytes) {
@@ -121,7 +149,7 @@ pub(super) fn key_id(row: &Row<'_>) -> Result<KeyId, RowError> {
     };
     key.try_into().map(KeyId::from_bytes).map_err(|_| {
         let reason = "its id has not 16 bytes".to_owned();
-        RowError::Damaged(BadRow { table: RECORDS, key: key.to_vec(), reason })
+        RowError::Damaged(BadRow { table: RECORDS, number: None, key: key.to_vec(), sum: Vec::new(), reason })
     })
 }
 
@@ -219,16 +247,21 @@ pub(super) fn read_meta(connection: &Connection, name: &str) -> Result<Option<Ve
         .query_row([name], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let Some((sum, value)) = row else { return Ok(None) };
-    check_meta(name, &sum, &value)?;
+    check_meta(name.as_bytes(), &sum, &value)?;
     Ok(Some(value))
 }
 
-pub(super) fn check_meta(name: &str, sum: &[u8], value: &[u8]) -> Result<(), RowError> {
-    if sum == checksum(META, name.as_bytes(), value) {
+pub(super) fn check_meta(name: &[u8], sum: &[u8], value: &[u8]) -> Result<(), RowError> {
+    if sum == checksum(META, name, value) {
         return Ok(());
     }
-    let reason = "its checksum does not match".to_owned();
-    Err(RowError::Damaged(BadRow { table: META, key: name.as_bytes().to_vec(), reason }))
+    Err(bad_fact(name, sum, "its checksum does not match"))
+}
+
+/// A fact that cannot be used.
+pub(super) fn bad_fact(name: &[u8], sum: &[u8], reason: &str) -> RowError {
+    let (key, sum, reason) = (name.to_vec(), sum.to_vec(), reason.to_owned());
+    RowError::Damaged(BadRow { table: META, number: None, key, sum, reason })
 }
 
 pub(super) fn write_meta(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<()> {
@@ -248,9 +281,7 @@ pub(super) mod fact {
 
 /// The fence floor is kept as decimal digits, so that an operator can read it.
 pub(super) fn read_floor(connection: &Connection) -> Result<Fence, RowError> {
-    let damaged = |reason: &str| {
-        RowError::Damaged(BadRow { table: META, key: fact::FLOOR.into(), reason: reason.to_owned() })
-    };
+    let damaged = |reason| bad_fact(fact::FLOOR.as_bytes(), &[], reason);
     let value = read_meta(connection, fact::FLOOR)?.ok_or_else(|| damaged("it is missing"))?;
     let digits = str::from_utf8(&value).ok().and_then(|digits| digits.parse().ok());
     digits.map(Fence::new).ok_or_else(|| damaged("it is not a number"))
@@ -262,7 +293,7 @@ pub(super) fn write_floor(connection: &Connection, floor: Fence) -> rusqlite::Re
 
 // === marks ===
 
-const MARKS: &str = "marks";
+pub(super) const MARKS: &str = "marks";
 
 pub(super) fn read_mark(connection: &Connection, mark: MarkId) -> Result<Option<u64>, RowError> {
     let row: Option<(Vec<u8>, i64)> = connection
@@ -277,7 +308,7 @@ pub(super) fn check_mark(id: &[u8], sum: &[u8], value: i64) -> Result<u64, RowEr
         return Ok(value.cast_unsigned());
     }
     let reason = "its checksum does not match".to_owned();
-    Err(RowError::Damaged(BadRow { table: MARKS, key: id.to_vec(), reason }))
+    Err(RowError::Damaged(BadRow { table: MARKS, number: None, key: id.to_vec(), sum: sum.to_vec(), reason }))
 }
 
 pub(super) fn write_mark(connection: &Connection, mark: MarkId, value: u64) -> rusqlite::Result<()> {

@@ -2,11 +2,14 @@
 //! `semel-proof`.
 
 mod basics;
+mod damage;
+mod open;
+mod pressure;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::EmbeddedStore;
+use super::{EmbeddedBuilder, EmbeddedStore};
 use crate::fingerprint::Fingerprint;
 use crate::key::{Hint, KeyId};
 use crate::outcome::Outcome;
@@ -25,12 +28,24 @@ impl Place {
         Self { folder: tempfile::tempdir().unwrap(), clock: ManualClock::default() }
     }
 
+    /// As [`new`](Self::new), in memory where the machine has such a place: for tests that open thousands of
+    /// stores and would only wait for syncs.
+    fn quick(clock: &ManualClock) -> Self {
+        let memory = std::path::Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        Self { folder: folder.unwrap(), clock: clock.clone() }
+    }
+
     fn path(&self) -> std::path::PathBuf {
         self.folder.path().join("data")
     }
 
+    fn builder(&self) -> EmbeddedBuilder {
+        EmbeddedStore::builder(self.path()).clock(self.clock.clone())
+    }
+
     fn try_open(&self) -> Result<EmbeddedStore, Error> {
-        EmbeddedStore::builder(self.path()).clock(self.clock.clone()).open()
+        self.builder().open()
     }
 
     fn open(&self) -> EmbeddedStore {

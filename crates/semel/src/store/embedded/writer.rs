@@ -44,11 +44,8 @@ impl Shared {
     }
 
     /// Says what a row error means to a caller.
-    pub(super) fn explain(&self, error: RowError) -> Fault {
-        match error {
-            RowError::Sql(error) => self.faults.explain(&error),
-            RowError::Damaged(bad) => self.faults.corrupt(&bad.to_string()),
-        }
+    pub(super) fn explain(&self, error: &RowError) -> Error {
+        self.faults.explain_row(error).into()
     }
 
     fn submit(&self, job: Job) -> Result<(), Error> {
@@ -160,14 +157,14 @@ impl<'a> Writing<'a> {
     /// Executes a command on a record, inside the job's transaction.
     pub(crate) fn apply(&mut self, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (ruling, _) =
-            self.execute(id, &command).map_err(|trouble| self.shared.explain(trouble.into()))?;
+            self.execute(id, &command).map_err(|trouble| self.shared.explain(&trouble.into()))?;
         self.changes.push((id, command, ruling.clone()));
         Ok(ruling)
     }
 
     /// What a row error means to a caller.
-    pub(super) fn explain(&self, error: RowError) -> Error {
-        self.shared.explain(error).into()
+    pub(super) fn explain(&self, error: &RowError) -> Error {
+        self.shared.explain(error)
     }
 
     fn execute(&self, id: KeyId, command: &Command) -> Result<(Ruling, Written), Trouble> {
@@ -334,7 +331,7 @@ impl Writer {
     }
 
     fn checkpoint(&mut self) {
-        let load = if self.shared.queue.is_empty() { Load::Idle } else { Load::Busy };
+        let load = if self.shared.queue.len() == 0 { Load::Idle } else { Load::Busy };
         if let Err(error) = self.log.tend(&self.connection, load) {
             if fault::failed_sync(&error) {
                 let fault = self.shared.faults.poisoned(&error);
@@ -383,7 +380,7 @@ impl Writing<'_> {
             Job::Command(ordered) => match self.execute(ordered.id, &ordered.command) {
                 Ok((ruling, written)) => (Pending::Command(ordered, Ok(ruling), written), None),
                 Err(Trouble::Read(error)) => {
-                    let told = Err(self.shared.explain(error).into());
+                    let told = Err(self.shared.explain(&error));
                     (Pending::Command(ordered, told, Written::No), None)
                 }
                 Err(Trouble::Write(error)) => {

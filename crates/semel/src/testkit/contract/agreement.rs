@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::context::Context;
-use super::expecting::{OTHER_PAYLOAD, PAYLOAD, PHASES, outcome};
+use super::expecting::{OTHER_PAYLOAD, PAYLOAD, PHASES, outcome, timeless};
 use super::listing::scan_all;
 use super::sweeping::sweep_all;
 use crate::key::{Hint, KeyId};
@@ -27,7 +27,7 @@ pub async fn random_commands_agree_with_the_rules(context: &Context) {
 /// ruling and every record. The same seed gives the same commands.
 ///
 /// Few keys, owners and payloads, so that they meet; times jump to the edges of leases and retentions, one
-/// microsecond before, at, and after. Where the store's clock cannot be moved, no time passes and times are not
+/// microsecond before, at, and after; a store that can be opened again is, now and then. Where the store's clock cannot be moved, no time passes and times are not
 /// compared.
 ///
 /// # Panics
@@ -36,17 +36,18 @@ pub async fn agrees_with_the_rules(context: &Context, seed: u64, steps: usize) {
     let mut run = Run::new(context, seed);
     for step in 0..steps {
         run.step = step;
-        match run.dice.below(20) {
-            0..16 => run.command().await,
-            16..18 => run.let_time_pass(),
-            18 => run.sweep().await,
-            _ => run.list().await,
+        match run.dice.below(100) {
+            0..80 => run.command().await,
+            80..90 => run.let_time_pass(),
+            90..95 => run.sweep().await,
+            95..99 => run.list().await,
+            _ => run.open_again().await,
         }
     }
 }
 
 /// A generator of its own (splitmix64), so that a seed means the same commands for ever.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     fn roll(&mut self) -> u64 {
@@ -57,7 +58,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.roll() % end
     }
 
@@ -177,19 +178,7 @@ impl<'a> Run<'a> {
             win.grant = Grant::from_parts(expected.owner, expected.fence);
         }
         if !self.times_count() {
-            for ruling in [&mut store, &mut rules] {
-                match ruling {
-                    Ruling::Won(win) => win.lease_left = Duration::ZERO,
-                    Ruling::Busy { lease_left: left }
-                    | Ruling::Accepted { lease_left: left }
-                    | Ruling::Replay { expires_in: left, .. } => *left = Duration::ZERO,
-                    Ruling::Conflict
-                    | Ruling::InDoubt
-                    | Ruling::Expired
-                    | Ruling::Lost { .. }
-                    | Ruling::Refused { .. } => {}
-                }
-            }
+            (store, rules) = (timeless(store), timeless(rules));
         }
         self.same("another ruling", &store, &rules);
     }
@@ -255,6 +244,14 @@ impl<'a> Run<'a> {
             }
             let kept = self.context.get(id).await;
             self.compare_records(kept.as_ref(), self.model.get(&id));
+        }
+    }
+
+    /// Closing and opening the store changes nothing.
+    async fn open_again(&mut self) {
+        if self.context.can_reopen() {
+            self.note("close and open".to_owned());
+            self.context.open_again().await;
         }
     }
 

@@ -181,6 +181,22 @@ pub(super) fn lost(ruling: Ruling) -> Option<Arc<Outcome>> {
     }
 }
 
+/// A ruling without what is left of something: for comparing where time goes on.
+pub(super) fn timeless(mut ruling: Ruling) -> Ruling {
+    match &mut ruling {
+        Ruling::Won(win) => win.lease_left = Duration::ZERO,
+        Ruling::Busy { lease_left: left }
+        | Ruling::Accepted { lease_left: left }
+        | Ruling::Replay { expires_in: left, .. } => *left = Duration::ZERO,
+        Ruling::Conflict
+        | Ruling::InDoubt
+        | Ruling::Expired
+        | Ruling::Lost { .. }
+        | Ruling::Refused { .. } => {}
+    }
+    ruling
+}
+
 /// Waits for what a healthy store does soon; names it where it does not come.
 pub(super) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     const SOON: Duration = Duration::from_secs(10);

@@ -1,0 +1,207 @@
+//! Many callers, little room, a slow disk.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::store::{ErrorKind, Scan};
+
+/// Holds the writer inside a transaction until told otherwise.
+struct Hold {
+    release: mpsc::Sender<()>,
+    held: JoinSet<Result<(), Error>>,
+}
+
+impl Hold {
+    async fn on(store: &Arc<EmbeddedStore>) -> Self {
+        let (release, released) = mpsc::channel::<()>();
+        let (entered, is_in) = tokio::sync::oneshot::channel();
+        let mut held = JoinSet::new();
+        let store = Arc::clone(store);
+        held.spawn(async move {
+            store
+                .write(move |_| {
+                    let _ = entered.send(());
+                    // Also when the test is over and the sender gone.
+                    let _ = released.recv();
+                    Ok(())
+                })
+                .await
+        });
+        is_in.await.unwrap();
+        Self { release, held }
+    }
+
+    async fn end(mut self) {
+        drop(self.release);
+        while let Some(done) = self.held.join_next().await {
+            done.unwrap().unwrap();
+        }
+    }
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("the condition comes true in time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_claims_share_one_sync() {
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let hold = Hold::on(&store).await;
+    let before = store.shared.commits.load(Ordering::Relaxed);
+    let mut calls = JoinSet::new();
+    for number in 0..100 {
+        let store = Arc::clone(&store);
+        calls.spawn(async move { store.apply(id(number), claim()).await });
+    }
+    until(|| store.shared.queue.len() == 100).await;
+    hold.end().await;
+    while let Some(call) = calls.join_next().await {
+        let _ = won(call.unwrap().unwrap());
+    }
+    let commits = store.shared.commits.load(Ordering::Relaxed) - before;
+    assert_eq!(commits, 2, "the held one, and one for all hundred");
+}
+
+// X6: N claims of one key in one batch have one winner.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_many_times_in_one_batch() {
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let hold = Hold::on(&store).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..50 {
+        let store = Arc::clone(&store);
+        calls.spawn(async move { store.apply(id(1), claim()).await });
+    }
+    until(|| store.shared.queue.len() == 50).await;
+    hold.end().await;
+    let rulings: Vec<_> = calls.join_all().await.into_iter().map(Result::unwrap).collect();
+    let wins = rulings.iter().filter(|ruling| matches!(ruling, Ruling::Won(_))).count();
+    let busy = rulings.iter().filter(|ruling| matches!(ruling, Ruling::Busy { .. })).count();
+    assert_eq!((wins, busy), (1, 49));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replays_and_refusals_do_not_wait_for_the_writer() {
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    finish(&store, id(1), "done").await;
+    let _ = won(store.apply(id(2), claim()).await.unwrap());
+    let hold = Hold::on(&store).await;
+    let reads = async {
+        let _ = replayed(store.apply(id(1), claim()).await.unwrap());
+        assert_eq!(store.apply(id(1), claim_as(Owner::random(), 2)).await.unwrap(), Ruling::Conflict);
+        assert!(matches!(store.apply(id(2), claim()).await.unwrap(), Ruling::Busy { .. }));
+        assert!(store.get(id(2)).await.unwrap().is_some());
+        assert_eq!(store.scan(Scan { phase: None, after: None, limit: 9 }).await.unwrap().items.len(), 2);
+    };
+    tokio::time::timeout(Duration::from_secs(20), reads).await.expect("nothing waits for the writer");
+    hold.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_refuses_and_recovers() {
+    let place = Place::new();
+    let store = Arc::new(place.builder().queue_limit(1).open().unwrap());
+    let hold = Hold::on(&store).await;
+    let waiting = {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { store.apply(id(1), claim()).await })
+    };
+    until(|| store.shared.queue.len() == 1).await;
+    let error = store.apply(id(2), claim()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    hold.end().await;
+    let _ = won(waiting.await.unwrap().unwrap());
+    let _ = won(store.apply(id(2), claim()).await.unwrap());
+}
+
+// cancel-safety: a dropped call leaves nothing behind that hurts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_call_is_executed_or_not_and_hurts_nobody() {
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let hold = Hold::on(&store).await;
+    let owner = Owner::random();
+    let dropped = {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { store.apply(id(1), claim_as(owner, 1)).await })
+    };
+    until(|| store.shared.queue.len() == 1).await;
+    dropped.abort();
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    hold.end().await;
+    let _ = won(store.apply(id(1), claim_as(owner, 1)).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_the_store_executes_what_waits() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 0..20 {
+        // Sent, and nobody waits for the answer.
+        let mut call = store.apply(id(number), claim());
+        assert!(
+            std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context)))
+                .await
+                .is_pending()
+        );
+    }
+    drop(store);
+    let store = place.open();
+    for number in 0..20 {
+        assert!(store.get(id(number)).await.unwrap().is_some());
+    }
+}
+
+/// As `disk_full`, with a limit that SQLite keeps: no room for new pages.
+#[tokio::test(flavor = "multi_thread")]
+async fn disk_full_of_pages() {
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    finish(&store, id(1), "done").await;
+    let limit_pages = |limit: u32| {
+        store.write(move |writing| {
+            let sql = format!("PRAGMA max_page_count = {limit}");
+            writing.transaction().execute_batch(&sql).map_err(|error| writing.explain(&error.into()))
+        })
+    };
+    limit_pages(1).await.unwrap();
+    // A batch in which some fit and some do not: those that fit are kept.
+    let grant = won(store.apply(id(2), claim()).await.unwrap());
+    let hold = Hold::on(&store).await;
+    let mut calls = JoinSet::new();
+    for (number, size) in [(2, 100_000), (3, 0), (4, 0)] {
+        let caller = Arc::clone(&store);
+        calls.spawn(async move {
+            match size {
+                0 => (number, caller.apply(id(number), claim()).await),
+                _ => (number, caller.apply(id(number), complete(grant, &"x".repeat(size))).await),
+            }
+        });
+        until(|| store.shared.queue.len() >= usize::try_from(number - 1).unwrap()).await;
+    }
+    hold.end().await;
+    for (number, answer) in calls.join_all().await {
+        match number {
+            2 => {
+                let error = answer.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+            }
+            _ => drop(won(answer.unwrap())),
+        }
+    }
+    let _ = replayed(store.apply(id(1), claim()).await.unwrap());
+    limit_pages(1_000_000).await.unwrap();
+    let again = store.apply(id(2), complete(grant, &"x".repeat(100_000))).await.unwrap();
+    assert!(matches!(again, Ruling::Accepted { .. }));
+}
