@@ -25,10 +25,14 @@ impl World {
     /// and a store that lost both comes back at a later time than the highest.
     fn rank_fences(&mut self) {
         let mut known: Vec<Fence> = Vec::with_capacity(8);
-        self.each_fence(|fence| known.push(*fence));
+        self.each_fence(|fence| known.extend((*fence != Fence::default()).then_some(*fence)));
         known.sort_unstable();
         known.dedup();
         self.each_fence(|fence| {
+            if *fence == Fence::default() {
+                // None was given yet.
+                return;
+            }
             let above = known.partition_point(|other| other <= fence);
             *fence = Fence::new(NOW.as_micros() - 1 - (known.len() - above) as u64);
         });

@@ -68,7 +68,8 @@ fn caught(mutant: Mutant, mode: Mode, budget: Budget, broken: &'static str) {
 
 fn limit(mode: Mode, budget: Budget, broken: &'static str) {
     // All of one payload: the shortest way is not about conflicts.
-    let protocol = Protocol { payloads: vec![0; 3], ..Protocol::new(mode, 3, budget) };
+    let mut protocol = Protocol::new(mode, 3, budget);
+    protocol.payloads = vec![0; 3];
     match way_to(protocol, broken) {
         Some(path) => println!("{mode:?} does not promise {broken:?}:{}", story(path)),
         None => panic!("{mode:?} keeps {broken:?} under {budget:?} after all: promise it"),
