@@ -118,6 +118,27 @@ impl EmbeddedStore {
             .await
     }
 
+    /// Raises a high-water mark inside a transaction of [`transact`](Self::transact), so that it commits together
+    /// with what was applied: for [`Receiver::receive_joined`](crate::window::Receiver::receive_joined). Returns
+    /// where the mark stands.
+    ///
+    /// # Errors
+    /// What SQLite said; a mark that was damaged is an error too, and never taken for absent.
+    pub fn raise_mark_in(
+        transaction: &rusqlite::Transaction<'_>,
+        mark: MarkId,
+        value: u64,
+    ) -> rusqlite::Result<u64> {
+        raise_mark(transaction, mark, value).map_err(|error| match error {
+            RowError::Sql(error) => error,
+            RowError::Damaged(bad) => rusqlite::Error::FromSqlConversionFailure(
+                0,
+                rusqlite::types::Type::Blob,
+                bad.to_string().into(),
+            ),
+        })
+    }
+
     /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
     /// it is on disk, undone when it fails. Keep it short: everybody waits for it.
     pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>
@@ -270,11 +291,9 @@ impl Store for EmbeddedStore {
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(
-            self.write(move |writing| {
-                raise_mark(writing, mark, value).map_err(|error| writing.explain(&error))
-            }),
-        )
+        Box::pin(self.write(move |writing| {
+            raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
+        }))
     }
 
     fn durability(&self) -> Durability {
@@ -295,12 +314,12 @@ fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowE
     }
 }
 
-fn raise_mark(writing: &Writing<'_>, mark: MarkId, value: u64) -> Result<u64, RowError> {
-    let stands = table::read_mark(writing.transaction(), mark)?;
+fn raise_mark(connection: &rusqlite::Connection, mark: MarkId, value: u64) -> Result<u64, RowError> {
+    let stands = table::read_mark(connection, mark)?;
     match stands {
         Some(stands) if stands >= value => Ok(stands),
         _ => {
-            table::write_mark(writing.transaction(), mark, value)?;
+            table::write_mark(connection, mark, value)?;
             Ok(value)
         }
     }
