@@ -28,6 +28,29 @@ need_commands() {
   fi
 }
 
+# need_servers: what the tests start themselves: redis-server, and postgres with initdb, which Debian keeps off the PATH.
+need_servers() {
+  local before=()
+  command -v redis-server >/dev/null 2>&1 || before+=(redis-server)
+  has_postgres || before+=(postgresql)
+  need_commands redis-server:redis-server openssl:openssl psql:postgresql-client
+  need_postgres
+  # The packages start services of their own, which nobody asked for. Those that were here before are left alone.
+  [ ${#before[@]} -eq 0 ] || [ ! -d /run/systemd/system ] || systemctl disable --now "${before[@]}" || true
+}
+
+need_postgres() {
+  has_postgres || need_commands "no-postgres-yet:postgresql"
+}
+
+has_postgres() {
+  local initdb
+  for initdb in "$(command -v initdb || true)" /usr/lib/postgresql/*/bin/initdb; do
+    [ -x "$initdb" ] && [ -x "$(dirname "$(readlink -f "$initdb")")/postgres" ] && return
+  done
+  return 1
+}
+
 # run_tests SELECTION…: nextest where it is installed, cargo's own runner elsewhere. Counts what passed.
 run_tests() {
   local status=0
