@@ -15,32 +15,33 @@ need_commands() {
   for pair in "$@"; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair#*:}")
   done
-  [ ${#missing[@]} -eq 0 ] && return
-  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
-    step "installing ${missing[*]}"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
-  else
-    echo "Missing: ${missing[*]}. Install with:" >&2
-    echo "  sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
-    echo "then run this again." >&2
-    exit 1
+  install_packages "${missing[@]}"
+}
+
+# need_servers: the servers that tests start themselves. PostgreSQL is looked for where Debian keeps it, off the PATH.
+need_servers() {
+  local missing=()
+  command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
+  has_postgres || missing+=(postgresql)
+  install_packages "${missing[@]}"
+  # A package starts a service of its own, which nobody asked for. One that was here before is left alone.
+  if [ ${#missing[@]} -gt 0 ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now "${missing[@]}"
   fi
 }
 
-# need_servers: what the tests start themselves: redis-server, and postgres with initdb, which Debian keeps off the PATH.
-need_servers() {
-  local before=()
-  command -v redis-server >/dev/null 2>&1 || before+=(redis-server)
-  has_postgres || before+=(postgresql)
-  need_commands redis-server:redis-server openssl:openssl psql:postgresql-client
-  need_postgres
-  # The packages start services of their own, which nobody asked for. Those that were here before are left alone.
-  [ ${#before[@]} -eq 0 ] || [ ! -d /run/systemd/system ] || systemctl disable --now "${before[@]}" || true
-}
-
-need_postgres() {
-  has_postgres || need_commands "no-postgres-yet:postgresql"
+install_packages() {
+  [ $# -gt 0 ] || return 0
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    step "installing $*"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+  else
+    echo "Missing: $*. Install with:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y $*" >&2
+    echo "then run this again." >&2
+    exit 1
+  fi
 }
 
 has_postgres() {

@@ -1,6 +1,6 @@
 //! A Redis Cluster: three primaries, each with a replica.
 
-use std::{collections::HashSet, net::SocketAddr};
+use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
 use crate::{
     Error, Redis, Result, Storage,
@@ -157,9 +157,16 @@ impl RedisCluster {
     /// When there is no node of that number.
     pub fn failover_to(&self, replica: usize) -> Result<()> {
         let replica = &self.nodes[replica];
-        replica.tell(&["CLUSTER", "FAILOVER"])?;
+        wait::for_some("the replica is in step", PATIENCE, || {
+            Ok((replica.info("master_link_status")? == "up").then_some(()))
+        })?;
+        // Redis gives up by itself after five seconds, when the two did not agree; then it has to be asked again.
         wait::for_some("the replica has taken over", PATIENCE, || {
-            Ok((replica.info("role")? == "master").then_some(()))
+            replica.tell(&["CLUSTER", "FAILOVER"])?;
+            Ok(wait::until("", Duration::from_secs(6), || {
+                replica.info("role").is_ok_and(|role| role == "master")
+            })
+            .ok())
         })?;
         self.wait_ok()
     }

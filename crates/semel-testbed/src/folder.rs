@@ -1,7 +1,7 @@
 //! A folder of its own for each server, and a watcher that cleans up when the test process can not.
 //!
 //! A `Drop` does not run when the test process is killed. So a small shell waits on a pipe whose other end this process
-//! holds: at its end of file, whatever the reason, the shell kills the server it was told of and removes the folder.
+//! holds: at its end of file, whatever the reason, the shell kills the server it was told of and removes what it leaves.
 
 use std::{
     fs,
@@ -48,6 +48,9 @@ if [ "$pid" != 0 ]; then
   fi
   kill -KILL $all $(children)
 fi 2>/dev/null
+# A killed PostgreSQL leaves a segment of shared memory, which no folder holds. It noted its number.
+segment=$(sed -n '7s/.* //p' "$1/data/postmaster.pid" 2>/dev/null)
+[ -z "$segment" ] || ipcrm -m "$segment" 2>/dev/null
 n=0
 while [ -e "$1" ] && [ $n -lt 20 ]; do
   rm -rf -- "$1" && break
@@ -59,7 +62,8 @@ done 2>/dev/null
 /// A temporary folder with its watcher. Dropping it removes the folder.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    dir: Option<TempDir>,
+    // Its own drop removes what the watcher could not.
+    dir: TempDir,
     watcher: Child,
     // Closed, not killed, at the end: the shell then cleans up and goes.
     pipe: Mutex<Option<ChildStdin>>,
@@ -92,11 +96,11 @@ impl Folder {
             .spawn()
             .doing(|| "starting the watcher".to_owned())?;
         let pipe = Mutex::new(watcher.stdin.take());
-        Ok(Self { dir: Some(dir), watcher, pipe })
+        Ok(Self { dir, watcher, pipe })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.dir.as_ref().expect("only drop takes the folder").path()
+        self.dir.path()
     }
 
     /// Tells the watcher which process to end with the test.
@@ -119,9 +123,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        drop(self.dir.take());
         drop(self.pipe.lock().take());
-        // Reaps it. There is nobody to tell of a failure.
+        // The watcher now cleans up. There is nobody to tell of a failure.
         let _ = self.watcher.wait();
     }
 }

@@ -53,6 +53,7 @@ mod programs;
 pub mod proxy;
 pub mod redis;
 pub mod resp;
+pub mod sentinel;
 pub mod wait;
 
 pub use self::{
@@ -62,4 +63,5 @@ pub use self::{
     postgres::Postgres,
     proxy::{Direction, FaultProxy},
     redis::Redis,
+    sentinel::Sentinel,
 };

@@ -229,15 +229,6 @@ impl Postgres {
     }
 }
 
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        // A killed server leaves a few bytes of shared memory, which no folder holds.
-        if self.daemon.pid().is_err() {
-            options::remove_shared_memory(self.daemon.folder());
-        }
-    }
-}
-
 /// Shields a program of PostgreSQL from what the caller's environment says of other servers.
 fn plain(command: &mut Command) -> &mut Command {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -4,7 +4,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     sync::atomic::AtomicU32,
 };
 
@@ -55,10 +55,11 @@ impl Options {
     /// [`Error::Missing`](crate::Error::Missing) without `postgres`; otherwise why it did not start, with the end of its
     /// log.
     pub fn start(&self) -> Result<Postgres> {
-        let server =
-            self.start_on(|data, programs, owner| template::copy_to(data, programs, owner), String::new())?;
+        let server = self.start_on(template::copy_to, "")?;
         if let Some(password) = &self.password {
-            server.sql(&format!("ALTER USER postgres PASSWORD '{password}'"))?;
+            // Not to wait for a synchronous standby that the test has yet to start.
+            server
+                .sql(&format!("SET synchronous_commit = local; ALTER USER postgres PASSWORD '{password}'"))?;
         }
         Ok(server)
     }
@@ -79,13 +80,13 @@ impl Options {
             stream.ip(),
             stream.port()
         );
-        self.start_on(fill, lines)
+        self.start_on(fill, &lines)
     }
 
     fn start_on(
         &self,
         fill: impl FnOnce(&Path, &PostgresPrograms, Option<Owner>) -> Result<()>,
-        more: String,
+        more: &str,
     ) -> Result<Postgres> {
         let programs = PostgresPrograms::newest()?;
         let owner = Owner::unless_user(&USERS)?;
@@ -97,8 +98,7 @@ impl Options {
             Ending::Quit,
             folder,
             |folder, port| {
-                let lines = self.lines(folder.path(), port) + &more;
-                write(&data(folder).join("postgresql.conf"), &lines, owner)?;
+                write(&data(folder).join("postgresql.conf"), &self.lines(folder.path(), port, more), owner)?;
                 command(&programs, folder, owner)
             },
             |folder, _, pid| Ok(is_ready(folder, pid)),
@@ -118,12 +118,12 @@ impl Options {
         }
     }
 
-    fn lines(&self, folder: &Path, port: u16) -> String {
+    fn lines(&self, folder: &Path, port: u16, more: &str) -> String {
         // Shared memory for parallel queries lies in the folder, so that it goes with it also after a kill.
         format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{folder}'\n\
              dynamic_shared_memory_type = mmap\nmax_connections = 300\nshared_buffers = 64MB\n\
-             timezone = UTC\nlog_timezone = UTC\nmax_wal_senders = 10\nwal_keep_size = 64MB\n{own}\n",
+             timezone = UTC\nlog_timezone = UTC\nmax_wal_senders = 10\nwal_keep_size = 64MB\n{own}\n{more}",
             folder = folder.display(),
             own = self.lines.join("\n"),
         )
@@ -143,15 +143,6 @@ pub(super) fn is_ready(folder: &Folder, pid: u32) -> bool {
     let status = fs::read_to_string(data(folder).join("postmaster.pid")).unwrap_or_default();
     let mut lines = status.lines();
     lines.next() == Some(pid.to_string().as_str()) && lines.nth(6).is_some_and(|line| line.trim() == "ready")
-}
-
-/// Removes the segment that a killed server noted beside its data.
-pub(super) fn remove_shared_memory(folder: &Folder) {
-    let status = fs::read_to_string(data(folder).join("postmaster.pid")).unwrap_or_default();
-    if let Some(id) = status.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) {
-        // It may be gone already; then there is nothing to do.
-        let _ = Command::new("ipcrm").args(["-m", id]).stderr(Stdio::null()).status();
-    }
 }
 
 fn data(folder: &Folder) -> PathBuf {

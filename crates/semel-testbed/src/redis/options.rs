@@ -110,8 +110,8 @@ impl Options {
                     lines.push_str(&format!("cluster-enabled yes\ncluster-port {port}\n"));
                 }
                 let config = folder.path().join(CONFIG);
-                fs::write(&config, lines + &self.lines.join("\n"))
-                    .doing(|| format!("writing {}", config.display()))?;
+                lines.push_str(&self.lines.join("\n"));
+                fs::write(&config, lines).doing(|| format!("writing {}", config.display()))?;
                 command(config)
             },
             |_, port, pid| is_ready((Ipv4Addr::LOCALHOST, port).into(), pid),
