@@ -194,10 +194,42 @@ mod tests {
         );
     }
 
+    // A forget while invalidations get lost is not heard of. What was read in the gap must not outlive it: neither
+    // what was kept in the gap, nor what arrives after it.
+    #[test]
+    fn what_was_read_while_invalidations_got_lost_is_never_trusted() {
+        let (cache, id, fingerprint, outcome) = parts();
+        cache.trust(Trust::Unconfirmed);
+        let in_the_gap = cache.moment(id);
+        cache.keep(in_the_gap, id, fingerprint, &outcome, LONG);
+        cache.trust(Trust::Confirmed);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        cache.keep(in_the_gap, id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        cache.trust(Trust::Confirmed);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)), "said twice changes nothing");
+    }
+
+    #[test]
+    fn no_bytes_are_no_cache() {
+        let (_, id, fingerprint, outcome) = parts();
+        let cache = HotCache::new(0, Duration::from_secs(10));
+        cache.trust(Trust::Confirmed);
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+    }
+
+    // The store counted from before its answer was on its way.
     #[test]
     fn an_outcome_is_never_replayed_past_its_retention() {
         let (cache, id, fingerprint, outcome) = parts();
         cache.keep(cache.moment(id), id, fingerprint, &outcome, Duration::ZERO);
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        let slow = Moment { at: instant() - Duration::from_secs(2), ..cache.moment(id) };
+        cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(1));
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss), "over before it arrived");
+        cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(60));
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)));
     }
 }
