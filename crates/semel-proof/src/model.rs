@@ -25,6 +25,7 @@ mod step;
 mod store;
 mod world;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use semel::record::{Mode, Terms};
@@ -39,6 +40,8 @@ pub use self::world::{Life, Made, Slot, Stage, Verdict, Witness, Worker, World};
 pub struct Protocol {
     /// The mode of every claim.
     pub mode: Mode,
+    /// The terms of every claim.
+    terms: Arc<Terms>,
     /// What each worker asks for. Two payloads under one key must never meet.
     pub payloads: Vec<u8>,
     /// How often each thing may happen.
@@ -128,7 +131,15 @@ impl Protocol {
     pub fn new(mode: Mode, workers: usize, budget: Budget) -> Self {
         assert!(budget.losses == 0 || budget.clock_steps == 0, "a lost record and a clock step in one model");
         let payloads = (0..workers).map(|worker| u8::from(workers > 1 && worker + 1 == workers)).collect();
-        Self { mode, payloads, budget, mutant: None, only: None }
+        let terms = Terms {
+            mode,
+            lease: LEASE,
+            in_flight_max: LEASE * 2,
+            retention: LEASE * 4,
+            grace: LEASE / 2,
+            memory: LEASE * 2,
+        };
+        Self { mode, terms: Arc::new(terms), payloads, budget, mutant: None, only: None }
     }
 
     /// The same model, broken.
@@ -143,17 +154,6 @@ impl Protocol {
     pub fn only(mut self, name: &'static str) -> Self {
         self.only = Some(name);
         self
-    }
-
-    fn terms(&self) -> Terms {
-        Terms {
-            mode: self.mode,
-            lease: LEASE,
-            in_flight_max: LEASE * 2,
-            retention: LEASE * 4,
-            grace: LEASE / 2,
-            memory: LEASE * 2,
-        }
     }
 
     fn broken_by(&self, mutant: Mutant) -> bool {

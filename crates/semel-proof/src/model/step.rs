@@ -1,5 +1,7 @@
 //! What an action does to the world.
 
+use std::sync::Arc;
+
 use semel::key::Hint;
 use semel::record::{Begin, Claim, Command, Force, Grant, Mode, Phase, Ruling, Settlement, State};
 use semel::time::Timestamp;
@@ -346,7 +348,7 @@ fn claim(protocol: &Protocol, owner: u8, payload: u8, begin: Begin) -> Command {
     Command::Claim(Claim {
         owner: token(owner),
         fingerprint: fingerprint(payload),
-        terms: protocol.terms(),
+        terms: Arc::clone(&protocol.terms),
         begin,
         hint: Hint::default(),
     })

@@ -98,12 +98,14 @@ impl World {
                 ruling
             }
             (Mutant::TakeoverOfBegun, Command::Claim(_)) if phase == Phase::InDoubt => {
-                apply_to_changed(slot, command, now, floor, |record, _| record.terms.mode = Mode::Rerun)
+                apply_to_changed(slot, command, now, floor, |record, _| {
+                    Arc::make_mut(&mut record.terms).mode = Mode::Rerun;
+                })
             }
             (Mutant::StealHeld, Command::Claim(_)) if matches!(phase, Phase::Claimed | Phase::Begun) => {
                 apply_to_changed(slot, command, now, floor, |record, _| {
                     record.lease_until = now;
-                    record.terms.mode = Mode::Rerun;
+                    Arc::make_mut(&mut record.terms).mode = Mode::Rerun;
                 })
             }
             (Mutant::ConflictSkippedInFlight, Command::Claim(_))

@@ -1,5 +1,6 @@
 //! The proofs, in one binary.
 
+mod crash;
 mod hygiene;
 mod model;
 mod schedules;

@@ -68,7 +68,8 @@ fn caught(mutant: Mutant, mode: Mode, budget: Budget, broken: &'static str) {
 
 fn limit(mode: Mode, budget: Budget, broken: &'static str) {
     // All of one payload: the shortest way is not about conflicts.
-    let protocol = Protocol { payloads: vec![0; 3], ..Protocol::new(mode, 3, budget) };
+    let mut protocol = Protocol::new(mode, 3, budget);
+    protocol.payloads = vec![0; 3];
     match way_to(protocol, broken) {
         Some(path) => println!("{mode:?} does not promise {broken:?}:{}", story(path)),
         None => panic!("{mode:?} keeps {broken:?} under {budget:?} after all: promise it"),
@@ -124,7 +125,7 @@ fn model_rerun_four_workers() {
 fn several_lives(mode: Mode) {
     let budget =
         Budget { grants: size(3, 4), crashes: 1, late_packets: size(0, 1), asks: 1, lives: 2, ..NOTHING };
-    holds(&format!("{mode:?}, lives"), Protocol::new(mode, usize::from(size(3, 4)), budget));
+    holds(&format!("{mode:?}, lives"), Protocol::new(mode, 3, budget));
 }
 
 #[test]
@@ -175,8 +176,14 @@ fn model_store_clock_steps_back() {
 // failover_loses_claim: the receiver's key is what makes the loss of a record bearable.
 #[test]
 fn model_keyed_survives_a_lost_record() {
-    let budget =
-        Budget { grants: size(4, 5), crashes: 1, ticks: 1, losses: size(1, 2), forced: 1, ..NOTHING };
+    let budget = Budget {
+        grants: size(4, 5),
+        crashes: 1,
+        ticks: size(0, 1),
+        losses: size(1, 2),
+        forced: 1,
+        ..NOTHING
+    };
     holds(
         "keyed, record lost or forgotten by force",
         Protocol::new(Mode::Keyed, usize::from(size(4, 5)), budget),
