@@ -209,11 +209,8 @@ impl Shared {
     async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
         self.caches.invalidate(id);
         let receipt = [self.process, rand::random()].concat();
-        let mut publish = ::redis::cmd(match self.link.address().dialect() {
-            Dialect::One => "PUBLISH",
-            Dialect::Cluster => "SPUBLISH",
-        });
-        publish.arg(self.names.forgotten()).arg([&id.as_bytes()[..], &receipt].concat());
+        let mut publish = self.publish();
+        publish.arg([&id.as_bytes()[..], &receipt].concat());
         let told = number(&self.link.query(&publish, Sent::Write).await?);
         let mut heard = ::redis::cmd("GET");
         heard.arg(self.names.receipt(&receipt));
@@ -224,6 +221,16 @@ impl Shared {
             pause = (pause * 2).min(Duration::from_millis(20));
         }
         Ok(())
+    }
+
+    /// A message to all processes, still without its content.
+    fn publish(&self) -> ::redis::Cmd {
+        let mut publish = ::redis::cmd(match self.link.address().dialect() {
+            Dialect::One => "PUBLISH",
+            Dialect::Cluster => "SPUBLISH",
+        });
+        publish.arg(self.names.forgotten());
+        publish
     }
 
     async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {

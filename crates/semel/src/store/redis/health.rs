@@ -105,6 +105,12 @@ impl Shared {
             warnings.extend(facts.warnings());
         }
         warnings.dedup();
+        // A script that may write but not publish would fail after its write: better now than then.
+        let mut publish = self.publish();
+        publish.arg("");
+        if let Err(error) = numbered.wire.query(&publish).await {
+            return Err(self.link.failed(error, numbered.number, Sent::Read).await);
+        }
         let mut state = self.health.state.lock();
         if state.unfit != unfit {
             match &unfit {
