@@ -38,7 +38,8 @@ use self::names::Names;
 use self::replicas::Replicas;
 use self::script::{Answer, Dialect, Rules};
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
+    Watch,
 };
 use crate::key::KeyId;
 use crate::record::{self, Claim, Command, Fence, Ruling, State};
@@ -127,18 +128,20 @@ impl Shared {
             if let Some(refusal) = self.refusal() {
                 return self.apply_without_winning(id, &command, refusal).await;
             }
-            if self.guess.replay_is_likely() {
-                if let Some(replay) = self.replay(id, claim).await? {
-                    self.guess.was_replay();
-                    return Ok(replay);
-                }
+            if self.guess.replay_is_likely()
+                && let Some(replay) = self.replay(id, claim).await?
+            {
+                self.guess.was_replay();
+                return Ok(replay);
             }
         }
         let ruling = self.execute(id, &command).await?;
         match (&command, &ruling) {
             (Command::Claim(_), Ruling::Replay { .. }) => self.guess.was_replay(),
             (Command::Claim(_), _) => self.guess.was_not(),
-            (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) => self.tell_caches(id).await?,
+            (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) => {
+                self.tell_caches(id).await?;
+            }
             _ => {}
         }
         Ok(ruling)
@@ -181,7 +184,12 @@ impl Shared {
     }
 
     /// Answers a claim as the rules do, but refuses where it would be won.
-    async fn apply_without_winning(&self, id: KeyId, command: &Command, refusal: Error) -> Result<Ruling, Error> {
+    async fn apply_without_winning(
+        &self,
+        id: KeyId,
+        command: &Command,
+        refusal: Error,
+    ) -> Result<Ruling, Error> {
         let Some(Snapshot { record, now, .. }) = self.get(id).await? else { return Err(refusal) };
         match record::apply(&mut Some(record), command, now, Fence::default()) {
             Ruling::Won(_) => Err(refusal),
@@ -241,7 +249,10 @@ impl Shared {
             return Err(Error::new(ErrorKind::Ambiguous, "the secret is gone as soon as it was written"));
         };
         let kept: [u8; 32] = kept.try_into().map_err(|_| {
-            Error::new(ErrorKind::Corrupt, "the key of Semel's secret holds something else: choose another prefix")
+            Error::new(
+                ErrorKind::Corrupt,
+                "the key of Semel's secret holds something else: choose another prefix",
+            )
         })?;
         Ok(Secret::from_bytes(kept))
     }
@@ -274,7 +285,9 @@ fn mark_value(value: &Value) -> Result<u64, Error> {
 fn number(value: &Value) -> i64 {
     match value {
         Value::Int(number) => *number,
-        Value::BulkString(digits) => str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(0),
+        Value::BulkString(digits) => {
+            str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+        }
         _ => 0,
     }
 }

@@ -10,8 +10,8 @@ use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use redis::io::tcp::TcpSettings;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, RedisResult,
-    TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisResult, TlsCertificates, TlsMode, Value,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -30,7 +30,10 @@ pub(super) enum Address {
     One(Box<Client>),
     /// The client asks the sentinels anew for every connection.
     Sentinel(Box<tokio::sync::Mutex<SentinelClient>>),
-    Cluster { nodes: Vec<ConnectionInfo>, certificates: Option<TlsCertificates> },
+    Cluster {
+        nodes: Vec<ConnectionInfo>,
+        certificates: Option<TlsCertificates>,
+    },
 }
 
 /// An open connection that many calls share.
@@ -82,9 +85,8 @@ impl Address {
             let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             info.set_tcp_settings(TcpSettings::default().set_nodelay(true)).set_redis_settings(redis)
         };
-        let node = |host: &str, secure| {
-            parts.node(host, secure).into_connection_info().map(resp3).map_err(bad)
-        };
+        let node =
+            |host: &str, secure| parts.node(host, secure).into_connection_info().map(resp3).map_err(bad);
         if matches!(parts.scheme, "rediss" | "rediss-cluster" | "rediss-sentinel") {
             // Somebody else may have installed one already: then that one is used.
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -103,16 +105,21 @@ impl Address {
                 let nodes = parts.hosts.iter().map(|host| node(host, secure)).collect::<Result<_, _>>()?;
                 Ok(Self::Cluster { nodes, certificates })
             }
-            "redis-sentinel" | "rediss-sentinel" => sentinel(&parts, secure, certificates, node).map_err(|error| match error {
-                SentinelUrl::Node(error) => error,
-                SentinelUrl::Client(error) => bad(error),
-                SentinelUrl::NoName => setup(
-                    "a Sentinel URL names the service: redis-sentinel://host:26379,host:26379/mymaster".to_owned(),
-                    None,
-                ),
-            }),
+            "redis-sentinel" | "rediss-sentinel" => {
+                sentinel(&parts, secure, certificates, node).map_err(|error| match error {
+                    SentinelUrl::Node(error) => error,
+                    SentinelUrl::Client(error) => bad(error),
+                    SentinelUrl::NoName => setup(
+                        "a Sentinel URL names the service: redis-sentinel://host:26379,host:26379/mymaster"
+                            .to_owned(),
+                        None,
+                    ),
+                })
+            }
             other => Err(setup(
-                format!("{other}:// is no Redis URL; there are redis://, rediss://, redis-cluster:// and redis-sentinel://"),
+                format!(
+                    "{other}:// is no Redis URL; there are redis://, rediss://, redis-cluster:// and redis-sentinel://"
+                ),
                 None,
             )),
         }
@@ -181,8 +188,12 @@ fn sentinel(
     if service.is_empty() {
         return Err(SentinelUrl::NoName);
     }
-    let nodes: Vec<ConnectionInfo> =
-        parts.hosts.iter().map(|host| node(host, secure)).collect::<Result<_, _>>().map_err(SentinelUrl::Node)?;
+    let nodes: Vec<ConnectionInfo> = parts
+        .hosts
+        .iter()
+        .map(|host| node(host, secure))
+        .collect::<Result<_, _>>()
+        .map_err(SentinelUrl::Node)?;
     let user = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
     let addresses = nodes.iter().map(|node| node.addr().clone());
     let mut builder = SentinelClientBuilder::new(addresses, service, SentinelServerType::Master)

@@ -157,5 +157,6 @@ impl RedisBuilder {
 }
 
 fn thread_failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::new(ErrorKind::Unavailable, "the thread of the Redis store could not be started").with_source(error)
+    Error::new(ErrorKind::Unavailable, "the thread of the Redis store could not be started")
+        .with_source(error)
 }

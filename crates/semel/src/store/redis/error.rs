@@ -16,7 +16,11 @@ pub(super) enum Sent {
 /// What each error reply means: its code, the kind, and what to do. A reply of an error means that nothing was
 /// changed: the script's first write is its last, and Redis refuses before it.
 const REPLIES: &[(&str, ErrorKind, &str)] = &[
-    ("NOSCRIPT", ErrorKind::Unavailable, "the server forgot the script again and again: is something flushing scripts?"),
+    (
+        "NOSCRIPT",
+        ErrorKind::Unavailable,
+        "the server forgot the script again and again: is something flushing scripts?",
+    ),
     ("READONLY", ErrorKind::Unavailable, "the server is a replica now; the new primary is looked for"),
     ("LOADING", ErrorKind::Unavailable, "the server is still reading its data from disk"),
     ("MASTERDOWN", ErrorKind::Unavailable, "the server has lost its primary"),
@@ -26,15 +30,27 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("ASK", ErrorKind::Unavailable, "the slot is being moved; use a redis-cluster:// URL for a cluster"),
     ("BUSY", ErrorKind::Unavailable, "somebody's script blocks the server"),
     ("UNBLOCKED", ErrorKind::Unavailable, "the server became a replica while it waited"),
-    ("NOREPLICAS", ErrorKind::Unavailable, "the server refuses writes until it has enough replicas (min-replicas-to-write)"),
-    ("MISCONF", ErrorKind::Unavailable, "the server refuses writes because it cannot save to disk: free its disk"),
+    (
+        "NOREPLICAS",
+        ErrorKind::Unavailable,
+        "the server refuses writes until it has enough replicas (min-replicas-to-write)",
+    ),
+    (
+        "MISCONF",
+        ErrorKind::Unavailable,
+        "the server refuses writes because it cannot save to disk: free its disk",
+    ),
     ("OOM", ErrorKind::Full, "the server's memory is full: raise maxmemory or shorten the retention"),
     ("NOAUTH", ErrorKind::Setup, "the server wants a password: put it into the URL"),
     ("WRONGPASS", ErrorKind::Setup, "user or password is wrong"),
     ("NOPERM", ErrorKind::Setup, "the user lacks rights: see docs/redis-store.md for the list"),
     ("WRONGTYPE", ErrorKind::Corrupt, "a key of Semel holds something else: give Semel a prefix of its own"),
     ("CROSSSLOT", ErrorKind::Setup, "keys of one call are on different shards"),
-    ("SEMELVERSION", ErrorKind::Incompatible, "the record was written by a newer version of Semel: upgrade this one"),
+    (
+        "SEMELVERSION",
+        ErrorKind::Incompatible,
+        "the record was written by a newer version of Semel: upgrade this one",
+    ),
     ("SEMELDAMAGED", ErrorKind::Corrupt, "the record is damaged"),
 ];
 
@@ -46,7 +62,8 @@ pub(super) fn of(error: RedisError, sent: Sent) -> Error {
 
 /// Whether the connection cannot be used any more, or leads to the wrong server.
 pub(super) fn needs_new_connection(error: &RedisError) -> bool {
-    let wrong_server = matches!(code(error), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH" | "UNBLOCKED"));
+    let wrong_server =
+        matches!(code(error), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH" | "UNBLOCKED"));
     // After a timeout the answer may still come: the client drops it, but the server may as well be gone.
     wrong_server || error.is_unrecoverable_error() || error.is_io_error()
 }
@@ -64,10 +81,15 @@ fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
         return (ErrorKind::Setup, "Redis refused the user or password in the URL".to_owned());
     }
     if error.is_connection_refusal() {
-        return (ErrorKind::Unavailable, "the Redis server does not take connections: is it running?".to_owned());
+        return (
+            ErrorKind::Unavailable,
+            "the Redis server does not take connections: is it running?".to_owned(),
+        );
     }
     match sent {
-        Sent::Read => (ErrorKind::Unavailable, format!("the Redis server did not answer ({})", error.category())),
+        Sent::Read => {
+            (ErrorKind::Unavailable, format!("the Redis server did not answer ({})", error.category()))
+        }
         Sent::Write => (
             ErrorKind::Ambiguous,
             format!("the call was sent to Redis and its answer did not come ({})", error.category()),

@@ -100,6 +100,15 @@ impl Shared {
         let mut unfit = None;
         for node in &nodes {
             let facts = self.facts(numbered, node).await?;
+            if facts.of("role").is_some_and(|role| role != "master") {
+                // After a failover the next connection leads to the new primary; the first one is somebody's mistake.
+                self.link.give_up(numbered.number).await;
+                let first = self.health.state.lock().connection == 0;
+                return Err(Error::new(
+                    if first { ErrorKind::Setup } else { ErrorKind::Unavailable },
+                    "the Redis server is a replica, which takes no writes: give the URL of its primary, or of Sentinel",
+                ));
+            }
             unfit = unfit.or(facts.unfit(self.link.address().dialect()));
             self.rules.server_is(facts.version());
             warnings.extend(facts.warnings());
@@ -114,7 +123,9 @@ impl Shared {
         let mut state = self.health.state.lock();
         if state.unfit != unfit {
             match &unfit {
-                Some(why) => tracing::error!(store = %self.name, why, "the Redis server is unfit: no claims are granted"),
+                Some(why) => {
+                    tracing::error!(store = %self.name, why, "the Redis server is unfit: no claims are granted");
+                }
                 None => tracing::info!(store = %self.name, "the Redis server is fit again"),
             }
         }
@@ -230,10 +241,10 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     loop {
         tokio::select! {
             _ = checks.tick() => {
-                if let Ok(mut numbered) = shared.link.wire().await {
-                    if let Err(error) = shared.examine(&mut numbered).await {
-                        tracing::warn!(store = %shared.name, %error, "the Redis server's settings could not be read");
-                    }
+                if let Ok(mut numbered) = shared.link.wire().await
+                    && let Err(error) = shared.examine(&mut numbered).await
+                {
+                    tracing::warn!(store = %shared.name, %error, "the Redis server's settings could not be read");
                 }
             }
             _ = beats.tick() => {
@@ -272,13 +283,9 @@ impl Facts {
         if self.version() < need {
             let (major, minor) = need;
             let version = self.of("redis_version").unwrap_or("of an unknown version");
-            return Some(format!("the Redis server is {version}, Semel needs {major}.{minor} or newer here: upgrade it"));
-        }
-        if self.of("role").is_some_and(|role| role != "master") {
-            return Some(
-                "the Redis server is a replica, which takes no writes: give the URL of its primary, or of Sentinel"
-                    .to_owned(),
-            );
+            return Some(format!(
+                "the Redis server is {version}, Semel needs {major}.{minor} or newer here: upgrade it"
+            ));
         }
         match self.of("maxmemory-policy").or(self.of("maxmemory_policy")) {
             Some("noeviction") => None,
@@ -287,7 +294,8 @@ impl Facts {
                  happens twice: set maxmemory-policy noeviction, or use another server"
             )),
             None => Some(
-                "the Redis server does not say its maxmemory-policy: allow the user CONFIG GET or INFO".to_owned(),
+                "the Redis server does not say its maxmemory-policy: allow the user CONFIG GET or INFO"
+                    .to_owned(),
             ),
         }
     }
@@ -330,5 +338,8 @@ fn fields(info: &Value) -> HashMap<String, String> {
         Value::VerbatimString { text, .. } => text.clone(),
         _ => String::new(),
     };
-    text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.to_owned(), v.trim().to_owned())).collect()
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
+        .collect()
 }

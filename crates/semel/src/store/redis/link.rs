@@ -54,10 +54,10 @@ impl Link {
         if let Some(wire) = &open.wire {
             return Ok(Numbered { wire: wire.clone(), number: open.number });
         }
-        if let Some((when, kind, message)) = &open.failed {
-            if instant().saturating_duration_since(*when) < KNOCK_AGAIN {
-                return Err(Error::new(*kind, message.clone()));
-            }
+        if let Some((when, kind, message)) = &open.failed
+            && instant().saturating_duration_since(*when) < KNOCK_AGAIN
+        {
+            return Err(Error::new(*kind, message.clone()));
         }
         let limit = self.timeouts.connect;
         let opened = match tokio::time::timeout(limit, self.address.open(self.timeouts, None)).await {
@@ -82,7 +82,7 @@ impl Link {
     }
 
     /// Gives a broken connection up. The next call opens another.
-    async fn give_up(&self, number: u64) {
+    pub(super) async fn give_up(&self, number: u64) {
         let mut open = self.open.lock().await;
         if open.number == number {
             open.wire = None;

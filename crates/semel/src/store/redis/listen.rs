@@ -164,7 +164,8 @@ impl Ear<'_> {
             return;
         }
         let mut data = message.data.into_iter();
-        let (Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) = (data.next(), data.next()) else {
+        let (Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) = (data.next(), data.next())
+        else {
             return;
         };
         if let Some(id) = self.shared.names.id(&channel) {

@@ -91,12 +91,10 @@ pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
 
 async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>, End), Error> {
     let mut window = shared.listing.0.lock().await;
-    if let Some(known) = &*window {
-        if let Some(ids) = known.following(after) {
-            let cut = ids.len() > PAGE_READS;
-            let end = if cut { End::Cut } else { known.end };
-            return Ok((ids[..ids.len().min(PAGE_READS)].to_vec(), end));
-        }
+    if let Some(known) = &*window
+        && let Some(ids) = known.following(after)
+    {
+        return Ok(first_of(ids, known.end));
     }
     let mut found = BTreeSet::new();
     let mut end = End::Last;
@@ -113,10 +111,17 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
         }
     }
     let ids: Vec<KeyId> = found.into_iter().collect();
-    let first = ids[..ids.len().min(PAGE_READS)].to_vec();
-    let first_end = if first.len() < ids.len() { End::Cut } else { end };
+    let first = first_of(&ids, end);
     *window = Some(Window { after, ids, end, walked: instant() });
-    Ok((first, first_end))
+    Ok(first)
+}
+
+/// As many as a page looks at.
+fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
+    match ids.split_at_checked(PAGE_READS) {
+        Some((first, rest)) if !rest.is_empty() => (first.to_vec(), End::Cut),
+        _ => (ids.to_vec(), end),
+    }
 }
 
 /// Reads records and keeps their order.

@@ -13,7 +13,8 @@ pub(super) struct Names {
 impl Names {
     /// Checks a prefix: with a brace in it, all records would fall on one shard, or scripts on two.
     pub(super) fn new(prefix: &str) -> Result<Self, &'static str> {
-        let fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
+        let fine =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
         if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(fine) {
             return Err("the prefix is 1 to 64 letters, digits and : - _ . /, without braces");
         }

@@ -19,11 +19,12 @@ pub(super) struct Replicas {
     written: AtomicU64,
 }
 
-/// What the last WAIT covered.
+/// What the last WAIT covered, and how it ended.
 #[derive(Debug, Default)]
 struct Turn {
     connection: u64,
     covered: u64,
+    acknowledged: usize,
 }
 
 impl Replicas {
@@ -35,49 +36,59 @@ impl Replicas {
     ///
     /// # Errors
     /// Ambiguous where they do not: the server may keep the write or lose it. Repeated, it is asked for anew.
-    pub(super) async fn have_it(&self, link: &Link, numbered: &mut Numbered, key: &[u8]) -> Result<(), Error> {
+    pub(super) async fn have_it(
+        &self,
+        link: &Link,
+        numbered: &mut Numbered,
+        key: &[u8],
+    ) -> Result<(), Error> {
         if self.required == 0 {
             return Ok(());
         }
         let mine = self.written.fetch_add(1, Ordering::AcqRel) + 1;
         let mut turn = self.turn.lock().await;
-        let alone = matches!(numbered.wire, Wire::Cluster(_));
-        if !alone && turn.connection == numbered.number && turn.covered >= mine {
-            return Ok(());
+        let shards = matches!(numbered.wire, Wire::Cluster(_));
+        if shards || turn.connection != numbered.number || turn.covered < mine {
+            // Whoever counted up before this WAIT is sent had its write answered before: it is covered too.
+            let covered = self.written.load(Ordering::Acquire);
+            let acknowledged = self.wait(link, numbered, key).await?;
+            *turn = Turn { connection: numbered.number, covered, acknowledged };
         }
-        // Whoever counted up before this WAIT is sent had its write answered before: it is covered too.
-        let covers = self.written.load(Ordering::Acquire);
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(self.required).arg(u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX));
-        let answer = match &mut numbered.wire {
-            Wire::One(connection) => wait.query_async::<usize>(connection).await,
-            Wire::Cluster(connection) => {
-                let route = Route::new(slot(key), SlotAddr::Master);
-                let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route));
-                connection.route_command(wait, routing).await.and_then(|value| Ok(redis::from_redis_value(value)?))
-            }
-        };
-        let acknowledged = match answer {
-            Ok(acknowledged) => acknowledged,
-            Err(error) => return Err(link.failed(error, numbered.number, Sent::Write).await),
-        };
-        if acknowledged < self.required {
+        if turn.acknowledged < self.required {
             return Err(Error::new(
                 ErrorKind::Ambiguous,
                 format!(
-                    "{acknowledged} of the {} required Redis replicas have the write: it may be lost in a failover",
-                    self.required
+                    "{} of the {} required Redis replicas have the write: it may be lost in a failover",
+                    turn.acknowledged, self.required
                 ),
             ));
         }
-        *turn = Turn { connection: numbered.number, covered: covers };
         Ok(())
+    }
+
+    async fn wait(&self, link: &Link, numbered: &mut Numbered, key: &[u8]) -> Result<usize, Error> {
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(self.required).arg(u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX));
+        let answer = match &mut numbered.wire {
+            Wire::One(connection) => wait.query_async(connection).await,
+            Wire::Cluster(connection) => {
+                let route = Route::new(slot(key), SlotAddr::Master);
+                let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route));
+                let answer = connection.route_command(wait, routing).await;
+                answer.and_then(|value| Ok(redis::from_redis_value(value)?))
+            }
+        };
+        match answer {
+            Ok(acknowledged) => Ok(acknowledged),
+            Err(error) => Err(link.failed(error, numbered.number, Sent::Write).await),
+        }
     }
 }
 
 /// The slot of a key, by its hash tag: CRC16 as the cluster specification has it.
 fn slot(key: &[u8]) -> u16 {
-    let tagged = key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());
+    let tagged =
+        key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());
     let crc = tagged.filter(|tag| !tag.is_empty()).unwrap_or(key).iter().fold(0_u16, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }

@@ -8,7 +8,8 @@ use redis::{Cmd, Value};
 
 use crate::outcome::Outcome;
 use crate::record::{
-    Begin, Claim, Command, Epoch, Fence, Force, Grant, Phase, Record, Ruling, Settlement, State, Win, encode_outcome,
+    Begin, Claim, Command, Epoch, Fence, Force, Grant, Phase, Record, Ruling, Settlement, State, Win,
+    encode_outcome,
 };
 use crate::store::{Error, ErrorKind};
 use crate::time::Timestamp;

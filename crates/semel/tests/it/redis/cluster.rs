@@ -62,7 +62,12 @@ async fn slot_migration() {
     }
     mover.await.expect("the slot moved");
     assert_eq!(effects.load(Ordering::SeqCst), 1, "one effect, wherever its slot was");
-    replayed(eventually("a replay at the end", async || Some(ask(&stores[0], id, &claim()).await).filter(Result::is_ok)).await);
+    replayed(
+        eventually("a replay at the end", async || {
+            Some(ask(&stores[0], id, &claim()).await).filter(Result::is_ok)
+        })
+        .await,
+    );
 }
 
 /// Claims until there is an outcome; whoever wins counts an effect. The same owner throughout: that is how the engine
@@ -97,7 +102,8 @@ async fn cluster_failover_keeps_what_was_acknowledged() {
     }
     cluster.kill(0);
     for id in ids {
-        let outcome = eventually("a replay after the failover", async || ask(&store, id, &claim()).await.ok()).await;
+        let outcome =
+            eventually("a replay after the failover", async || ask(&store, id, &claim()).await.ok()).await;
         replayed(Ok(outcome));
     }
 }

@@ -66,11 +66,41 @@ async fn failover_without_require_replicas_can_lose_a_claim() {
     assert!(matches!(after.apply(id, complete(first, "late")).await, Ok(Ruling::Lost { .. })));
 }
 
+// failover_loses_result: the outcome is lost and the begin-mark is not: in doubt, never silently run again.
+#[tokio::test(flavor = "multi_thread")]
+async fn failover_loses_result() {
+    let Pair { primary, replica, replication } = pair();
+    let store = connect(&primary.url()).await;
+    let id = key();
+    let second = Duration::from_secs(1);
+    let terms = Terms { lease: second, in_flight_max: second * 2, ..Terms::default() };
+    let grant = won(ask(&store, id, &Claim { terms: Arc::new(terms), ..claim() }).await);
+    let name = format!("semel:{{{id}}}");
+    eventually("the replica has the claim", async || {
+        (replica.tell(&["EXISTS", &name]).ok()?.text() == "1").then_some(())
+    })
+    .await;
+    replication.hold(Direction::ToClient);
+    accepted(store.apply(id, complete(grant, "lost")).await);
+    primary.kill();
+    replica.promote().expect("a replica");
+    let after = connect(&replica.url()).await;
+    eventually("in doubt once the lease is over", async || match ask(&after, id, &claim()).await {
+        Ok(Ruling::Busy { .. }) => None,
+        Ok(Ruling::InDoubt) => Some(()),
+        other => panic!("begun and lost is in doubt, but the store ruled {other:?}"),
+    })
+    .await;
+    // Its owner may still come back and say what became of it.
+    accepted(after.apply(id, complete(grant, "lost")).await);
+}
+
 // Many writers share one WAIT, and every one of them is covered by it.
 #[tokio::test(flavor = "multi_thread")]
 async fn required_replicas_have_what_was_acknowledged() {
     let Pair { primary, replica, replication } = pair();
-    let store = RedisStore::builder(&primary.url()).require_replicas(1).connect().await.expect("a healthy pair");
+    let store =
+        RedisStore::builder(&primary.url()).require_replicas(1).connect().await.expect("a healthy pair");
     let store = Arc::new(store);
     let calls: Vec<_> = (0..200)
         .map(|_| {
@@ -110,7 +140,8 @@ async fn sentinel_failover() {
     let old = primary.addr();
     primary.kill();
     sentinel.wait_for_other_than(old).expect("a new primary");
-    let outcome = eventually("a replay from the new primary", async || ask(&store, id, &claim()).await.ok()).await;
+    let outcome =
+        eventually("a replay from the new primary", async || ask(&store, id, &claim()).await.ok()).await;
     replayed(Ok(outcome));
     replica.promote().ok();
 }

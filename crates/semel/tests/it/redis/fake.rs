@@ -22,12 +22,18 @@ async fn serve(stream: TcpStream, error: &'static str) -> Option<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let words = command(&mut stream).await?;
-        let word = |at: usize| words.get(at).map(|word| String::from_utf8_lossy(word).into_owned()).unwrap_or_default();
+        let word = |at: usize| {
+            words.get(at).map(|word| String::from_utf8_lossy(word).into_owned()).unwrap_or_default()
+        };
         let answer = match (word(0).as_str(), word(4).as_str()) {
             ("HELLO", _) => "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
-            ("INFO", _) => bulk("redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"),
+            ("INFO", _) => bulk(
+                "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n",
+            ),
             ("CONFIG", _) => "-NOPERM this user has no permissions\r\n".to_owned(),
-            ("EVALSHA" | "EVAL", "beat") => format!("*4\r\n{}:1\r\n:1000000\r\n:0\r\n", bulk("0123456789abcdef")),
+            ("EVALSHA" | "EVAL", "beat") => {
+                format!("*4\r\n{}:1\r\n:1000000\r\n:0\r\n", bulk("0123456789abcdef"))
+            }
             ("EVALSHA" | "EVAL", "claim") if error == "(cut)" => return None,
             ("EVALSHA" | "EVAL", "claim") => format!("-{error}\r\n"),
             ("GET", _) => "_\r\n".to_owned(),

@@ -17,7 +17,8 @@ async fn noscript() {
     server.tell(&["SCRIPT", "FLUSH"]).expect("a healthy server");
     accepted(store.apply(id, complete(grant, "once")).await);
     server.restart().expect("it starts again");
-    let outcome = eventually("a replay after the restart", async || ask(&store, id, &claim()).await.ok()).await;
+    let outcome =
+        eventually("a replay after the restart", async || ask(&store, id, &claim()).await.ok()).await;
     assert_eq!(replayed(Ok(outcome)).body(), &semel::outcome::Body::Kept(b"once".to_vec()));
 }
 
@@ -25,7 +26,8 @@ async fn noscript() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_stall() {
     let server = server();
-    let store = RedisStore::builder(&server.url()).response_timeout(Duration::from_millis(200)).connect().await;
+    let store =
+        RedisStore::builder(&server.url()).response_timeout(Duration::from_millis(200)).connect().await;
     let store = Arc::new(store.expect("a healthy server"));
     let (id, mine) = (key(), claim());
     server.pause().expect("it runs");
@@ -34,7 +36,10 @@ async fn redis_stall() {
     server.resume().expect("it is paused");
     let grant = eventually("the claim is mine", async || ask(&store, id, &mine).await.ok()).await;
     let grant = won(Ok(grant));
-    assert!(matches!(ask(&store, id, &claim()).await, Ok(Ruling::Busy { .. })), "somebody else's comes second");
+    assert!(
+        matches!(ask(&store, id, &claim()).await, Ok(Ruling::Busy { .. })),
+        "somebody else's comes second"
+    );
     accepted(store.apply(id, complete(grant, "once")).await);
 }
 
@@ -118,10 +123,14 @@ async fn restart_empty() {
     eventually("the other process sees it too", async || carefree.has_lost_data().then_some(())).await;
     win(&carefree, id).await;
     // A process that comes later is told by the marker.
-    let later = RedisStore::builder(&server.url()).on_store_loss(OnStoreLoss::Refuse(Duration::from_secs(3600)));
+    let later =
+        RedisStore::builder(&server.url()).on_store_loss(OnStoreLoss::Refuse(Duration::from_secs(3600)));
     let later = later.connect().await.expect("it connects all the same");
     assert_eq!(ask(&later, key(), &claim()).await.expect_err("refused").kind(), ErrorKind::Unavailable);
-    assert!(matches!(ask(&later, id, &claim()).await, Ok(Ruling::Busy { .. })), "what is known is still answered");
+    assert!(
+        matches!(ask(&later, id, &claim()).await, Ok(Ruling::Busy { .. })),
+        "what is known is still answered"
+    );
 }
 
 // flushall / key_deleted: noticed within a beat.
@@ -189,7 +198,8 @@ async fn subscriptions_come_back_after_a_cut() {
 // script_replication: only effects replicate, so a replica is the same to the last byte.
 #[tokio::test(flavor = "multi_thread")]
 async fn script_replication() {
-    let start = || Redis::options().config("enable-debug-command", "yes").start().expect("redis-server starts");
+    let start =
+        || Redis::options().config("enable-debug-command", "yes").start().expect("redis-server starts");
     let (primary, replica) = (start(), start());
     replica.replica_of(&primary).expect("a replica");
     let store = connect(&primary.url()).await;

@@ -8,7 +8,8 @@ use super::*;
 #[tokio::test(flavor = "multi_thread")]
 async fn eviction_policy() {
     for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-lfu", "volatile-random"] {
-        let server = Redis::options().config("maxmemory-policy", policy).start().expect("redis-server starts");
+        let server =
+            Redis::options().config("maxmemory-policy", policy).start().expect("redis-server starts");
         let refused = RedisStore::connect(&server.url()).await.expect_err("an evicting server");
         assert_eq!(refused.kind(), ErrorKind::Setup);
         let sentence = refused.to_string();
@@ -25,7 +26,7 @@ async fn eviction_policy() {
     accepted(store.apply(id, complete(grant, "who holds a claim may end it")).await);
     replayed(ask(&store, id, &claim()).await);
     server.config_set("maxmemory-policy", "noeviction").expect("a healthy server");
-    eventually("claims are granted again", async || ask(&store, key(), &claim()).await.ok()).await;
+    won(Ok(eventually("claims are granted again", async || ask(&store, key(), &claim()).await.ok()).await));
 }
 
 // redis_oom, publish_at_oom: no room is said before any effect; who holds a claim can still complete it, and what is

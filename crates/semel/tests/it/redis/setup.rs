@@ -19,17 +19,18 @@ async fn a_wrong_url_is_named() {
         ("localhost:6379", "redis://"),
         ("http://localhost", "redis-cluster://"),
         ("redis-sentinel://localhost:26379", "names the service"),
-        ("redis://:pass word@@localhost:x", "cannot be read"),
+        ("redis://:hun ter2@@localhost:x", "cannot be read"),
     ] {
         let error = refusal(url).await;
         assert_eq!(error.kind(), ErrorKind::Setup, "{url}: {error}");
         assert!(error.to_string().contains(says), "{url}: {error}");
-        assert!(!error.to_string().contains("pass"), "the password is shown: {error}");
+        assert!(!error.to_string().contains("ter2"), "the password is shown: {error}");
     }
     let error = refusal("redis://127.0.0.1:1").await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("is it running"), "{error}");
-    let error = RedisStore::builder("redis://127.0.0.1:1").prefix("a{b}").connect().await.expect_err("a brace");
+    let error =
+        RedisStore::builder("redis://127.0.0.1:1").prefix("a{b}").connect().await.expect_err("a brace");
     assert!(error.to_string().contains("braces"), "{error}");
 }
 
@@ -86,7 +87,8 @@ async fn tls() {
     let server = Redis::options().tls().start().expect("redis-server starts");
     let authority = std::fs::read(server.ca_cert().expect("it has TLS")).expect("a certificate");
     let url = server.tls_url().expect("it has TLS");
-    let store = RedisStore::builder(&url).root_certificate(authority).connect().await.expect("a trusted server");
+    let store =
+        RedisStore::builder(&url).root_certificate(authority).connect().await.expect("a trusted server");
     let id = key();
     let grant = win(&store, id).await;
     accepted(store.apply(id, complete(grant, "once")).await);
