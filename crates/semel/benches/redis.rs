@@ -123,7 +123,7 @@ impl Bench {
     fn claims(&self) -> Turn {
         self.server.tell(&["FLUSHALL"]).expect("a healthy server");
         self.each(
-            fresh_ids(),
+            &fresh_ids(),
             |id| Command::Claim(claim(id.as_bytes())),
             |ruling| matches!(ruling, Ruling::Won(_)),
         )
@@ -132,21 +132,21 @@ impl Bench {
     fn completes(&self) -> Turn {
         let ids = fresh_ids();
         self.place(&ids, &record(State::Begun));
-        self.each(ids, |_| complete(), |ruling| matches!(ruling, Ruling::Accepted { .. }))
+        self.each(&ids, |_| complete(), |ruling| matches!(ruling, Ruling::Accepted { .. }))
     }
 
     fn replays(&self) -> Turn {
         let ids = fresh_ids();
         self.place(&ids, &record(State::Done(outcome())));
         self.each(
-            ids,
+            &ids,
             |id| Command::Claim(claim(id.as_bytes())),
             |ruling| matches!(ruling, Ruling::Replay { .. }),
         )
     }
 
     /// Applies a command to every key, many callers at a time.
-    fn each(&self, ids: Vec<KeyId>, command: fn(&KeyId) -> Command, fine: fn(&Ruling) -> bool) -> Turn {
+    fn each(&self, ids: &[KeyId], command: fn(&KeyId) -> Command, fine: fn(&Ruling) -> bool) -> Turn {
         self.measure(|| {
             self.runtime.block_on(async {
                 let callers: Vec<_> = ids

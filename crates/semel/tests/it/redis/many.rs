@@ -24,7 +24,7 @@ async fn two_hundred_callers_on_four_handles_have_one_effect() {
             let (engine, runs) = (engine.clone(), Arc::clone(&runs));
             callers.push(tokio::spawn(async move {
                 let once = engine.once(Key::new("charge").value("order-1")).fingerprint(&"ten euros");
-                let answer = once.run(async |_| {
+                let answer = once.run(async move |_| {
                     let run = runs.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     Ok::<_, Failure<Infallible>>(run)
