@@ -87,13 +87,10 @@ fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
         );
     }
     match sent {
-        Sent::Read => {
-            (ErrorKind::Unavailable, format!("the Redis server did not answer ({})", error.category()))
+        Sent::Read => (ErrorKind::Unavailable, format!("the Redis server did not answer: {error}")),
+        Sent::Write => {
+            (ErrorKind::Ambiguous, format!("the call was sent to Redis and its answer did not come: {error}"))
         }
-        Sent::Write => (
-            ErrorKind::Ambiguous,
-            format!("the call was sent to Redis and its answer did not come ({})", error.category()),
-        ),
     }
 }
 

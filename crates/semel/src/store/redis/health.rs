@@ -307,7 +307,7 @@ impl Facts {
         match (appends, self.of("appendfsync"), self.of("save")) {
             (true, Some("always"), _) => {}
             (true, _, _) => warnings.push(
-                "Redis syncs its log once a second: a crash of its machine can lose a second of claims and outcomes"
+                "Redis syncs its log once a second: a crash can lose the last seconds of claims and outcomes"
                     .to_owned(),
             ),
             (false, _, Some("")) => warnings.push(

@@ -88,7 +88,7 @@ impl Ear<'_> {
                     Some(message) if message.kind == PushKind::Disconnection => {
                         return Err((redis::ErrorKind::Io, "the server closed the connection").into());
                     }
-                    Some(message) => self.take(message),
+                    Some(message) => self.take(message)?,
                     None => return Err((redis::ErrorKind::Io, "the connection ended").into()),
                 },
                 count = watched.recv_many(&mut new, BATCH) => {
@@ -159,24 +159,34 @@ impl Ear<'_> {
         self.wire.query(&command).await.map(|_| ())
     }
 
-    fn take(&self, message: PushInfo) {
-        if !matches!(message.kind, PushKind::Message | PushKind::SMessage) {
-            return;
-        }
+    fn take(&self, message: PushInfo) -> RedisResult<()> {
         let mut data = message.data.into_iter();
-        let (Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) = (data.next(), data.next())
-        else {
-            return;
-        };
-        if let Some(id) = self.shared.names.id(&channel) {
-            self.shared.wakeups.wake(id);
-        } else if let Some((id, receipt)) = payload.split_first_chunk::<16>() {
-            // Whoever sent it has told its own caches already.
-            if !receipt.starts_with(&self.shared.process) {
-                self.shared.caches.invalidate(KeyId::from_bytes(*id));
+        let Some(Value::BulkString(channel)) = data.next() else { return Ok(()) };
+        let id = self.shared.names.id(&channel);
+        match (message.kind, id, data.next()) {
+            (PushKind::Message | PushKind::SMessage, Some(id), _) => self.shared.wakeups.wake(id),
+            (PushKind::Message | PushKind::SMessage, None, Some(Value::BulkString(payload))) => {
+                if let Some((id, receipt)) = payload.split_first_chunk() {
+                    self.forget(KeyId::from_bytes(*id), receipt);
+                }
             }
-            self.acknowledge(receipt);
+            // The channel's slot has moved to another shard, and the subscription did not.
+            (PushKind::Unsubscribe | PushKind::SUnsubscribe, id, _)
+                if id.is_none_or(|id| self.keys.contains(&id)) =>
+            {
+                return Err((redis::ErrorKind::Io, "the server ended a subscription").into());
+            }
+            _ => {}
         }
+        Ok(())
+    }
+
+    fn forget(&self, id: KeyId, receipt: &[u8]) {
+        // Whoever sent it has told its own caches already.
+        if !receipt.starts_with(&self.shared.process) {
+            self.shared.caches.invalidate(id);
+        }
+        self.acknowledge(receipt);
     }
 
     /// Tells whoever forgot a record that this process cannot replay it any more.

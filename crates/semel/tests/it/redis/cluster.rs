@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use semel::record::Force;
+use semel::store::{Invalidate, Trust};
 use semel::testkit::contract;
 use semel_testbed::RedisCluster;
 
@@ -105,5 +107,51 @@ async fn cluster_failover_keeps_what_was_acknowledged() {
         let outcome =
             eventually("a replay after the failover", async || ask(&store, id, &claim()).await.ok()).await;
         replayed(Ok(outcome));
+    }
+}
+
+/// Counts what it is told, and knows whether it may answer.
+#[derive(Default)]
+struct Cache {
+    told: AtomicUsize,
+    trusted: AtomicUsize,
+}
+
+impl Invalidate for Cache {
+    fn invalidate(&self, _: KeyId) {
+        self.told.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn trust(&self, trust: Trust) {
+        self.trusted.store(usize::from(trust == Trust::Confirmed), Ordering::SeqCst);
+    }
+}
+
+// The channel of the invalidations moves to another shard, which ends its subscriptions: caches are not vouched for
+// until there are new ones, and then they are told again.
+#[tokio::test(flavor = "multi_thread")]
+async fn invalidations_follow_a_moved_slot() {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let (store, other) = (connect(&url(&cluster)).await, connect(&url(&cluster)).await);
+    let cache = Arc::new(Cache::default());
+    let weak: std::sync::Weak<dyn Invalidate> = Arc::<Cache>::downgrade(&cache);
+    other.attach(weak);
+    let slot = cluster.slot_of("semel:forgotten").expect("a healthy cluster");
+    let home = cluster.primary_of(slot).expect("a healthy cluster");
+    for (moves, to) in [home, (home + 1) % 3, (home + 2) % 3].into_iter().enumerate() {
+        if moves > 0 {
+            cluster.move_slot(slot, to).expect("the slot moves");
+        }
+        let id = key();
+        let forget = || store.apply(id, Command::Forget(Force::Yes));
+        win(&store, id).await;
+        // Told, or not trusted when the forget was answered: nothing in between.
+        eventually("the cache is told", async || {
+            let before = cache.told.load(Ordering::SeqCst);
+            accepted(Ok(forget().await.ok()?));
+            let (told, trusted) = (cache.told.load(Ordering::SeqCst), cache.trusted.load(Ordering::SeqCst));
+            (told > before && trusted == 1).then_some(())
+        })
+        .await;
     }
 }

@@ -7,18 +7,18 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 
 /// Answers as a healthy server does, but for claims.
-async fn fake(error: &'static str) -> String {
+async fn fake(version: &'static str, error: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream, error));
+            tokio::spawn(serve(stream, version, error));
         }
     });
     url
 }
 
-async fn serve(stream: TcpStream, error: &'static str) -> Option<()> {
+async fn serve(stream: TcpStream, version: &'static str, error: &'static str) -> Option<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let words = command(&mut stream).await?;
@@ -27,9 +27,9 @@ async fn serve(stream: TcpStream, error: &'static str) -> Option<()> {
         };
         let answer = match (word(0).as_str(), word(4).as_str()) {
             ("HELLO", _) => "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
-            ("INFO", _) => bulk(
-                "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n",
-            ),
+            ("INFO", _) => bulk(&format!(
+                "redis_version:{version}\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+            )),
             ("CONFIG", _) => "-NOPERM this user has no permissions\r\n".to_owned(),
             ("EVALSHA" | "EVAL", "beat") => {
                 format!("*4\r\n{}:1\r\n:1000000\r\n:0\r\n", bulk("0123456789abcdef"))
@@ -94,8 +94,22 @@ async fn error_map() {
         ("ERR something nobody has heard of", Setup),
         ("(cut)", Ambiguous),
     ] {
-        let store = connect(&fake(reply).await).await;
+        let store = connect(&fake("7.0.15", reply).await).await;
         let error = ask(&store, key(), &claim()).await.expect_err("the server refuses");
         assert_eq!(error.kind(), kind, "{reply}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_server_is_refused() {
+    for (version, fit) in
+        [("5.0.14", false), ("6.0.16", false), ("6.2.0", true), ("7.0.15", true), ("10.1.2", true)]
+    {
+        let connected = RedisStore::connect(&fake(version, "BUSY").await).await;
+        assert_eq!(connected.is_ok(), fit, "{version}: {connected:?}");
+        if let Err(error) = connected {
+            assert_eq!(error.kind(), ErrorKind::Setup);
+            assert!(error.to_string().contains(version) && error.to_string().contains("6.2"), "{error}");
+        }
     }
 }

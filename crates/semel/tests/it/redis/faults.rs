@@ -10,7 +10,8 @@ use super::*;
 // noscript: the server forgets its scripts by SCRIPT FLUSH or a restart, and nobody notices.
 #[tokio::test(flavor = "multi_thread")]
 async fn noscript() {
-    let server = server();
+    // Synced before it answers: with less, a killed server may come back without what it said.
+    let server = Redis::options().persistence(Persistence::Always).start().expect("redis-server starts");
     let store = connect(&server.url()).await;
     let id = key();
     let grant = win(&store, id).await;
