@@ -92,7 +92,6 @@ fn four_workers(mode: Mode) {
     let budget = Budget {
         grants: size(4, 5),
         crashes: size(1, 2),
-        cancels: size(0, 1),
         abandons: 1,
         late_packets: 1,
         ticks: 1,
