@@ -117,7 +117,10 @@ fn nothing_is_shipped_in_two_versions() {
     }
     let allowed = |name: &str| DOUBLES.iter().any(|(double, _)| *double == name);
     versions.retain(|name, versions| versions.len() > 1 && !allowed(name));
-    assert!(versions.is_empty(), "in two versions: {versions:?}; bump one, or list it in DOUBLES with a reason");
+    assert!(
+        versions.is_empty(),
+        "in two versions: {versions:?}; bump one, or list it in DOUBLES with a reason"
+    );
 }
 
 #[test]
@@ -130,7 +133,8 @@ fn the_tree_stays_small() {
 fn every_crate_takes_the_lints_of_the_workspace() {
     let metadata = metadata();
     for package in packages(&metadata).iter().filter(|package| package["source"].is_null()) {
-        let manifest = std::fs::read_to_string(text(package, "manifest_path")).expect("a manifest can be read");
+        let manifest =
+            std::fs::read_to_string(text(package, "manifest_path")).expect("a manifest can be read");
         assert!(manifest.contains("[lints]\nworkspace = true"), "{}", text(package, "name"));
     }
     let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("the manifest can be read");

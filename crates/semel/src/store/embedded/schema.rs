@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, ffi};
 
 use super::table::{self, fact};
 use crate::record::Fence;
@@ -103,10 +103,11 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
     )?;
     match role {
         Role::Writer => {
+            use_log(&connection)?;
             // Checkpoints are the writer's own business: it wants to know when one fails.
             connection.execute_batch(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0;
-                 PRAGMA secure_delete = FAST; PRAGMA cache_size = -16384;",
+                "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0; PRAGMA secure_delete = FAST;
+                 PRAGMA cache_size = -16384;",
             )?;
         }
         Role::Reader => {
@@ -116,6 +117,21 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
         }
     }
     Ok(connection)
+}
+
+/// Switches the file to a write-ahead log, where it has none yet.
+fn use_log(connection: &Connection) -> rusqlite::Result<()> {
+    // To its end: the switch is committed after SQLite has said the new mode, and only then can it fail.
+    let mut switch = connection.prepare("PRAGMA journal_mode = WAL")?;
+    let mut said = switch.query([])?;
+    while said.next()?.is_some() {}
+    // Without a log commits would stand on a name that is never synced.
+    let mode: String = connection.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
+    if mode == "wal" {
+        return Ok(());
+    }
+    let why = format!("the file stays in journal mode {mode} instead of wal");
+    Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR), Some(why)))
 }
 
 /// From now on closing the last connection moves the log into the file and takes it away.
