@@ -13,9 +13,9 @@ impl World {
     /// The form of this state that stands for all like it.
     #[must_use]
     pub(super) fn canonical(mut self) -> Self {
-        self.rank_fences();
         self.shift_time();
         self.drop_what_no_longer_matters();
+        self.rank_fences();
         self.number_effects();
         self.name_workers();
         self
@@ -75,6 +75,10 @@ impl World {
             life.effects = life.effects.min(2);
         }
         if let Some(record) = &mut self.slot.0 {
+            if self.floor <= record.fence {
+                // The record's own fence says as much, and will be the floor once it goes.
+                self.floor = Fence::default();
+            }
             forget_details(record);
             if !clock_may_step_back {
                 forget_past(record);

@@ -176,8 +176,14 @@ fn model_store_clock_steps_back() {
 // failover_loses_claim: the receiver's key is what makes the loss of a record bearable.
 #[test]
 fn model_keyed_survives_a_lost_record() {
-    let budget =
-        Budget { grants: size(4, 5), crashes: 1, ticks: 1, losses: size(1, 2), forced: 1, ..NOTHING };
+    let budget = Budget {
+        grants: size(4, 5),
+        crashes: 1,
+        ticks: size(0, 1),
+        losses: size(1, 2),
+        forced: 1,
+        ..NOTHING
+    };
     holds(
         "keyed, record lost or forgotten by force",
         Protocol::new(Mode::Keyed, usize::from(size(4, 5)), budget),

@@ -42,9 +42,10 @@ pub(super) const OBJECTS: [(&str, &str); 7] = [
         "quarantine",
         "CREATE TABLE quarantine (found_at INTEGER NOT NULL, tab TEXT NOT NULL, reason TEXT NOT NULL, id BLOB, sum BLOB, value BLOB)",
     ),
+    // For people with a sqlite3 shell, also an old one.
     (
         "readable",
-        "CREATE VIEW readable AS SELECT lower(hex(id)) AS id, hint, CASE WHEN state = 0 THEN 'vacant' WHEN state = 1 THEN 'bound' WHEN state = 4 THEN 'done' WHEN state = 5 THEN 'expired' WHEN lease_until > unixepoch('subsec') * 1000000 THEN CASE state WHEN 2 THEN 'claimed' ELSE 'begun' END WHEN sweep_at IS NULL THEN 'in doubt' ELSE 'lapsed' END AS state, datetime(lease_until / 1000000, 'unixepoch') AS lease_until, datetime(sweep_at / 1000000, 'unixepoch') AS sweep_at, length(record) AS bytes FROM records",
+        "CREATE VIEW readable AS SELECT lower(hex(id)) AS id, hint, CASE WHEN state = 0 THEN 'vacant' WHEN state = 1 THEN 'bound' WHEN state = 5 THEN 'expired' WHEN state = 4 THEN iif(sweep_at > strftime('%s', 'now') * 1000000, 'done', 'expired') WHEN lease_until > strftime('%s', 'now') * 1000000 THEN iif(state = 2, 'claimed', 'begun') WHEN sweep_at IS NULL THEN 'in doubt' ELSE 'lapsed' END AS state, datetime(lease_until / 1000000, 'unixepoch') AS lease_until, datetime(sweep_at / 1000000, 'unixepoch') AS sweep_at, length(record) AS bytes FROM records",
     ),
 ];
 
