@@ -125,7 +125,7 @@ fn model_rerun_four_workers() {
 fn several_lives(mode: Mode) {
     let budget =
         Budget { grants: size(3, 4), crashes: 1, late_packets: size(0, 1), asks: 1, lives: 2, ..NOTHING };
-    holds(&format!("{mode:?}, lives"), Protocol::new(mode, usize::from(size(3, 4)), budget));
+    holds(&format!("{mode:?}, lives"), Protocol::new(mode, 3, budget));
 }
 
 #[test]

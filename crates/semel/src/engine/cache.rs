@@ -55,10 +55,10 @@ pub(super) enum Hit {
     Miss,
 }
 
-/// A place in the order of invalidations, taken before the store is asked; none while some may get lost.
+/// A place in the order of invalidations, taken before the store is asked.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
-    gate: Option<u64>,
+    gate: u64,
     at: Instant,
 }
 
@@ -94,8 +94,7 @@ impl HotCache {
     }
 
     pub(super) fn moment(&self, id: KeyId) -> Moment {
-        let gate = *self.gate(id).lock();
-        Moment { gate: self.trusted.load(Ordering::Acquire).then_some(gate), at: instant() }
+        Moment { gate: *self.gate(id).lock(), at: instant() }
     }
 
     /// Takes an outcome that was read from the store after `moment`, and from then on stands for `expires_in`.
@@ -108,7 +107,7 @@ impl HotCache {
         expires_in: Duration,
     ) {
         let gate = self.gate(id).lock();
-        if moment.gate == Some(*gate) {
+        if moment.gate == *gate {
             let until = moment.at + expires_in.min(self.max_age);
             self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until });
         }

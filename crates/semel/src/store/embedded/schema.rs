@@ -73,6 +73,8 @@ pub(super) fn create(path: &Path, layout: Layout, now: Timestamp) -> rusqlite::R
     table::write_meta(&connection, fact::CREATED, now.as_micros().to_string().as_bytes())?;
     table::write_floor(&connection, Fence::default())?;
     connection.execute_batch("COMMIT")?;
+    // Here rather than at the first open, so that the file never again depends on a rollback journal.
+    use_log(&connection)?;
     connection.close().map_err(|(_, error)| error)
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::store::ErrorKind;
 use crate::testkit::fault::{Call, Fault, FaultStore, Gate, When};
+use std::sync::atomic::AtomicBool;
 
 /// A receiver over a store that can be made to fail.
 fn shaky() -> (Arc<FaultStore<MemoryStore>>, Receiver) {
