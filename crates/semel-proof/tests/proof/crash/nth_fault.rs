@@ -232,6 +232,40 @@ fn fsync_error() {
     );
 }
 
+/// A failed sync, a restart without a look at the disk, and a power cut while the files are being repaired. What the
+/// failed sync lost is still to be seen in memory, and must not be built upon before it is on disk.
+#[test]
+fn restart_after_a_failed_sync() {
+    let bench = Bench::new();
+    let (_, syncs) = bench.calls();
+    let cuts = std::cell::Cell::new(0);
+    let tried = bench.every(syncs, 20, |call| {
+        let run = bench.run(Some(Failure::Sync(call)), WhenFull::GoOn);
+        let (store, log) = (run.place.path().join("store"), run.place.path().join("log"));
+        let before = read_log(&log).len();
+        let hold = Job::Hold { store: store.clone() };
+        let mut next = Victim::start_with(&hold, |command| bench.shim.below(command, None, Some(&log)));
+        next.wait_for("it opened", |report| (*report == Report::Ready).then_some(()));
+        next.kill();
+
+        let mut rng = StdRng::seed_from_u64(bench.seed);
+        let mut disk = Disk::default();
+        for (number, event) in read_log(&log).iter().enumerate() {
+            if number > before && rng.random_bool(bench.form.pick(0.2, 0.5)) {
+                let cut = Cut::ALL[rng.random_range(0..Cut::ALL.len())];
+                let image = disk.after(cut, &store, &mut rng);
+                bench.image_holds(&run.reports, image).map_err(|why| {
+                    format!("{cut:?} before event {number}, {} after the restart: {why}", number - before)
+                })?;
+                cuts.set(cuts.get() + 1);
+            }
+            disk.happen(event, &mut rng);
+        }
+        Ok(())
+    });
+    println!("{tried} of {syncs} syncs failed; {} power cuts while the next process opened", cuts.get());
+}
+
 /// A write that is torn by the end of the process: whatever part of it is there, it is dropped as a whole.
 #[test]
 fn torn_write_and_exit() {
