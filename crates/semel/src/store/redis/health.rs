@@ -36,12 +36,11 @@ struct State {
     connection: u64,
     /// Why no claims are granted: the server's settings would lose them.
     unfit: Option<String>,
-    /// Until when no claims are granted because data was lost, by the server's clock.
-    refuse_until: Timestamp,
-    lost: bool,
+    /// When data were last seen to be lost, by the server's clock; zero for never.
+    lost_at: Timestamp,
     warnings: Vec<String>,
-    /// The marker as last seen.
-    marker: Option<(Vec<u8>, u64)>,
+    /// The markers as last seen, id and beat, by their keys.
+    markers: HashMap<Vec<u8>, (Vec<u8>, u64)>,
 }
 
 impl Health {
@@ -54,7 +53,7 @@ impl Health {
     }
 
     pub(super) fn has_lost_data(&self) -> bool {
-        self.state.lock().lost
+        self.state.lock().lost_at != Timestamp::default()
     }
 }
 
@@ -65,7 +64,12 @@ impl Shared {
         if let Some(why) = &state.unfit {
             return Some(Error::new(ErrorKind::Setup, why.clone()));
         }
-        let refused = self.clock.now().is_some_and(|now| now < state.refuse_until);
+        let refused = match self.health.on_loss {
+            OnStoreLoss::Refuse(length) if state.lost_at != Timestamp::default() => {
+                self.clock.now().is_none_or(|now| now < state.lost_at.after(length))
+            }
+            OnStoreLoss::Refuse(_) | OnStoreLoss::Alarm => false,
+        };
         refused.then(|| {
             Error::new(
                 ErrorKind::Unavailable,
@@ -157,49 +161,48 @@ impl Shared {
         Ok(facts)
     }
 
-    /// Counts the marker up and sees whether it went back since the last time.
+    /// Counts the markers up and sees whether one went back since the last time.
     async fn beat(&self, numbered: &mut Numbered) -> Result<(), Error> {
-        let mut beat = self.count(numbered, "").await?;
-        let known = self.health.state.lock().marker.clone();
-        let lost = known.is_some_and(|(id, count)| id != beat.id || count >= beat.count);
-        if lost {
-            beat = self.count(numbered, "lost").await?;
+        let mut lost_at = Timestamp::default();
+        for key in self.names.markers(self.link.address().dialect()) {
+            let mut beat = self.count(numbered, &key, "").await?;
+            let known = self.health.state.lock().markers.get(&key).cloned();
+            if known.is_some_and(|(id, count)| id != beat.id || count >= beat.count) {
+                beat = self.count(numbered, &key, "lost").await?;
+            }
+            if let Tick::SteppedBack(by) = self.clock.saw(beat.now) {
+                tracing::error!(
+                    store = %self.name,
+                    clock_stepped_back = true,
+                    ?by,
+                    "the Redis server's clock went back by more than a stub lives: fences of forgotten keys may repeat"
+                );
+            }
+            lost_at = lost_at.max(beat.lost_at);
+            self.health.state.lock().markers.insert(key, (beat.id, beat.count));
         }
-        let mut state = self.health.state.lock();
-        state.marker = Some((beat.id, beat.count));
-        if lost {
-            tracing::error!(
-                store = %self.name,
-                store_loss = true,
-                "the Redis server came back with less data than it had: effects whose records were lost can run again"
-            );
-        }
-        let heard = beat.lost_at != Timestamp::default();
-        if heard && !state.lost && !lost {
-            tracing::error!(store = %self.name, store_loss = true, lost_at = %beat.lost_at, "another process saw the Redis server lose data");
-        }
-        state.lost = heard;
-        state.refuse_until = match self.health.on_loss {
-            OnStoreLoss::Refuse(length) if heard => beat.lost_at.after(length),
-            OnStoreLoss::Refuse(_) | OnStoreLoss::Alarm => Timestamp::default(),
-        };
-        drop(state);
-        if let Tick::SteppedBack(by) = self.clock.saw(beat.now) {
-            tracing::error!(
-                store = %self.name,
-                clock_stepped_back = true,
-                ?by,
-                "the Redis server's clock went back by more than a stub lives: fences of forgotten keys may repeat"
-            );
-        }
+        self.keep_loss(lost_at);
         Ok(())
     }
 
-    async fn count(&self, numbered: &mut Numbered, seen: &str) -> Result<Beat, Error> {
+    /// Takes note of when data were last lost, by this process's word or another's; never, if at zero.
+    fn keep_loss(&self, lost_at: Timestamp) {
+        let mut state = self.health.state.lock();
+        if lost_at > state.lost_at {
+            tracing::error!(
+                store = %self.name,
+                store_loss = true,
+                %lost_at,
+                "the Redis server came back with less data than it had: effects whose records were lost can run again"
+            );
+        }
+        state.lost_at = lost_at;
+    }
+
+    async fn count(&self, numbered: &mut Numbered, key: &[u8], seen: &str) -> Result<Beat, Error> {
         let candidate: [u8; 16] = rand::random();
         let arguments = [b"beat".to_vec(), candidate.to_vec(), seen.as_bytes().to_vec()];
-        let key = self.names.marker();
-        let answer = self.link.call(numbered, self.rules.marker(), &key, &arguments, Sent::Write).await?;
+        let answer = self.link.call(numbered, self.rules.marker(), key, &arguments, Sent::Write).await?;
         let mut answer = Answer::new(answer)?;
         Ok(Beat {
             id: answer.bytes()?,

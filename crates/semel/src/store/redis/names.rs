@@ -1,5 +1,6 @@
 //! The keys and channels of the store. Nothing that a caller sends is part of a name: only the hash it became.
 
+use super::script::Dialect;
 use crate::hex;
 use crate::key::KeyId;
 use crate::store::MarkId;
@@ -58,9 +59,15 @@ impl Names {
         format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
     }
 
-    /// By which a server that came back with less data is known.
-    pub(super) fn marker(&self) -> Vec<u8> {
-        format!("{}:marker", self.prefix).into_bytes()
+    /// By which a server that came back with less data is known. On a cluster there are so many that every shard
+    /// is likely to hold one.
+    pub(super) fn markers(&self, dialect: Dialect) -> Vec<Vec<u8>> {
+        match dialect {
+            Dialect::One => vec![format!("{}:marker", self.prefix).into_bytes()],
+            Dialect::Cluster => {
+                (0..32).map(|tag| format!("{}:marker:{{{tag}}}", self.prefix).into_bytes()).collect()
+            }
+        }
     }
 }
 
@@ -76,8 +83,11 @@ mod tests {
         let key = names.record(id);
         assert_eq!(key, b"semel:{7d7b7d7b7d7b7d7b7d7b7d7b7d7b7d7b}");
         assert_eq!(names.id(&key), Some(id));
-        for other in [names.secret(), names.forgotten(), names.marker(), names.receipt(&[7; 16])] {
+        for other in [names.secret(), names.forgotten(), names.receipt(&[7; 16])] {
             assert_eq!(names.id(&other), None);
+        }
+        for marker in names.markers(Dialect::Cluster) {
+            assert_eq!(names.id(&marker), None);
         }
     }
 

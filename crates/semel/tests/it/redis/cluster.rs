@@ -155,3 +155,16 @@ async fn invalidations_follow_a_moved_slot() {
         .await;
     }
 }
+
+// restart_empty, on one of three shards: whichever it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_lost_its_data_is_noticed() {
+    for shard in 0..3 {
+        let cluster = RedisCluster::start().expect("a cluster");
+        let store = connect(&url(&cluster)).await;
+        win(&store, key()).await;
+        assert!(!store.has_lost_data());
+        cluster.node(shard).tell(&["FLUSHALL"]).expect("a primary");
+        eventually("word of the loss", async || store.has_lost_data().then_some(())).await;
+    }
+}
