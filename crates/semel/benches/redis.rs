@@ -38,12 +38,14 @@ fn main() -> ExitCode {
     let mut met = true;
 
     println!(
-        "server CPU an operation, ours at {CALLERS} callers | redis-benchmark -P 16 -c 50 (goal: at most 1.2 x)"
+        "server CPU an operation, ours at {CALLERS} callers | the same commands, 16 at a time (goal: at most 1.2 x)"
     );
-    met &= bench.compare("claim", Bench::claims, |bench| bench.their_claims(&["-P", "16"]));
+    met &= bench.compare("claim", Bench::claims, Bench::their_claims);
     met &= bench.compare("complete", Bench::completes, Bench::their_completes);
     met &= bench.compare("replay", Bench::replays, Bench::their_gets);
-    println!("claims a second against redis-benchmark -c 50 without pipelining (goal: at least 1.3 x)");
+    println!(
+        "claims a second | redis-benchmark -c 50 without pipelining, a lighter call (goal: at least 1.3 x)"
+    );
     met &= bench.compare_rates();
 
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -97,7 +99,7 @@ impl Bench {
     fn compare_rates(&self) -> bool {
         let mut ratios = Vec::new();
         for _ in 0..REPEATS {
-            let (ours, theirs) = (self.claims(), self.their_claims(&["-P", "1"]));
+            let (ours, theirs) = (self.claims(), self.their_reads());
             ratios.push(ours.rate() / theirs.rate());
             println!("  ours {:>7.0}/s | theirs {:>7.0}/s", ours.rate(), theirs.rate());
         }
@@ -170,22 +172,31 @@ impl Bench {
 
     // === theirs ===
 
-    fn their_claims(&self, options: &[&str]) -> Turn {
+    /// redis-benchmark cannot send binary arguments, so this sends 16 at a time as it does.
+    fn their_claims(&self) -> Turn {
         self.server.tell(&["FLUSHALL"]).expect("a healthy server");
         let asked = Record { fence: Fence::default(), ..record(State::Begun) }.encode();
-        let command = ["EVALSHA", &self.sha, "1", "semel:{__rand_int__}", "claim"];
-        self.measure(|| self.redis_benchmark(options, &command, &asked))
+        let call = |id: &KeyId| {
+            resp(&[b"EVALSHA", self.sha.as_bytes(), b"1", name(id).as_bytes(), b"claim", &asked])
+        };
+        let calls: Vec<Vec<u8>> = fresh_ids().iter().map(call).collect();
+        // *5, $3, won, and four numbers
+        self.measure(|| self.send(&calls, 7))
+    }
+
+    /// The same script on keys that are not there: less work than a claim, and nothing binary in it.
+    fn their_reads(&self) -> Turn {
+        let command = ["EVALSHA", &self.sha, "1", "semel:{__rand_int__}", "read"];
+        self.measure(|| self.redis_benchmark(&["-P", "1"], &command))
     }
 
     fn their_gets(&self) -> Turn {
         let id = KeyId::from_bytes([1; 16]);
         self.place(&[id], &record(State::Done(outcome())));
         let key = name(&id);
-        // The key comes last, so it comes by standard input.
-        self.measure(|| self.redis_benchmark(&["-P", "16"], &["GET"], key.as_bytes()))
+        self.measure(|| self.redis_benchmark(&["-P", "16"], &["GET", &key]))
     }
 
-    /// redis-benchmark cannot give every key its own binary arguments, so this sends 16 at a time as it does.
     fn their_completes(&self) -> Turn {
         let ids = fresh_ids();
         self.place(&ids, &record(State::Begun));
@@ -211,18 +222,15 @@ impl Bench {
         self.measure(|| self.send(&calls, 4))
     }
 
-    fn redis_benchmark(&self, options: &[&str], command: &[&str], last: &[u8]) {
-        let mut program = Program::new("redis-benchmark")
+    fn redis_benchmark(&self, options: &[&str], command: &[&str]) {
+        let ended = Program::new("redis-benchmark")
             .args(["-p", &self.server.port().to_string(), "-c", "50", "-q"])
-            .args(["-n", &OPERATIONS.to_string(), "-r", "1000000000", "-x"])
+            .args(["-n", &OPERATIONS.to_string(), "-r", "1000000000"])
             .args(options)
             .args(command)
-            .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-benchmark is installed");
-        program.stdin.take().expect("piped").write_all(last).expect("it reads");
-        assert!(program.wait().expect("it ends").success(), "redis-benchmark failed");
+            .status();
+        assert!(ended.expect("redis-benchmark is installed").success(), "redis-benchmark failed");
     }
 
     /// Puts a record under every key, as a claim or complete would have left it.

@@ -16,6 +16,8 @@ mod listing;
 mod names;
 mod replicas;
 mod script;
+#[cfg(all(test, feature = "testkit"))]
+mod timed_tests;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -204,7 +206,6 @@ impl Shared {
         let answer = self.link.call(&mut numbered, script, &key, &[b"read".to_vec()], Sent::Read).await?;
         let mut answer = Answer::new(answer)?;
         let now = Timestamp::from_micros(answer.number()?);
-        self.clock.saw(now);
         if answer.is_over() {
             return Ok(None);
         }
