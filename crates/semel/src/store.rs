@@ -9,6 +9,8 @@ mod embedded;
 mod error;
 mod local;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
@@ -27,6 +29,8 @@ pub(crate) use self::embedded::Writing;
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 pub use self::wakeups::{Wakeups, Watch};
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Record, Ruling};
