@@ -15,17 +15,41 @@ need_commands() {
   for pair in "$@"; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair#*:}")
   done
-  [ ${#missing[@]} -eq 0 ] && return
+  install_packages "${missing[@]}"
+}
+
+# need_servers: the servers that tests start themselves. PostgreSQL is looked for where Debian keeps it, off the PATH.
+need_servers() {
+  local missing=()
+  command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
+  has_postgres || missing+=(postgresql)
+  install_packages "${missing[@]}"
+  # A package starts a service of its own, which nobody asked for. One that was here before is left alone.
+  if [ ${#missing[@]} -gt 0 ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now "${missing[@]}"
+  fi
+}
+
+install_packages() {
+  [ $# -gt 0 ] || return 0
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
-    step "installing ${missing[*]}"
+    step "installing $*"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
   else
-    echo "Missing: ${missing[*]}. Install with:" >&2
-    echo "  sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
+    echo "Missing: $*. Install with:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y $*" >&2
     echo "then run this again." >&2
     exit 1
   fi
+}
+
+has_postgres() {
+  local initdb
+  for initdb in "$(command -v initdb || true)" /usr/lib/postgresql/*/bin/initdb; do
+    [ -x "$initdb" ] && [ -x "$(dirname "$(readlink -f "$initdb")")/postgres" ] && return
+  done
+  return 1
 }
 
 # run_tests SELECTION…: nextest where it is installed, cargo's own runner elsewhere. Counts what passed.

@@ -1,9 +1,9 @@
 //! The memory store against a bare sharded map: CPU time of claim + complete + replay, and the ratio.
 //!
 //! `cargo bench -p semel --bench memory`, with `-- --check` to fail when the goal is missed. Both sides run in turns,
-//! on the same fresh ids. The bare map does the least that could be called the same: it inserts the payload's
-//! fingerprint and an owner, puts an outcome in their place, and reads it back; it knows no lease, no time, no fence
-//! and no mode.
+//! on the same fresh ids, with a token and an outcome of its own for every call. The bare map does the least that could
+//! be called the same: insert fingerprint and token if absent, put the outcome in their place, read it back. It knows no
+//! lease, no time, no fence and no mode.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -28,16 +28,13 @@ const GOAL: f64 = 1.5;
 
 fn main() -> ExitCode {
     let check = std::env::args().any(|argument| argument == "--check");
-    let outcome = Arc::new(Outcome::new("json", vec![b'x'; 200]));
     let clock = MovedClock::default();
     let (store, map) = (MemoryStore::with_clock(clock.clone()), bare_map());
     let mut samples = Vec::new();
     // The first round warms up: from then on both sides work in memory that they hold already.
     for round in 0..=REPEATS {
         let ids: Vec<KeyId> = (0..KEYS).map(|_| KeyId::from_bytes(rand::random())).collect();
-        let calls: Vec<Call> =
-            ids.into_iter().map(|id| Call { id, first: Owner::random(), second: Owner::random() }).collect();
-        let sample = (on_store(&store, &calls, &outcome), on_map(&map, &calls, &outcome));
+        let sample = (on_store(&store, &ids), on_map(&map, &ids));
         if round > 0 {
             samples.push(sample);
         }
@@ -78,13 +75,6 @@ fn empty(store: &MemoryStore, clock: &MovedClock) {
     assert_eq!(swept.removed, KEYS);
 }
 
-/// What the callers bring along.
-struct Call {
-    id: KeyId,
-    first: Owner,
-    second: Owner,
-}
-
 /// CPU time of this process, in nanoseconds.
 fn cpu() -> i64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
@@ -97,24 +87,28 @@ fn per_key(work: impl FnOnce()) -> f64 {
     (cpu() - before) as f64 / KEYS as f64
 }
 
-fn on_store(store: &MemoryStore, calls: &[Call], outcome: &Arc<Outcome>) -> f64 {
+fn on_store(store: &MemoryStore, ids: &[KeyId]) -> f64 {
     let fingerprint = Fingerprint::from_bytes([7; 32]);
     let terms = Arc::new(Terms::default());
     let hint = Hint::new("order-42");
-    let claim = |owner| {
+    let claim = || {
         let (terms, hint) = (Arc::clone(&terms), hint.clone());
-        Command::Claim(Claim { owner, fingerprint, terms, begin: Begin::WithClaim, hint })
+        Command::Claim(Claim { owner: Owner::random(), fingerprint, terms, begin: Begin::WithClaim, hint })
     };
     per_key(|| {
-        for Call { id, first, second } in calls {
-            let Ruling::Won(win) = store.apply_now(*id, &claim(*first)) else { panic!("a fresh key is won") };
-            let outcome = Arc::clone(outcome);
-            let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
+        for id in ids {
+            let Ruling::Won(win) = store.apply_now(*id, &claim()) else { panic!("a fresh key is won") };
+            let complete =
+                Command::Complete { grant: win.grant, fingerprint, outcome: outcome(), retention: None };
             let _ = black_box(store.apply_now(*id, &complete));
-            let ruling = store.apply_now(*id, &claim(*second));
-            assert!(matches!(black_box(ruling), Ruling::Replay { .. }));
+            assert!(matches!(black_box(store.apply_now(*id, &claim())), Ruling::Replay { .. }));
         }
     })
+}
+
+/// What an effect leaves behind: a body of its own for every key.
+fn outcome() -> Arc<Outcome> {
+    Arc::new(Outcome::new("json", [b'x'; 200]))
 }
 
 #[derive(Default)]
@@ -143,25 +137,30 @@ fn bare_map() -> Vec<Mutex<Shard>> {
     (0..256).map(|_| Mutex::default()).collect()
 }
 
-fn on_map(shards: &[Mutex<Shard>], calls: &[Call], outcome: &Arc<Outcome>) -> f64 {
+fn on_map(shards: &[Mutex<Shard>], ids: &[KeyId]) -> f64 {
     let shard = |id: &KeyId| shards[usize::from(id.as_bytes()[0])].lock();
     let fingerprint = Fingerprint::from_bytes([7; 32]);
     per_key(|| {
-        for Call { id, first: owner, .. } in calls {
-            shard(id).entry(*id).or_insert(Entry::Claimed(fingerprint, *owner));
+        for id in ids {
+            let owner = Owner::random();
+            claim(&mut shard(id), id, fingerprint, owner);
             match shard(id).get_mut(id) {
-                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if by == owner && *of == fingerprint) =>
+                Some(entry) if matches!(&*entry, Entry::Claimed(of, by) if *by == owner && *of == fingerprint) =>
                 {
-                    *entry = Entry::Done(fingerprint, Arc::clone(outcome));
+                    *entry = Entry::Done(fingerprint, outcome());
                 }
                 _ => panic!("it was claimed"),
             }
-            match shard(id).get(id) {
-                Some(Entry::Done(of, outcome)) if *of == fingerprint => {
-                    black_box(Arc::clone(outcome));
-                }
-                _ => panic!("it was completed"),
-            }
+            let replayed = claim(&mut shard(id), id, fingerprint, Owner::random());
+            assert!(black_box(replayed).is_some());
         }
     })
+}
+
+/// Insert if absent, as everybody writes it by hand: the outcome if there is one.
+fn claim(shard: &mut Shard, id: &KeyId, fingerprint: Fingerprint, owner: Owner) -> Option<Arc<Outcome>> {
+    match shard.entry(*id).or_insert(Entry::Claimed(fingerprint, owner)) {
+        Entry::Done(of, outcome) if *of == fingerprint => Some(Arc::clone(outcome)),
+        Entry::Done(..) | Entry::Claimed(..) => None,
+    }
 }

@@ -3,10 +3,12 @@
 //!
 //! `cargo run -p semel --example replication_receiver`
 
+use std::error::Error;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use semel::store::{MemoryStore, Store};
-use semel::window::{Gaps, ReceiveError, Received, Receiver, RefusedBy, WindowError};
+use semel::store::EmbeddedStore;
+use semel::window::{Gaps, ReceiveError, Received, Receiver, RefusedBy};
 
 /// One entry on the wire.
 #[derive(Clone, Copy)]
@@ -31,10 +33,11 @@ struct Follower {
 }
 
 impl Follower {
-    /// Starts over a store that keeps the marks and a copy that both outlive the follower. The window is small, so
-    /// that early entries leave it.
-    fn start(store: &Arc<dyn Store>, copy: &Arc<Mutex<Vec<&'static str>>>) -> Result<Self, WindowError> {
-        let receiver = Receiver::over(Arc::clone(store), Gaps::Strict).name("follower").window(3).build()?;
+    /// Starts over marks on disk and a copy, which both outlive it. The window is small, so that early entries
+    /// leave it.
+    fn start(marks: &Path, copy: &Arc<Mutex<Vec<&'static str>>>) -> Result<Self, Box<dyn Error>> {
+        let store = EmbeddedStore::open(marks)?;
+        let receiver = Receiver::builder(store, Gaps::Strict).name("follower").window(3).build()?;
         Ok(Self { receiver, copy: Arc::clone(copy) })
     }
 
@@ -68,13 +71,12 @@ enum Disk {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Marks live as long as their store. Over the embedded store they outlive the process and the machine's power.
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+async fn main() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
     let copy = Arc::new(Mutex::new(Vec::new()));
 
     println!("the link repeats and reorders:");
-    let follower = Follower::start(&store, &copy)?;
+    let follower = Follower::start(folder.path(), &copy)?;
     for at in [0, 0, 2, 1, 2, 1] {
         follower.deliver(LOG[at], Disk::Works).await;
     }
@@ -84,7 +86,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     drop(follower);
     println!("after a restart, the leader starts from what it saw acknowledged last:");
-    let follower = Follower::start(&store, &copy)?;
+    let follower = Follower::start(folder.path(), &copy)?;
     for entry in &LOG[2..] {
         follower.deliver(*entry, Disk::Works).await;
     }

@@ -128,7 +128,8 @@ impl Engine {
         self.inner.in_flight.count.load(Ordering::Acquire)
     }
 
-    /// Waits until this engine holds no claim any more: stop calling first, then drain, then exit.
+    /// Waits until this engine holds no claim any more, and what dropped callers left behind is written: stop
+    /// calling first, then drain, then exit. Where the store is away it can take `in_flight_max`; set a limit.
     pub async fn drain(&self) {
         loop {
             let left = self.inner.in_flight.left.notified();

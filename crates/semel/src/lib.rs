@@ -50,7 +50,7 @@ pub mod record;
 pub mod secret;
 pub mod store;
 mod sync;
-#[cfg(feature = "testkit")]
+#[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 pub mod time;
 pub mod window;

@@ -9,7 +9,7 @@ use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use zeroize::{ZeroizeOnDrop, Zeroizing};
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::hex;
 use crate::key::KeyId;
@@ -24,7 +24,7 @@ const DOWNSTREAM: &str = "semel 2026-01-01 downstream keys v1";
 ///
 /// Every process that shares a store must use the same secret. Cloning is cheap, but each clone is one more copy
 /// in memory; share an `Arc` where many parts need it.
-#[derive(Clone, ZeroizeOnDrop)]
+#[derive(Clone)]
 pub struct Secret {
     root: [u8; 32],
     // Derived once, because key ids and fingerprints are on the path of every call.
@@ -83,6 +83,13 @@ impl Secret {
 
     pub(crate) fn fingerprints(&self) -> &[u8; 32] {
         &self.fingerprints
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        let Self { root, key_ids, fingerprints, downstream } = self;
+        [root, key_ids, fingerprints, downstream].into_iter().for_each(Zeroize::zeroize);
     }
 }
 

@@ -39,7 +39,7 @@ impl Once {
         E: Send + 'static,
         F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
     {
-        let inner = Arc::clone(self.inner());
+        let inner = Arc::clone(&self.inner);
         if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(store)) {
             return Err(RunError::OtherStore);
         }
@@ -75,7 +75,7 @@ impl Once {
         E: Send + 'static,
         F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
     {
-        let inner = Arc::clone(self.inner());
+        let inner = Arc::clone(&self.inner);
         inner.background.block_on(self.run_in(store, effect))
     }
 }

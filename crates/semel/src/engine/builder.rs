@@ -204,8 +204,9 @@ async fn sweep(engine: Weak<Inner>, interval: Duration) {
     loop {
         tokio::time::sleep_until((instant() + interval).into()).await;
         loop {
-            let Some(inner) = engine.upgrade() else { return };
-            match inner.store.sweep(SWEEP_STEP).await {
+            // Only the store is held while it sweeps, so that an engine over a store that hangs can be dropped.
+            let Some(store) = engine.upgrade().map(|inner| Arc::clone(&inner.store)) else { return };
+            match store.sweep(SWEEP_STEP).await {
                 Ok(swept) if swept.more => tokio::task::yield_now().await,
                 Ok(_) => break,
                 Err(error) => {

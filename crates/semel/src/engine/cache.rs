@@ -55,10 +55,10 @@ pub(super) enum Hit {
     Miss,
 }
 
-/// A place in the order of invalidations, taken before the store is asked; none while some may get lost.
+/// A place in the order of invalidations, taken before the store is asked.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
-    gate: Option<u64>,
+    gate: u64,
     at: Instant,
 }
 
@@ -94,8 +94,7 @@ impl HotCache {
     }
 
     pub(super) fn moment(&self, id: KeyId) -> Moment {
-        let gate = *self.gate(id).lock();
-        Moment { gate: self.trusted.load(Ordering::Acquire).then_some(gate), at: instant() }
+        Moment { gate: *self.gate(id).lock(), at: instant() }
     }
 
     /// Takes an outcome that was read from the store after `moment`, and from then on stands for `expires_in`.
@@ -108,7 +107,7 @@ impl HotCache {
         expires_in: Duration,
     ) {
         let gate = self.gate(id).lock();
-        if moment.gate == Some(*gate) {
+        if moment.gate == *gate {
             let until = moment.at + expires_in.min(self.max_age);
             self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until });
         }
@@ -194,10 +193,42 @@ mod tests {
         );
     }
 
+    // A forget while invalidations get lost is not heard of. What was read in the gap must not outlive it: neither
+    // what was kept in the gap, nor what arrives after it.
+    #[test]
+    fn what_was_read_while_invalidations_got_lost_is_never_trusted() {
+        let (cache, id, fingerprint, outcome) = parts();
+        cache.trust(Trust::Unconfirmed);
+        let in_the_gap = cache.moment(id);
+        cache.keep(in_the_gap, id, fingerprint, &outcome, LONG);
+        cache.trust(Trust::Confirmed);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        cache.keep(in_the_gap, id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        cache.trust(Trust::Confirmed);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)), "said twice changes nothing");
+    }
+
+    #[test]
+    fn no_bytes_are_no_cache() {
+        let (_, id, fingerprint, outcome) = parts();
+        let cache = HotCache::new(0, Duration::from_secs(10));
+        cache.trust(Trust::Confirmed);
+        cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+    }
+
+    // The store counted from before its answer was on its way.
     #[test]
     fn an_outcome_is_never_replayed_past_its_retention() {
         let (cache, id, fingerprint, outcome) = parts();
         cache.keep(cache.moment(id), id, fingerprint, &outcome, Duration::ZERO);
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
+        let slow = Moment { at: instant() - Duration::from_secs(2), ..cache.moment(id) };
+        cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(1));
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Miss), "over before it arrived");
+        cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(60));
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)));
     }
 }

@@ -37,6 +37,8 @@ struct Room {
     seats: AtomicUsize,
     /// Until when the lease stood when it was last asked for.
     busy_until: Mutex<Instant>,
+    /// When the store was last asked.
+    asked: Mutex<Instant>,
 }
 
 /// What one leader hands on to the next.
@@ -105,7 +107,7 @@ impl Flights {
         lease_left: Duration,
     ) -> Joined {
         let key = (id, *fingerprint.as_bytes());
-        let busy_until = instant() + lease_left;
+        let now = instant();
         let mut rooms = self.shard(&key).lock();
         if let Some(room) = rooms.get(&key) {
             return self.sit(key, room, since);
@@ -114,7 +116,8 @@ impl Flights {
             vigil: Arc::default(),
             ended: watch::Sender::new(None),
             seats: AtomicUsize::new(0),
-            busy_until: Mutex::new(busy_until),
+            busy_until: Mutex::new(now + lease_left),
+            asked: Mutex::new(now),
         });
         let joined = self.sit(key, &room, since);
         if matches!(joined, Joined::Seat(_)) {
@@ -188,6 +191,18 @@ impl Seat {
         self.room.ended.send_replace(Some(Ended { asked, ending }));
     }
 
+    /// Notes for all that the store is being asked, now.
+    pub(super) fn asking(&self) -> Instant {
+        let now = instant();
+        *self.room.asked.lock() = now;
+        now
+    }
+
+    /// For how long nobody has asked.
+    pub(super) fn silence(&self) -> Silence {
+        Silence(Arc::clone(&self.room))
+    }
+
     /// Notes for all how long the lease stands.
     pub(super) fn busy_until(&self, moment: Instant) {
         *self.room.busy_until.lock() = moment;
@@ -206,6 +221,26 @@ impl Drop for Seat {
             Flights::close(&mut rooms, &self.key, &self.room);
         }
         self.flights.waiters.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The time since the store was last asked for a room.
+pub(super) struct Silence(Arc<Room>);
+
+impl Silence {
+    pub(super) fn since(&self) -> Instant {
+        *self.0.asked.lock()
+    }
+
+    /// Whether it has lasted for `patience`, and this caller is the one to end it.
+    pub(super) fn broken_by_me(&self, patience: Duration) -> bool {
+        let now = instant();
+        let mut asked = self.0.asked.lock();
+        let over = now.saturating_duration_since(*asked) >= patience;
+        if over {
+            *asked = now;
+        }
+        over
     }
 }
 

@@ -223,6 +223,9 @@ impl Hold {
     /// Writes the last word about this claim. What does not get through within a lease is left to the background.
     async fn finish(&mut self, command: Command) -> Result<Ruling, store::Error> {
         self.held.finish();
+        if matches!(command, Command::Abandon(_)) {
+            self.ticket = None;
+        }
         let command = self.on_drop.insert(command);
         let give_up = instant() + self.tenure.terms.lease;
         let answered = self.inner.part(&self.tenure, command, give_up, Before::NotSent).await;
@@ -242,8 +245,8 @@ impl Drop for Hold {
             Command::Abandon(_) => self.tenure.terms.lease,
             _ => self.tenure.terms.in_flight_max,
         };
-        // Only an outcome is worth holding the claim for.
-        let ticket = self.ticket.take().filter(|_| matches!(command, Command::Complete { .. }));
+        // Held until it is written, so that nobody is told of a doubt that is none.
+        let ticket = self.ticket.take().filter(|_| !matches!(command, Command::Abandon(_)));
         let (inner, tenure, counted) = (Arc::clone(&self.inner), self.tenure.clone(), self.counted.take());
         self.inner.background.spawn(async move {
             let _ = inner.part(&tenure, &command, instant() + patience, before).await;

@@ -25,7 +25,7 @@ const STARTS: usize = 3;
 #[derive(Debug)]
 #[must_use = "nothing runs until run, run_blocking or claim is called"]
 pub struct Once {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     key: Key,
     payload: Result<Payload, PayloadError>,
     terms: Terms,
@@ -164,10 +164,6 @@ impl Once {
             return block_on.block_on(inner.conclude(running, ended, &ask));
         }
         Err(inner.too_slow(&ask))
-    }
-
-    pub(super) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
     }
 
     pub(super) async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {

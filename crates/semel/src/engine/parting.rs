@@ -135,7 +135,10 @@ impl Inner {
             let answered = inner.send(&tenure, &command, give_up, Before::Unanswered).await;
             let grant = match answered {
                 Ok(Ruling::Won(win)) => Some(win.grant),
-                Ok(Ruling::InDoubt) => inner.in_doubt_of(&tenure, &claim).await,
+                Ok(Ruling::InDoubt) => {
+                    let found = inner.background.before(give_up, inner.in_doubt_of(&tenure, &claim)).await;
+                    found.flatten()
+                }
                 Ok(_) | Err(_) => None,
             };
             if let Some(grant) = grant {

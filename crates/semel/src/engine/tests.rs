@@ -3,6 +3,7 @@
 mod answers;
 mod background;
 mod blocking;
+mod chaos;
 mod crash;
 mod lease;
 mod leaving;

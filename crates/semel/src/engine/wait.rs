@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::acquire::{Acquired, Ask, Step};
 use super::event::{Event, ReplayedFrom};
-use super::flight::{Ending, Seat, Turn, Vigil};
+use super::flight::{Ending, Seat, Silence, Turn, Vigil};
 use crate::record::Phase;
 use crate::store;
 use crate::time::instant;
 
 /// Dead owners push nothing, so waiters come back when the lease ends: a little later, and not all at once.
 const LEASE_END_JITTER: Duration = Duration::from_millis(200);
+
+/// After how many intervals without a question a leader counts as stuck.
+const STUCK: u32 = 4;
 
 /// How a wait ended.
 pub(super) enum Waited {
@@ -45,25 +48,43 @@ impl Inner {
     }
 
     async fn wait_in(self: &Arc<Self>, ask: &Ask, seat: &mut Seat) -> Result<Waited, store::Error> {
-        let mut vigil = match seat.turn().await {
-            Turn::Lead(vigil) => vigil,
-            Turn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
-            Turn::Late => return Ok(Waited::Late),
-        };
-        let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
-        let ending = match &acquired {
-            Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),
-            Acquired::Conflict => Some(Ending::Conflict),
-            Acquired::InDoubt => Some(Ending::InDoubt),
-            Acquired::Expired => Some(Ending::Expired),
-            Acquired::Won(_) | Acquired::InFlight { .. } | Acquired::TooManyWaiters { .. } => None,
-        };
-        if let Some(ending) = ending {
-            seat.end(asked, ending);
+        loop {
+            let silence = seat.silence();
+            let turn = tokio::select! {
+                biased;
+                turn = seat.turn() => turn,
+                () = self.leader_stuck(silence) => {
+                    let asked = instant();
+                    match self.ask_store(ask, ReplayedFrom::Wait).await? {
+                        Step::Final(acquired) => return Ok(end(seat, asked, acquired)),
+                        Step::Busy { lease_left } => seat.busy_until(asked + lease_left),
+                    }
+                    continue;
+                }
+            };
+            let mut vigil = match turn {
+                Turn::Lead(vigil) => vigil,
+                Turn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
+                Turn::Late => return Ok(Waited::Late),
+            };
+            let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
+            let waited = end(seat, asked, acquired);
+            // Only now: the next leader must find the room ended, or it would ask as well.
+            drop(vigil);
+            return Ok(waited);
         }
-        // Only now: the next leader must find the room ended, or it would ask as well.
-        drop(vigil);
-        Ok(Waited::Over(acquired))
+    }
+
+    /// Returns to one of the waiters at a time when nobody has asked for long: the thread of whoever leads is
+    /// blocked, or its question hangs.
+    async fn leader_stuck(&self, silence: Silence) {
+        let patience = self.backstop * STUCK;
+        loop {
+            self.background.sleep_until(silence.since() + patience).await;
+            if silence.broken_by_me(patience) {
+                return;
+            }
+        }
     }
 
     /// Asks the store whenever the key changes, its lease ends, or the backstop says so.
@@ -84,7 +105,7 @@ impl Inner {
                     () = self.background.sleep_until(next) => {}
                 }
             }
-            let asked = instant();
+            let asked = seat.asking();
             // Stands if this question is dropped or fails, and for whoever leads after this caller has won.
             *next = Some(asked + self.backstop);
             match self.ask_store(ask, ReplayedFrom::Wait).await? {
@@ -144,4 +165,19 @@ impl Inner {
         self.say(ask, &acquired);
         acquired
     }
+}
+
+/// Tells the whole room what one of it found out.
+fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> Waited {
+    let ending = match &acquired {
+        Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),
+        Acquired::Conflict => Some(Ending::Conflict),
+        Acquired::InDoubt => Some(Ending::InDoubt),
+        Acquired::Expired => Some(Ending::Expired),
+        Acquired::Won(_) | Acquired::InFlight { .. } | Acquired::TooManyWaiters { .. } => None,
+    };
+    if let Some(ending) = ending {
+        seat.end(asked, ending);
+    }
+    Waited::Over(acquired)
 }

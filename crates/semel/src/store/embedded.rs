@@ -19,6 +19,7 @@ mod clock;
 mod fault;
 mod folder;
 mod header;
+mod job;
 mod queue;
 mod reader;
 mod schema;
@@ -38,11 +39,11 @@ use tokio::sync::oneshot;
 
 pub use self::builder::{EmbeddedBuilder, OnCorruption};
 pub use self::check::Verified;
+pub(crate) use self::job::Writing;
 use self::reader::Readers;
 use self::schema::Role;
 use self::table::{RowError, fact};
 use self::writer::Shared;
-pub(crate) use self::writer::Writing;
 use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
@@ -117,6 +118,27 @@ impl EmbeddedStore {
             .await
     }
 
+    /// Raises a high-water mark inside a transaction of [`transact`](Self::transact), so that it commits together
+    /// with what was applied: for [`Receiver::receive_joined`](crate::window::Receiver::receive_joined). Returns
+    /// where the mark stands.
+    ///
+    /// # Errors
+    /// What SQLite said; a mark that was damaged is an error too, and never taken for absent.
+    pub fn raise_mark_in(
+        transaction: &rusqlite::Transaction<'_>,
+        mark: MarkId,
+        value: u64,
+    ) -> rusqlite::Result<u64> {
+        raise_mark(transaction, mark, value).map_err(|error| match error {
+            RowError::Sql(error) => error,
+            RowError::Damaged(bad) => rusqlite::Error::FromSqlConversionFailure(
+                0,
+                rusqlite::types::Type::Blob,
+                bad.to_string().into(),
+            ),
+        })
+    }
+
     /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
     /// it is on disk, undone when it fails. Keep it short: everybody waits for it.
     pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>
@@ -151,7 +173,7 @@ impl EmbeddedStore {
             // Whoever asked may be gone.
             .spawn(move || drop(answer.send(check())))
             .map_err(|error| folder::setup(&self.path, "no thread can be started for the check", error))?;
-        answered.await.unwrap_or_else(|_| Err(self.shared.faults.dropped().into()))
+        answered.await.unwrap_or_else(|_| Err(self.shared.faults.panicked().into()))
     }
 
     fn readers(&self) -> &Readers {
@@ -269,11 +291,9 @@ impl Store for EmbeddedStore {
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(
-            self.write(move |writing| {
-                raise_mark(writing, mark, value).map_err(|error| writing.explain(&error))
-            }),
-        )
+        Box::pin(self.write(move |writing| {
+            raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
+        }))
     }
 
     fn durability(&self) -> Durability {
@@ -294,12 +314,12 @@ fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowE
     }
 }
 
-fn raise_mark(writing: &Writing<'_>, mark: MarkId, value: u64) -> Result<u64, RowError> {
-    let stands = table::read_mark(writing.transaction(), mark)?;
+fn raise_mark(connection: &rusqlite::Connection, mark: MarkId, value: u64) -> Result<u64, RowError> {
+    let stands = table::read_mark(connection, mark)?;
     match stands {
         Some(stands) if stands >= value => Ok(stands),
         _ => {
-            table::write_mark(writing.transaction(), mark, value)?;
+            table::write_mark(connection, mark, value)?;
             Ok(value)
         }
     }

@@ -1,11 +1,13 @@
 //! The memory store: the rules over a sharded map. Fast, and gone with the process.
 
-use std::collections::{BTreeMap, HashMap};
+mod shard;
+
+use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use self::shard::Shard;
 use super::local::Local;
 use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
 use crate::key::KeyId;
@@ -31,26 +33,6 @@ pub struct MemoryStore {
     secret: Mutex<Option<Secret>>,
     clock: Arc<dyn Clock>,
     local: Local,
-}
-
-/// Boxed: a table of pointers is small enough to stay in the caches, and growing it moves no records.
-type Shard = HashMap<KeyId, Box<Record>, BuildHasherDefault<IdHasher>>;
-
-/// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
-#[derive(Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        // The first byte chose the shard already; the last eight are fresh.
-        if let Some(tail) = bytes.last_chunk() {
-            self.0 = u64::from_le_bytes(*tail);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 /// How far a sweep came in one shard.
@@ -86,13 +68,13 @@ impl MemoryStore {
             // Read inside the lock: a claim must not be judged by a time before the change it sees.
             let now = self.clock.now();
             let floor = Fence::new(self.floor.load(Ordering::Acquire));
-            match shard.get_mut(&id) {
+            match shard.get_mut(id) {
                 Some(record) => record.apply(command, now, floor),
                 None => {
                     let mut record = None;
                     let ruling = record::apply(&mut record, command, now, floor);
                     if let Some(record) = record {
-                        shard.insert(id, Box::new(record));
+                        shard.insert(id, record);
                     }
                     ruling
                 }
@@ -109,14 +91,14 @@ impl MemoryStore {
     /// Sweeps one shard as far as `limit` allows and says whether that was to its end.
     fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, limit: usize, swept: &mut Swept) -> ShardSwept {
         let mut end = ShardSwept::Whole;
-        shard.retain(|_, record| match record.sweep(now) {
+        shard.retain(|record| match record.sweep(now) {
             Sweep::Keep => true,
             Sweep::Shrink(_) | Sweep::Remove if swept.removed + swept.shrunk >= limit => {
                 end = ShardSwept::Partly;
                 true
             }
             Sweep::Shrink(shrunk) => {
-                **record = shrunk;
+                *record = shrunk;
                 swept.shrunk += 1;
                 true
             }
@@ -139,7 +121,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let shard = self.shard(id).lock();
             let now = self.clock.now();
-            Ok(shard.get(&id).map(|record| Snapshot { id, record: Record::clone(record), now }))
+            Ok(shard.get(id).map(|record| Snapshot { id, record: record.clone(), now }))
         })
     }
 
@@ -154,8 +136,8 @@ impl Store for MemoryStore {
                     let wanted = |record: &Record| query.phase.is_none_or(|phase| record.phase(now) == phase);
                     shard
                         .iter()
-                        .filter(|(id, record)| query.after.is_none_or(|after| **id > after) && wanted(record))
-                        .map(|(id, record)| Snapshot { id: *id, record: Record::clone(record), now })
+                        .filter(|(id, record)| query.after.is_none_or(|after| *id > after) && wanted(record))
+                        .map(|(id, record)| Snapshot { id, record: record.clone(), now })
                         .collect()
                 };
                 found.sort_unstable_by_key(|snapshot| snapshot.id);
@@ -240,7 +222,6 @@ impl fmt::Display for MemoryStore {
 
 #[cfg(test)]
 mod tests {
-    use std::hash::BuildHasher;
     use std::time::Duration;
 
     use super::*;
@@ -276,13 +257,6 @@ mod tests {
         }
         clock.advance(Duration::from_secs(24 * 60 * 60));
         (store, clock)
-    }
-
-    #[test]
-    fn the_tail_of_an_id_is_its_hash() {
-        let id = KeyId::from_bytes(std::array::from_fn(|i| i as u8));
-        let hash = BuildHasherDefault::<IdHasher>::default().hash_one(id);
-        assert_eq!(hash, u64::from_le_bytes([8, 9, 10, 11, 12, 13, 14, 15]));
     }
 
     #[test]

@@ -77,6 +77,20 @@ async fn sweeping_goes_on_while_the_engine_lives_and_rests_when_nothing_is_over(
     }
 }
 
+// A store that hangs in a sweep does not keep the engine alive.
+#[tokio::test]
+async fn an_engine_over_a_store_that_hangs_can_be_dropped() {
+    let store = faulty();
+    let engine = build(over(&store).sweep_every(Some(ms(1))));
+    let thread = engine.thread();
+    let never = Gate::closed();
+    store.script(Call::Sweep, When::Always, Fault::HoldRequest(never.clone()));
+    soon(never.reached_by(1)).await;
+    drop(engine);
+    until("the thread ends", || thread.strong_count() == 0).await;
+    until("nobody holds the store", || Arc::strong_count(&store) == 1).await;
+}
+
 struct Panics;
 
 impl Observer for Panics {
@@ -90,7 +104,7 @@ impl Observer for Panics {
 async fn an_observer_that_panics_costs_nothing() {
     let store = faulty();
     let heard = Arc::new(Heard::default());
-    let engine = build(over(&store).lease(ms(60)).observe(Arc::new(Panics)).observe(heard.clone()));
+    let engine = build(over(&store).lease(ms(300)).observe(Arc::new(Panics)).observe(heard.clone()));
     store.script(Call::Renew, When::Nth(1), Fault::Refuse(crate::store::ErrorKind::Unavailable));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;

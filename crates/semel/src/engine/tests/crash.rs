@@ -33,6 +33,28 @@ async fn claim_reply_lost_for_good() {
     assert_eq!(effect.once(&engine).await.unwrap().value, 1);
 }
 
+// X8: the same, and the store was away for longer than the lease. The doubt is this caller's own, and none.
+#[tokio::test]
+async fn claim_reply_lost_for_longer_than_the_lease() {
+    for mode in MODES {
+        let store = faulty();
+        let engine = build(over(&store).mode(mode).lease(ms(50)));
+        store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
+        for number in 2..1_000 {
+            store.script(Call::Claim, When::Nth(number), Fault::Refuse(ErrorKind::Unavailable));
+        }
+        let effect = Effect::quick();
+        assert!(matches!(soon(effect.once(&engine)).await, Err(RunError::Store(_))));
+        let lapsed = if mode == Mode::Marked { Phase::InDoubt } else { Phase::Lapsed };
+        until_phase(&engine, store.inner(), lapsed).await;
+        store.heal();
+        soon(engine.drain()).await;
+        let free = if mode == Mode::Keyed { Phase::Bound } else { Phase::Vacant };
+        assert_eq!(phase(&engine, store.inner()).await, free);
+        assert_eq!(effect.once(&engine).await.unwrap().value, 1);
+    }
+}
+
 // The first try's fate is unknown, the second one fails for certain: the first may still stand.
 #[tokio::test]
 async fn claim_unknown_then_refused() {
@@ -89,7 +111,7 @@ async fn publish_reply_lost() {
 #[tokio::test]
 async fn replies_that_never_come() {
     let store = faulty();
-    let engine = build(over(&store).lease(ms(300)));
+    let engine = build(over(&store).lease(ms(600)));
     let never = Gate::closed();
     for call in [Call::Claim, Call::Complete] {
         store.script(call, When::Nth(1), Fault::HoldReply(never.clone()));

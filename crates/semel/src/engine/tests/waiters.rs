@@ -214,3 +214,37 @@ async fn an_answer_from_before_a_caller_came_is_not_given_to_it() {
     let new = joined(new).await.unwrap();
     assert_eq!((new.value, new.replayed), (2, false), "forgotten is forgotten");
 }
+
+// The leader's thread is blocked. Others in the room, and whoever comes, are answered long before their time is over.
+#[tokio::test]
+async fn a_leader_that_is_stuck_does_not_hold_the_others_up() {
+    let store = faulty();
+    let engine = build(over(&store).backstop(ms(20)).hot_cache(0, secs(1)).wait(secs(60)));
+    let blocked =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    let effect = Effect::held();
+    let owner = effect.start(&engine).await;
+    let leader = blocked.spawn({
+        let (effect, once) = (effect.clone(), engine.once(key()));
+        async move { effect.run_as(once).await }
+    });
+    until("it leads", || store.calls(Call::Claim) >= 3).await;
+    let (go_on, held) = std::sync::mpsc::channel::<()>();
+    let (began, begun) = std::sync::mpsc::channel::<()>();
+    drop(blocked.spawn(async move {
+        began.send(()).unwrap();
+        held.recv_timeout(2 * PATIENCE).unwrap();
+    }));
+    begun.recv_timeout(PATIENCE).unwrap();
+    let waiters: Vec<_> = (0..10).map(|_| effect.spawn(engine.once(key()))).collect();
+    until("all wait", || engine.waiters() == 11).await;
+    effect.let_go();
+    joined(owner).await.unwrap();
+    for waiter in waiters {
+        assert!(joined(waiter).await.unwrap().replayed);
+    }
+    assert_eq!(engine.waiters(), 1, "the stuck one");
+    go_on.send(()).unwrap();
+    assert!(joined(leader).await.unwrap().replayed);
+    blocked.shutdown_background();
+}

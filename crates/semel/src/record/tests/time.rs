@@ -93,6 +93,23 @@ fn a_lapsed_claim_nobody_took_expires_at_claim_time_plus_retention() {
     assert_eq!(slot.phase(), Phase::InDoubt, "doubt never expires");
 }
 
+// A key with a short retention whose owner renewed to the limit and died: its successor still finds it lapsed.
+#[test]
+fn a_claim_renewed_to_its_limit_can_still_be_taken_over() {
+    let mut slot = Slot::new(Mode::Rerun);
+    let lease = slot.terms.lease;
+    slot.terms.retention = lease;
+    let grant = slot.win(A);
+    slot.pass(lease - MICRO);
+    assert!(accepted(&slot.apply(&Command::Renew(grant))));
+    slot.now = START.after(slot.terms.in_flight_max);
+    assert_eq!(slot.phase(), Phase::Lapsed);
+    slot.pass(lease - MICRO);
+    slot.clone().win(B);
+    slot.pass(MICRO);
+    assert_eq!(slot.claim(B), Ruling::Expired);
+}
+
 #[test]
 fn the_lease_ends_on_its_microsecond() {
     let mut slot = Slot::new(Mode::Marked);

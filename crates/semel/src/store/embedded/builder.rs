@@ -118,6 +118,10 @@ impl EmbeddedBuilder {
         let connection = schema::connect(&database, Role::Writer).map_err(sql)?;
         self.check(&connection, &database, &faults)?;
         let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
+        // SQLite syncs the name of its log with the first commit, and does not look at how that ended; a log without a
+        // name would take every commit with it. Reading has made the log, so here its name is kept.
+        schema::sync_folder(folder.path())
+            .map_err(|error| setup(folder.path(), "the folder cannot be synced", error))?;
         if shutdown == Shutdown::Unclean {
             // The next log starts under new salts, so that a torn tail is never taken for damage later.
             checkpoint::empty_log(&connection).map_err(sql)?;

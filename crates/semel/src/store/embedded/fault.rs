@@ -132,11 +132,22 @@ impl Faults {
         Fault::new(ErrorKind::Closed, format!("{}: the store was closed", self.file.display()))
     }
 
-    /// A job that the writer did not run, or that panicked and was undone.
-    pub(super) fn dropped(&self) -> Fault {
+    /// The writer's thread is gone; what it was doing may have been done.
+    pub(super) fn died(&self) -> Fault {
+        Fault::new(
+            ErrorKind::Ambiguous,
+            format!(
+                "{}: the writer ended before it answered; restart the process, then repeat the command unchanged",
+                self.file.display()
+            ),
+        )
+    }
+
+    /// A caller's job that panicked inside the transaction.
+    pub(super) fn panicked(&self) -> Fault {
         Fault::new(
             ErrorKind::Unavailable,
-            format!("{}: the job was not executed; nothing was changed", self.file.display()),
+            format!("{}: the job panicked; what it wrote was undone", self.file.display()),
         )
     }
 

@@ -84,8 +84,10 @@ impl Folder {
 
     /// Gives the draft its name, durably: after a crash there is the whole file or none.
     pub(super) fn publish_draft(&self) -> Result<(), Error> {
-        let published =
-            fs::rename(self.draft(), self.database()).and_then(|()| schema::sync_folder(&self.path));
+        let published = File::open(self.draft())
+            .and_then(|draft| draft.sync_all())
+            .and_then(|()| fs::rename(self.draft(), self.database()))
+            .and_then(|()| schema::sync_folder(&self.path));
         published.map_err(|error| setup(&self.database(), "the new file cannot be put in place", error))
     }
 }

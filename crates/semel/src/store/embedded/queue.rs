@@ -1,6 +1,7 @@
 //! Where commands wait for the writer: everything that waits is taken at once.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -20,7 +21,7 @@ struct Inner<T> {
     idle: bool,
 }
 
-/// Why a job was not taken in. It is given back.
+/// Why a job was not taken in.
 #[derive(Debug)]
 pub(super) enum Refused {
     /// As many as the limit allows wait already.
@@ -53,22 +54,39 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Waits for a job, then moves up to `most` into `batch`. `Ended` once closed and empty.
-    pub(super) fn take(&self, batch: &mut Vec<T>, most: usize) -> Taken {
+    /// Waits for a job, then moves up to `most` into `batch`. With a `patience` it gives up after that.
+    pub(super) fn take(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> Taken {
         let mut inner = self.inner.lock();
         while inner.waiting.is_empty() {
             if !inner.open {
                 return Taken::Ended;
             }
             inner.idle = true;
-            self.arrived.wait(&mut inner);
+            let gave_up = match patience {
+                Some(patience) => self.arrived.wait_for(&mut inner, patience).timed_out(),
+                None => {
+                    self.arrived.wait(&mut inner);
+                    false
+                }
+            };
             inner.idle = false;
+            if gave_up && inner.waiting.is_empty() {
+                return Taken::Nothing;
+            }
         }
         let count = most.min(inner.waiting.len());
         batch.extend(inner.waiting.drain(..count));
         Taken::Jobs
     }
 
+    /// Drops what waits; each job's answer says so.
+    pub(super) fn clear(&self) {
+        let dropped = std::mem::take(&mut self.inner.lock().waiting);
+        // Outside the lock: it wakes whoever waits.
+        drop(dropped);
+    }
+
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.inner.lock().waiting.len()
     }
@@ -85,6 +103,8 @@ impl<T> Queue<T> {
 pub(super) enum Taken {
     /// At least one job.
     Jobs,
+    /// Nobody came in time.
+    Nothing,
     /// There will be no more.
     Ended,
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, ffi};
 
 use super::table::{self, fact};
 use crate::record::Fence;
@@ -42,9 +42,10 @@ pub(super) const OBJECTS: [(&str, &str); 7] = [
         "quarantine",
         "CREATE TABLE quarantine (found_at INTEGER NOT NULL, tab TEXT NOT NULL, reason TEXT NOT NULL, id BLOB, sum BLOB, value BLOB)",
     ),
+    // For people with a sqlite3 shell, also an old one.
     (
         "readable",
-        "CREATE VIEW readable AS SELECT lower(hex(id)) AS id, hint, CASE WHEN state = 0 THEN 'vacant' WHEN state = 1 THEN 'bound' WHEN state = 4 THEN 'done' WHEN state = 5 THEN 'expired' WHEN lease_until > unixepoch('subsec') * 1000000 THEN CASE state WHEN 2 THEN 'claimed' ELSE 'begun' END WHEN sweep_at IS NULL THEN 'in doubt' ELSE 'lapsed' END AS state, datetime(lease_until / 1000000, 'unixepoch') AS lease_until, datetime(sweep_at / 1000000, 'unixepoch') AS sweep_at, length(record) AS bytes FROM records",
+        "CREATE VIEW readable AS SELECT lower(hex(id)) AS id, hint, CASE WHEN state = 0 THEN 'vacant' WHEN state = 1 THEN 'bound' WHEN state = 5 THEN 'expired' WHEN state = 4 THEN iif(sweep_at > strftime('%s', 'now') * 1000000, 'done', 'expired') WHEN lease_until > strftime('%s', 'now') * 1000000 THEN iif(state = 2, 'claimed', 'begun') WHEN sweep_at IS NULL THEN 'in doubt' ELSE 'lapsed' END AS state, datetime(lease_until / 1000000, 'unixepoch') AS lease_until, datetime(sweep_at / 1000000, 'unixepoch') AS sweep_at, length(record) AS bytes FROM records",
     ),
 ];
 
@@ -72,6 +73,8 @@ pub(super) fn create(path: &Path, layout: Layout, now: Timestamp) -> rusqlite::R
     table::write_meta(&connection, fact::CREATED, now.as_micros().to_string().as_bytes())?;
     table::write_floor(&connection, Fence::default())?;
     connection.execute_batch("COMMIT")?;
+    // Here rather than at the first open, so that the file never again depends on a rollback journal.
+    use_log(&connection)?;
     connection.close().map_err(|(_, error)| error)
 }
 
@@ -103,10 +106,11 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
     )?;
     match role {
         Role::Writer => {
+            use_log(&connection)?;
             // Checkpoints are the writer's own business: it wants to know when one fails.
             connection.execute_batch(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0;
-                 PRAGMA secure_delete = FAST; PRAGMA cache_size = -16384;",
+                "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0; PRAGMA secure_delete = FAST;
+                 PRAGMA cache_size = -16384;",
             )?;
         }
         Role::Reader => {
@@ -116,6 +120,21 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
         }
     }
     Ok(connection)
+}
+
+/// Switches the file to a write-ahead log, where it has none yet.
+fn use_log(connection: &Connection) -> rusqlite::Result<()> {
+    // To its end: the switch is committed after SQLite has said the new mode, and only then can it fail.
+    let mut switch = connection.prepare("PRAGMA journal_mode = WAL")?;
+    let mut said = switch.query([])?;
+    while said.next()?.is_some() {}
+    // Without a log commits would stand on a name that is never synced.
+    let mode: String = connection.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
+    if mode == "wal" {
+        return Ok(());
+    }
+    let why = format!("the file stays in journal mode {mode} instead of wal");
+    Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR), Some(why)))
 }
 
 /// From now on closing the last connection moves the log into the file and takes it away.

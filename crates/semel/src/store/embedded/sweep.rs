@@ -1,7 +1,7 @@
 //! Takes away what is over, a few rows at a time, so that claims never wait for a sweep.
 
+use super::job::Writing;
 use super::table::{self, RowError};
-use super::writer::Writing;
 use crate::key::KeyId;
 use crate::record::{Record, Sweep};
 use crate::store::Swept;

@@ -1,85 +1,16 @@
 use std::convert::Infallible;
-use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
 use super::*;
-use crate::key::KeyId;
-use crate::record::{Command, Ruling};
-use crate::secret::Secret;
-use crate::store::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MemoryStore, Page, Scan, Snapshot, Swept, Watch,
-};
+use crate::store::MemoryStore;
+
+#[cfg(feature = "testkit")]
+mod faults;
 
 const S: &[u8] = b"session-1";
-
-/// A memory store whose marks can be made to fail. Everything else is forwarded.
-#[derive(Debug)]
-struct Shaky {
-    inner: Arc<MemoryStore>,
-    marks_fail: AtomicBool,
-}
-
-impl Shaky {
-    fn over(inner: &Arc<MemoryStore>) -> Arc<Self> {
-        Arc::new(Self { inner: Arc::clone(inner), marks_fail: AtomicBool::new(false) })
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        match self.marks_fail.load(Ordering::SeqCst) {
-            true => Err(Error::new(ErrorKind::Unavailable, "the marks are out of reach")),
-            false => Ok(()),
-        }
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl Store for Shaky {
-    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        self.inner.apply(id, command)
-    }
-    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
-        self.inner.get(id)
-    }
-    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
-        self.inner.scan(query)
-    }
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
-        self.inner.sweep(limit)
-    }
-    fn watch(&self, id: KeyId) -> Watch {
-        self.inner.watch(id)
-    }
-    fn attach(&self, cache: Weak<dyn Invalidate>) {
-        self.inner.attach(cache);
-    }
-    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
-        self.inner.secret(candidate)
-    }
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        Box::pin(async move {
-            self.check()?;
-            self.inner.read_mark(mark).await
-        })
-    }
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(async move {
-            self.check()?;
-            self.inner.raise_mark(mark, value).await
-        })
-    }
-    fn durability(&self) -> Durability {
-        self.inner.durability()
-    }
-}
-
-impl fmt::Display for Shaky {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
-}
 
 /// What was applied, in order: the effect that must not happen twice.
 #[derive(Default)]
@@ -162,6 +93,27 @@ async fn marks_survive_a_restart() {
     assert_eq!(ledger.lines(), [1, 2, 3, 4]);
 }
 
+#[cfg(feature = "embedded")]
+#[tokio::test]
+async fn marks_survive_on_disk() {
+    // W5
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        let store = crate::store::EmbeddedStore::open(folder.path()).unwrap();
+        Receiver::builder(store, Gaps::Strict).build().unwrap()
+    };
+    let ledger = Ledger::default();
+    let receiver = start();
+    for n in [1, 2] {
+        assert!(matches!(ledger.send(&receiver, n).await, Received::Applied(())));
+    }
+    drop(receiver);
+    let restarted = start();
+    assert!(matches!(ledger.send(&restarted, 2).await, Received::Duplicate(RefusedBy::Mark { mark: 2 })));
+    assert!(matches!(ledger.send(&restarted, 3).await, Received::Applied(())));
+    assert_eq!(ledger.lines(), [1, 2, 3]);
+}
+
 #[tokio::test]
 async fn a_failed_apply_takes_back_mark_and_entry() {
     // W5
@@ -205,90 +157,6 @@ async fn a_panic_or_a_dropped_caller_takes_back_too() {
     assert!(receiver.window().is_empty());
     let ledger = Ledger::default();
     assert!(matches!(ledger.send(&receiver, 1).await, Received::Applied(())));
-}
-
-#[tokio::test]
-async fn a_crash_between_apply_and_mark_applies_again_and_then_never() {
-    // W5: the mark cannot be raised, then the process is gone.
-    let disk = Arc::new(MemoryStore::new());
-    let store = Shaky::over(&disk);
-    let receiver = Receiver::over(Arc::clone(&store) as _, Gaps::Strict).build().unwrap();
-    let ledger = Ledger::default();
-    let _ = receiver.mark(S).await.unwrap();
-    store.marks_fail.store(true, Ordering::SeqCst);
-    let applied = ledger.send(&receiver, 1).await;
-    assert!(matches!(applied, Received::AppliedUnmarked { value: (), .. }), "{applied:?}");
-    drop(receiver);
-    let restarted = strict(&disk);
-    assert!(matches!(ledger.send(&restarted, 1).await, Received::Applied(())));
-    assert!(matches!(ledger.send(&restarted, 1).await, Received::Duplicate(_)));
-    assert!(matches!(ledger.send(&strict(&disk), 1).await, Received::Duplicate(_)));
-    assert_eq!(ledger.lines(), [1, 1], "once more after the crash, not more often");
-}
-
-#[tokio::test]
-async fn an_owed_mark_is_paid_before_anything_else() {
-    // W5
-    let disk = Arc::new(MemoryStore::new());
-    let store = Shaky::over(&disk);
-    let receiver = Receiver::over(Arc::clone(&store) as _, Gaps::Strict).idle_sessions(0).build().unwrap();
-    let ledger = Ledger::default();
-    let _ = receiver.mark(S).await.unwrap();
-    store.marks_fail.store(true, Ordering::SeqCst);
-    let _ = ledger.send(&receiver, 1).await;
-    for n in [1, 2] {
-        let refused = receiver.receive(S, n, b"operation", async || Ok::<_, Infallible>(())).await;
-        assert!(matches!(refused, Err(ReceiveError::Store(_))), "neither applied nor called a duplicate");
-    }
-    for other in 0..100_u8 {
-        assert!(receiver.mark(&[other]).await.is_err(), "other sessions push idle ones out of memory");
-    }
-    store.marks_fail.store(false, Ordering::SeqCst);
-    assert!(matches!(ledger.send(&receiver, 1).await, Received::Duplicate(RefusedBy::Mark { mark: 1 })));
-    assert_eq!(disk.read_mark(receiver.mark_id(S)).await.unwrap(), Some(1));
-    assert!(matches!(ledger.send(&receiver, 2).await, Received::Applied(())));
-    assert_eq!(ledger.lines(), [1, 2]);
-}
-
-#[tokio::test]
-async fn a_store_that_cannot_be_read_lets_nothing_through() {
-    // W5
-    let store = Shaky::over(&Arc::default());
-    let receiver = Receiver::over(Arc::clone(&store) as _, Gaps::Lenient).build().unwrap();
-    store.marks_fail.store(true, Ordering::SeqCst);
-    let applied = AtomicBool::new(false);
-    let apply = async || {
-        applied.store(true, Ordering::SeqCst);
-        Ok::<_, Infallible>(())
-    };
-    let refused = receiver.receive(S, 1, b"operation", apply).await;
-    assert!(matches!(refused, Err(ReceiveError::Store(_))));
-    assert!(!applied.load(Ordering::SeqCst));
-    assert!(receiver.window().is_empty());
-}
-
-#[tokio::test]
-async fn the_window_covers_for_a_store_that_lost_its_marks() {
-    // W5: the session leaves memory, the store forgets; what this process applied is still refused.
-    let store = Shaky::over(&Arc::default());
-    let receiver = Receiver::over(Arc::clone(&store) as _, Gaps::Strict).idle_sessions(0).build().unwrap();
-    let ledger = Ledger::default();
-    // Applied under an apply function that says it committed the mark, and did not: the store never had it.
-    for n in [1, 2] {
-        let apply = async |_| {
-            ledger.0.lock().push(n);
-            Ok::<_, Infallible>(Joined::Marked(()))
-        };
-        let _ = receiver.receive_joined(S, n, b"operation", apply).await.unwrap();
-    }
-    for other in 0..=255_u8 {
-        let _ = receiver.mark(&[other]).await.unwrap();
-    }
-    assert_eq!(receiver.mark(S).await.unwrap(), None, "the mark is lost");
-    assert!(matches!(ledger.send(&receiver, 1).await, Received::Duplicate(RefusedBy::Window)));
-    assert!(matches!(ledger.send(&receiver, 2).await, Received::Duplicate(RefusedBy::Window)));
-    assert!(matches!(ledger.send(&receiver, 3).await, Received::Applied(())), "and the session goes on");
-    assert_eq!(ledger.lines(), [1, 2, 3]);
 }
 
 #[tokio::test]

@@ -125,6 +125,41 @@ async fn bit_flip() {
     assert!(refused * 2 > image.len(), "only {refused} of {} flips were noticed", image.len());
 }
 
+// old_format: one file per format that was ever released, opened by every later version.
+#[tokio::test]
+async fn old_format() {
+    let place = Place::new();
+    fs::create_dir(place.path()).unwrap();
+    fs::write(place.path().join("semel.db"), include_bytes!("fixtures/v1.db")).unwrap();
+    // The day that `fill` advances.
+    place.clock.advance(DAY);
+    let answers = ask(&place.open()).await.unwrap();
+    let states: Vec<_> = answers.by_id.iter().map(|found| found.as_ref().map(Snapshot::phase)).collect();
+    let done = Some(Phase::Done);
+    let expected =
+        [Some(Phase::Begun), Some(Phase::Vacant), Some(Phase::Bound), done, done, done, None, None];
+    assert_eq!(states, expected);
+    let outcome = |number: usize| {
+        let snapshot = answers.by_id[number].as_ref().unwrap();
+        Outcome::clone(snapshot.record.outcome(snapshot.now).unwrap())
+    };
+    assert_eq!(outcome(3), Outcome::new("text", "long ".repeat(300)));
+    assert_eq!(outcome(4), Outcome::new("text", "short"));
+    assert_eq!((answers.mark, answers.secret), (Some(77), [7; 32]));
+    assert_eq!(answers.floor, Fence::new(1_000_000_000_000_000));
+}
+
+#[tokio::test]
+#[ignore = "writes the file that `old_format` reads; to be run once for each new format"]
+async fn write_the_file_of_this_format() {
+    let place = Place::new();
+    let store = small(&place);
+    fill(&store, &place.clock).await;
+    drop(store);
+    let name = format!("src/store/embedded/tests/fixtures/v{}.db", crate::store::embedded::schema::VERSION);
+    fs::copy(place.path().join("semel.db"), Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap();
+}
+
 /// A store that was killed: its files as they are while it is open. Every commit changes one record.
 async fn killed(place: &Place) -> (Vec<u8>, Vec<u8>, Answers, Answers) {
     let store = small(place);

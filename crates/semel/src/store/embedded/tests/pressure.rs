@@ -205,3 +205,55 @@ async fn disk_full_of_pages() {
     let again = store.apply(id(2), complete(grant, &"x".repeat(100_000))).await.unwrap();
     assert!(matches!(again, Ruling::Accepted { .. }));
 }
+
+// fsync_error, as far as one process can show it: semel-proof breaks real syncs.
+#[tokio::test]
+async fn a_poisoned_store_acknowledges_nothing() {
+    let place = Place::new();
+    let store = place.open();
+    finish(&store, id(1), "done").await;
+    let failed =
+        rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC), None);
+    store.shared.poison(store.shared.faults.poisoned(&failed));
+    let errors = [
+        store.apply(id(1), claim()).await.err(),
+        store.apply(id(2), claim()).await.err(),
+        store.get(id(1)).await.err(),
+        store.sweep(1).await.err(),
+        store.raise_mark(crate::store::MarkId::of_session(b"s"), 1).await.err(),
+    ];
+    for error in errors {
+        let error = error.expect("nothing is answered");
+        assert_eq!(error.kind(), ErrorKind::Poisoned);
+        assert!(error.to_string().contains("restarted"), "{error}");
+        assert!(!error.is_retryable());
+    }
+    drop(store);
+    let store = place.open();
+    let _ = replayed(store.apply(id(1), claim()).await.unwrap());
+}
+
+/// A cache that panics kills the writer. Nobody waits in vain, and nobody is told that nothing happened.
+#[tokio::test]
+async fn a_dead_writer_is_told_of() {
+    #[derive(Debug)]
+    struct Broken;
+    impl crate::store::Invalidate for Broken {
+        fn invalidate(&self, _: KeyId) {
+            panic!("a bug in a cache");
+        }
+        fn trust(&self, _: crate::store::Trust) {}
+    }
+    let place = Place::new();
+    let store = place.open();
+    finish(&store, id(1), "done").await;
+    let cache: Arc<dyn crate::store::Invalidate> = Arc::new(Broken);
+    store.attach(Arc::downgrade(&cache));
+    let forgotten = store.apply(id(1), Command::Forget(crate::record::Force::No)).await;
+    assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Ambiguous);
+    let refused = store.apply(id(2), claim()).await.unwrap_err().kind();
+    assert!(matches!(refused, ErrorKind::Closed | ErrorKind::Ambiguous), "{refused:?}");
+    drop(store);
+    let store = place.open();
+    let _ = won(store.apply(id(1), claim()).await.unwrap());
+}

@@ -1,0 +1,73 @@
+//! Processes that are made to die: what they are told, what they do, and what they report.
+//!
+//! A test starts `semel-victim` with a [`Job`] and reads [`Report`]s from its standard output, one line each. A
+//! line is one write below the size a pipe takes whole, so a report arrives whole or not at all. What a killed
+//! victim reported did happen; what it did not report may have happened all the same: the word was not out yet.
+
+pub mod flood;
+pub mod life;
+mod report;
+pub mod script;
+pub mod steady;
+pub mod witness;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+use semel::store::EmbeddedStore;
+use serde::{Deserialize, Serialize};
+
+pub use self::report::{Answered, Report};
+
+/// What a victim does with its life.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Opens a store and keeps it open until it is killed.
+    Hold {
+        /// The folder of the store.
+        store: PathBuf,
+    },
+    /// Runs one effect, and dies where it is told to.
+    Life(life::Life),
+    /// Writes with many callers until it is killed.
+    Flood(flood::Flood),
+    /// Executes a script, one step after the other.
+    Steady(steady::Steady),
+}
+
+impl Job {
+    /// Does the job. Some jobs do not return.
+    pub fn run(self) -> ExitCode {
+        // A test that is killed itself must not leave a victim behind.
+        set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may name its own last signal");
+        match self {
+            Self::Hold { store } => match EmbeddedStore::open(&store) {
+                Ok(_open) => {
+                    Report::Ready.send();
+                    rest()
+                }
+                Err(error) => {
+                    Report::not_opened(&error).send();
+                    ExitCode::FAILURE
+                }
+            },
+            Self::Life(life) => life.run(),
+            Self::Flood(flood) => flood.run(),
+            Self::Steady(steady) => steady.run(),
+        }
+    }
+}
+
+/// Waits to be killed.
+fn rest() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Ends this process as a crash does: no destructor runs, no buffer is flushed, no other thread goes on.
+pub fn die() -> ! {
+    kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
+    rest()
+}

@@ -1,0 +1,268 @@
+//! One effect of two steps, run through the engine over the embedded store, with a death at any point of it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::engine::{Acquired, Attempt, Completed, NotBegun};
+use semel::outcome::{Body, Outcome};
+use semel::store::{EmbeddedStore, Store};
+use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::{Answer, Engine, Failure, Key, Mode, RunError};
+use serde::{Deserialize, Serialize};
+
+use super::witness::Witness;
+use super::{Answered, Report, die};
+
+/// The first step of the effect.
+pub const DEBIT: &str = "debit";
+/// The second one.
+pub const CREDIT: &str = "credit";
+
+/// How the effect is run and what becomes of the process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Life {
+    /// The folder of the store.
+    pub store: PathBuf,
+    /// The file that the effect writes to.
+    pub witness: PathBuf,
+    /// What is promised of the effect.
+    #[serde(with = "ModeName")]
+    pub mode: Mode,
+    /// How long a claim stands without a heartbeat.
+    pub lease: Duration,
+    /// When the begin-mark is set.
+    pub start: Start,
+    /// Where the life ends.
+    pub fate: Fate,
+}
+
+/// When the begin-mark is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Start {
+    /// With the claim, as the library does.
+    WithClaim,
+    /// As a step of its own, as the gateway does.
+    Later,
+}
+
+/// Where a life ends, or stands still until a line comes on standard input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each says it")]
+pub enum Fate {
+    Lives,
+    DiesBeforeClaim,
+    DiesAfterClaim,
+    DiesAfterBegin,
+    DiesMidEffect,
+    DiesAfterEffect,
+    DiesAfterComplete,
+    /// Takes memory in the effect until the system ends it.
+    DevoursMemory,
+    PausesBeforeBegin,
+    PausesInEffect,
+    /// The same, and another caller of the same process wants the same key meanwhile.
+    PausesInEffectWithRival,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mode")]
+enum ModeName {
+    Atomic,
+    Keyed,
+    Marked,
+    Rerun,
+}
+
+/// The key of the effect.
+pub fn key() -> Key {
+    Key::new("transfer").scope("acct_1").value("order-17")
+}
+
+impl Life {
+    /// The same life with another end.
+    #[must_use]
+    pub fn with(&self, fate: Fate) -> Self {
+        Self { fate, ..self.clone() }
+    }
+
+    /// An engine under the terms of this life.
+    pub fn engine(&self, store: Arc<dyn Store>) -> Engine {
+        Engine::over(store)
+            .mode(self.mode)
+            .lease(self.lease)
+            .wait(Duration::from_secs(20))
+            .sweep_every(None)
+            .build()
+            .expect("the terms fit together")
+    }
+
+    pub(super) fn run(self) -> ExitCode {
+        let store = match EmbeddedStore::open(&self.store) {
+            Ok(store) => Arc::new(FaultStore::new(Arc::new(store))),
+            Err(error) => {
+                Report::not_opened(&error).send();
+                return ExitCode::FAILURE;
+            }
+        };
+        let (call, death) = match self.fate {
+            Fate::DiesBeforeClaim => (Call::Claim, Fault::before(|| die())),
+            Fate::DiesAfterClaim => (Call::Claim, Fault::after(|| die())),
+            Fate::DiesAfterBegin => (Call::Begin, Fault::after(|| die())),
+            Fate::DiesAfterEffect => (Call::Complete, Fault::before(|| die())),
+            Fate::DiesAfterComplete => (Call::Complete, Fault::after(|| die())),
+            _ => (Call::Reexecute, Fault::before(|| ())),
+        };
+        store.script(call, When::Always, death);
+        Report::Ready.send();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime can be started");
+        let engine = self.engine(store.clone());
+        let rival = (self.fate == Fate::PausesInEffectWithRival).then(|| self.engine(store));
+        runtime.block_on(async {
+            let own = async { Report::Ended(self.call(&engine).await).send() };
+            let other = async {
+                let Some(rival) = &rival else { return };
+                until(|| engine.in_flight() > 0).await;
+                let life = self.with(Fate::Lives);
+                let call = async { Report::Ended(life.call(rival).await).send() };
+                let waits = async {
+                    until(|| rival.waiters() > 0).await;
+                    Report::RivalWaits.send();
+                };
+                tokio::join!(call, waits);
+            };
+            tokio::join!(own, other);
+        });
+        ExitCode::SUCCESS
+    }
+
+    /// Calls the effect once, as this life does.
+    pub async fn call(&self, engine: &Engine) -> Answered {
+        match self.start {
+            Start::WithClaim => {
+                let life = self.clone();
+                let ran = engine.once(key()).fingerprint("17 euro").run(async move |attempt| {
+                    Report::InEffect { fence: attempt.fence().get() }.send();
+                    life.transfer(&attempt).await.map_err(Failure::Unknown)
+                });
+                answered(ran.await)
+            }
+            Start::Later => self.call_stepwise(engine).await,
+        }
+    }
+
+    /// The same, claiming, beginning and completing by hand.
+    async fn call_stepwise(&self, engine: &Engine) -> Answered {
+        loop {
+            let once = engine.once(key()).fingerprint("17 euro").begin_later();
+            let claim = match once.claim().await {
+                Ok(Acquired::Won(claim)) => claim,
+                Ok(Acquired::Replay(outcome)) => return replayed(&outcome),
+                other => return Answered::Nothing(format!("{other:?}")),
+            };
+            Report::Claimed { fence: claim.grant().fence().get() }.send();
+            if self.fate == Fate::PausesBeforeBegin && claim.attempt().number() == 1 {
+                pause().await;
+            }
+            let running = match claim.begin().await {
+                Ok(running) => running,
+                Err(NotBegun::Lost) => continue,
+                Err(error) => return Answered::Nothing(format!("{error:?}")),
+            };
+            Report::InEffect { fence: running.grant().fence().get() }.send();
+            let receipt = match self.transfer(&running.attempt()).await {
+                Ok(receipt) => receipt,
+                Err(error) => return Answered::Nothing(error.to_string()),
+            };
+            let body = serde_json::to_vec(&receipt).expect("text is JSON");
+            return match running.complete(&Arc::new(Outcome::new("json", body)), None).await {
+                Completed::Kept => Answered::Value { receipt, replayed: false, stored: true },
+                Completed::Superseded(winner) => replayed(&winner),
+                other => Answered::Nothing(format!("{other:?}")),
+            };
+        }
+    }
+
+    /// The effect: a debit, then a credit. The receipt names the attempt whose credit stands.
+    async fn transfer(&self, attempt: &Attempt) -> io::Result<String> {
+        let mut witness = Witness::open(&self.witness)?;
+        let fence = attempt.fence().get();
+        let name = match self.mode {
+            Mode::Keyed => attempt.derived_key("bank").to_string(),
+            Mode::Atomic | Mode::Marked | Mode::Rerun => "order-17".to_owned(),
+        };
+        let mut act = |step| match self.mode {
+            Mode::Keyed => witness.act_once(step, &name, fence),
+            Mode::Atomic | Mode::Marked | Mode::Rerun => witness.act(step, &name, fence),
+        };
+        act(DEBIT)?;
+        match self.fate {
+            Fate::DiesMidEffect => die(),
+            Fate::DevoursMemory => devour(),
+            Fate::PausesInEffect | Fate::PausesInEffectWithRival => pause().await,
+            _ => {}
+        }
+        Ok(receipt(act(CREDIT)?.fence))
+    }
+}
+
+/// The receipt of the attempt with this fence.
+pub fn receipt(fence: u64) -> String {
+    format!("receipt of {fence}")
+}
+
+/// Opens the store of a life as the next process does.
+///
+/// # Panics
+/// Where it cannot be opened.
+pub fn reopen(store: &Path) -> Arc<EmbeddedStore> {
+    Arc::new(EmbeddedStore::open(store).unwrap_or_else(|error| panic!("the next process is refused: {error}")))
+}
+
+fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> Answered {
+    match ran {
+        Ok(Answer { value, replayed, stored, .. }) => Answered::Value { receipt: value, replayed, stored },
+        Err(error) => Answered::Nothing(format!("{error:?}")),
+    }
+}
+
+fn replayed(outcome: &Outcome) -> Answered {
+    let read = |body: &Vec<u8>| serde_json::from_slice(body).ok();
+    match outcome.body() {
+        Body::Kept(body) => match read(body) {
+            Some(receipt) => Answered::Value { receipt, replayed: true, stored: true },
+            None => Answered::Nothing("an outcome that is no receipt".to_owned()),
+        },
+        Body::Tombstone(reason) => Answered::Nothing(reason.clone()),
+    }
+}
+
+/// Stands still until a line comes. Heartbeats go on meanwhile: they are not this thread's business.
+async fn pause() {
+    let line = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
+    let read: Result<io::Result<usize>, _> = line.await;
+    assert!(matches!(read, Ok(Ok(1..))), "whoever paused this process went away: {read:?}");
+}
+
+/// Waits for a condition; whoever started this process knows for how long.
+async fn until(condition: impl Fn() -> bool) {
+    while !condition() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Takes memory, and uses it, until the system ends the process.
+fn devour() -> ! {
+    let mut eaten: Vec<Vec<u8>> = Vec::new();
+    while eaten.len() < 1 << 14 {
+        eaten.push(vec![1; 1 << 20]);
+    }
+    panic!("16 GiB, and nobody minds: {:?}", eaten.last().map(Vec::len))
+}
+

@@ -1,0 +1,115 @@
+//! One caller that executes a script and reports every answer; the disk below it may fail.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use semel::store::{EmbeddedStore, Error, ErrorKind, Store as _};
+use semel::time::ManualClock;
+use serde::{Deserialize, Serialize};
+
+use super::Report;
+use super::script::{Step, ask_again, finished_key, script};
+
+/// Which script, and what to do when there is no room.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Steady {
+    /// The folder of the store.
+    pub store: PathBuf,
+    /// From which the script follows.
+    pub seed: u64,
+    /// How many steps of it.
+    pub steps: usize,
+    /// Before which step the store is closed and opened again; not once it is poisoned, which a restart has to end.
+    pub reopen_at: Option<usize>,
+    /// What to do when there is no room.
+    pub when_full: WhenFull,
+}
+
+/// What to do when there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WhenFull {
+    /// Report it and go on with the next step.
+    GoOn,
+    /// Ask for a finished key, then try the same again until there is room.
+    Insist,
+}
+
+/// How often a step is tried while there is no room.
+const TRIES: usize = 500;
+
+impl Steady {
+    pub(super) fn run(self) -> ExitCode {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be started");
+        match runtime.block_on(self.execute()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                Report::not_opened(&error).send();
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    async fn execute(&self) -> Result<(), Error> {
+        let clock = ManualClock::default();
+        let mut store = self.open(&clock)?;
+        Report::Ready.send();
+        let mut health = Health::Sound;
+        for (number, step) in script(self.seed, self.steps).iter().enumerate() {
+            clock.set(step.at);
+            if self.reopen_at == Some(number) && health == Health::Sound {
+                drop(store);
+                store = self.open(&clock)?;
+            }
+            if self.execute_step(&store, number, step).await == Health::Poisoned {
+                health = Health::Poisoned;
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self, clock: &ManualClock) -> Result<EmbeddedStore, Error> {
+        let open = || EmbeddedStore::builder(&self.store).clock(clock.clone()).open();
+        let mut opened = open();
+        if self.when_full == WhenFull::Insist {
+            for _ in 0..TRIES {
+                if opened.is_ok() {
+                    break;
+                }
+                opened = open();
+            }
+        }
+        opened
+    }
+
+    async fn execute_step(&self, store: &EmbeddedStore, number: usize, step: &Step) -> Health {
+        for _ in 0..TRIES {
+            let error = match step.run(store).await {
+                Ok(answer) => {
+                    Report::Answered { step: number, answer }.send();
+                    return Health::Sound;
+                }
+                Err(error) => error,
+            };
+            Report::Refused { step: number, kind: format!("{:?}", error.kind()) }.send();
+            match error.kind() {
+                ErrorKind::Poisoned => return Health::Poisoned,
+                ErrorKind::Full if self.when_full == WhenFull::Insist => {}
+                _ => return Health::Sound,
+            }
+            // There is something to replay from the third step on.
+            if number >= 2 {
+                let answer = format!("{:?}", store.apply(finished_key(), ask_again()).await);
+                Report::Replayed { answer }.send();
+            }
+        }
+        Health::Sound
+    }
+}
+
+/// Whether the store still acknowledges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Sound,
+    Poisoned,
+}

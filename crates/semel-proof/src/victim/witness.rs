@@ -1,0 +1,73 @@
+//! The outside world: an append-only file that only effects write to, never the store.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Where effects leave their traces. In `keyed` it plays the receiver that honours keys.
+#[derive(Debug)]
+pub struct Witness {
+    file: File,
+    rows: Vec<Row>,
+}
+
+/// A trace of an effect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// Which of the effect's steps.
+    pub step: String,
+    /// Under which name the effect asked for it: the key, or the derived key.
+    pub name: String,
+    /// The fence of the attempt that caused it.
+    pub fence: u64,
+}
+
+impl Witness {
+    /// Opens the file; makes it where it is missing.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        Ok(Self { file, rows: rows(path)? })
+    }
+
+    /// Takes a step, whether it was taken before or not.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn act(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
+        let row = Row { step: step.to_owned(), name: name.to_owned(), fence };
+        let mut line = serde_json::to_string(&row)?;
+        line.push('\n');
+        self.file.write_all(line.as_bytes())?;
+        self.rows.push(row.clone());
+        Ok(row)
+    }
+
+    /// Takes a step unless it was taken under this name before, and answers with the one that was taken: what a
+    /// receiver does that honours keys.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn act_once(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
+        match self.rows.iter().find(|row| row.step == step && row.name == name) {
+            Some(taken) => Ok(taken.clone()),
+            None => self.act(step, name, fence),
+        }
+    }
+}
+
+/// Every trace, oldest first. A file that is not there has none.
+///
+/// # Errors
+/// What the file system says, or a line that is none of ours.
+pub fn rows(path: &Path) -> io::Result<Vec<Row>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}

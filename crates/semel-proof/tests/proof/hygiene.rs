@@ -1,0 +1,142 @@
+//! What we build on, and what stands in the tree: licences, doubles, size, forbidden text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Licences that let anybody ship Semel.
+const ALLOWED: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Crates that may stand in the shipped tree in two versions, each with the reason why.
+const DOUBLES: &[(&str, &str)] = &[];
+
+const MOST_PACKAGES: usize = 350;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn metadata() -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
+}
+
+fn packages(metadata: &Value) -> &[Value] {
+    metadata["packages"].as_array().expect("packages are a list")
+}
+
+fn text<'a>(value: &'a Value, member: &str) -> &'a str {
+    value[member].as_str().unwrap_or_default()
+}
+
+/// Whether one alternative of an SPDX expression is allowed as a whole.
+fn is_allowed(licence: &str) -> bool {
+    let plain = licence.replace(['(', ')'], " ").replace('/', " OR ");
+    plain.split(" OR ").any(|all| all.split(" AND ").all(|one| ALLOWED.contains(&one.trim())))
+}
+
+#[test]
+fn every_licence_is_allowed() {
+    let metadata = metadata();
+    let refused: Vec<String> = packages(&metadata)
+        .iter()
+        .filter(|package| !is_allowed(text(package, "license")))
+        .map(|package| format!("{} ({})", text(package, "name"), text(package, "license")))
+        .collect();
+    assert!(refused.is_empty(), "licences to look at: {refused:?}");
+}
+
+#[test]
+fn licence_expressions_are_read_as_they_are_meant() {
+    assert!(is_allowed("MIT OR GPL-3.0"));
+    assert!(is_allowed("(MIT OR Apache-2.0) AND Unicode-3.0"));
+    assert!(!is_allowed("MIT AND GPL-3.0"));
+    assert!(!is_allowed(""));
+}
+
+/// The packages that end up in a user's build: everything reached from shipped crates over normal dependencies.
+fn shipped(metadata: &Value) -> BTreeSet<String> {
+    let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
+        .as_array()
+        .expect("the tree is resolved")
+        .iter()
+        .map(|node| (text(node, "id"), node))
+        .collect();
+    let is_shipped = |id: &&Value| {
+        let package = packages(metadata).iter().find(|package| package["id"] == **id);
+        package.is_some_and(|package| !package["publish"].is_array())
+    };
+    let members = metadata["workspace_members"].as_array().expect("members are a list");
+    let mut todo: Vec<&str> = members.iter().filter(is_shipped).filter_map(Value::as_str).collect();
+    assert!(!todo.is_empty(), "something is shipped");
+    let mut reached = BTreeSet::new();
+    while let Some(id) = todo.pop() {
+        if !reached.insert(id.to_owned()) {
+            continue;
+        }
+        for dependency in nodes[id]["deps"].as_array().expect("dependencies are a list") {
+            let kinds = dependency["dep_kinds"].as_array().expect("kinds are a list");
+            if kinds.iter().any(|kind| kind["kind"].is_null()) {
+                todo.push(text(dependency, "pkg"));
+            }
+        }
+    }
+    reached
+}
+
+#[test]
+fn nothing_is_shipped_in_two_versions() {
+    let metadata = metadata();
+    let shipped = shipped(&metadata);
+    let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for package in packages(&metadata).iter().filter(|package| shipped.contains(text(package, "id"))) {
+        versions.entry(text(package, "name")).or_default().insert(text(package, "version"));
+    }
+    let allowed = |name: &str| DOUBLES.iter().any(|(double, _)| *double == name);
+    versions.retain(|name, versions| versions.len() > 1 && !allowed(name));
+    assert!(
+        versions.is_empty(),
+        "in two versions: {versions:?}; bump one, or list it in DOUBLES with a reason"
+    );
+}
+
+#[test]
+fn the_tree_stays_small() {
+    let count = packages(&metadata()).len();
+    assert!(count < MOST_PACKAGES, "{count} packages: builds are slow on two cores, for our users too");
+}
+
+#[test]
+fn every_crate_takes_the_lints_of_the_workspace() {
+    let metadata = metadata();
+    for package in packages(&metadata).iter().filter(|package| package["source"].is_null()) {
+        let manifest =
+            std::fs::read_to_string(text(package, "manifest_path")).expect("a manifest can be read");
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{}", text(package, "name"));
+    }
+    let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("the manifest can be read");
+    assert!(workspace.contains("unsafe_code = \"forbid\""));
+}

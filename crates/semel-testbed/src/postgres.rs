@@ -1,0 +1,236 @@
+//! A PostgreSQL server.
+
+mod options;
+mod template;
+
+use std::{
+    net::SocketAddr,
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+pub use self::options::Options;
+use crate::{
+    Error, Result,
+    daemon::Daemon,
+    process::{Owner, run},
+    programs::PostgresPrograms,
+    wait::{self, PATIENCE},
+};
+
+/// A PostgreSQL server of its own for one test. Dropping it ends it and removes its data.
+///
+/// It has a superuser `postgres` and a database `postgres`. All methods block for a moment and take `&self`: share it in
+/// an `Arc` with whatever puts load on it.
+#[derive(Debug)]
+pub struct Postgres {
+    daemon: Daemon,
+    programs: PostgresPrograms,
+    owner: Option<Owner>,
+    options: Options,
+    databases: AtomicU32,
+}
+
+impl Postgres {
+    /// Starts a server with the defaults of [`Options`].
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without `postgres`; otherwise why it did not start, with the end of its log.
+    pub fn start() -> Result<Self> {
+        Self::options().start()
+    }
+
+    /// What can be chosen before the start.
+    pub fn options() -> Options {
+        Options::default()
+    }
+
+    /// Starts a hot standby that streams from a running primary, with the settings of the primary's [`Options`].
+    ///
+    /// # Errors
+    /// Why the base backup failed, or why the standby did not start.
+    pub fn standby_of(primary: &Postgres) -> Result<Self> {
+        Self::standby_via(primary, primary.addr())
+    }
+
+    /// As [`standby_of`](Self::standby_of), streaming over an address: of a [`FaultProxy`](crate::FaultProxy) before the
+    /// primary.
+    ///
+    /// # Errors
+    /// As [`standby_of`](Self::standby_of).
+    pub fn standby_via(primary: &Postgres, stream: SocketAddr) -> Result<Self> {
+        primary.options.start_standby(primary, stream)
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.daemon.addr()
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.daemon.port()
+    }
+
+    /// The URL of the database `postgres` for the superuser, with the password if one was chosen.
+    pub fn url(&self) -> String {
+        self.url_at(self.addr(), "postgres")
+    }
+
+    /// As [`url`](Self::url), for another database and by way of another address: of a
+    /// [`FaultProxy`](crate::FaultProxy) before the server.
+    pub fn url_at(&self, addr: SocketAddr, database: &str) -> String {
+        let password = self.options.password.as_ref().map(|word| format!(":{word}")).unwrap_or_default();
+        format!("postgres://postgres{password}@{addr}/{database}")
+    }
+
+    /// Creates an empty database, and gives its name.
+    ///
+    /// # Errors
+    /// As [`sql`](Self::sql).
+    pub fn fresh_database(&self) -> Result<String> {
+        let name = format!("fresh_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql(&format!("CREATE DATABASE {name}"))?;
+        Ok(name)
+    }
+
+    /// Its major and minor version as the programs name it, such as `postgres (PostgreSQL) 15.13`.
+    pub fn version(&self) -> &str {
+        &self.programs.version
+    }
+
+    /// The process number of the postmaster.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`].
+    pub fn pid(&self) -> Result<u32> {
+        self.daemon.pid()
+    }
+
+    /// All it has logged since its first start.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    /// Processor time of the server and all its backends since it was last started, also of those that have ended.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`].
+    pub fn cpu_time(&self) -> Result<Duration> {
+        self.daemon.cpu_time()
+    }
+
+    /// Runs SQL in the database `postgres` as the superuser, over its own socket and never through a proxy. Answers with
+    /// one line per row, columns parted by `|`.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with what the server said.
+    pub fn sql(&self, sql: &str) -> Result<String> {
+        self.sql_in("postgres", sql)
+    }
+
+    /// As [`sql`](Self::sql), in another database.
+    ///
+    /// # Errors
+    /// As [`sql`](Self::sql).
+    pub fn sql_in(&self, database: &str, sql: &str) -> Result<String> {
+        let mut psql = Command::new(self.programs.path("psql")?);
+        psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", database, "-c", sql]);
+        psql.arg("-h").arg(self.daemon.folder().path()).arg("-p").arg(self.port().to_string());
+        plain(&mut psql).env("PGCONNECT_TIMEOUT", "10");
+        run(&mut psql).map(|answer| answer.trim_end().to_owned())
+    }
+
+    /// Changes a setting of `postgresql.conf` for new and old sessions (`ALTER SYSTEM` and a reload). It stays over a
+    /// restart; some settings need one.
+    ///
+    /// # Errors
+    /// As [`sql`](Self::sql).
+    pub fn set(&self, name: &str, value: &str) -> Result<()> {
+        self.sql(&format!("ALTER SYSTEM SET {name} = '{}'", value.replace('\'', "''")))?;
+        self.sql("SELECT pg_reload_conf()").map(drop)
+    }
+
+    /// Ends the client backends for which the condition on `pg_stat_activity` holds, such as `datname = 'fresh_0'`, and
+    /// says how many there were. The one that asks is never among them.
+    ///
+    /// # Errors
+    /// As [`sql`](Self::sql).
+    pub fn terminate_backends(&self, condition: &str) -> Result<usize> {
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND ({condition})"
+        );
+        Ok(self.sql(&sql)?.lines().filter(|line| *line == "t").count())
+    }
+
+    /// Kills the whole server as a power cut would (SIGKILL), and reaps it. Does nothing if it does not run.
+    pub fn kill(&self) {
+        self.daemon.kill();
+    }
+
+    /// Stops it in good order, with a last checkpoint, without waiting for clients (SIGINT). Does nothing if it does not
+    /// run.
+    pub fn stop(&self) {
+        self.daemon.stop(Signal::INT);
+    }
+
+    /// Freezes the server with all its backends (SIGSTOP): connections stay open, nothing is answered.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`].
+    pub fn pause(&self) -> Result<()> {
+        self.daemon.pause()
+    }
+
+    /// Lets it run on after [`pause`](Self::pause).
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`].
+    pub fn resume(&self) -> Result<()> {
+        self.daemon.resume()
+    }
+
+    /// Starts it on the same port and data, and waits until it has recovered. One that still runs is killed first.
+    ///
+    /// # Errors
+    /// Why it did not start, with the end of its log.
+    pub fn restart(&self) -> Result<()> {
+        self.kill();
+        self.daemon.start_again(
+            || options::command(&self.programs, self.daemon.folder(), self.owner),
+            |pid| Ok(options::is_ready(self.daemon.folder(), pid)),
+        )
+    }
+
+    /// Waits until this standby has replayed all that the primary has written so far.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it does not get there.
+    pub fn catch_up(&self, primary: &Postgres) -> Result<()> {
+        let goal = primary.sql("SELECT pg_current_wal_lsn()")?;
+        wait::for_some("the standby has replayed all", PATIENCE, || {
+            Ok((self.sql(&format!("SELECT pg_last_wal_replay_lsn() >= '{goal}'"))? == "t").then_some(()))
+        })
+    }
+
+    /// Makes a standby a primary, and waits until it takes writes.
+    ///
+    /// # Errors
+    /// [`Error::Reply`] when it did not become one within ten seconds; [`Error::Command`] when it is none.
+    pub fn promote(&self) -> Result<()> {
+        match self.sql("SELECT pg_promote(true, 10)")?.as_str() {
+            "t" => Ok(()),
+            answer => Err(Error::Reply { asked: "pg_promote".to_owned(), answer: answer.to_owned() }),
+        }
+    }
+}
+
+/// Shields a program of PostgreSQL from what the caller's environment says of other servers.
+fn plain(command: &mut Command) -> &mut Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", path).env("LC_ALL", "C").env("TZ", "UTC").current_dir("/")
+}

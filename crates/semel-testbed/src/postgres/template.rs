@@ -1,0 +1,68 @@
+//! A freshly initialised data folder, made once for all test processes of a build, and copied for each server.
+
+use std::{
+    env,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::plain;
+use crate::{
+    Result, Storage,
+    error::Doing,
+    folder::{Folder, copy_tree},
+    process::{Owner, run},
+    programs::PostgresPrograms,
+};
+
+/// The settings of `initdb` are part of the name: raise it when they change.
+const SERIES: u32 = 1;
+
+/// Copies the template to `data`; makes the template first if there is none for this version.
+pub(super) fn copy_to(data: &Path, programs: &PostgresPrograms, owner: Option<Owner>) -> Result<()> {
+    copy_tree(&template(programs, owner)?, data, owner)
+}
+
+fn template(programs: &PostgresPrograms, owner: Option<Owner>) -> Result<PathBuf> {
+    let home = home()?;
+    fs::create_dir_all(&home).doing(|| format!("creating {}", home.display()))?;
+    let version: String = programs.version.chars().filter(char::is_ascii_alphanumeric).collect();
+    let template = home.join(format!("{version}-{SERIES}"));
+    // Each test may be a process: whoever holds the lock makes the template, the others wait and find it.
+    let lock = home.join("lock");
+    let lock = File::create(&lock).doing(|| format!("creating {}", lock.display()))?;
+    lock.lock().doing(|| "waiting for another test to run initdb".to_owned())?;
+    if !template.is_dir() {
+        let folder = Folder::create("initdb", Storage::Memory, owner)?;
+        let data = folder.path().join("data");
+        let mut initdb = Command::new(programs.path("initdb")?);
+        initdb.arg("-D").arg(&data).args([
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]);
+        Owner::apply(owner, plain(&mut initdb));
+        run(&mut initdb)?;
+        let half = home.join("unfinished");
+        if half.exists() {
+            fs::remove_dir_all(&half).doing(|| format!("removing {}", half.display()))?;
+        }
+        copy_tree(&data, &half, None)?;
+        fs::rename(&half, &template).doing(|| format!("creating {}", template.display()))?;
+    }
+    Ok(template)
+}
+
+/// Beside what the build made, so that it goes when the build is cleaned.
+fn home() -> Result<PathBuf> {
+    let program = env::current_exe().doing(|| "looking for the test program".to_owned())?;
+    let folder = program.parent().unwrap_or(Path::new("/tmp"));
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    Ok(folder.join("semel-testbed"))
+}

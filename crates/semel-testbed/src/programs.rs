@@ -1,0 +1,78 @@
+//! Finding the programs of the servers.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{Error, Result, process::run};
+
+/// The program's path, if one of the folders of `PATH` has it.
+pub(crate) fn on_path(program: &str, package: &'static str) -> Result<PathBuf> {
+    path_folders()
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+        .ok_or_else(|| Error::Missing { program: program.to_owned(), package })
+}
+
+/// The programs of one PostgreSQL version.
+#[derive(Clone, Debug)]
+pub(crate) struct PostgresPrograms {
+    folder: PathBuf,
+    /// What `postgres --version` says, such as `postgres (PostgreSQL) 15.13`.
+    pub(crate) version: String,
+}
+
+impl PostgresPrograms {
+    /// The newest on this machine: of those on `PATH`, and those where Debian puts them.
+    pub(crate) fn newest() -> Result<Self> {
+        let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+        let debian = debian.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
+        path_folders()
+            .chain(debian)
+            .filter(|folder| folder.join("initdb").is_file())
+            .filter_map(|folder| {
+                let postgres = folder.join("postgres").canonicalize().ok()?;
+                let version = run(Command::new(&postgres).arg("--version")).ok()?.trim().to_owned();
+                Some(Self { folder: postgres.parent().map(Path::to_owned)?, version })
+            })
+            .max_by_key(|found| numbers(&found.version))
+            .ok_or_else(|| missing("postgres"))
+    }
+
+    /// One of its programs; clients such as `psql` may also lie on `PATH` alone.
+    pub(crate) fn path(&self, program: &str) -> Result<PathBuf> {
+        let own = self.folder.join(program);
+        if own.is_file() { Ok(own) } else { on_path(program, "postgresql").map_err(|_| missing(program)) }
+    }
+}
+
+fn missing(program: &str) -> Error {
+    Error::Missing { program: program.to_owned(), package: "postgresql" }
+}
+
+fn path_folders() -> impl Iterator<Item = PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).collect::<Vec<_>>().into_iter()
+}
+
+/// The major and minor version, to compare by.
+fn numbers(version: &str) -> Vec<u32> {
+    let numeric = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
+    let word = version.split_whitespace().find(numeric).unwrap_or_default();
+    word.split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers;
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert!(
+            numbers("postgres (PostgreSQL) 15.13 (Debian 15.13-0)") > numbers("postgres (PostgreSQL) 9.6")
+        );
+        assert!(numbers("postgres (PostgreSQL) 15.13") > numbers("postgres (PostgreSQL) 15.4"));
+    }
+}

@@ -1,0 +1,284 @@
+//! A TCP proxy that does to connections what networks do.
+//!
+//! It has a thread and a runtime of its own: a test that starves its own runtime still gets the fault it asked for.
+
+mod connection;
+mod mode;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    runtime,
+    sync::{mpsc, watch},
+};
+
+use self::{
+    connection::Connection,
+    mode::{Admission, Counters, Mode, Pace, Trap},
+};
+use crate::{Error, Result, error::Doing, ports::Port};
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
+    /// Both ways.
+    Both,
+}
+
+/// What has passed so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Connections accepted since the start.
+    pub accepted: u64,
+    /// Connections open now.
+    pub open: u64,
+    /// Bytes given to the server.
+    pub to_server: u64,
+    /// Bytes given to clients.
+    pub to_client: u64,
+    /// Replies swallowed by [`FaultProxy::drop_reply_once`] and its like.
+    pub dropped_replies: u64,
+}
+
+/// A TCP proxy before one server. Dropping it cuts all its connections.
+///
+/// Every method takes effect before it returns, for open and for new connections. Faults add up until
+/// [`heal`](Self::heal).
+#[derive(Debug)]
+pub struct FaultProxy {
+    port: Port,
+    counters: Arc<Counters>,
+    orders: mpsc::UnboundedSender<Order>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Change = Box<dyn FnOnce(&mut Mode) + Send>;
+
+struct Order {
+    change: Change,
+    done: std::sync::mpsc::Sender<()>,
+}
+
+impl FaultProxy {
+    /// Starts a proxy on a free port that passes everything on to `target`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the system gives no port or thread.
+    pub fn before(target: SocketAddr) -> Result<Self> {
+        let doing = || "starting the fault proxy".to_owned();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().doing(doing)?;
+        let (port, listener) = runtime.block_on(listen())?;
+        let counters = Arc::new(Counters::default());
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let proxy = Proxy {
+            addr: (Ipv4Addr::LOCALHOST, port.number()).into(),
+            listener: Some(listener),
+            mode: watch::Sender::new(Mode::new(target)),
+            counters: Arc::clone(&counters),
+        };
+        let thread = thread::Builder::new()
+            .name("fault-proxy".to_owned())
+            .spawn(move || runtime.block_on(proxy.run(inbox)))
+            .doing(doing)?;
+        Ok(Self { port, counters, orders, thread: Some(thread) })
+    }
+
+    /// Where clients connect to.
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port.number()).into()
+    }
+
+    /// What has passed so far.
+    pub fn counts(&self) -> Counts {
+        self.counters.read()
+    }
+
+    /// Passes nothing on in this direction. What is sent meanwhile is kept (up to some hundred KiB, then the sender has to
+    /// wait), ends of connections too.
+    pub fn hold(&self, direction: Direction) {
+        self.change_pace(direction, |pace| pace.held = mode::Held::Yes);
+    }
+
+    /// Ends [`hold`](Self::hold) both ways: what was kept is delivered, in order.
+    pub fn release(&self) {
+        self.change_pace(Direction::Both, |pace| pace.held = mode::Held::No);
+    }
+
+    /// Delivers everything in this direction so much later. Bytes already under way keep their time.
+    pub fn delay(&self, direction: Direction, by: Duration) {
+        self.change_pace(direction, move |pace| pace.delay = by);
+    }
+
+    /// Delivers so many bytes at a time in this direction, and waits between.
+    pub fn trickle(&self, direction: Direction, bytes: usize, every: Duration) {
+        self.change_pace(direction, move |pace| pace.trickle = Some((bytes.max(1), every)));
+    }
+
+    /// Resets (RST) all connections on both sides. What was held is lost. New ones are accepted.
+    pub fn cut(&self) {
+        self.order(|mode| mode.cut_before += 1);
+    }
+
+    /// Refuses new connections (nobody listens). Open ones stay: [`cut`](Self::cut) ends them.
+    pub fn refuse(&self) {
+        self.order(|mode| mode.admission = Admission::Refuse);
+    }
+
+    /// Half-open connections: clients stay connected, new ones too, but the server never hears of it or has forgotten
+    /// them. What clients send is swallowed, and nothing ever answers. [`heal`](Self::heal) helps new connections only.
+    pub fn half_open(&self) {
+        self.order(|mode| {
+            mode.admission = Admission::HalfOpen;
+            mode.half_open_before += 1;
+        });
+    }
+
+    /// Swallows the server's next reply to something a client sends from now on, and resets that connection. The server
+    /// has done what was asked; the client can not know.
+    pub fn drop_reply_once(&self) {
+        self.drop_reply_to(b"");
+    }
+
+    /// As [`drop_reply_once`](Self::drop_reply_once), for the next piece from a client that contains these bytes.
+    pub fn drop_reply_to(&self, needle: &[u8]) {
+        let trap = Trap::new(needle);
+        self.order(move |mode| mode.trap = trap);
+    }
+
+    /// Connects new clients to another server from now on. Open connections stay where they are.
+    pub fn retarget(&self, target: SocketAddr) {
+        self.order(move |mode| mode.target = target);
+    }
+
+    /// Ends all faults, and delivers what was held. Connections that were cut or half-open stay so.
+    pub fn heal(&self) {
+        self.order(|mode| *mode = mode.healed());
+    }
+
+    fn change_pace(&self, direction: Direction, change: impl Fn(&mut Pace) + Send + 'static) {
+        self.order(move |mode| {
+            if direction != Direction::ToClient {
+                change(&mut mode.to_server);
+            }
+            if direction != Direction::ToServer {
+                change(&mut mode.to_client);
+            }
+        });
+    }
+
+    /// Returns when the thread has carried it out.
+    fn order(&self, change: impl FnOnce(&mut Mode) + Send + 'static) {
+        let (done, wait) = std::sync::mpsc::channel();
+        let sent = self.orders.send(Order { change: Box::new(change), done });
+        // The thread answers every order unless it panicked, and then the test must not go on believing in its fault.
+        assert!(sent.is_ok() && wait.recv().is_ok(), "the thread of the fault proxy is gone");
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        // A closed channel ends the thread.
+        self.orders = mpsc::unbounded_channel().0;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ports from the range of servers: `refuse` frees the port, and no outgoing connection may take it meanwhile.
+async fn listen() -> Result<(Port, TcpListener)> {
+    for _ in 0..8 {
+        let port = Port::pick()?;
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port.number())).await {
+            return Ok((port, listener));
+        }
+    }
+    Err(Error::Io {
+        doing: "starting the fault proxy".to_owned(),
+        source: std::io::ErrorKind::AddrInUse.into(),
+    })
+}
+
+/// What lives on the thread.
+struct Proxy {
+    addr: SocketAddr,
+    listener: Option<TcpListener>,
+    mode: watch::Sender<Mode>,
+    counters: Arc<Counters>,
+}
+
+impl Proxy {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+        loop {
+            tokio::select! {
+                // Orders first: a connection that comes after `refuse` has returned must find nobody.
+                biased;
+                order = inbox.recv() => match order {
+                    Some(order) => self.obey(order).await,
+                    None => break,
+                },
+                client = accept(self.listener.as_ref()) => {
+                    self.counters.accepted.fetch_add(1, Ordering::Relaxed);
+                    let connection = Connection::new(client, self.mode.subscribe(), Arc::clone(&self.counters));
+                    tokio::spawn(connection.serve());
+                }
+            }
+        }
+        self.mode.send_modify(|mode| mode.cut_before += 1);
+        self.until_open(|open| open == 0).await;
+    }
+
+    async fn obey(&mut self, Order { change, done }: Order) {
+        let cuts = self.mode.borrow().cut_before;
+        self.mode.send_modify(change);
+        let (admission, cut) = {
+            let mode = self.mode.borrow();
+            (mode.admission, mode.cut_before != cuts)
+        };
+        if admission == Admission::Refuse {
+            self.listener = None;
+        } else if self.listener.is_none() {
+            // Nobody else gets this port; the kernel may need a moment to give it back.
+            while self.listener.is_none() {
+                self.listener = TcpListener::bind(self.addr).await.ok();
+                tokio::task::yield_now().await;
+            }
+        }
+        if cut {
+            self.until_open(|open| open == 0).await;
+        }
+        // Who waits has asserted that; one that went away needs no answer.
+        let _ = done.send(());
+    }
+
+    /// Lets the connections run until so many are open. No new ones come: this task is the one that accepts.
+    async fn until_open(&self, enough: impl Fn(u64) -> bool) {
+        while !enough(self.counters.open.load(Ordering::Relaxed)) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn accept(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
+    loop {
+        match listener {
+            // An accept that fails (the client has gone, or too many files) is tried again.
+            Some(listener) => match listener.accept().await {
+                Ok((client, _)) => return client,
+                Err(_) => tokio::task::yield_now().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! One connection through the proxy: two directions, each a reader that stamps and a writer that paces.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+use super::mode::{Admission, Counters, Held, Mode, Pace};
+
+/// Kept for each direction while it is held or delayed: after that the sender feels it.
+const PIECES: usize = 64;
+const PIECE: usize = 16 * 1024;
+
+/// What was read and when: a piece, an empty one for the end of the stream, or how the connection broke. All of it goes the
+/// same way, so that a held direction also holds back the news that the other side has gone.
+type Piece = (Instant, io::Result<Vec<u8>>);
+
+pub(super) struct Connection {
+    client: TcpStream,
+    mode: watch::Receiver<Mode>,
+    counters: Arc<Counters>,
+    cut_before: u64,
+    half_open_before: u64,
+}
+
+/// Why a connection ends.
+enum End {
+    /// Both sides have finished.
+    Done,
+    /// The other sides must see a reset.
+    Reset,
+    /// The server is to forget it, the client is not to notice.
+    HalfOpen,
+}
+
+impl Connection {
+    pub(super) fn new(client: TcpStream, mode: watch::Receiver<Mode>, counters: Arc<Counters>) -> Self {
+        counters.open.fetch_add(1, Ordering::Relaxed);
+        let (cut_before, half_open_before) = {
+            let mode = mode.borrow();
+            (mode.cut_before, mode.half_open_before)
+        };
+        Self { client, mode, counters, cut_before, half_open_before }
+    }
+
+    pub(super) async fn serve(mut self) {
+        let (target, admission) = {
+            let mode = self.mode.borrow();
+            (mode.target, mode.admission)
+        };
+        if admission == Admission::HalfOpen {
+            return self.swallow().await;
+        }
+        let mut mode = self.mode.clone();
+        let connected = tokio::select! {
+            connected = TcpStream::connect(target) => connected,
+            end = fault(&mut mode, self.cut_before, self.half_open_before) => match end {
+                End::HalfOpen => return self.swallow().await,
+                End::Done | End::Reset => return reset(&self.client),
+            },
+        };
+        let Ok(mut server) = connected else { return reset(&self.client) };
+        // Small pieces must go as they came.
+        let _ = (server.set_nodelay(true), self.client.set_nodelay(true));
+        match self.pass(&mut server).await {
+            End::Done => {}
+            End::Reset => {
+                reset(&server);
+                reset(&self.client);
+            }
+            End::HalfOpen => {
+                reset(&server);
+                drop(server);
+                self.swallow().await;
+            }
+        }
+    }
+
+    async fn pass(&mut self, server: &mut TcpStream) -> End {
+        let (client_in, client_out) = self.client.split();
+        let (server_in, server_out) = server.split();
+        // Set when the trap has caught a piece of this client: the next reply is swallowed.
+        let caught = AtomicBool::new(false);
+        let (counters, mut mode) = (&self.counters, self.mode.clone());
+        let trap_mode = self.mode.clone();
+        let ask = |piece: &[u8]| {
+            if trap_mode.borrow().trap.catches(piece) {
+                caught.store(true, Ordering::Relaxed);
+            }
+            Verdict::Pass
+        };
+        let answer = |_: &[u8]| {
+            if caught.load(Ordering::Relaxed) {
+                counters.dropped_replies.fetch_add(1, Ordering::Relaxed);
+                return Verdict::Swallow;
+            }
+            Verdict::Pass
+        };
+        let up = direction(
+            client_in,
+            server_out,
+            self.mode.clone(),
+            |mode| mode.to_server,
+            &counters.to_server,
+            ask,
+        );
+        let down = direction(
+            server_in,
+            client_out,
+            self.mode.clone(),
+            |mode| mode.to_client,
+            &counters.to_client,
+            answer,
+        );
+        let (cut_before, half_open_before) = (self.cut_before, self.half_open_before);
+        tokio::select! {
+            biased;
+            end = fault(&mut mode, cut_before, half_open_before) => end,
+            both = async { tokio::try_join!(up, down) } => if both.is_ok() { End::Done } else { End::Reset },
+        }
+    }
+
+    /// Reads and forgets what the client sends, until it goes or is cut.
+    async fn swallow(&mut self) {
+        let mut mode = self.mode.clone();
+        let mut forgotten = vec![0; PIECE];
+        loop {
+            tokio::select! {
+                // What is half-open already can not become more so.
+                _ = fault(&mut mode, self.cut_before, u64::MAX) => return reset(&self.client),
+                read = self.client.read(&mut forgotten) => if matches!(read, Ok(0) | Err(_)) { return },
+            }
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.counters.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Closing it from now on sends a reset instead of an end.
+fn reset(stream: &TcpStream) {
+    let _ = stream.set_zero_linger();
+}
+
+async fn fault(mode: &mut watch::Receiver<Mode>, cut_before: u64, half_open_before: u64) -> End {
+    let hit = |mode: &Mode| mode.cut_before > cut_before || mode.half_open_before > half_open_before;
+    match mode.wait_for(hit).await {
+        Ok(mode) if mode.cut_before <= cut_before => End::HalfOpen,
+        _ => End::Reset,
+    }
+}
+
+enum Verdict {
+    Pass,
+    /// Not delivered, and the connection is reset.
+    Swallow,
+}
+
+/// Passes one direction on until its end. An error means that the connection is to be reset.
+async fn direction(
+    mut from: ReadHalf<'_>,
+    to: WriteHalf<'_>,
+    mode: watch::Receiver<Mode>,
+    pace: fn(&Mode) -> Pace,
+    counter: &AtomicU64,
+    judge: impl Fn(&[u8]) -> Verdict,
+) -> io::Result<()> {
+    let (queue, pieces) = mpsc::channel::<Piece>(PIECES);
+    let reader = async move {
+        loop {
+            let mut piece = vec![0; PIECE];
+            let read = from.read(&mut piece).await.map(|length| {
+                piece.truncate(length);
+                piece
+            });
+            let last = read.as_ref().map_or(true, Vec::is_empty);
+            // Once the writer has failed there is nobody to read for.
+            if queue.send((Instant::now(), read)).await.is_err() || last {
+                return io::Result::Ok(());
+            }
+        }
+    };
+    let writer = Writer { to, mode, pace, counter };
+    tokio::try_join!(reader, writer.run(pieces, judge)).map(drop)
+}
+
+struct Writer<'a> {
+    to: WriteHalf<'a>,
+    mode: watch::Receiver<Mode>,
+    pace: fn(&Mode) -> Pace,
+    counter: &'a AtomicU64,
+}
+
+impl Writer<'_> {
+    async fn run(
+        mut self,
+        mut pieces: mpsc::Receiver<Piece>,
+        judge: impl Fn(&[u8]) -> Verdict,
+    ) -> io::Result<()> {
+        while let Some((read_at, read)) = pieces.recv().await {
+            sleep_until(read_at + self.pace().delay).await;
+            self.until_released().await;
+            let piece = read?;
+            if piece.is_empty() {
+                break;
+            }
+            if let Verdict::Swallow = judge(&piece) {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            self.write(&piece).await?;
+        }
+        self.to.shutdown().await
+    }
+
+    async fn write(&mut self, mut rest: &[u8]) -> io::Result<()> {
+        while !rest.is_empty() {
+            self.until_released().await;
+            let (most, gap) = self.pace().trickle.unwrap_or((rest.len(), Duration::ZERO));
+            let (now, later) = rest.split_at(most.min(rest.len()));
+            self.to.write_all(now).await?;
+            self.counter.fetch_add(now.len() as u64, Ordering::Relaxed);
+            rest = later;
+            if !gap.is_zero() {
+                tokio::time::sleep(gap).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn pace(&self) -> Pace {
+        (self.pace)(&self.mode.borrow())
+    }
+
+    async fn until_released(&mut self) {
+        let pace = self.pace;
+        // It only fails when the proxy goes, and then this connection is cut.
+        let _ = self.mode.wait_for(|mode| pace(mode).held == Held::No).await.map(drop);
+    }
+}

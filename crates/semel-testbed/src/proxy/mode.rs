@@ -1,0 +1,120 @@
+//! What the proxy does at present, and what it has counted.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use super::Counts;
+
+/// Read by all connections at each step.
+#[derive(Clone, Debug)]
+pub(super) struct Mode {
+    pub(super) target: SocketAddr,
+    pub(super) to_server: Pace,
+    pub(super) to_client: Pace,
+    pub(super) admission: Admission,
+    /// Connections that began under a lower number are to be cut.
+    pub(super) cut_before: u64,
+    /// Connections that began under a lower number are to be half-open.
+    pub(super) half_open_before: u64,
+    pub(super) trap: Trap,
+}
+
+impl Mode {
+    pub(super) fn new(target: SocketAddr) -> Self {
+        Self {
+            target,
+            to_server: Pace::default(),
+            to_client: Pace::default(),
+            admission: Admission::Forward,
+            cut_before: 0,
+            half_open_before: 0,
+            trap: Trap::sprung(),
+        }
+    }
+
+    /// The same without faults; what was done to connections stays done.
+    pub(super) fn healed(&self) -> Self {
+        Self {
+            cut_before: self.cut_before,
+            half_open_before: self.half_open_before,
+            ..Self::new(self.target)
+        }
+    }
+}
+
+/// How bytes go in one direction.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    pub(super) held: Held,
+    pub(super) delay: Duration,
+    pub(super) trickle: Option<(usize, Duration)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Held {
+    Yes,
+    #[default]
+    No,
+}
+
+/// What becomes of new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Forward,
+    Refuse,
+    HalfOpen,
+}
+
+/// Catches one piece from a client, whichever connection it comes on.
+#[derive(Clone, Debug)]
+pub(super) struct Trap {
+    needle: Arc<[u8]>,
+    // Shared by all copies of the mode: the first connection that takes it has it.
+    armed: Arc<AtomicBool>,
+}
+
+impl Trap {
+    pub(super) fn new(needle: &[u8]) -> Self {
+        Self { needle: needle.into(), armed: Arc::new(true.into()) }
+    }
+
+    fn sprung() -> Self {
+        Self { needle: Arc::new([]), armed: Arc::default() }
+    }
+
+    /// Whether this piece is the one.
+    pub(super) fn catches(&self, piece: &[u8]) -> bool {
+        let fits =
+            self.needle.is_empty() || piece.windows(self.needle.len()).any(|part| part == &*self.needle);
+        fits && self.armed.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Counted by the connections, read by the test.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) accepted: AtomicU64,
+    pub(super) open: AtomicU64,
+    pub(super) to_server: AtomicU64,
+    pub(super) to_client: AtomicU64,
+    pub(super) dropped_replies: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn read(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            accepted: read(&self.accepted),
+            open: read(&self.open),
+            to_server: read(&self.to_server),
+            to_client: read(&self.to_client),
+            dropped_replies: read(&self.dropped_replies),
+        }
+    }
+}

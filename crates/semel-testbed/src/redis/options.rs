@@ -1,0 +1,138 @@
+//! What can be chosen before a Redis starts.
+
+use std::{fs, net::Ipv4Addr, path::Path};
+
+use super::{HARNESS_USER, Redis, command, explain, is_ready, tls};
+use crate::{Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports::Port, process::Ending};
+
+pub(super) const CONFIG: &str = "redis.conf";
+
+/// When Redis has an accepted write on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Persistence {
+    /// Never: a restart comes back empty.
+    None,
+    /// Once a second. A killed process loses nothing that the kernel has; a power cut may lose a second.
+    #[default]
+    EverySecond,
+    /// Before the answer.
+    Always,
+}
+
+/// What can be chosen before a Redis starts: see [`Redis::options`].
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    storage: Storage,
+    persistence: Persistence,
+    role: Role,
+    transport: Transport,
+    lines: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Role {
+    #[default]
+    Alone,
+    ClusterNode,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Transport {
+    #[default]
+    Plain,
+    PlainAndTls,
+}
+
+impl Options {
+    /// Where the data lie; on disk unless chosen.
+    pub fn storage(mut self, storage: Storage) -> Self {
+        self.storage = storage;
+        self
+    }
+
+    /// When writes are on disk; once a second unless chosen.
+    pub fn persistence(mut self, persistence: Persistence) -> Self {
+        self.persistence = persistence;
+        self
+    }
+
+    /// One more line of `redis.conf`; it wins over those of the harness.
+    pub fn config(mut self, name: &str, value: &str) -> Self {
+        self.lines.push(format!("{name} {value}"));
+        self
+    }
+
+    /// The password of the default user. The harness itself does not need it.
+    pub fn password(self, password: &str) -> Self {
+        self.config("requirepass", password)
+    }
+
+    /// An ACL user with its rules, such as `("app", "on >secret ~semel:* +@all -config")`.
+    pub fn user(self, name: &str, rules: &str) -> Self {
+        self.config("user", &format!("{name} {rules}"))
+    }
+
+    /// A second port that speaks TLS, with a certificate made by `openssl` for this server.
+    pub fn tls(mut self) -> Self {
+        self.transport = Transport::PlainAndTls;
+        self
+    }
+
+    /// A node that can become part of a cluster, with a port for the bus between the nodes.
+    pub(crate) fn cluster_node(mut self) -> Self {
+        self.role = Role::ClusterNode;
+        self
+    }
+
+    /// Starts the server, and waits until it answers.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) without `redis-server` (or `openssl`, for TLS); otherwise why it did not
+    /// start, with the end of its log.
+    pub fn start(&self) -> Result<Redis> {
+        let folder = Folder::create("redis", self.storage, None)?;
+        if self.transport == Transport::PlainAndTls {
+            tls::make_certificates(folder.path())?;
+        }
+        let (mut tls, mut bus) = (None, None);
+        let daemon = Daemon::start(
+            "redis-server",
+            Ending::Kill,
+            folder,
+            |folder, port| {
+                let mut lines = self.lines(folder.path(), port);
+                if self.transport == Transport::PlainAndTls {
+                    let port = tls.insert(Port::pick()?).number();
+                    lines.push_str(&tls::lines(folder.path(), port));
+                }
+                if self.role == Role::ClusterNode {
+                    let port = bus.insert(Port::pick()?).number();
+                    lines.push_str(&format!("cluster-enabled yes\ncluster-port {port}\n"));
+                }
+                let config = folder.path().join(CONFIG);
+                lines.push_str(&self.lines.join("\n"));
+                fs::write(&config, lines).doing(|| format!("writing {}", config.display()))?;
+                command(config)
+            },
+            |_, port, pid| is_ready((Ipv4Addr::LOCALHOST, port).into(), pid),
+        )
+        .map_err(explain)?;
+        Ok(Redis { daemon, tls, _bus: bus })
+    }
+
+    fn lines(&self, folder: &Path, port: u16) -> String {
+        let persistence = match self.persistence {
+            Persistence::None => "appendonly no",
+            Persistence::EverySecond => "appendonly yes\nappendfsync everysec",
+            Persistence::Always => "appendonly yes\nappendfsync always",
+        };
+        // Replication at once and in small waits: tests have no time for the delays that fit data centres.
+        format!(
+            "bind 127.0.0.1\nport {port}\ndir {dir}\ndaemonize no\nsave \"\"\n{persistence}\n\
+             user {HARNESS_USER} on >{HARNESS_USER} ~* &* +@all\nmasteruser {HARNESS_USER}\nmasterauth {HARNESS_USER}\n\
+             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n\
+             maxmemory-policy noeviction\n",
+            dir = folder.display(),
+        )
+    }
+}

@@ -1,0 +1,238 @@
+//! What the writer is asked to do, how one such job is executed, and how its answer is held back until it is on disk.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rusqlite::Transaction;
+use tokio::sync::oneshot;
+
+use super::fault::{Damage, Fault};
+use super::table::{self, RowError, Written};
+use super::writer::Shared;
+use crate::key::KeyId;
+use crate::record::{self, Command, Fence, Ruling};
+use crate::store::Error;
+use crate::time::Timestamp;
+
+/// Something for the writer to do.
+pub(super) enum Job {
+    Command(Box<Ordered>),
+    Work(Box<dyn Work>),
+}
+
+/// A command with somebody who waits for its ruling.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) id: KeyId,
+    pub(super) command: Command,
+    pub(super) answer: oneshot::Sender<Result<Ruling, Error>>,
+}
+
+/// Work of the caller's own, inside the transaction.
+pub(super) trait Work: Send {
+    /// Does it, and holds the answer back until the fate of the transaction is known.
+    fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell);
+
+    /// Answers that it was not done.
+    fn refuse(self: Box<Self>, fault: &Fault);
+}
+
+pub(super) type Tell = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// A closure with somebody who waits for what it returns.
+pub(super) struct Errand<F, T> {
+    pub(super) work: F,
+    pub(super) answer: oneshot::Sender<Result<T, Error>>,
+}
+
+impl<F, T> Work for Errand<F, T>
+where
+    F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send,
+    T: Send + 'static,
+{
+    fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell) {
+        let Self { work, answer } = *self;
+        let result = catch_unwind(AssertUnwindSafe(|| work(writing))).unwrap_or_else(|_| {
+            tracing::error!("a job of the embedded store's writer panicked; what it wrote is undone");
+            Err(writing.shared.faults.panicked().into())
+        });
+        let keep = if result.is_ok() { Keep::Yes } else { Keep::No };
+        let tell = move |fate: Result<(), Error>| {
+            // A job's own failure is the truth whatever became of the others: it was undone. And whoever asked
+            // may be gone.
+            let _ = answer.send(result.and_then(|value| fate.map(|()| value)));
+        };
+        (keep, Box::new(tell))
+    }
+
+    fn refuse(self: Box<Self>, fault: &Fault) {
+        // Whoever asked may be gone.
+        let _ = self.answer.send(Err(fault.clone().into()));
+    }
+}
+
+/// Whether what a job wrote shall stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Yes,
+    No,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Command(ordered) => f.debug_tuple("Command").field(&ordered.id).finish(),
+            Self::Work(_) => f.write_str("Work"),
+        }
+    }
+}
+
+/// What a job sees of the writer: its open transaction, its time, its fence floor.
+#[derive(Debug)]
+pub(crate) struct Writing<'a> {
+    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) shared: &'a Shared,
+    pub(super) floor: Fence,
+    /// To be told to waiters and caches once it is on disk.
+    pub(super) changes: Vec<(KeyId, Command, Ruling)>,
+}
+
+impl<'a> Writing<'a> {
+    /// The open transaction. Beginning, committing or rolling back is the writer's business.
+    pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
+        self.transaction
+    }
+
+    /// The store's time.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
+    /// Raises the floor, in this transaction: before rows go, so that a fence never goes back.
+    pub(super) fn raise_floor(&mut self, floor: Fence) -> Result<(), RowError> {
+        if floor > self.floor {
+            table::write_floor(self.transaction, floor)?;
+            self.floor = floor;
+        }
+        Ok(())
+    }
+
+    /// Executes a command on a record, inside the job's transaction.
+    pub(crate) fn apply(&mut self, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        let (ruling, _) =
+            self.execute(id, &command).map_err(|trouble| self.shared.explain(&trouble.into()))?;
+        self.changes.push((id, command, ruling.clone()));
+        Ok(ruling)
+    }
+
+    /// What a row error means to a caller.
+    pub(super) fn explain(&self, error: &RowError) -> Error {
+        self.shared.explain(error)
+    }
+
+    fn execute(&self, id: KeyId, command: &Command) -> Result<(Ruling, Written), Trouble> {
+        let before = table::get_stored(self.transaction, id).map_err(Trouble::Read)?;
+        let mut record = before.as_ref().map(|stored| stored.record.clone());
+        // Read after the record: it must not be judged by a time before the change it holds.
+        let ruling = record::apply(&mut record, command, self.now(), self.floor);
+        let written = match (&ruling, &record) {
+            (Ruling::Won(_) | Ruling::Accepted { .. }, Some(record)) => {
+                table::put(self.transaction, id, before.as_ref(), record).map_err(Trouble::Write)?
+            }
+            _ => Written::No,
+        };
+        Ok((ruling, written))
+    }
+}
+
+/// Where a command failed.
+enum Trouble {
+    /// Nothing was written yet.
+    Read(RowError),
+    /// Some of it may be in the transaction, which must not be kept.
+    Write(rusqlite::Error),
+}
+
+impl From<Trouble> for RowError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Read(error) => error,
+            Trouble::Write(error) => Self::Sql(error),
+        }
+    }
+}
+
+/// A job that was executed and waits for the commit.
+pub(super) enum Pending {
+    Command(Box<Ordered>, Result<Ruling, Error>, Written),
+    Work(Tell),
+}
+
+impl Writing<'_> {
+    /// Executes one job. A failed write ends the batch; a row that cannot be read concerns only the command
+    /// that met it.
+    pub(super) fn run(&mut self, job: Job) -> (Pending, Option<rusqlite::Error>) {
+        match job {
+            Job::Command(ordered) => match self.execute(ordered.id, &ordered.command) {
+                Ok((ruling, written)) => (Pending::Command(ordered, Ok(ruling), written), None),
+                Err(Trouble::Read(error)) => {
+                    let told = Err(self.shared.explain(&error));
+                    (Pending::Command(ordered, told, Written::No), None)
+                }
+                Err(Trouble::Write(error)) => {
+                    let told = Err(self.shared.faults.explain(&error).into());
+                    (Pending::Command(ordered, told, Written::No), Some(error))
+                }
+            },
+            Job::Work(work) => self.run_work(work),
+        }
+    }
+
+    fn run_work(&mut self, work: Box<dyn Work>) -> (Pending, Option<rusqlite::Error>) {
+        let (changes, floor) = (self.changes.len(), self.floor);
+        if let Err(error) = self.transaction.execute_batch("SAVEPOINT job") {
+            work.refuse(&self.shared.faults.explain(&error));
+            return (Pending::Work(Box::new(|_| ())), Some(error));
+        }
+        let (keep, tell) = work.run(self);
+        let end = match keep {
+            Keep::Yes => "RELEASE job",
+            Keep::No => "ROLLBACK TO job; RELEASE job",
+        };
+        if keep == Keep::No {
+            self.changes.truncate(changes);
+            self.floor = floor;
+        }
+        // It fails where the job's failure took the whole transaction with it.
+        (Pending::Work(tell), self.transaction.execute_batch(end).err())
+    }
+}
+
+impl Pending {
+    pub(super) fn tell(self) {
+        match self {
+            // Whoever asked may be gone; the command stands all the same.
+            Self::Command(ordered, ruling, _) => drop(ordered.answer.send(ruling)),
+            Self::Work(tell) => tell(Ok(())),
+        }
+    }
+
+    pub(super) fn refuse(self, fault: &Fault, damage: Damage) {
+        match (self, damage) {
+            (Self::Command(ordered, _, Written::Yes), Damage::Unknown) => {
+                drop(ordered.answer.send(Err(fault.ambiguous())));
+            }
+            (Self::Command(ordered, ..), _) => drop(ordered.answer.send(Err(fault.clone().into()))),
+            (Self::Work(tell), Damage::Unknown) => tell(Err(fault.ambiguous())),
+            (Self::Work(tell), Damage::None) => tell(Err(fault.clone().into())),
+        }
+    }
+}
+
+impl Job {
+    pub(super) fn refuse(self, fault: &Fault) {
+        match self {
+            Self::Command(ordered) => drop(ordered.answer.send(Err(fault.clone().into()))),
+            Self::Work(work) => work.refuse(fault),
+        }
+    }
+}
