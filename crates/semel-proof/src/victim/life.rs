@@ -222,7 +222,9 @@ pub fn receipt(fence: u64) -> String {
 /// # Panics
 /// Where it cannot be opened.
 pub fn reopen(store: &Path) -> Arc<EmbeddedStore> {
-    Arc::new(EmbeddedStore::open(store).unwrap_or_else(|error| panic!("the next process is refused: {error}")))
+    Arc::new(
+        EmbeddedStore::open(store).unwrap_or_else(|error| panic!("the next process is refused: {error}")),
+    )
 }
 
 fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> Answered {
@@ -265,4 +267,3 @@ fn devour() -> ! {
     }
     panic!("16 GiB, and nobody minds: {:?}", eaten.last().map(Vec::len))
 }
-

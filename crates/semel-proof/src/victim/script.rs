@@ -113,10 +113,9 @@ impl Author {
     fn next(&mut self, number: usize) -> Step {
         self.now = self.now.after(Duration::from_micros(self.rng.random_range(200..30_000)));
         let deed = match number {
-            0 => Deed::Apply(
-                finished_key(),
-                Command::Claim(claim_on_finished(Owner::from_bytes([0xfe; 16]))),
-            ),
+            0 => {
+                Deed::Apply(finished_key(), Command::Claim(claim_on_finished(Owner::from_bytes([0xfe; 16]))))
+            }
             1 => self.finish_first(),
             _ => match self.rng.random_range(0..24) {
                 0 => Deed::Raise(self.mark(), self.rng.random_range(0..1_000)),

@@ -29,7 +29,11 @@ enum Form {
 
 impl Form {
     fn asked() -> Self {
-        if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { Self::Full } else { Self::Short }
+        if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") {
+            Self::Full
+        } else {
+            Self::Short
+        }
     }
 
     fn pick<T>(self, short: T, full: T) -> T {

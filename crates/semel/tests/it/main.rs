@@ -7,3 +7,5 @@ mod embedded;
 mod fault;
 mod memory;
 mod mutants;
+#[cfg(feature = "postgres")]
+mod postgres;

@@ -87,14 +87,8 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    pub(super) const ALL: [Self; 6] = [
-        Self::Nothing,
-        Self::Everything,
-        Self::SomeWrites,
-        Self::SomeSectors,
-        Self::Torn,
-        Self::OnlyTheLast,
-    ];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Nothing, Self::Everything, Self::SomeWrites, Self::SomeSectors, Self::Torn, Self::OnlyTheLast];
 }
 
 const SECTOR: usize = 512;
@@ -253,7 +247,9 @@ impl File {
     fn apply_first(&self, mut left: usize, bytes: &mut Vec<u8>) {
         for change in &self.unsynced {
             match change {
-                Change::Put { offset, bytes: new } if new.len() > left => return put(bytes, *offset, &new[..left]),
+                Change::Put { offset, bytes: new } if new.len() > left => {
+                    return put(bytes, *offset, &new[..left]);
+                }
                 whole => whole.apply(bytes),
             }
             left -= change.size();
@@ -284,7 +280,9 @@ impl File {
             Cut::WithoutLast(lost) => {
                 self.apply_first(self.unsynced_bytes().saturating_sub(lost), &mut bytes);
             }
-            Cut::OnlyTheLast => self.unsynced.iter().rev().take(1).for_each(|change| change.apply(&mut bytes)),
+            Cut::OnlyTheLast => {
+                self.unsynced.iter().rev().take(1).for_each(|change| change.apply(&mut bytes))
+            }
         }
         bytes
     }

@@ -73,13 +73,17 @@ fn with_rival(mode: Mode) {
     let next = place.next();
     block_on(async {
         next.replays(receipts[0]).await;
-        assert!(receipts.iter().all(|receipt| *receipt == receipts[0]), "two answers for one key: {answers:?}");
+        assert!(
+            receipts.iter().all(|receipt| *receipt == receipts[0]),
+            "two answers for one key: {answers:?}"
+        );
         let record = next.record().await;
         match mode {
             // The one that waited may have seen the doubt before it was lifted; it never acts on it.
             Mode::Marked | Mode::Atomic => {
                 assert_eq!((record.attempt, receipts[0]), (1, receipt(fence).as_str()));
-                let in_doubt = |answer: &Answered| matches!(answer, Answered::Nothing(why) if why.contains("InDoubt"));
+                let in_doubt =
+                    |answer: &Answered| matches!(answer, Answered::Nothing(why) if why.contains("InDoubt"));
                 assert!(receipts.len() == 2 || answers.iter().any(in_doubt), "{answers:?}");
                 assert_eq!(next.steps(), (1, 1));
             }

@@ -111,7 +111,8 @@ impl Run {
         self.kills += 1;
         self.note(heard.into_iter().chain(rest));
         // Callers take numbers in turn and finish one before they take the next.
-        let highest = self.items.keys().copied().filter(|item| (first..first + RANGE / 2).contains(item)).max();
+        let highest =
+            self.items.keys().copied().filter(|item| (first..first + RANGE / 2).contains(item)).max();
         for number in first..=highest.unwrap_or(first) + u64::from(CALLERS) {
             self.items.entry(number).or_default();
         }
@@ -170,14 +171,19 @@ impl Run {
             let there = self.check(&store, &numbers).await?;
             let (mut listed, mut after) = (0, None);
             loop {
-                let page = store.scan(Scan { phase: None, after, limit: 1_000 }).await.expect("it can be listed");
+                let page =
+                    store.scan(Scan { phase: None, after, limit: 1_000 }).await.expect("it can be listed");
                 listed += page.items.len();
                 after = page.next;
                 if after.is_none() {
                     break;
                 }
             }
-            if listed == there { Ok(there) } else { Err(format!("{there} records were written, {listed} are there")) }
+            if listed == there {
+                Ok(there)
+            } else {
+                Err(format!("{there} records were written, {listed} are there"))
+            }
         })?;
         drop(store);
         intact(&self.store);
@@ -195,7 +201,9 @@ impl Run {
             let whole = [writes, one_more].into_iter().any(|writes| item.is_after(writes, found.as_ref()));
             let fenced = writes == 0 || found.as_ref().is_some_and(|found| found.fence.get() == fence);
             if !whole || !fenced {
-                return Err(format!("item {number}: {writes} writes acknowledged under {fence}, found {found:?}"));
+                return Err(format!(
+                    "item {number}: {writes} writes acknowledged under {fence}, found {found:?}"
+                ));
             }
             there += usize::from(found.is_some());
         }

@@ -107,7 +107,9 @@ impl Bench {
                 Report::Answered { step, answer } => {
                     worlds.retain_mut(|world| world.execute(&self.steps[*step]) == *answer);
                     if worlds.is_empty() {
-                        return Err(format!("step {step} was answered {answer}, which is not what the rules say"));
+                        return Err(format!(
+                            "step {step} was answered {answer}, which is not what the rules say"
+                        ));
                     }
                     next = step + 1;
                 }
@@ -213,14 +215,20 @@ fn fsync_error() {
         // A step that was on disk before may still be on its way to be answered. And SQLite does not look at how
         // the sync of its folder ended: then nothing that is answered may depend on a name in it.
         let of_folder = matches!(&run.reports[hit], Report::Fault { file, .. } if file == "store");
-        let answered = run.reports[hit..].iter().filter(|report| matches!(report, Report::Answered { .. })).count();
+        let answered =
+            run.reports[hit..].iter().filter(|report| matches!(report, Report::Answered { .. })).count();
         if answered > 1 && !of_folder {
-            return Err(format!("{answered} steps were answered after a failed sync: {:?}", tail(&run.reports)));
+            return Err(format!(
+                "{answered} steps were answered after a failed sync: {:?}",
+                tail(&run.reports)
+            ));
         }
         bench.holds_what_was_answered(&run)?;
         bench.holds_it_after_a_lost_sync(&run)
     });
-    println!("{tried} of {syncs} syncs failed, one a run: nothing acknowledged after it, nothing lost with it");
+    println!(
+        "{tried} of {syncs} syncs failed, one a run: nothing acknowledged after it, nothing lost with it"
+    );
 }
 
 /// A write that is torn by the end of the process: whatever part of it is there, it is dropped as a whole.
@@ -257,7 +265,10 @@ fn disk_full() {
         let mut answered = run.reports.iter().filter(|report| matches!(report, Report::Answered { .. }));
         let (healed, last) = (answered.clone().count(), answered.next_back());
         if healed != STEPS || !run.status.success() {
-            return Err(format!("only {healed} steps were answered, the last {last:?}: {:?}", tail(&run.reports)));
+            return Err(format!(
+                "only {healed} steps were answered, the last {last:?}: {:?}",
+                tail(&run.reports)
+            ));
         }
         bench.holds_what_was_answered(&run)
     });

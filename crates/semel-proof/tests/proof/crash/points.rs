@@ -236,7 +236,9 @@ fn claim_reply_lost_in(mode: Mode) {
         };
         let stranger = Claim { owner: semel::record::Owner::random(), ..claim.clone() };
         assert!(matches!(next.apply(Command::Claim(stranger)).await, Ruling::Busy { .. }));
-        let Ruling::Won(win) = next.apply(Command::Claim(claim)).await else { panic!("its own claim is refused") };
+        let Ruling::Won(win) = next.apply(Command::Claim(claim)).await else {
+            panic!("its own claim is refused")
+        };
         assert_eq!((win.grant, win.attempt), (Grant::from_parts(record.owner, record.fence), 1));
         let outcome = Arc::new(Outcome::new("json", "\"late\""));
         let fingerprint = record.fingerprint;
@@ -490,7 +492,13 @@ impl MemoryGroup {
             let set = |file: &str, value: usize| std::fs::write(group.path.join(file), value.to_string());
             set(file, limit).ok()?;
             // Where swap is not counted there is no such file, and hardly any swap.
-            let _ = set(swap, match version { Version::One => limit, Version::Two => 0 });
+            let _ = set(
+                swap,
+                match version {
+                    Version::One => limit,
+                    Version::Two => 0,
+                },
+            );
             std::fs::read(group.path.join("cgroup.procs")).ok()?;
             Some(group)
         })

@@ -76,18 +76,16 @@ impl Recording {
     }
 
     /// Walks through the log. Before each event `choose` says which cuts to try. Returns how many were tried.
-    fn walk(
-        &self,
-        mut choose: impl FnMut(Moment<'_>, &mut StdRng) -> Vec<Cut>,
-    ) -> Result<usize, String> {
+    fn walk(&self, mut choose: impl FnMut(Moment<'_>, &mut StdRng) -> Vec<Cut>) -> Result<usize, String> {
         let mut rng = StdRng::seed_from_u64(self.seed);
         let mut disk = Disk::default();
         let (mut answered, mut tried) = (0, 0);
         for (number, event) in self.events.iter().enumerate() {
             for cut in choose(Moment { number, disk: &disk, event }, &mut rng) {
                 let image = disk.after(cut, &self.store, &mut rng);
-                self.check(image, answered)
-                    .map_err(|why| format!("SEMEL_SEED={}: {cut:?} before event {number}: {why}", self.seed))?;
+                self.check(image, answered).map_err(|why| {
+                    format!("SEMEL_SEED={}: {cut:?} before event {number}: {why}", self.seed)
+                })?;
                 tried += 1;
             }
             if let Event::Said(line) = event

@@ -109,7 +109,11 @@ impl Victim {
     /// Waits for an end by `kill -9`, by its own hand or the system's.
     pub(super) fn end_by_kill(self) -> Vec<Report> {
         let (said, status) = self.end();
-        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "it was to be killed: {status}; it said {said:?}");
+        assert_eq!(
+            status.signal(),
+            Some(Signal::KILL.as_raw()),
+            "it was to be killed: {status}; it said {said:?}"
+        );
         said
     }
 }

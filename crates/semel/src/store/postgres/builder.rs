@@ -155,7 +155,7 @@ impl Settings {
                 ("statement_timeout", milliseconds(patience * 2)),
                 ("lock_timeout", milliseconds(patience.min(LOCK_WAIT))),
                 ("idle_in_transaction_session_timeout", milliseconds(patience * 4)),
-                ("default_transaction_isolation", "read\\ committed".to_owned()),
+                ("default_transaction_isolation", "read committed".to_owned()),
             ]),
             Pooling::Transaction => options.statement_cache_capacity(0),
         };
