@@ -51,8 +51,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{Connection as _, Row as _};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -183,6 +183,12 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         .max_connections(settings.connections)
         .acquire_timeout(settings.patience)
         .test_before_acquire(false)
+        .before_acquire(|connection, known| {
+            Box::pin(async move {
+                // One in use was alive a moment ago; an idle one may have lost its server.
+                Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
+            })
+        })
         .after_connect(move |connection, _| {
             let settings = Arc::clone(&checked);
             Box::pin(async move {
@@ -215,10 +221,8 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 async fn leave(shared: &Shared) {
     let left = async {
         if shared.has_caches() {
-            let _ = sqlx::query(shared.settings.statements.leave.sql())
-                .bind(shared.process.as_slice())
-                .execute(&shared.side)
-                .await;
+            let query = sqlx::query(shared.settings.statements.leave.sql());
+            let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
         }
         shared.side.close().await;
     };
@@ -227,11 +231,8 @@ async fn leave(shared: &Shared) {
 
 async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
     let keys = [id.as_bytes().as_slice()];
-    let row = sqlx::query(shared.settings.statements.read.sql())
-        .bind(keys.as_slice())
-        .fetch_optional(&shared.side)
-        .await?;
-    let stored = row.as_ref().map(row::stored).transpose()?;
+    let rows = shared.fetch(sqlx::query(shared.settings.statements.read.sql()).bind(keys.as_slice())).await?;
+    let stored = rows.first().map(row::stored).transpose()?;
     Ok(stored.map(|stored| Snapshot { id, record: stored.record, now: stored.now }))
 }
 
@@ -241,11 +242,8 @@ const PAGE: usize = 200;
 async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
     let after = query.after.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
     let asked = query.limit.clamp(1, PAGE);
-    let rows = sqlx::query(shared.settings.statements.scan.sql())
-        .bind(after)
-        .bind(i64::try_from(asked).unwrap_or(i64::MAX))
-        .fetch_all(&shared.side)
-        .await?;
+    let statement = sqlx::query(shared.settings.statements.scan.sql());
+    let rows = shared.fetch(statement.bind(after).bind(i64::try_from(asked).unwrap_or(i64::MAX))).await?;
     let mut page = Page::default();
     for row in &rows {
         let (id, stored) = (row::id(row)?, row::stored(row)?);
@@ -318,11 +316,10 @@ impl Store for PostgresStore {
         Box::pin(self.on_thread(async move {
             let statements = &shared.settings.statements;
             let kept: Result<Vec<u8>, sqlx::Error> = async {
-                sqlx::query(statements.keep_secret.sql())
-                    .bind(candidate.expose().as_slice())
-                    .execute(&shared.side)
-                    .await?;
-                sqlx::query_scalar(statements.read_secret.sql()).fetch_one(&shared.side).await
+                let query = sqlx::query(statements.keep_secret.sql());
+                shared.fetch(query.bind(candidate.expose().as_slice())).await?;
+                let rows = shared.fetch(sqlx::query(statements.read_secret.sql())).await?;
+                rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
             }
             .await;
             let kept = kept.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
@@ -337,11 +334,10 @@ impl Store for PostgresStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
-            let value: Option<i64> = sqlx::query_scalar(shared.settings.statements.read_mark.sql())
-                .bind(mark.as_bytes().as_slice())
-                .fetch_optional(&shared.side)
-                .await
-                .map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let query = sqlx::query(shared.settings.statements.read_mark.sql());
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
+            let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
+            let value = value.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
             Ok(value.map(|value| u64::try_from(value).unwrap_or(0)))
         }))
     }
@@ -352,12 +348,10 @@ impl Store for PostgresStore {
             let Ok(value) = i64::try_from(value) else {
                 return Err(Fault::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };
-            let row = sqlx::query(shared.settings.statements.raise_mark.sql())
-                .bind(mark.as_bytes().as_slice())
-                .bind(value)
-                .fetch_one(&shared.side)
-                .await;
-            let stands = row.and_then(|row| row.try_get::<i64, _>(0));
+            let query = sqlx::query(shared.settings.statements.raise_mark.sql());
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
+            let stands =
+                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
             let stands = stands.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
             Ok(u64::try_from(stands).unwrap_or(0))
         }))

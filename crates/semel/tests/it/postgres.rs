@@ -1,5 +1,7 @@
 //! The PostgreSQL store against the contract, over two handles, on a server of its own for each case.
 
+mod faults;
+
 use std::sync::Arc;
 
 use semel::store::{PostgresStore, Store};

@@ -157,7 +157,7 @@ impl Settings {
                 ("idle_in_transaction_session_timeout", milliseconds(patience * 4)),
                 ("default_transaction_isolation", "read committed".to_owned()),
             ]),
-            Pooling::Transaction => options.statement_cache_capacity(0),
+            Pooling::Transaction => options.statement_cache_capacity(0).extra_float_digits(None),
         };
         Ok(Self {
             target: format!("PostgreSQL at {address}"),
@@ -175,8 +175,13 @@ impl Settings {
 
     /// Opens a transaction with the limits that a pooler's session cannot keep.
     pub(super) fn begin(&self) -> String {
+        format!("BEGIN ISOLATION LEVEL READ COMMITTED; {}", self.limits())
+    }
+
+    /// How long a transaction may take, wait and idle.
+    pub(super) fn limits(&self) -> String {
         format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
+            "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
              SET LOCAL idle_in_transaction_session_timeout = {}",
             (self.patience * 2).as_millis(),
             self.patience.min(LOCK_WAIT).as_millis(),

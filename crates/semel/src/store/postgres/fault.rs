@@ -93,6 +93,9 @@ impl Fault {
                 sqlx::Error::ColumnDecode { .. }
                 | sqlx::Error::ColumnNotFound(_)
                 | sqlx::Error::Decode(_) => Self::corrupt(target, &error.to_string()),
+                sqlx::Error::PoolTimedOut => Self::unavailable(format!(
+                    "no connection to {target} came free in time: it is down or takes no more, or all of this store's are in use (see `connections`); try again later"
+                )),
                 error => Self::new(
                     ErrorKind::Unavailable,
                     format!("the connection to {target} broke ({error}); try again"),

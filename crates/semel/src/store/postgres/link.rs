@@ -76,7 +76,8 @@ impl Link {
     }
 }
 
-async fn run(
+/// Runs one statement: as it is, or in a transaction that brings its own limits along.
+pub(super) async fn run(
     settings: &Settings,
     connection: &mut PgConnection,
     query: Query<'_, Postgres, PgArguments>,
@@ -106,11 +107,11 @@ pub(super) async fn connect(settings: &Settings) -> Result<PgConnection, Fault> 
 pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) -> Result<(), Fault> {
     let target = &settings.target;
     let unreadable = |error: &sqlx::Error| Fault::statement(target, error);
-    let row = sqlx::query(
+    // Not prepared: a transaction pooler would give the two halves of it to two servers.
+    let row = sqlx::raw_sql(
         "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
          current_setting('synchronous_commit')",
     )
-    .persistent(false)
     .fetch_one(connection)
     .await
     .map_err(|error| unreadable(&error))?;

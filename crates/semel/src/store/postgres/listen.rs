@@ -126,11 +126,8 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
 
 async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
     let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), name(&shared.process));
-    let said = sqlx::query(shared.settings.statements.notify.sql())
-        .bind(shared.channel())
-        .bind(payload)
-        .execute(&shared.side)
-        .await;
+    let query = sqlx::query(shared.settings.statements.notify.sql()).bind(shared.channel()).bind(payload);
+    let said = shared.fetch(query).await;
     if let Err(error) = said {
         tracing::warn!(%error, "could not say that a key was forgotten; the forget is answered later");
     }
@@ -178,16 +175,9 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = row::micros(TRUST);
-    sqlx::query(statements.appear.sql())
-        .bind(shared.process.as_slice())
-        .bind(trust)
-        .execute(&shared.side)
-        .await?;
-    sqlx::query(statements.notify.sql())
-        .bind(shared.channel())
-        .bind(format!("h{}{number:016x}", name(&shared.process)))
-        .execute(&shared.side)
-        .await?;
+    shared.fetch(sqlx::query(statements.appear.sql()).bind(shared.process.as_slice()).bind(trust)).await?;
+    let payload = format!("h{}{number:016x}", name(&shared.process));
+    shared.fetch(sqlx::query(statements.notify.sql()).bind(shared.channel()).bind(payload)).await?;
     Ok(())
 }
 
@@ -201,8 +191,7 @@ pub(super) async fn arm(shared: Arc<Shared>) {
             continue;
         }
         let keys: Vec<&[u8]> = ids.iter().map(|id| id.as_bytes().as_slice()).collect();
-        let armed =
-            sqlx::query(shared.settings.statements.arm.sql()).bind(&keys).fetch_all(&shared.side).await;
+        let armed = shared.fetch(sqlx::query(shared.settings.statements.arm.sql()).bind(&keys)).await;
         match armed {
             Ok(rows) => {
                 let in_flight: Vec<KeyId> = rows.iter().filter_map(|row| row::id(row).ok()).collect();

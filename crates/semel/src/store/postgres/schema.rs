@@ -73,18 +73,16 @@ async fn read_format(
     schema: &SchemaName,
     target: &str,
 ) -> Result<Option<(i64, i64)>, Fault> {
-    let there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
-        .bind(format!("{}.meta", schema.quoted()))
-        .persistent(false)
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(|error| explain(target, schema, &error))?;
+    // Not prepared: see `link::check`. The name was checked.
+    let sql = format!("SELECT to_regclass('{}.meta') IS NOT NULL", schema.quoted());
+    let there = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(&mut *connection).await;
+    let there: bool =
+        there.and_then(|row| row.try_get(0)).map_err(|error| explain(target, schema, &error))?;
     if !there {
         return Ok(None);
     }
     let sql = format!("SELECT name, number FROM {}.meta WHERE name IN ('format', 'serves')", schema.quoted());
-    let rows = sqlx::query(AssertSqlSafe(sql))
-        .persistent(false)
+    let rows = sqlx::raw_sql(AssertSqlSafe(sql))
         .fetch_all(connection)
         .await
         .map_err(|error| explain(target, schema, &error))?;

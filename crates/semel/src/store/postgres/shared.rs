@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use sqlx::PgPool;
-use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+use sqlx::{PgPool, Row as _};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::builder::{Pooling, Settings};
 use super::fault::Fault;
 use super::judge::Group;
+use super::link;
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::store::{Invalidate, Trust, Wakeups};
@@ -59,6 +60,20 @@ impl Shared {
             trusted: Mutex::new(Trust::Unconfirmed),
             runtime,
         }
+    }
+
+    /// Runs a statement on one of the side connections.
+    pub(super) async fn fetch(
+        &self,
+        query: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut connection = self.side.acquire().await?;
+        let rows = link::run(&self.settings, &mut connection, query).await;
+        if rows.is_err() {
+            // It may be inside a failed transaction, or broken.
+            connection.close_on_drop();
+        }
+        rows
     }
 
     /// The one channel of this schema.
@@ -161,11 +176,8 @@ impl Shared {
     /// answer from them.
     async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
         let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
-        let rows = sqlx::query(self.settings.statements.others.sql())
-            .bind(self.process.as_slice())
-            .fetch_all(&self.side)
-            .await
-            .map_err(explain)?;
+        let query = sqlx::query(self.settings.statements.others.sql()).bind(self.process.as_slice());
+        let rows = self.fetch(query).await.map_err(explain)?;
         let mut others = HashSet::new();
         let mut longest = Duration::ZERO;
         for row in &rows {

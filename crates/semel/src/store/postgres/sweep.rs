@@ -1,6 +1,6 @@
 //! Takes away what is over, a bounded number of rows in each short transaction.
 
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use super::fault::Fault;
 use super::row::{self, RowError, Stored};
@@ -26,16 +26,19 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault>
         }
         left -= found;
     }
-    swept.more = sqlx::query_scalar(shared.settings.statements.more_due.sql())
-        .fetch_one(&shared.side)
-        .await
-        .map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+    let explain = |error| Fault::statement(&shared.settings.target, &error);
+    let rows = shared.fetch(sqlx::query(shared.settings.statements.more_due.sql())).await.map_err(explain)?;
+    swept.more = match rows.first() {
+        Some(row) => row.try_get(0).map_err(explain)?,
+        None => false,
+    };
     Ok(swept)
 }
 
 async fn step(shared: &Shared, limit: usize) -> Result<(usize, Swept), RowError> {
     let statements = &shared.settings.statements;
     let mut transaction = shared.side.begin().await?;
+    sqlx::raw_sql(AssertSqlSafe(shared.settings.limits())).execute(&mut *transaction).await?;
     let rows = sqlx::query(statements.due.sql())
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .fetch_all(&mut *transaction)
