@@ -4,6 +4,7 @@
 //! line is one write below the size a pipe takes whole, so a report arrives whole or not at all. What a killed
 //! victim reported did happen; what it did not report may have happened all the same: the word was not out yet.
 
+pub mod atomic;
 pub mod flood;
 pub mod life;
 mod report;

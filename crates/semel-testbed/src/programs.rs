@@ -66,7 +66,15 @@ fn numbers(version: &str) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::numbers;
+    use super::{numbers, on_path};
+
+    #[test]
+    fn a_missing_program_is_named_with_the_script_and_the_package() {
+        let error = on_path("no-such-server", "redis-server").expect_err("nobody has it").to_string();
+        for word in ["`no-such-server`", "`./scripts/test`", "`redis-server`"] {
+            assert!(error.contains(word), "{error}");
+        }
+    }
 
     #[test]
     fn versions_compare_as_numbers() {

@@ -78,7 +78,12 @@ impl FaultProxy {
     pub fn before(target: SocketAddr) -> Result<Self> {
         let doing = || "starting the fault proxy".to_owned();
         let runtime = runtime::Builder::new_current_thread().enable_all().build().doing(doing)?;
-        let (port, listener) = runtime.block_on(listen())?;
+        // Listens before the thread runs, and without the runtime: the caller may be inside another one.
+        let (port, listener) = listen()?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener).doing(doing)?
+        };
         let counters = Arc::new(Counters::default());
         let (orders, inbox) = mpsc::unbounded_channel();
         let proxy = Proxy {
@@ -115,7 +120,7 @@ impl FaultProxy {
         self.change_pace(Direction::Both, |pace| pace.held = mode::Held::No);
     }
 
-    /// Delivers everything in this direction so much later. Bytes already under way keep their time.
+    /// Delivers everything in this direction so much later. A piece that waits already keeps its time.
     pub fn delay(&self, direction: Direction, by: Duration) {
         self.change_pace(direction, move |pace| pace.delay = by);
     }
@@ -197,17 +202,16 @@ impl Drop for FaultProxy {
 }
 
 /// Ports from the range of servers: `refuse` frees the port, and no outgoing connection may take it meanwhile.
-async fn listen() -> Result<(Port, TcpListener)> {
+fn listen() -> Result<(Port, std::net::TcpListener)> {
+    let doing = || "starting the fault proxy".to_owned();
     for _ in 0..8 {
         let port = Port::pick()?;
-        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port.number())).await {
+        if let Ok(listener) = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port.number())) {
+            listener.set_nonblocking(true).doing(doing)?;
             return Ok((port, listener));
         }
     }
-    Err(Error::Io {
-        doing: "starting the fault proxy".to_owned(),
-        source: std::io::ErrorKind::AddrInUse.into(),
-    })
+    Err(Error::Io { doing: doing(), source: std::io::ErrorKind::AddrInUse.into() })
 }
 
 /// What lives on the thread.

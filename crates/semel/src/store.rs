@@ -59,6 +59,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// - **Cancel-safe.** A dropped future may or may not have been executed, like an ambiguous one, and leaves
 ///   no lock, no half-written record and no reply for somebody else behind.
 ///
+/// - **On any thread.** Futures are polled on the engine's own heartbeat thread too, which drives no I/O: a store
+///   that speaks over a network does its I/O on a runtime of its own and only waits for the answer here.
+///
 /// For wrappers: forward every method (deny `clippy::missing_trait_methods` on the impl).
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Executes one command on one record.

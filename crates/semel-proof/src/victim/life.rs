@@ -101,12 +101,24 @@ impl Life {
 
     pub(super) fn run(self) -> ExitCode {
         let store = match EmbeddedStore::open(&self.store) {
-            Ok(store) => Arc::new(FaultStore::new(Arc::new(store))),
+            Ok(store) => Arc::new(store),
             Err(error) => {
                 Report::not_opened(&error).send();
                 return ExitCode::FAILURE;
             }
         };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime can be started");
+        Report::Ready.send();
+        if self.mode == Mode::Atomic {
+            let engine = self.engine(store.clone());
+            Report::Ended(runtime.block_on(self.call_in(&engine, &store))).send();
+            return ExitCode::SUCCESS;
+        }
+        let store = Arc::new(FaultStore::new(store));
         let (call, death) = match self.fate {
             Fate::DiesBeforeClaim => (Call::Claim, Fault::before(|| die())),
             Fate::DiesAfterClaim => (Call::Claim, Fault::after(|| die())),
@@ -116,12 +128,6 @@ impl Life {
             _ => (Call::Reexecute, Fault::before(|| ())),
         };
         store.script(call, When::Always, death);
-        Report::Ready.send();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("a runtime can be started");
         let engine = self.engine(store.clone());
         let rival = (self.fate == Fate::PausesInEffectWithRival).then(|| self.engine(store));
         runtime.block_on(async {
@@ -227,7 +233,7 @@ pub fn reopen(store: &Path) -> Arc<EmbeddedStore> {
     )
 }
 
-fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> Answered {
+pub(super) fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> Answered {
     match ran {
         Ok(Answer { value, replayed, stored, .. }) => Answered::Value { receipt: value, replayed, stored },
         Err(error) => Answered::Nothing(format!("{error:?}")),
@@ -260,7 +266,7 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 /// Takes memory, and uses it, until the system ends the process.
-fn devour() -> ! {
+pub(super) fn devour() -> ! {
     let mut eaten: Vec<Vec<u8>> = Vec::new();
     while eaten.len() < 1 << 14 {
         eaten.push(vec![1; 1 << 20]);

@@ -30,7 +30,6 @@ pub struct Step {
 
 /// What a step does.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a script has a few hundred")]
 pub enum Deed {
     /// A command on a record.
     Apply(KeyId, Command),

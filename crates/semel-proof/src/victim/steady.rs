@@ -60,6 +60,7 @@ impl Steady {
             if self.reopen_at == Some(number) && health == Health::Sound {
                 drop(store);
                 store = self.open(&clock)?;
+                Report::Ready.send();
             }
             if self.execute_step(&store, number, step).await == Health::Poisoned {
                 health = Health::Poisoned;
@@ -93,7 +94,7 @@ impl Steady {
             };
             Report::Refused { step: number, kind: format!("{:?}", error.kind()) }.send();
             match error.kind() {
-                ErrorKind::Poisoned => return Health::Poisoned,
+                ErrorKind::Poisoned | ErrorKind::Ambiguous => return Health::Poisoned,
                 ErrorKind::Full if self.when_full == WhenFull::Insist => {}
                 _ => return Health::Sound,
             }

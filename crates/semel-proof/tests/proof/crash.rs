@@ -3,9 +3,11 @@
 //! Every test has a short form, for each run of the test command, and a full one with `SEMEL_PROVE=1`
 //! (`scripts/prove`). A test that draws lots prints its seed when it fails; `SEMEL_SEED` repeats it.
 
+mod atomic;
 mod disk;
 mod freeze;
 mod kill_nine;
+mod memory_group;
 mod nth_fault;
 mod openers;
 mod points;

@@ -89,15 +89,8 @@ fn story(path: Path<World, Action>) -> String {
 
 /// Crashes at every step, leases over at any moment, zombies, late packets, handlers that do not know.
 fn four_workers(mode: Mode) {
-    let budget = Budget {
-        grants: size(4, 5),
-        crashes: size(1, 2),
-        cancels: size(0, 1),
-        abandons: 1,
-        late_packets: 1,
-        ticks: 1,
-        ..NOTHING
-    };
+    let budget =
+        Budget { grants: size(4, 5), crashes: size(1, 2), abandons: 1, late_packets: 1, ticks: 1, ..NOTHING };
     holds(&format!("{mode:?}, workers"), Protocol::new(mode, usize::from(size(4, 5)), budget));
 }
 

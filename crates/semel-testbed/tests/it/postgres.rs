@@ -1,7 +1,9 @@
 //! One PostgreSQL server, and its standby.
 
 use std::{
+    net::TcpListener,
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -113,4 +115,19 @@ fn processor_time_is_that_of_all_backends() {
     postgres.sql("SELECT count(*) FROM generate_series(1, 2000000)").unwrap();
     let spent = postgres.cpu_time().unwrap() - before;
     assert!(spent > Duration::from_millis(50) && spent < LONG, "{spent:?}");
+}
+
+#[test]
+fn a_restart_waits_for_its_port() {
+    let postgres = quick();
+    postgres.kill();
+    let thief = TcpListener::bind(postgres.addr()).unwrap();
+    thread::scope(|scope| {
+        let restart = scope.spawn(|| postgres.restart());
+        wait::until("it has tried", LONG, || postgres.log().contains("Address already in use")).unwrap();
+        assert!(!restart.is_finished());
+        drop(thief);
+        restart.join().unwrap().unwrap();
+    });
+    assert_eq!(postgres.sql("SELECT 1").unwrap(), "1");
 }

@@ -202,3 +202,16 @@ fn a_dead_target_resets_and_a_new_target_is_used() {
     one.write_all(b"a").unwrap();
     hears(&one, b"a");
 }
+
+#[test]
+fn works_inside_a_runtime_that_does_nothing_else() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let proxy = FaultProxy::before(echo()).unwrap();
+        let mut one = client(&proxy);
+        one.write_all(b"a").unwrap();
+        hears(&one, b"a");
+        proxy.cut();
+        is_reset(&one);
+    });
+}

@@ -1,6 +1,7 @@
 //! One Redis server, replicas of it, and a Sentinel.
 
 use std::{
+    net::TcpListener,
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -155,4 +156,19 @@ fn many_start_at_once_without_a_clash() {
     for (index, redis) in all.iter().enumerate() {
         assert_eq!(redis.tell(&["GET", "me"]).unwrap().text(), index.to_string());
     }
+}
+
+#[test]
+fn a_restart_waits_for_its_port() {
+    let redis = quick().start().unwrap();
+    redis.kill();
+    let thief = TcpListener::bind(redis.addr()).unwrap();
+    thread::scope(|scope| {
+        let restart = scope.spawn(|| redis.restart());
+        wait::until("it has tried", LONG, || redis.log().contains("Address already in use")).unwrap();
+        assert!(!restart.is_finished());
+        drop(thief);
+        restart.join().unwrap().unwrap();
+    });
+    assert_eq!(redis.tell(&["PING"]).unwrap().text(), "PONG");
 }

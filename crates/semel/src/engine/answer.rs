@@ -113,6 +113,11 @@ pub enum RunError<E> {
     /// The outcome that is kept cannot be read as the type that is asked for.
     #[error("the kept outcome cannot be read as the asked type: {0}")]
     Decode(#[from] DecodeError),
+    /// `Mode::Atomic` was asked of an effect that runs outside the store's transaction.
+    #[error(
+        "mode atomic needs run_in, which gives the effect the store's own transaction; for other effects choose marked, keyed or rerun"
+    )]
+    NotInTransaction,
     /// A transaction was asked of a store that is not the engine's own.
     #[error(
         "run_in needs the store that the engine was built over: give Engine::over(store.clone()) and run_in(&store) the same one"

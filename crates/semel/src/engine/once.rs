@@ -113,6 +113,7 @@ impl Once {
         Fut: Future<Output = Result<T, Failure<E>>> + Send + 'static,
     {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| RunError::NoRuntime)?;
+        self.refuse_atomic()?;
         let ask = Arc::new(self.ask().await?);
         let mut effect = effect;
         for _ in 0..STARTS {
@@ -143,6 +144,7 @@ impl Once {
         T: Serialize + DeserializeOwned,
         F: FnOnce(Attempt) -> Result<T, Failure<E>>,
     {
+        self.refuse_atomic()?;
         let inner = Arc::clone(&self.inner);
         let block_on = &inner.background;
         let ask = block_on.block_on(self.ask())?;
@@ -164,6 +166,11 @@ impl Once {
             return block_on.block_on(inner.conclude(running, ended, &ask));
         }
         Err(inner.too_slow(&ask))
+    }
+
+    /// An effect that runs outside the store's transaction cannot commit with it, whatever its mode is called.
+    fn refuse_atomic<E>(&self) -> Result<(), RunError<E>> {
+        if self.terms.mode == Mode::Atomic { Err(RunError::NotInTransaction) } else { Ok(()) }
     }
 
     pub(super) async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {

@@ -24,7 +24,7 @@ use crate::store::MemoryStore;
 use crate::testkit::fault::{Call, Fault, FaultStore, Gate, When};
 use crate::time::ManualClock;
 
-const MODES: [Mode; 4] = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun];
+const MODES: [Mode; 3] = [Mode::Keyed, Mode::Marked, Mode::Rerun];
 
 /// How long a test waits for what must come. Only a broken engine gets here.
 const PATIENCE: Duration = Duration::from_secs(20);

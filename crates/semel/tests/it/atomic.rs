@@ -202,3 +202,12 @@ async fn a_mark_commits_with_the_row_or_not_at_all() {
     assert!(matches!(apply(2, false).await, Ok(Received::Duplicate(_))));
     assert_eq!(bench.rows().await, 2);
 }
+
+#[tokio::test]
+async fn atomic_outside_a_transaction_is_refused_with_the_way_out() {
+    let engine = Engine::builder(MemoryStore::new()).mode(Mode::Atomic).build().unwrap();
+    let refused = engine.once(Key::new("pay").value("a")).run(async |_| Ok::<_, Failure<String>>(1)).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("run_in")));
+    let refused = engine.once(Key::new("pay").value("a")).run_blocking(|_| Ok::<_, Failure<String>>(1));
+    assert!(matches!(refused, Err(RunError::NotInTransaction)));
+}

@@ -171,7 +171,7 @@ async fn handler_panic() {
         assert!(matches!(joined(owner).await, Err(RunError::Panicked(why)) if why == "on purpose"));
         match (mode, joined(waiter).await) {
             (Mode::Marked, Err(RunError::InDoubt)) => assert_eq!(next.runs(), 0),
-            (Mode::Atomic | Mode::Keyed | Mode::Rerun, Ok(answer)) => {
+            (Mode::Keyed | Mode::Rerun, Ok(answer)) => {
                 assert!((answer.value, answer.replayed) == (1, false));
             }
             (mode, other) => panic!("{mode:?}: {other:?}"),
@@ -213,7 +213,7 @@ async fn error_that_says_nobody_knows() {
 // Two owners are lost one after the other; the third one's outcome stands for all.
 #[tokio::test]
 async fn double_crash_takeover() {
-    for mode in [Mode::Atomic, Mode::Keyed, Mode::Rerun] {
+    for mode in [Mode::Keyed, Mode::Rerun] {
         let (clock, memory) = clocked();
         let outcome = |text: &str| Arc::new(Outcome::new("json", text));
         let mut lost = Vec::new();

@@ -9,7 +9,7 @@ use crate::store::ErrorKind;
 // Two engines on one store. The late one answers with the winner's value, never with its own.
 #[tokio::test]
 async fn zombie_publish() {
-    for mode in [Mode::Atomic, Mode::Keyed, Mode::Rerun] {
+    for mode in [Mode::Keyed, Mode::Rerun] {
         let (clock, store) = clocked();
         let (slow, fast) = (build(over(&store).mode(mode)), build(over(&store).mode(mode)));
         let zombie = Effect::held();

@@ -112,6 +112,9 @@ impl EmbeddedBuilder {
         let database = folder.database();
         self.create_if_missing(&folder)?;
         let shutdown = header::check(&database, &folder.wal())?;
+        if shutdown == Shutdown::Unclean {
+            folder.write_log_again()?;
+        }
         let faults =
             Faults::of(&database).map_err(|error| setup(&database, "the file cannot be read", error))?;
         let sql = |error: rusqlite::Error| Error::from(faults.explain_open(&error));

@@ -1,7 +1,7 @@
 //! The folder of a store, and the lock that keeps everybody else out.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::schema;
@@ -66,6 +66,30 @@ impl Folder {
     /// Where a new database is made before it gets its name.
     pub(super) fn draft(&self) -> PathBuf {
         self.path.join("semel.new")
+    }
+
+    /// Writes the log that a process left behind over itself, and syncs it.
+    ///
+    /// After a failed sync the system may show bytes that never reached the disk, and take them for written. The file
+    /// is about to be repaired from them: a power cut in between would leave it half repaired from a log that is not
+    /// there.
+    pub(super) fn write_log_again(&self) -> Result<(), Error> {
+        let path = self.wal();
+        let written = OpenOptions::new().read(true).write(true).open(&path).and_then(|mut log| {
+            let mut piece = vec![0; 1 << 20];
+            let mut at = 0;
+            loop {
+                log.seek(SeekFrom::Start(at))?;
+                let length = log.read(&mut piece)?;
+                if length == 0 {
+                    return log.sync_all();
+                }
+                log.seek(SeekFrom::Start(at))?;
+                log.write_all(&piece[..length])?;
+                at += length as u64;
+            }
+        });
+        written.map_err(|error| setup(&path, "the log cannot be written", error))
     }
 
     /// Takes away what an interrupted creation left.

@@ -206,6 +206,62 @@ async fn disk_full_of_pages() {
     assert!(matches!(again, Ruling::Accepted { .. }));
 }
 
+fn length(place: &Place, name: &str) -> u64 {
+    std::fs::metadata(place.path().join(name)).unwrap().len()
+}
+
+const PAGE: u64 = 4096 + 24;
+
+#[tokio::test]
+async fn the_log_stays_bounded_under_load() {
+    let place = Place::new();
+    let store = place.builder().log_pages(1_000_000, 50).open().unwrap();
+    for number in 0..300 {
+        finish(&store, id(number), "done").await;
+    }
+    // It is looked at every eighth transaction.
+    let pages = length(&place, "semel.db-wal") / PAGE;
+    assert!(pages < 150, "{pages} pages after 600 transactions");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_moved_when_nobody_comes() {
+    let place = Place::new();
+    let store = place.builder().log_pages(10, 1_000_000).open().unwrap();
+    let before = length(&place, "semel.db");
+    for number in 0..200 {
+        finish(&store, id(number), "done").await;
+    }
+    until(|| length(&place, "semel.db") > before).await;
+    let used = length(&place, "semel.db-wal");
+    finish(&store, id(1000), "done").await;
+    assert_eq!(length(&place, "semel.db-wal"), used, "it is used again from its start");
+}
+
+// bloat, for this store: the room of what was swept is used again and given back.
+#[tokio::test]
+async fn a_sweep_gives_room_back() {
+    let place = Place::new();
+    let store = place.open();
+    let pages = async || -> i64 {
+        let count = store.transact(|sql| sql.query_row("PRAGMA page_count", [], |row| row.get(0)));
+        count.await.unwrap()
+    };
+    let empty = pages().await;
+    for number in 0..300 {
+        finish(&store, id(number), &"x".repeat(4000)).await;
+    }
+    let full = pages().await;
+    assert!(full > empty + 300);
+    place.clock.advance(DAY * 3);
+    let mut rounds = 0;
+    while pages().await > empty + 80 {
+        let _ = store.sweep(100).await.unwrap();
+        rounds += 1;
+        assert!(rounds < 30, "{} pages are left of {full}", pages().await);
+    }
+}
+
 // fsync_error, as far as one process can show it: semel-proof breaks real syncs.
 #[tokio::test]
 async fn a_poisoned_store_acknowledges_nothing() {
