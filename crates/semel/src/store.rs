@@ -23,6 +23,10 @@ use std::sync::Weak;
 #[cfg(feature = "embedded")]
 pub use rusqlite;
 
+/// The PostgreSQL driver whose `Transaction` is handed to effects that share a transaction of the caller's.
+#[cfg(feature = "postgres")]
+pub use sqlx;
+
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]

@@ -34,6 +34,7 @@
 //! reads it after its insert, and so sees the floor of whatever sweep removed the key before.
 
 mod builder;
+mod caller;
 mod fault;
 mod judge;
 mod lane;
@@ -221,7 +222,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 async fn leave(shared: &Shared) {
     let left = async {
         if shared.has_caches() {
-            let query = sqlx::query(shared.settings.statements.leave.sql());
+            let query = shared.settings.query(&shared.settings.statements.leave);
             let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
         }
         shared.side.close().await;
@@ -231,7 +232,8 @@ async fn leave(shared: &Shared) {
 
 async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
     let keys = [id.as_bytes().as_slice()];
-    let rows = shared.fetch(sqlx::query(shared.settings.statements.read.sql()).bind(keys.as_slice())).await?;
+    let rows =
+        shared.fetch(shared.settings.query(&shared.settings.statements.read).bind(keys.as_slice())).await?;
     let stored = rows.first().map(row::stored).transpose()?;
     Ok(stored.map(|stored| Snapshot { id, record: stored.record, now: stored.now }))
 }
@@ -242,7 +244,7 @@ const PAGE: usize = 200;
 async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
     let after = query.after.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
     let asked = query.limit.clamp(1, PAGE);
-    let statement = sqlx::query(shared.settings.statements.scan.sql());
+    let statement = shared.settings.query(&shared.settings.statements.scan);
     let rows = shared.fetch(statement.bind(after).bind(i64::try_from(asked).unwrap_or(i64::MAX))).await?;
     let mut page = Page::default();
     for row in &rows {
@@ -316,9 +318,9 @@ impl Store for PostgresStore {
         Box::pin(self.on_thread(async move {
             let statements = &shared.settings.statements;
             let kept: Result<Vec<u8>, sqlx::Error> = async {
-                let query = sqlx::query(statements.keep_secret.sql());
+                let query = shared.settings.query(&statements.keep_secret);
                 shared.fetch(query.bind(candidate.expose().as_slice())).await?;
-                let rows = shared.fetch(sqlx::query(statements.read_secret.sql())).await?;
+                let rows = shared.fetch(shared.settings.query(&statements.read_secret)).await?;
                 rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
             }
             .await;
@@ -334,7 +336,7 @@ impl Store for PostgresStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
-            let query = sqlx::query(shared.settings.statements.read_mark.sql());
+            let query = shared.settings.query(&shared.settings.statements.read_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
             let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
             let value = value.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
@@ -348,7 +350,7 @@ impl Store for PostgresStore {
             let Ok(value) = i64::try_from(value) else {
                 return Err(Fault::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };
-            let query = sqlx::query(shared.settings.statements.raise_mark.sql());
+            let query = shared.settings.query(&shared.settings.statements.raise_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
             let stands =
                 rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));

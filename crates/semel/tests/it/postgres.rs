@@ -1,6 +1,8 @@
 //! The PostgreSQL store against the contract, over two handles, on a server of its own for each case.
 
+mod atomic;
 mod faults;
+mod pooler;
 
 use std::sync::Arc;
 

@@ -4,12 +4,13 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::ConnectOptions as _;
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgArguments, PgConnectOptions};
+use sqlx::query::Query;
+use sqlx::{ConnectOptions as _, Postgres};
 
 use super::PostgresStore;
 use super::fault::Fault;
-use super::sql::Statements;
+use super::sql::{Statement, Statements};
 use crate::store::Error;
 
 /// What stands between the store and the server.
@@ -171,6 +172,11 @@ impl Settings {
             connections,
             patience,
         })
+    }
+
+    /// A statement, prepared once for each connection unless a pooler would mix that up.
+    pub(super) fn query<'q>(&self, statement: &Statement) -> Query<'q, Postgres, PgArguments> {
+        sqlx::query(statement.sql()).persistent(self.pooling == Pooling::Direct)
     }
 
     /// Opens a transaction with the limits that a pooler's session cannot keep.

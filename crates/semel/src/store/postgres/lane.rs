@@ -165,7 +165,7 @@ impl Runner {
                     columns.push(&item.id, claim, version);
                 }
             }
-            self.link.fetch(columns.bind(sqlx::query(shared.settings.statements.claim.sql()))).await?
+            self.link.fetch(columns.bind(shared.settings.query(&shared.settings.statements.claim))).await?
         };
         let mut known = HashMap::with_capacity(rows.len());
         for row in &rows {
@@ -196,7 +196,7 @@ impl Runner {
             if columns.ids.is_empty() {
                 return Ok(());
             }
-            let query = columns.bind(sqlx::query(shared.settings.statements.write.sql()));
+            let query = columns.bind(shared.settings.query(&shared.settings.statements.write));
             self.link.fetch(query.bind(shared.channel())).await?
         };
         let mut taken: HashMap<KeyId, Duration> = HashMap::with_capacity(rows.len());
@@ -236,7 +236,8 @@ impl Runner {
         let shared = Arc::clone(&self.shared);
         let ids: Vec<&[u8]> =
             batch.chunk_by(|a, b| a.id == b.id).map(|group| group[0].id.as_bytes().as_slice()).collect();
-        let rows = self.link.fetch(sqlx::query(shared.settings.statements.read.sql()).bind(&ids)).await?;
+        let rows =
+            self.link.fetch(shared.settings.query(&shared.settings.statements.read).bind(&ids)).await?;
         let mut known: HashMap<KeyId, Judged> = batch.iter().map(|item| (item.id, Judged::Nothing)).collect();
         for row in &rows {
             let read =
@@ -258,7 +259,7 @@ impl Runner {
                 shared.acks.expect(swap.version);
             }
         }
-        let query = columns.bind(sqlx::query(shared.settings.statements.swap.sql()));
+        let query = columns.bind(shared.settings.query(&shared.settings.statements.swap));
         let result = self.link.fetch(query.bind(shared.channel())).await;
         let mut written: HashMap<KeyId, ()> = HashMap::new();
         let mut failed = None;

@@ -86,7 +86,7 @@ pub(super) async fn run(
         Pooling::Direct => query.fetch_all(connection).await,
         Pooling::Transaction => {
             sqlx::raw_sql(AssertSqlSafe(settings.begin())).execute(&mut *connection).await?;
-            let rows = query.persistent(false).fetch_all(&mut *connection).await?;
+            let rows = query.fetch_all(&mut *connection).await?;
             sqlx::raw_sql("COMMIT").execute(connection).await?;
             Ok(rows)
         }

@@ -126,7 +126,8 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
 
 async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
     let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), name(&shared.process));
-    let query = sqlx::query(shared.settings.statements.notify.sql()).bind(shared.channel()).bind(payload);
+    let query =
+        shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
     let said = shared.fetch(query).await;
     if let Err(error) = said {
         tracing::warn!(%error, "could not say that a key was forgotten; the forget is answered later");
@@ -175,9 +176,11 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = row::micros(TRUST);
-    shared.fetch(sqlx::query(statements.appear.sql()).bind(shared.process.as_slice()).bind(trust)).await?;
+    shared
+        .fetch(shared.settings.query(&statements.appear).bind(shared.process.as_slice()).bind(trust))
+        .await?;
     let payload = format!("h{}{number:016x}", name(&shared.process));
-    shared.fetch(sqlx::query(statements.notify.sql()).bind(shared.channel()).bind(payload)).await?;
+    shared.fetch(shared.settings.query(&statements.notify).bind(shared.channel()).bind(payload)).await?;
     Ok(())
 }
 
@@ -191,7 +194,7 @@ pub(super) async fn arm(shared: Arc<Shared>) {
             continue;
         }
         let keys: Vec<&[u8]> = ids.iter().map(|id| id.as_bytes().as_slice()).collect();
-        let armed = shared.fetch(sqlx::query(shared.settings.statements.arm.sql()).bind(&keys)).await;
+        let armed = shared.fetch(shared.settings.query(&shared.settings.statements.arm).bind(&keys)).await;
         match armed {
             Ok(rows) => {
                 let in_flight: Vec<KeyId> = rows.iter().filter_map(|row| row::id(row).ok()).collect();

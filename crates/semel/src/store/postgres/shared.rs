@@ -176,7 +176,7 @@ impl Shared {
     /// answer from them.
     async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
         let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
-        let query = sqlx::query(self.settings.statements.others.sql()).bind(self.process.as_slice());
+        let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
         let rows = self.fetch(query).await.map_err(explain)?;
         let mut others = HashSet::new();
         let mut longest = Duration::ZERO;

@@ -27,7 +27,8 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault>
         left -= found;
     }
     let explain = |error| Fault::statement(&shared.settings.target, &error);
-    let rows = shared.fetch(sqlx::query(shared.settings.statements.more_due.sql())).await.map_err(explain)?;
+    let rows =
+        shared.fetch(shared.settings.query(&shared.settings.statements.more_due)).await.map_err(explain)?;
     swept.more = match rows.first() {
         Some(row) => row.try_get(0).map_err(explain)?,
         None => false,
@@ -39,7 +40,9 @@ async fn step(shared: &Shared, limit: usize) -> Result<(usize, Swept), RowError>
     let statements = &shared.settings.statements;
     let mut transaction = shared.side.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(shared.settings.limits())).execute(&mut *transaction).await?;
-    let rows = sqlx::query(statements.due.sql())
+    let rows = shared
+        .settings
+        .query(&statements.due)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .fetch_all(&mut *transaction)
         .await?;
@@ -56,14 +59,16 @@ async fn step(shared: &Shared, limit: usize) -> Result<(usize, Swept), RowError>
     if let Some(highest) = removed.iter().map(|(_, stored)| stored.record.fence).max() {
         raise_floor(shared, &mut transaction, highest).await?;
         let (ids, versions) = columns(&removed);
-        sqlx::query(statements.remove.sql()).bind(ids).bind(versions).execute(&mut *transaction).await?;
+        shared.settings.query(&statements.remove).bind(ids).bind(versions).execute(&mut *transaction).await?;
     }
     if !shrunk.is_empty() {
         let (ids, versions) = columns(&shrunk);
         let fresh: Vec<i64> = shrunk.iter().map(|_| rand::random()).collect();
         let sweep_at: Vec<Option<i64>> =
             shrunk.iter().map(|(_, stored)| stored.record.sweep_at().map(row::moment)).collect();
-        sqlx::query(statements.shrink.sql())
+        shared
+            .settings
+            .query(&statements.shrink)
             .bind(ids)
             .bind(versions)
             .bind(fresh)
@@ -83,8 +88,10 @@ fn columns(rows: &[(KeyId, Stored)]) -> (Vec<&[u8]>, Vec<i64>) {
 /// place in the log is before the removal's: no crash keeps the one and loses the other.
 async fn raise_floor(shared: &Shared, transaction: &mut PgConnection, floor: Fence) -> Result<(), RowError> {
     let statements = &shared.settings.statements;
-    sqlx::query(statements.guard_floor.sql()).execute(&mut *transaction).await?;
-    sqlx::query(statements.raise_floor.sql())
+    shared.settings.query(&statements.guard_floor).execute(&mut *transaction).await?;
+    shared
+        .settings
+        .query(&statements.raise_floor)
         .bind(i64::try_from(floor.get()).unwrap_or(i64::MAX))
         .execute(transaction)
         .await?;
