@@ -9,6 +9,8 @@ mod embedded;
 mod error;
 mod local;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod wakeups;
@@ -23,12 +25,18 @@ use std::sync::Weak;
 #[cfg(feature = "embedded")]
 pub use rusqlite;
 
+/// The PostgreSQL driver whose `Transaction` is handed to effects that share a transaction of the caller's.
+#[cfg(feature = "postgres")]
+pub use sqlx;
+
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
 pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 pub use self::wakeups::{Wakeups, Watch};
