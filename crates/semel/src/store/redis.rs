@@ -25,8 +25,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ::redis::Value;
-use tokio::runtime::Handle;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 pub use self::builder::{OnStoreLoss, RedisBuilder};
@@ -60,10 +59,22 @@ const EDGE: Duration = Duration::from_secs(2);
 /// leaves no reply behind for another.
 pub struct RedisStore {
     shared: Arc<Shared>,
-    handle: Handle,
+    calls: UnboundedSender<Call>,
     watched: UnboundedSender<KeyId>,
     /// Dropped with the store: ends the thread.
     _running: oneshot::Sender<()>,
+}
+
+/// The work of one call, for the store's thread.
+type Call = BoxFuture<'static, ()>;
+
+/// Begins calls in the order in which they came. Those that came together are all queued before the connection writes:
+/// one packet for many, instead of one for each.
+async fn begin(mut calls: UnboundedReceiver<Call>) {
+    let mut came = Vec::new();
+    while calls.recv_many(&mut came, 1024).await > 0 {
+        came.drain(..).for_each(|call| drop(tokio::spawn(call)));
+    }
 }
 
 /// What calls and background tasks share.
@@ -116,12 +127,13 @@ impl RedisStore {
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, Error>> {
         Box::pin(async move {
-            let task = self.handle.spawn(async move {
-                // Lets the calls that came meanwhile be sent along: one packet for many instead of one for each.
-                tokio::task::yield_now().await;
-                work.await
-            });
-            task.await.unwrap_or_else(|_| {
+            let (answer, answered) = oneshot::channel();
+            // Fails only when the thread has ended, and then so does the wait for the answer.
+            let _ = self.calls.send(Box::pin(async move {
+                // Nobody waits for the answer of a dropped call.
+                let _ = answer.send(work.await);
+            }));
+            answered.await.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Ambiguous, "the thread of the Redis store ended during a call"))
             })
         })

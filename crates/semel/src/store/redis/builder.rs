@@ -19,7 +19,7 @@ use super::replicas::Replicas;
 #[cfg(all(test, feature = "testkit"))]
 use super::script;
 use super::script::Rules;
-use super::{Guess, RedisStore, Shared};
+use super::{Guess, RedisStore, Shared, begin};
 use crate::store::{Error, ErrorKind, Wakeups};
 
 /// What to do when the server comes back with less data than it had. It is always said aloud.
@@ -145,6 +145,7 @@ impl RedisBuilder {
             sweeper: Sweeper::default(),
         });
         let (watched, watches) = unbounded_channel();
+        let (calls, called) = unbounded_channel();
         let (running, stopped) = oneshot::channel();
         let (greeting, greeted) = oneshot::channel();
         let check_every = self.check_every;
@@ -157,8 +158,9 @@ impl RedisBuilder {
             runtime.block_on(async move {
                 let first = health::introduce_first(&background).await;
                 let connected = first.is_ok();
-                let told = greeting.send(first.map(|()| tokio::runtime::Handle::current()));
+                let told = greeting.send(first);
                 if connected && told.is_ok() {
+                    tokio::spawn(begin(called));
                     tokio::spawn(listen(Arc::clone(&background), watches));
                     tokio::spawn(health::watch_over(background, check_every));
                     // Ends, with an error, when the store is dropped.
@@ -167,8 +169,8 @@ impl RedisBuilder {
             });
         };
         std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
-        let handle = greeted.await.map_err(thread_failed)??;
-        Ok(RedisStore { shared, handle, watched, _running: running })
+        greeted.await.map_err(thread_failed)??;
+        Ok(RedisStore { shared, calls, watched, _running: running })
     }
 }
 
