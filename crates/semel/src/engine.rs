@@ -32,6 +32,8 @@ mod acquire;
 mod answer;
 #[cfg(feature = "embedded")]
 mod atomic;
+#[cfg(feature = "postgres")]
+mod atomic_postgres;
 mod background;
 pub(crate) mod block_on;
 mod builder;

@@ -9,6 +9,10 @@ mod embedded;
 mod error;
 mod local;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
@@ -21,12 +25,20 @@ use std::sync::Weak;
 #[cfg(feature = "embedded")]
 pub use rusqlite;
 
+/// The PostgreSQL driver whose `Transaction` is handed to effects that share a transaction of the caller's.
+#[cfg(feature = "postgres")]
+pub use sqlx;
+
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
+#[cfg(feature = "redis")]
+pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 pub use self::wakeups::{Wakeups, Watch};
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Record, Ruling};
@@ -116,6 +128,9 @@ pub enum Trust {
 pub enum Durability {
     /// Nothing: it is gone with the process.
     Process,
+    /// A crash of the process, not of the server that keeps it: lost are what that server had not synced when it
+    /// crashed, and what had not reached the replica that takes its place.
+    Server,
     /// A crash of the process and of the machine: it was synced to disk.
     Disk,
 }

@@ -158,7 +158,21 @@ impl Record {
     }
 }
 
-fn encode_outcome(outcome: &Outcome, out: &mut Vec<u8>) {
+/// For stores that keep an outcome apart from the rest of its record.
+#[cfg(feature = "postgres")]
+impl Outcome {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.size() + 9);
+        encode_outcome(self, &mut out);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        decode_outcome(&mut Reader(bytes))
+    }
+}
+
+pub(crate) fn encode_outcome(outcome: &Outcome, out: &mut Vec<u8>) {
     // Lengths above 4 GiB cannot occur: the engine's limit on outcomes is far below.
     let prefixed = |bytes: &[u8], out: &mut Vec<u8>| {
         out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());

@@ -7,3 +7,7 @@ mod embedded;
 mod fault;
 mod memory;
 mod mutants;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;

@@ -1,0 +1,386 @@
+//! The PostgreSQL store: many processes, one key space, durable.
+//!
+//! ```text
+//!   claims ──► lane ──► INSERT … ON CONFLICT DO NOTHING, and a read of those that were there ─┐
+//!   owners ──► lane ──► guarded UPDATE by owner and fence while the lease stands ─────────────┤ one round trip
+//!                                                                                             ▼
+//!        everything else: the rules of `crate::record`, on what was read ──► swap by version ─► answer
+//! ```
+//!
+//! # How the rules are executed
+//!
+//! Rules written a second time in SQL would be a second truth. So only two cases are spelled in SQL, both as
+//! narrow as can be: the *first claim of a key*, which is an insert whose moments are offsets computed by the
+//! rules, and an *owner's write under a standing lease* (complete, begin, renew), guarded by owner and fence.
+//! Whatever is refused there, and every other command, is decided by [`crate::record::apply`] in this process:
+//! the row is read, judged by the server's clock of that read, and written back by a compare-and-swap on its
+//! `version`, which also refuses a judgement that time has overtaken. Where nobody was faster, that is as if the
+//! row had been held; where somebody was, it is read and judged again. Nothing is held while we think, no statement
+//! waits for a row that another process holds, and a command that changes nothing (replay, busy, conflict) costs
+//! one read and no transaction id.
+//!
+//! A claim never answers "nothing" (finding 9): a key that another process inserts between our snapshot and our
+//! insert is neither inserted nor seen, and is asked for again.
+//!
+//! # Batches
+//!
+//! All claims of a process that wait go in one statement, and so do its owners' writes, each over a connection of
+//! its own: a crowd of claims never delays a complete. There is no timer. Keys are sorted, so that two processes
+//! cannot wait for each other, and several commands on one key are applied one after the other in this process.
+//!
+//! # Fences
+//!
+//! The floor is a sequence, because a sequence is read as it is at that moment, whatever the snapshot says: a claim
+//! reads it after its insert, and so sees the floor of whatever sweep removed the key before.
+
+mod builder;
+mod caller;
+mod fault;
+mod judge;
+mod lane;
+mod link;
+mod listen;
+mod queue;
+mod row;
+mod schema;
+mod shared;
+mod sql;
+mod sweep;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{Connection as _, Row as _};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, timeout};
+
+use self::builder::Settings;
+pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
+use self::fault::Fault;
+use self::lane::{Lane, Runner};
+use self::link::Link;
+use self::listen::Pulse;
+use self::queue::{Item, Queue};
+use self::row::RowError;
+use self::shared::Shared;
+use super::{
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+};
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+use crate::secret::Secret;
+
+/// Keeps records in PostgreSQL: what was acknowledged survives a crash of this process and of the server, and every
+/// process on the same database and schema sees it.
+///
+/// All I/O runs on a thread of the store's own, so a busy runtime of the caller's delays no heartbeat. Dropping the
+/// store ends that thread; it does not wait for it.
+///
+/// # Failures
+/// - Nobody answers: [`ErrorKind::Unavailable`] after the builder's `patience`, and it heals by itself.
+/// - A connection that breaks while a command is under way: the command is settled by looking at the record again,
+///   and [`ErrorKind::Ambiguous`] only where that was not possible in time.
+/// - A standby, `synchronous_commit = off`, an old server, missing rights: refused with a sentence that says what to
+///   do, on every new connection.
+///
+/// ```no_run
+/// # async fn open() -> Result<(), semel::store::Error> {
+/// let store = semel::store::PostgresStore::open("postgres://semel:secret@db.internal/app").await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+    claims: Arc<Queue>,
+    writes: Arc<Queue>,
+    stop: Arc<Notify>,
+}
+
+/// What the store's thread hands back when it has connected.
+struct Started {
+    shared: Arc<Shared>,
+    claims: Arc<Queue>,
+    writes: Arc<Queue>,
+}
+
+impl PostgresStore {
+    /// Connects to the database of `url`, as in `postgres://user:password@host:5432/database`, and makes or migrates
+    /// the schema `semel`.
+    ///
+    /// # Errors
+    /// As [`PostgresBuilder::open`].
+    pub async fn open(url: impl AsRef<str>) -> Result<Self, Error> {
+        Self::builder(url).open().await
+    }
+
+    /// Settings for a store in the database of `url`.
+    pub fn builder(url: impl AsRef<str>) -> PostgresBuilder {
+        PostgresBuilder::new(url.as_ref())
+    }
+
+    async fn start(settings: Arc<Settings>) -> Result<Self, Error> {
+        let (told, started) = oneshot::channel();
+        let stop = Arc::new(Notify::new());
+        let stopped = Arc::clone(&stop);
+        let main = move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let fault =
+                        Fault::setup(format!("no runtime can be started for the PostgreSQL store: {error}"));
+                    drop(told.send(Err(fault)));
+                    return;
+                }
+            };
+            runtime.block_on(async {
+                match start(settings).await {
+                    Ok(started) => {
+                        let shared = Arc::clone(&started.shared);
+                        let queues = [Arc::clone(&started.claims), Arc::clone(&started.writes)];
+                        if told.send(Ok(started)).is_ok() {
+                            stopped.notified().await;
+                        }
+                        for queue in queues {
+                            queue.close();
+                        }
+                        leave(&shared).await;
+                    }
+                    Err(fault) => drop(told.send(Err(fault))),
+                }
+            });
+            runtime.shutdown_background();
+        };
+        thread::Builder::new().name("semel-postgres".into()).spawn(main).map_err(|error| {
+            Error::new(ErrorKind::Setup, "no thread can be started for the PostgreSQL store")
+                .with_source(error)
+        })?;
+        let Started { shared, claims, writes } = started.await.map_err(|_| {
+            Error::new(ErrorKind::Setup, "the thread of the PostgreSQL store ended while it started")
+        })??;
+        Ok(Self { shared, claims, writes, stop })
+    }
+
+    /// Runs `work` on the store's own runtime.
+    async fn on_thread<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        match self.shared.runtime.spawn(work).await {
+            Ok(result) => result.map_err(Error::from),
+            Err(_) => Err(Error::new(ErrorKind::Closed, "the PostgreSQL store was closed")),
+        }
+    }
+}
+
+async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
+    let mut link = Link::new(Arc::clone(&settings));
+    schema::prepare(link.connect().await?, &settings.schema, &settings.target).await?;
+    let checked = Arc::clone(&settings);
+    let side = PgPoolOptions::new()
+        .max_connections(settings.connections)
+        .acquire_timeout(settings.patience)
+        .test_before_acquire(false)
+        .before_acquire(|connection, known| {
+            Box::pin(async move {
+                // One in use was alive a moment ago; an idle one may have lost its server.
+                Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
+            })
+        })
+        .after_connect(move |connection, _| {
+            let settings = Arc::clone(&checked);
+            Box::pin(async move {
+                link::check(&settings, connection)
+                    .await
+                    .map_err(|fault| sqlx::Error::Configuration(fault.to_string().into()))
+            })
+        })
+        .connect_lazy_with(settings.options.clone());
+    let shared = Arc::new(Shared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
+    let (claims, writes) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
+    let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
+    for (lane, queue, link) in lanes {
+        let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
+        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, failures: 0 }.run());
+    }
+    if settings.pooling == Pooling::Direct {
+        let pulse = Arc::new(Pulse::default());
+        let (ready, listening) = oneshot::channel();
+        tokio::spawn(listen::listen(Arc::clone(&shared), Arc::clone(&pulse), ready));
+        tokio::spawn(listen::beat(Arc::clone(&shared), pulse));
+        tokio::spawn(listen::arm(Arc::clone(&shared)));
+        // Without it waiters poll: no reason not to start.
+        let _ = timeout(settings.patience, listening).await;
+    }
+    Ok(Started { shared, claims, writes })
+}
+
+/// Nobody has to wait for this process any more.
+async fn leave(shared: &Shared) {
+    let left = async {
+        if shared.has_caches() {
+            let query = shared.settings.query(&shared.settings.statements.leave);
+            let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
+        }
+        shared.side.close().await;
+    };
+    let _ = timeout(Duration::from_millis(250), left).await;
+}
+
+async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
+    let keys = [id.as_bytes().as_slice()];
+    let rows =
+        shared.fetch(shared.settings.query(&shared.settings.statements.read).bind(keys.as_slice())).await?;
+    let stored = rows.first().map(row::stored).transpose()?;
+    Ok(stored.map(|stored| Snapshot { id, record: stored.record, now: stored.now }))
+}
+
+/// Rows read for one page: outcomes come along.
+const PAGE: usize = 200;
+
+async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
+    let after = query.after.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+    let asked = query.limit.clamp(1, PAGE);
+    let statement = shared.settings.query(&shared.settings.statements.scan);
+    let rows = shared.fetch(statement.bind(after).bind(i64::try_from(asked).unwrap_or(i64::MAX))).await?;
+    let mut page = Page::default();
+    for row in &rows {
+        let (id, stored) = (row::id(row)?, row::stored(row)?);
+        if rows.len() == asked {
+            page.next = Some(id);
+        }
+        if query.phase.is_none_or(|phase| stored.record.phase(stored.now) == phase) {
+            page.items.push(Snapshot { id, record: stored.record, now: stored.now });
+        }
+    }
+    Ok(page)
+}
+
+impl Store for PostgresStore {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        Box::pin(async move {
+            let (answer, answered) = oneshot::channel();
+            let queue = match command {
+                Command::Claim(_) => &self.claims,
+                _ => &self.writes,
+            };
+            let deadline = Instant::now() + self.shared.settings.patience;
+            queue.push(Item {
+                id,
+                command,
+                deadline,
+                answer,
+                unheard: false,
+                refused: false,
+                attempt: None,
+                above: None,
+            })?;
+            answered.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Ambiguous, "the PostgreSQL store was closed before it answered"))
+            })
+        })
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            get(&shared, id).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+        }))
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            scan(&shared, query).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+        }))
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move { sweep::sweep(&shared, limit).await }))
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        let watch = self.shared.wakeups.watch(id);
+        self.shared.arm(id);
+        watch
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.shared.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            let statements = &shared.settings.statements;
+            let kept: Result<Vec<u8>, sqlx::Error> = async {
+                let query = shared.settings.query(&statements.keep_secret);
+                shared.fetch(query.bind(candidate.expose().as_slice())).await?;
+                let rows = shared.fetch(shared.settings.query(&statements.read_secret)).await?;
+                rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+            }
+            .await;
+            let kept = kept.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let bytes = kept.try_into().map_err(|_| {
+                let damaged = crate::record::DecodeError::Damaged("secret");
+                Fault::row(&shared.settings.target, &damaged.into())
+            })?;
+            Ok(Secret::from_bytes(bytes))
+        }))
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            let query = shared.settings.query(&shared.settings.statements.read_mark);
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
+            let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
+            let value = value.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            Ok(value.map(|value| u64::try_from(value).unwrap_or(0)))
+        }))
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            let Ok(value) = i64::try_from(value) else {
+                return Err(Fault::setup("a high-water mark in PostgreSQL must be below 2^63"));
+            };
+            let query = shared.settings.query(&shared.settings.statements.raise_mark);
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
+            let stands =
+                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
+            let stands = stands.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            Ok(u64::try_from(stands).unwrap_or(0))
+        }))
+    }
+
+    fn durability(&self) -> Durability {
+        match self.shared.settings.async_commit {
+            AsyncCommit::Refuse => Durability::Disk,
+            AsyncCommit::Accept => Durability::Process,
+        }
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "postgres://{}", self.shared.settings.address)
+    }
+}

@@ -1,0 +1,65 @@
+//! Commands inside a transaction of the caller's: the record and the caller's rows commit together.
+
+use std::sync::Arc;
+
+use sqlx::PgConnection;
+
+use super::PostgresStore;
+use super::fault::Fault;
+use super::row::{self, RowError, Stored, Swap, SwapColumns};
+use crate::key::KeyId;
+use crate::record::{self, Command, Fence, Ruling};
+use crate::store::Error;
+use crate::time::Timestamp;
+
+impl PostgresStore {
+    /// Executes a command on a record inside an open transaction, and holds the record until that ends. `None` where
+    /// the transaction does not see the record.
+    pub(crate) async fn apply_in(
+        &self,
+        transaction: &mut PgConnection,
+        id: KeyId,
+        command: &Command,
+    ) -> Result<Option<Ruling>, Error> {
+        let settings = Arc::clone(&self.shared.settings);
+        let explain = |error: RowError| Error::from(Fault::row(&settings.target, &error));
+        let Some(Stored { record, version, now, .. }) = self.hold(transaction, id).await.map_err(explain)?
+        else {
+            return Ok(None);
+        };
+        let mut record = Some(record);
+        let ruling = record::apply(&mut record, command, now, Fence::default());
+        if let (Ruling::Won(_) | Ruling::Accepted { .. }, Some(record)) = (&ruling, record) {
+            let swap = Swap {
+                id,
+                seen: version,
+                // It is held: nobody else can judge it meanwhile.
+                judged_until: Timestamp::from_micros(i64::MAX as u64),
+                version: rand::random(),
+                record,
+                wake: super::Shared::wakes(command),
+                invalidate: false,
+            };
+            let mut columns = SwapColumns::default();
+            columns.push(&swap);
+            let query = columns.bind(settings.query(&settings.statements.swap)).bind(self.shared.channel());
+            let rows = query.fetch_all(transaction).await.map_err(|error| explain(error.into()))?;
+            if rows.len() != 1 {
+                return Ok(Some(Ruling::Lost { winner: None }));
+            }
+        }
+        Ok(Some(ruling))
+    }
+
+    async fn hold(&self, transaction: &mut PgConnection, id: KeyId) -> Result<Option<Stored>, RowError> {
+        let query =
+            self.shared.settings.query(&self.shared.settings.statements.lock).bind(id.as_bytes().as_slice());
+        let row = query.fetch_optional(transaction).await?;
+        row.as_ref().map(row::stored).transpose()
+    }
+
+    /// What a failed statement of ours in the caller's transaction means.
+    pub(crate) fn explain(&self, error: &sqlx::Error) -> Error {
+        Fault::statement(&self.shared.settings.target, error).into()
+    }
+}

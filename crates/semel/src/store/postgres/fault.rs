@@ -1,0 +1,204 @@
+//! What went wrong, in words, and what is known after it.
+
+use sqlx::postgres::PgDatabaseError;
+
+use super::row::RowError;
+use crate::store::{Error, ErrorKind};
+
+/// A failed statement or connection.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) kind: ErrorKind,
+    message: String,
+    pub(super) fate: Fate,
+    pub(super) cure: Cure,
+}
+
+/// What became of the statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The server said that it did nothing, or never got it.
+    Undone,
+    /// It was sent, and nobody said what became of it.
+    Unknown,
+}
+
+/// What may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cure {
+    /// The same again: somebody was in the way.
+    Again,
+    /// The same again on another connection.
+    Reconnect,
+    /// Nothing that a program can do; or something in the statement that is refused.
+    None,
+}
+
+impl Fault {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>, fate: Fate, cure: Cure) -> Self {
+        Self { kind, message: message.into(), fate, cure }
+    }
+
+    /// A setting that cannot work, in a sentence that says what to do.
+    pub(super) fn setup(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Setup, message, Fate::Undone, Cure::None)
+    }
+
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message, Fate::Undone, Cure::Reconnect)
+    }
+
+    /// No answer in time. The connection is given up with it.
+    pub(super) fn silent(target: &str) -> Self {
+        let message =
+            format!("{target} did not answer in time: it is overloaded, paused or cut off; try again later");
+        Self::new(ErrorKind::Unavailable, message, Fate::Unknown, Cure::Reconnect)
+    }
+
+    pub(super) fn connecting(target: &str, user: &str, error: &sqlx::Error) -> Self {
+        if let sqlx::Error::Database(database) = error
+            && let Some(postgres) = database.try_downcast_ref::<PgDatabaseError>()
+        {
+            let said = postgres.message();
+            return match postgres.code() {
+                "28P01" | "28000" => Self::setup(format!(
+                    "{target} does not let the user {user} in ({said}): check user and password in the URL, and pg_hba.conf"
+                )),
+                "3D000" => Self::setup(format!(
+                    "{target} does not exist ({said}): create the database, or correct its name in the URL"
+                )),
+                "42501" => Self::setup(format!(
+                    "the user {user} may not connect to {target} ({said}): GRANT CONNECT ON DATABASE to it"
+                )),
+                "08P01" => Self::setup(format!(
+                    "{target} refuses our start-up settings ({said}): behind a transaction pooler set Pooling::Transaction"
+                )),
+                _ => Self::unavailable(format!("{target} takes no connection ({said}); try again later")),
+            };
+        }
+        match error {
+            sqlx::Error::Tls(tls) => Self::setup(format!(
+                "{target} cannot be reached over TLS ({tls}): check sslmode and sslrootcert in the URL"
+            )),
+            error => Self::unavailable(format!(
+                "{target} cannot be reached ({error}): check host and port in the URL, and whether PostgreSQL runs there"
+            )),
+        }
+    }
+
+    /// What a failed statement means.
+    pub(super) fn statement(target: &str, error: &sqlx::Error) -> Self {
+        let sqlx::Error::Database(database) = error else {
+            return match error {
+                sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::ColumnNotFound(_)
+                | sqlx::Error::Decode(_) => Self::corrupt(target, &error.to_string()),
+                sqlx::Error::PoolTimedOut => Self::unavailable(format!(
+                    "no connection to {target} came free in time: it is down or takes no more, or all of this store's are in use (see `connections`); try again later"
+                )),
+                error => Self::new(
+                    ErrorKind::Unavailable,
+                    format!("the connection to {target} broke ({error}); try again"),
+                    Fate::Unknown,
+                    Cure::Reconnect,
+                ),
+            };
+        };
+        let code = database.code().unwrap_or_default();
+        let said = database.message();
+        let undone = |kind, message: String, cure| Self::new(kind, message, Fate::Undone, cure);
+        match &*code {
+            "40001" | "40P01" | "55P03" => undone(
+                ErrorKind::Unavailable,
+                format!("{target}: others hold the same records ({said}); try again"),
+                Cure::Again,
+            ),
+            "57014" => undone(
+                ErrorKind::Unavailable,
+                format!("{target} was too slow and the statement was cancelled ({said}); try again later"),
+                Cure::Again,
+            ),
+            "25006" => undone(
+                ErrorKind::Unavailable,
+                format!("{target} has become a read-only standby: point the URL at the primary"),
+                Cure::Reconnect,
+            ),
+            "53100" => undone(
+                ErrorKind::Full,
+                format!("{target} has no disk space left ({said}); nothing was changed, make room"),
+                Cure::None,
+            ),
+            "3F000" | "42P01" | "42703" => undone(
+                ErrorKind::Incompatible,
+                format!(
+                    "{target} lacks a table or column of Semel ({said}): open the store again to migrate it, or restore the schema"
+                ),
+                Cure::None,
+            ),
+            "42501" => Self::setup(format!(
+                "{target}: the user lacks a right ({said}): GRANT it usage of Semel's schema, and all rights on its tables and sequences"
+            )),
+            "26000" | "42P05" | "08P01" => undone(
+                ErrorKind::Setup,
+                format!(
+                    "{target} mixes up prepared statements ({said}): it is a transaction pooler, set Pooling::Transaction"
+                ),
+                Cure::None,
+            ),
+            // A server that ends a session may have ended it after the commit.
+            code if code.starts_with("57P") || code.starts_with("08") => Self::new(
+                ErrorKind::Unavailable,
+                format!("{target} ended the connection ({said}); try again"),
+                Fate::Unknown,
+                Cure::Reconnect,
+            ),
+            code if code.starts_with("53") => undone(
+                ErrorKind::Unavailable,
+                format!("{target} is overloaded ({said}); try again later"),
+                Cure::Reconnect,
+            ),
+            code if code.starts_with("XX") => Self::corrupt(target, said),
+            code => {
+                undone(ErrorKind::Setup, format!("{target} refused a statement ({code}: {said})"), Cure::None)
+            }
+        }
+    }
+
+    fn corrupt(target: &str, what: &str) -> Self {
+        Self::new(
+            ErrorKind::Corrupt,
+            format!(
+                "{target} holds what Semel did not write ({what}); it is never served, restore the row or the database"
+            ),
+            Fate::Undone,
+            Cure::None,
+        )
+    }
+
+    pub(super) fn row(target: &str, error: &RowError) -> Self {
+        match error {
+            RowError::Sql(error) => Self::statement(target, error),
+            RowError::Decode(error) => Self::corrupt(target, &error.to_string()),
+        }
+    }
+
+    /// For a command that may have been executed.
+    pub(super) fn ambiguous(&self) -> Error {
+        Error::new(
+            ErrorKind::Ambiguous,
+            format!("{}; whether the command was executed is unknown", self.message),
+        )
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Error::new(fault.kind, fault.message)
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}

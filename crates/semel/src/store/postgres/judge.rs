@@ -1,0 +1,186 @@
+//! The rules, applied to what was read: all commands of a batch on one key, in order.
+
+use super::queue::Item;
+use super::row::{Stored, Swap};
+use super::shared::Shared;
+use crate::key::KeyId;
+use crate::record::{self, Command, Fence, Record, Ruling};
+use crate::store::{Error, ErrorKind};
+use crate::time::Timestamp;
+
+/// The commands of a batch on one key, in the order in which they came.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) id: KeyId,
+    pub(super) items: Vec<Item>,
+    /// What the rules say to each, once the change is written.
+    pub(super) rulings: Vec<Ruling>,
+    pub(super) swap: Option<Swap>,
+}
+
+/// What is known of a key.
+#[derive(Debug)]
+pub(super) enum Judged {
+    Nothing,
+    Stored(Stored),
+    /// The first command of the group, a claim, was inserted as the first of its key.
+    Inserted {
+        fence: Fence,
+        floor: Fence,
+        now: Timestamp,
+        version: i64,
+    },
+}
+
+/// What comes of a group.
+#[derive(Debug)]
+pub(super) enum Judgement {
+    /// Everybody has an answer.
+    Answered,
+    /// The rules change the record: to be written first.
+    Swap(Group),
+}
+
+/// A record as it was read, and the version to swap it from.
+struct Base {
+    record: Option<Record>,
+    version: i64,
+    watched: bool,
+    now: Timestamp,
+}
+
+impl Group {
+    /// Splits a sorted batch.
+    pub(super) fn split(batch: Vec<Item>) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::with_capacity(batch.len());
+        for item in batch {
+            match groups.last_mut() {
+                Some(group) if group.id == item.id => group.items.push(item),
+                _ => groups.push(Self { id: item.id, items: vec![item], rulings: Vec::new(), swap: None }),
+            }
+        }
+        groups
+    }
+
+    /// Applies the rules to every command. Answers all of them, or none where the record changes.
+    pub(super) fn judge(mut self, judged: Judged, shared: &Shared) -> Judgement {
+        let base = match judged {
+            Judged::Nothing => Base { record: None, version: 0, watched: false, now: Timestamp::default() },
+            Judged::Stored(stored) => Base {
+                record: Some(stored.record),
+                version: stored.version,
+                watched: stored.watched,
+                now: stored.now,
+            },
+            Judged::Inserted { fence, floor, now, version } => {
+                let record = self.inserted(fence, floor, now);
+                Base { record: Some(record), version, watched: false, now }
+            }
+        };
+        if self.items.is_empty() {
+            return Judgement::Answered;
+        }
+        self.apply(&base, shared)
+    }
+
+    /// Answers the claim that was inserted, and gives the record it left.
+    fn inserted(&mut self, fence: Fence, floor: Fence, now: Timestamp) -> Record {
+        let mut first = self.items.remove(0);
+        let mut record = None;
+        // The server took the highest of floor and clock; so do the rules from just below it.
+        let below = Fence::new(fence.get().saturating_sub(1));
+        let ruling = record::apply(&mut record, &first.command, now, below);
+        let record = record.expect("a claim of an unknown key is granted");
+        if fence > floor {
+            first.tell(Ok(ruling));
+        } else {
+            // A sweep removed the key and raised the floor while the insert was under way. Nobody knows of this
+            // fence yet, and nobody shall.
+            first.above = Some(floor);
+            self.items.insert(0, first);
+        }
+        record
+    }
+
+    fn apply(mut self, base: &Base, shared: &Shared) -> Judgement {
+        let mut record = base.record.clone();
+        let (mut changed, mut wake, mut invalidate) = (false, false, false);
+        let mut items = Vec::with_capacity(self.items.len());
+        for mut item in std::mem::take(&mut self.items) {
+            if let Some(attempt) = item.attempt.take() {
+                if base.version == attempt.version {
+                    // It was ours: the write whose fate was unknown has happened.
+                    shared.announce(item.id, &item.command, &attempt.ruling);
+                    item.tell(Ok(attempt.ruling));
+                    continue;
+                }
+                if base.version != attempt.seen && !repeatable(&item.command) {
+                    item.tell(Err(Error::new(
+                        ErrorKind::Ambiguous,
+                        "the connection broke while the record was written, and somebody changed it since; whether the command was executed is unknown",
+                    )));
+                    continue;
+                }
+            }
+            if let (Some(above), Some(record), Command::Claim(claim)) =
+                (item.above, &mut record, &item.command)
+                && record.owner == claim.owner
+                && record.fence <= above
+            {
+                record.fence = Fence::new(above.get().saturating_add(1));
+                changed = true;
+            }
+            let before = record.clone();
+            let ruling = record::apply(&mut record, &item.command, base.now, Fence::default());
+            match &ruling {
+                Ruling::Won(_) | Ruling::Accepted { .. } => changed |= record != before,
+                Ruling::Busy { .. } if !base.watched => shared.arm(item.id),
+                _ => {}
+            }
+            if let Ruling::Accepted { .. } = ruling {
+                wake |= Shared::wakes(&item.command);
+                invalidate |= matches!(item.command, Command::Forget(_) | Command::Reexecute);
+            }
+            self.rulings.push(ruling);
+            items.push(item);
+        }
+        self.items = items;
+        match record {
+            Some(record) if changed => {
+                self.swap = Some(Swap {
+                    id: self.id,
+                    seen: base.version,
+                    judged_until: base.record.as_ref().map_or(FOR_EVER, |record| next_edge(record, base.now)),
+                    version: rand::random(),
+                    record,
+                    wake,
+                    invalidate,
+                });
+                Judgement::Swap(self)
+            }
+            _ => {
+                for (item, ruling) in self.items.into_iter().zip(self.rulings) {
+                    shared.announce(item.id, &item.command, &ruling);
+                    item.tell(Ok(ruling));
+                }
+                Judgement::Answered
+            }
+        }
+    }
+}
+
+const FOR_EVER: Timestamp = Timestamp::from_micros(i64::MAX as u64);
+
+/// When time alone next changes what the record is: a judgement is worth nothing after that.
+fn next_edge(record: &Record, now: Timestamp) -> Timestamp {
+    [record.lease_until, record.expires_at, record.forget_at]
+        .into_iter()
+        .filter(|edge| *edge > now)
+        .min()
+        .unwrap_or(FOR_EVER)
+}
+
+/// Whether the rules themselves know a command that is said twice.
+fn repeatable(command: &Command) -> bool {
+    matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_) | Command::Complete { .. })
+}

@@ -1,0 +1,344 @@
+//! A lane: one connection, and one batch after the other. Whatever waits while a batch runs goes together in the
+//! next one; nothing waits for a timer, and a lone command waits for nobody.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Row as _;
+use tokio::time::Instant;
+
+use super::fault::{Cure, Fate, Fault};
+use super::judge::{Group, Judged, Judgement};
+use super::link::Link;
+use super::queue::{Attempt, Item, Queue};
+use super::row::{self, Answer, ClaimColumns, Stored, SwapColumns};
+use super::shared::Shared;
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+
+/// The most commands in one statement: many syncs' worth, and the wait of the first one is bounded.
+const BATCH: usize = 512;
+
+/// What a lane is for. Owners' writes have a connection of their own, so that no crowd of claims delays them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    Claims,
+    Writes,
+}
+
+/// The task of one lane.
+#[derive(Debug)]
+pub(super) struct Runner {
+    pub(super) lane: Lane,
+    pub(super) shared: Arc<Shared>,
+    pub(super) queue: Arc<Queue>,
+    pub(super) link: Link,
+    /// How many commands the next rounds take one by one, after a statement of many was refused.
+    pub(super) alone: usize,
+    pub(super) failures: u32,
+}
+
+impl Runner {
+    /// Works until the store is closed.
+    pub(super) async fn run(mut self) {
+        let mut waiting: Vec<Item> = Vec::new();
+        loop {
+            self.queue.take(&mut waiting, BATCH);
+            if self.queue.is_closed() {
+                break;
+            }
+            if waiting.is_empty() {
+                self.queue.arrival().await;
+                continue;
+            }
+            let before = waiting.len();
+            let mut batch = if self.alone > 0 {
+                self.alone -= 1;
+                vec![waiting.remove(0)]
+            } else {
+                std::mem::take(&mut waiting)
+            };
+            let result = self.round(&mut batch).await;
+            let rest = batch.len();
+            if let Err(fault) = &result {
+                self.failed(fault, &mut batch);
+            }
+            // What is left was asked first.
+            batch.append(&mut waiting);
+            waiting = batch;
+            self.give_up(&mut waiting, result.as_ref().err());
+            match result {
+                Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
+                // Somebody else was faster, again and again: let them.
+                Ok(()) => self.pause(Duration::from_millis(1)).await,
+                Err(fault) if fault.cure == Cure::None => {}
+                Err(_) => self.pause(Duration::from_millis(4)).await,
+            }
+        }
+        self.link.close().await;
+    }
+
+    /// Longer from failure to failure, and never the same for two processes.
+    async fn pause(&mut self, first: Duration) {
+        self.failures = self.failures.saturating_add(1);
+        let longest = first.saturating_mul(1 << self.failures.min(5)).as_micros() as u64;
+        let pause = Duration::from_micros(longest / 2 + rand::random_range(0..=longest / 2));
+        tokio::time::sleep(pause).await;
+    }
+
+    fn failed(&mut self, fault: &Fault, batch: &mut Vec<Item>) {
+        if fault.fate == Fate::Unknown {
+            for item in batch.iter_mut() {
+                item.unheard = true;
+            }
+        }
+        match fault.cure {
+            Cure::Reconnect => {}
+            // One of them may be in the way of all.
+            Cure::Again if self.failures < 2 || batch.len() == 1 => {}
+            Cure::Again => self.alone = batch.len(),
+            Cure::None if batch.len() > 1 => self.alone = batch.len(),
+            Cure::None => {
+                for item in batch.drain(..) {
+                    let error = if item.unheard { fault.ambiguous() } else { fault.clone().into() };
+                    item.tell(Err(error));
+                }
+            }
+        }
+    }
+
+    /// Answers those whose time is over.
+    fn give_up(&self, waiting: &mut Vec<Item>, fault: Option<&Fault>) {
+        let now = Instant::now();
+        let busy;
+        let fault = match fault {
+            Some(fault) => fault,
+            None => {
+                busy = Fault::unavailable(format!(
+                    "{}: others change the same record again and again; try again",
+                    self.shared.settings.target
+                ));
+                &busy
+            }
+        };
+        for item in waiting.extract_if(.., |item| item.deadline <= now) {
+            let error = if item.unheard { fault.ambiguous() } else { fault.clone().into() };
+            item.tell(Err(error));
+        }
+    }
+
+    /// One try for all of `batch`; what could not be decided stays in it.
+    async fn round(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
+        batch.sort_by_key(|item| item.id);
+        let mut known = match self.lane {
+            Lane::Claims => self.claim(batch).await?,
+            Lane::Writes => {
+                self.write(batch).await?;
+                self.read(batch).await?
+            }
+        };
+        let mut swaps: Vec<Group> = Vec::new();
+        for group in Group::split(std::mem::take(batch)) {
+            match known.remove(&group.id) {
+                // Somebody inserts it at this very moment.
+                None => batch.extend(group.items),
+                Some(judged) => match group.judge(judged, &self.shared) {
+                    Judgement::Answered => {}
+                    Judgement::Swap(group) => swaps.push(group),
+                },
+            }
+        }
+        if swaps.is_empty() { Ok(()) } else { self.swap(swaps, batch).await }
+    }
+
+    /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
+    async fn claim(&mut self, batch: &mut Vec<Item>) -> Result<HashMap<KeyId, Judged>, Fault> {
+        let shared = Arc::clone(&self.shared);
+        let mut versions = HashMap::new();
+        let rows = {
+            let mut columns = ClaimColumns::default();
+            for item in batch.chunk_by(|a, b| a.id == b.id).map(|group| &group[0]) {
+                if let Command::Claim(claim) = &item.command {
+                    let version = rand::random();
+                    versions.insert(item.id, version);
+                    columns.push(&item.id, claim, version);
+                }
+            }
+            self.link.fetch(columns.bind(shared.settings.query(&shared.settings.statements.claim))).await?
+        };
+        let mut known = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            let explain = |error| Fault::row(&shared.settings.target, &error);
+            let id = row::id(row).map_err(explain)?;
+            let judged = match row::answer(row).map_err(explain)? {
+                Answer::Stored(stored) => Judged::Stored(stored),
+                Answer::Inserted { fence, floor, now } => {
+                    let version = versions.get(&id).copied().unwrap_or_default();
+                    Judged::Inserted { fence, floor, now, version }
+                }
+            };
+            known.insert(id, judged);
+        }
+        Ok(known)
+    }
+
+    /// The owner's short way: complete, begin and renew under a standing lease.
+    async fn write(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
+        let shared = Arc::clone(&self.shared);
+        let rows = {
+            let mut columns = WriteColumns::default();
+            for item in batch.chunk_by(|a, b| a.id == b.id).map(|group| &group[0]) {
+                if !item.refused {
+                    columns.push(item);
+                }
+            }
+            if columns.ids.is_empty() {
+                return Ok(());
+            }
+            let query = columns.bind(shared.settings.query(&shared.settings.statements.write));
+            self.link.fetch(query.bind(shared.channel())).await?
+        };
+        let mut taken: HashMap<KeyId, Duration> = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            let id = row::id(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
+            let left: i64 =
+                row.try_get(1).map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            taken.insert(id, Duration::from_micros(u64::try_from(left).unwrap_or(0)));
+        }
+        let mut rest = Vec::new();
+        for mut item in batch.drain(..) {
+            // The first of its key only: the others come in the next round.
+            match taken.remove(&item.id) {
+                Some(lease_left) => {
+                    let lease_left = match item.command {
+                        Command::Complete { .. } => Duration::ZERO,
+                        _ => lease_left,
+                    };
+                    let ruling = Ruling::Accepted { lease_left };
+                    shared.announce(item.id, &item.command, &ruling);
+                    item.tell(Ok(ruling));
+                }
+                None => {
+                    item.refused = true;
+                    rest.push(item);
+                }
+            }
+        }
+        *batch = rest;
+        Ok(())
+    }
+
+    async fn read(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
+        if batch.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let shared = Arc::clone(&self.shared);
+        let ids: Vec<&[u8]> =
+            batch.chunk_by(|a, b| a.id == b.id).map(|group| group[0].id.as_bytes().as_slice()).collect();
+        let rows =
+            self.link.fetch(shared.settings.query(&shared.settings.statements.read).bind(&ids)).await?;
+        let mut known: HashMap<KeyId, Judged> = batch.iter().map(|item| (item.id, Judged::Nothing)).collect();
+        for row in &rows {
+            let read =
+                |row| -> Result<(KeyId, Stored), row::RowError> { Ok((row::id(row)?, row::stored(row)?)) };
+            let (id, stored) = read(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
+            known.insert(id, Judged::Stored(stored));
+        }
+        Ok(known)
+    }
+
+    /// Writes what the rules changed, where nobody was faster.
+    async fn swap(&mut self, groups: Vec<Group>, batch: &mut Vec<Item>) -> Result<(), Fault> {
+        let shared = Arc::clone(&self.shared);
+        let mut columns = SwapColumns::default();
+        for group in &groups {
+            let swap = group.swap.as_ref().expect("only groups with a change are swapped");
+            columns.push(swap);
+            if swap.invalidate {
+                shared.acks.expect(swap.version);
+            }
+        }
+        let query = columns.bind(shared.settings.query(&shared.settings.statements.swap));
+        let result = self.link.fetch(query.bind(shared.channel())).await;
+        let mut written: HashMap<KeyId, ()> = HashMap::new();
+        let mut failed = None;
+        match result {
+            Ok(rows) => {
+                for row in &rows {
+                    match row::id(row) {
+                        Ok(id) => drop(written.insert(id, ())),
+                        Err(error) => failed = Some(Fault::row(&shared.settings.target, &error)),
+                    }
+                }
+            }
+            Err(fault) => failed = Some(fault),
+        }
+        let unknown = failed.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
+        for group in groups {
+            if written.contains_key(&group.id) {
+                shared.written(group);
+                continue;
+            }
+            let swap = group.swap.expect("only groups with a change are swapped");
+            if swap.invalidate {
+                shared.acks.forget(swap.version);
+            }
+            for (mut item, ruling) in group.items.into_iter().zip(group.rulings) {
+                if unknown {
+                    item.attempt = Some(Attempt { seen: swap.seen, version: swap.version, ruling });
+                }
+                batch.push(item);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// The columns of an owner's writes.
+#[derive(Debug, Default)]
+struct WriteColumns<'a> {
+    ids: Vec<&'a [u8]>,
+    versions: Vec<i64>,
+    kinds: Vec<i16>,
+    owners: Vec<&'a [u8]>,
+    fences: Vec<i64>,
+    outcomes: Vec<Option<Vec<u8>>>,
+    retentions: Vec<Option<i64>>,
+}
+
+impl<'a> WriteColumns<'a> {
+    fn push(&mut self, item: &'a Item) {
+        let (kind, grant, outcome, retention) = match &item.command {
+            Command::Complete { grant, outcome, retention, .. } => {
+                (0, grant, Some(outcome.encode()), retention.map(row::micros))
+            }
+            Command::Begin(grant) => (1, grant, None, None),
+            Command::Renew(grant) => (2, grant, None, None),
+            _ => return,
+        };
+        // A fence that no column can hold was never granted.
+        let Ok(fence) = i64::try_from(grant.fence.get()) else { return };
+        self.ids.push(item.id.as_bytes());
+        self.versions.push(rand::random());
+        self.kinds.push(kind);
+        self.owners.push(grant.owner.as_bytes());
+        self.fences.push(fence);
+        self.outcomes.push(outcome);
+        self.retentions.push(retention);
+    }
+
+    fn bind<'q>(
+        &'q self,
+        query: sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>,
+    ) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> {
+        query
+            .bind(&self.ids)
+            .bind(&self.versions)
+            .bind(&self.kinds)
+            .bind(&self.owners)
+            .bind(&self.fences)
+            .bind(&self.outcomes)
+            .bind(&self.retentions)
+    }
+}

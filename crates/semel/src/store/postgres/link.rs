@@ -1,0 +1,143 @@
+//! One connection that heals itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Postgres, Row as _};
+use tokio::time::timeout;
+
+use super::builder::{AsyncCommit, Pooling, Settings};
+use super::fault::{Cure, Fate, Fault};
+use crate::store::ErrorKind;
+
+/// The oldest server whose SQL and guarantees are the ones used here.
+const OLDEST: i32 = 13;
+
+/// A connection of one task's own. Made on first use, given up after every failure that may have left it in an
+/// unknown state.
+#[derive(Debug)]
+pub(super) struct Link {
+    settings: Arc<Settings>,
+    connection: Option<PgConnection>,
+}
+
+impl Link {
+    pub(super) fn new(settings: Arc<Settings>) -> Self {
+        Self { settings, connection: None }
+    }
+
+    /// Connects and checks the server, unless that is done already.
+    pub(super) async fn connect(&mut self) -> Result<&mut PgConnection, Fault> {
+        if self.connection.is_none() {
+            let connected = timeout(self.settings.patience, connect(&self.settings)).await;
+            self.connection = Some(connected.unwrap_or_else(|_| {
+                Err(Fault::unavailable(format!(
+                    "{} cannot be reached: nobody answers; check host and port in the URL",
+                    self.settings.target
+                )))
+            })?);
+        }
+        Ok(self.connection.as_mut().expect("it was just made"))
+    }
+
+    /// Runs one statement, committed when this returns.
+    pub(super) async fn fetch(
+        &mut self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, Fault> {
+        let settings = Arc::clone(&self.settings);
+        // Longer than the server's own limit: it knows better what it did.
+        let limit = settings.patience * 2 + Duration::from_millis(500);
+        // A failure to connect has sent nothing.
+        let connection = self.connect().await?;
+        let fetched = timeout(limit, run(&settings, connection, query)).await;
+        let result = match fetched {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(error)) => Err(Fault::statement(&settings.target, &error)),
+            Err(_) => Err(Fault::silent(&settings.target)),
+        };
+        if let Err(fault) = &result
+            && (fault.cure == Cure::Reconnect
+                || fault.fate == Fate::Unknown
+                || settings.pooling == Pooling::Transaction)
+        {
+            self.connection = None;
+        }
+        result
+    }
+
+    /// Says good-bye, so that the server's log stays clean.
+    pub(super) async fn close(self) {
+        if let Some(connection) = self.connection {
+            let _ = timeout(Duration::from_millis(200), connection.close()).await;
+        }
+    }
+}
+
+/// Runs one statement: as it is, or in a transaction that brings its own limits along.
+pub(super) async fn run(
+    settings: &Settings,
+    connection: &mut PgConnection,
+    query: Query<'_, Postgres, PgArguments>,
+) -> Result<Vec<PgRow>, sqlx::Error> {
+    match settings.pooling {
+        Pooling::Direct => query.fetch_all(connection).await,
+        Pooling::Transaction => {
+            sqlx::raw_sql(AssertSqlSafe(settings.begin())).execute(&mut *connection).await?;
+            let rows = query.fetch_all(&mut *connection).await?;
+            sqlx::raw_sql("COMMIT").execute(connection).await?;
+            Ok(rows)
+        }
+    }
+}
+
+/// Connects and refuses a server that cannot keep the promises.
+pub(super) async fn connect(settings: &Settings) -> Result<PgConnection, Fault> {
+    let mut connection = settings
+        .options
+        .connect()
+        .await
+        .map_err(|error| Fault::connecting(&settings.target, &settings.user, &error))?;
+    check(settings, &mut connection).await?;
+    Ok(connection)
+}
+
+pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) -> Result<(), Fault> {
+    let target = &settings.target;
+    let unreadable = |error: &sqlx::Error| Fault::statement(target, error);
+    // Not prepared: a transaction pooler would give the two halves of it to two servers.
+    let row = sqlx::raw_sql(
+        "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
+         current_setting('synchronous_commit')",
+    )
+    .fetch_one(connection)
+    .await
+    .map_err(|error| unreadable(&error))?;
+    let standby: bool = row.try_get(0).map_err(|error| unreadable(&error))?;
+    let version: i32 = row.try_get(1).map_err(|error| unreadable(&error))?;
+    let commit: String = row.try_get(2).map_err(|error| unreadable(&error))?;
+    if version < OLDEST {
+        return Err(Fault::setup(format!(
+            "{target} is PostgreSQL {version}: Semel needs {OLDEST} or later, upgrade the server"
+        )));
+    }
+    if standby {
+        // It may be promoted in a moment: worth trying again where somebody waits.
+        return Err(Fault::new(
+            ErrorKind::Setup,
+            format!(
+                "{target} is a standby, and a standby shows the past: point the URL at the primary, or add target_session_attrs in your pooler"
+            ),
+            Fate::Undone,
+            Cure::Reconnect,
+        ));
+    }
+    if commit == "off" && settings.async_commit == AsyncCommit::Refuse {
+        return Err(Fault::setup(format!(
+            "{target} has synchronous_commit = off, so a crash can lose acknowledged claims and effects happen twice: ALTER ROLE or ALTER DATABASE SET synchronous_commit = on, or accept it with AsyncCommit::Accept"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! What other processes say: one connection that listens, a heartbeat that proves it does, and the marks that
+//! make others speak.
+//!
+//! | payload | meaning |
+//! |---|---|
+//! | `w` key | the key changed: wake whoever waits |
+//! | `f` key nonce | the key was forgotten: drop it from caches, then say so |
+//! | `a` nonce process | the process has dropped it |
+//! | `h` process number | the process hears itself, so it hears all |
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::row;
+use super::shared::{ProcessId, Shared, TRUST};
+use crate::hex;
+use crate::key::KeyId;
+use crate::store::Trust;
+use crate::sync::Mutex;
+
+/// How often a process shows that it listens.
+const BEAT: Duration = Duration::from_secs(3);
+
+/// The heartbeats under way, and until when the last one that was heard makes caches trustworthy.
+#[derive(Debug, Default)]
+pub(super) struct Pulse {
+    sent: Mutex<HashMap<u64, Instant>>,
+    until: Mutex<Option<Instant>>,
+    /// The listener shall connect anew: it has not heard what was sent.
+    deaf: Notify,
+    listening: Notify,
+}
+
+/// Listens until the runtime ends. `ready` is told once it does.
+pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
+    let mut ready = Some(ready);
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let options = shared.settings.options.clone();
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(shared.settings.patience)
+            .connect_lazy_with(options);
+        match connect(&shared, &pool).await {
+            Ok(mut listener) => {
+                pause = Duration::from_millis(10);
+                // Nobody knows what was said while nobody listened.
+                shared.wakeups.wake_all();
+                pulse.listening.notify_one();
+                if let Some(ready) = ready.take() {
+                    let _ = ready.send(());
+                }
+                tokio::select! {
+                    () = hear(&shared, &pulse, &mut listener) => {}
+                    () = pulse.deaf.notified() => {}
+                }
+                *pulse.until.lock() = None;
+                shared.trust(Trust::Unconfirmed);
+                tracing::warn!(target = %shared.settings.target, "wake-ups are lost, connecting anew; waiters poll meanwhile");
+            }
+            Err(error) => tracing::debug!(%error, "cannot listen yet"),
+        }
+        let _ = timeout(Duration::from_millis(200), pool.close()).await;
+        sleep(pause + pause.mul_f64(rand::random())).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+async fn connect(shared: &Shared, pool: &sqlx::PgPool) -> Result<PgListener, sqlx::Error> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.eager_reconnect(false);
+    listener.listen(shared.channel()).await?;
+    Ok(listener)
+}
+
+async fn hear(shared: &Arc<Shared>, pulse: &Pulse, listener: &mut PgListener) {
+    while let Ok(Some(notification)) = listener.try_recv().await {
+        understand(shared, pulse, notification.payload());
+    }
+}
+
+fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
+    let Some((&kind, rest)) = payload.as_bytes().split_first() else { return };
+    match kind {
+        b'w' => {
+            if let Some(id) = hex::read(rest) {
+                shared.wakeups.wake(KeyId::from_bytes(id));
+            }
+        }
+        b'f' => {
+            let Some((id, nonce)) = rest.split_at_checked(32) else { return };
+            if let (Some(id), Some(nonce)) = (hex::read(id), hex::read::<8>(nonce)) {
+                let id = KeyId::from_bytes(id);
+                shared.invalidate(id);
+                shared.wakeups.wake(id);
+                if shared.has_caches() {
+                    let shared = Arc::clone(shared);
+                    tokio::spawn(async move { acknowledge(&shared, nonce).await });
+                }
+            }
+        }
+        b'a' => {
+            let Some((nonce, process)) = rest.split_at_checked(16) else { return };
+            if let (Some(nonce), Some(process)) = (hex::read::<8>(nonce), hex::read(process)) {
+                shared.acks.hear(i64::from_be_bytes(nonce), process);
+            }
+        }
+        b'h' => {
+            let Some((process, number)) = rest.split_at_checked(32) else { return };
+            if hex::read::<16>(process) == Some(shared.process)
+                && let Some(number) = hex::read::<8>(number)
+                && let Some(sent) = pulse.sent.lock().remove(&u64::from_be_bytes(number))
+            {
+                *pulse.until.lock() = Some(sent + TRUST - Duration::from_secs(1));
+                shared.trust(Trust::Confirmed);
+            }
+        }
+        _ => {}
+    }
+}
+
+async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
+    let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), name(&shared.process));
+    let query =
+        shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
+    let said = shared.fetch(query).await;
+    if let Err(error) = said {
+        tracing::warn!(%error, "could not say that a key was forgotten; the forget is answered later");
+    }
+}
+
+fn name(process: &ProcessId) -> String {
+    process.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Shows that this process listens, for as long as it has caches; and takes trust away when it is not heard.
+pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
+    let mut number: u64 = 0;
+    loop {
+        if shared.has_caches() {
+            number += 1;
+            pulse.sent.lock().retain(|_, sent| sent.elapsed() < TRUST);
+            pulse.sent.lock().insert(number, Instant::now());
+            if let Err(error) = appear(&shared, number).await {
+                tracing::debug!(%error, "could not show that this process listens");
+            }
+        }
+        let next = Instant::now() + BEAT;
+        loop {
+            let until = *pulse.until.lock();
+            let wake_at = until.map_or(next, |until| until.min(next));
+            tokio::select! {
+                () = sleep_until(wake_at) => {}
+                () = shared.attached.notified() => break,
+                () = pulse.listening.notified() => break,
+            }
+            let until = *pulse.until.lock();
+            if until.is_some_and(|until| until <= Instant::now()) {
+                *pulse.until.lock() = None;
+                shared.trust(Trust::Unconfirmed);
+                pulse.deaf.notify_one();
+            }
+            if Instant::now() >= next {
+                break;
+            }
+        }
+    }
+}
+
+/// Written before it is said: whoever forgets from then on waits for this process.
+async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
+    let statements = &shared.settings.statements;
+    let trust = row::micros(TRUST);
+    shared
+        .fetch(shared.settings.query(&statements.appear).bind(shared.process.as_slice()).bind(trust))
+        .await?;
+    let payload = format!("h{}{number:016x}", name(&shared.process));
+    shared.fetch(shared.settings.query(&statements.notify).bind(shared.channel()).bind(payload)).await?;
+    Ok(())
+}
+
+/// Marks what somebody waits for, so that whoever changes it notifies. What is no longer in flight has changed
+/// already: whoever waits is woken at once.
+pub(super) async fn arm(shared: Arc<Shared>) {
+    loop {
+        let ids: Vec<KeyId> = shared.arms.lock().drain().collect();
+        if ids.is_empty() {
+            shared.to_arm.notified().await;
+            continue;
+        }
+        let keys: Vec<&[u8]> = ids.iter().map(|id| id.as_bytes().as_slice()).collect();
+        let armed = shared.fetch(shared.settings.query(&shared.settings.statements.arm).bind(&keys)).await;
+        match armed {
+            Ok(rows) => {
+                let in_flight: Vec<KeyId> = rows.iter().filter_map(|row| row::id(row).ok()).collect();
+                for id in ids.into_iter().filter(|id| !in_flight.contains(id)) {
+                    shared.wakeups.wake(id);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "could not ask for notifications; waiters poll meanwhile");
+                sleep(Duration::from_millis(20)).await;
+                shared.arms.lock().extend(ids);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What waits for a lane.
+
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::key::KeyId;
+use crate::record::{Command, Fence, Ruling};
+use crate::store::{Error, ErrorKind};
+use crate::sync::Mutex;
+
+/// The most commands that may wait for one lane: far beyond what can be answered in time.
+const MOST: usize = 100_000;
+
+/// A command with somebody who waits for its ruling.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) id: KeyId,
+    pub(super) command: Command,
+    pub(super) deadline: Instant,
+    pub(super) answer: oneshot::Sender<Result<Ruling, Error>>,
+    /// A statement with it was sent, and nobody said what became of it.
+    pub(super) unheard: bool,
+    /// The owner's short way was tried, and refused.
+    pub(super) refused: bool,
+    /// A write of it that may have happened.
+    pub(super) attempt: Option<Attempt>,
+    /// It was granted below the floor; it is told only a fence above this one.
+    pub(super) above: Option<Fence>,
+}
+
+/// A write whose fate is unknown.
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) seen: i64,
+    pub(super) version: i64,
+    pub(super) ruling: Ruling,
+}
+
+impl Item {
+    pub(super) fn tell(self, result: Result<Ruling, Error>) {
+        // Whoever asked may be gone; the command stands all the same.
+        drop(self.answer.send(result));
+    }
+}
+
+/// Commands in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<Waiting>,
+    arrived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    items: Vec<Item>,
+    closed: bool,
+}
+
+impl Queue {
+    pub(super) fn push(&self, item: Item) -> Result<(), Error> {
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                return Err(Error::new(ErrorKind::Closed, "the PostgreSQL store was closed"));
+            }
+            if state.items.len() >= MOST {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!(
+                        "{MOST} commands wait for PostgreSQL already; nothing was changed, try again later"
+                    ),
+                ));
+            }
+            state.items.push(item);
+        }
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    /// Adds what waits to `into`, up to `most` in all. No timer: whatever came while the last batch ran.
+    pub(super) fn take(&self, into: &mut Vec<Item>, most: usize) {
+        let mut state = self.state.lock();
+        let room = most.saturating_sub(into.len()).min(state.items.len());
+        if into.is_empty() && room == state.items.len() {
+            std::mem::swap(into, &mut state.items);
+        } else {
+            into.extend(state.items.drain(..room));
+        }
+    }
+
+    /// Returns when something may have come.
+    pub(super) async fn arrival(&self) {
+        self.arrived.notified().await;
+    }
+
+    pub(super) fn close(&self) {
+        let items = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.items)
+        };
+        // Dropped outside the lock: a woken task may ask again.
+        drop(items);
+        self.arrived.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+}

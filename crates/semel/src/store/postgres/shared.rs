@@ -1,0 +1,242 @@
+//! What lanes, listener and callers share: who waits, which caches there are, and how they are told.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use sqlx::postgres::PgRow;
+use sqlx::{PgPool, Row as _};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::builder::{Pooling, Settings};
+use super::fault::Fault;
+use super::judge::Group;
+use super::link;
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+use crate::store::{Invalidate, Trust, Wakeups};
+use crate::sync::Mutex;
+
+/// How long a process may answer from its caches after it was last heard.
+pub(super) const TRUST: Duration = Duration::from_secs(10);
+
+/// How long an entry of a cache can be served at most, whatever its process does.
+const CACHE_AGE: Duration = Duration::from_secs(10);
+
+/// Names a process in the table `process`.
+pub(super) type ProcessId = [u8; 16];
+
+/// Shared by everything that belongs to one store.
+pub(super) struct Shared {
+    pub(super) settings: Arc<Settings>,
+    /// For reads, listings and sweeps.
+    pub(super) side: PgPool,
+    pub(super) process: ProcessId,
+    pub(super) wakeups: Wakeups,
+    pub(super) acks: Acks,
+    /// Keys that somebody waits for, to be marked in the table.
+    pub(super) arms: Mutex<HashSet<KeyId>>,
+    pub(super) to_arm: Notify,
+    caches: Mutex<Vec<Weak<dyn Invalidate>>>,
+    pub(super) attached: Notify,
+    trusted: Mutex<Trust>,
+    pub(super) runtime: tokio::runtime::Handle,
+}
+
+impl Shared {
+    pub(super) fn new(settings: Arc<Settings>, side: PgPool, runtime: tokio::runtime::Handle) -> Self {
+        Self {
+            settings,
+            side,
+            process: rand::random(),
+            wakeups: Wakeups::new(),
+            acks: Acks::default(),
+            arms: Mutex::default(),
+            to_arm: Notify::new(),
+            caches: Mutex::default(),
+            attached: Notify::new(),
+            trusted: Mutex::new(Trust::Unconfirmed),
+            runtime,
+        }
+    }
+
+    /// Runs a statement on one of the side connections.
+    pub(super) async fn fetch(
+        &self,
+        query: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut connection = self.side.acquire().await?;
+        let rows = link::run(&self.settings, &mut connection, query).await;
+        if rows.is_err() {
+            // It may be inside a failed transaction, or broken.
+            connection.close_on_drop();
+        }
+        rows
+    }
+
+    /// The one channel of this schema.
+    pub(super) fn channel(&self) -> &str {
+        self.settings.schema.name()
+    }
+
+    /// Whether a change made by this command may be waited for.
+    pub(super) fn wakes(command: &Command) -> bool {
+        !matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_))
+    }
+
+    /// Tells waiters and caches of this process. To be called once a change is durable, before it is answered.
+    pub(super) fn announce(&self, id: KeyId, command: &Command, ruling: &Ruling) {
+        if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes(command) {
+            return;
+        }
+        if matches!(command, Command::Forget(_) | Command::Reexecute) {
+            self.invalidate(id);
+        }
+        self.wakeups.wake(id);
+    }
+
+    /// Asks for notifications when the key changes.
+    pub(super) fn arm(&self, id: KeyId) {
+        if self.settings.pooling == Pooling::Direct && self.arms.lock().insert(id) {
+            self.to_arm.notify_one();
+        }
+    }
+
+    pub(super) fn attach(&self, cache: Weak<dyn Invalidate>) {
+        let Some(attached) = cache.upgrade() else { return };
+        {
+            let mut caches = self.caches.lock();
+            caches.retain(|known| known.strong_count() > 0);
+            caches.push(cache);
+        }
+        // Only once it is known here, and only if the others wait for this process already.
+        let trusted = self.trusted.lock();
+        if *trusted == Trust::Confirmed {
+            attached.trust(Trust::Confirmed);
+        }
+        drop(trusted);
+        self.attached.notify_one();
+    }
+
+    pub(super) fn has_caches(&self) -> bool {
+        self.caches.lock().iter().any(|cache| cache.strong_count() > 0)
+    }
+
+    pub(super) fn invalidate(&self, id: KeyId) {
+        // Outside the lock: a cache may attach another one, or be dropped here by its last holder.
+        let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        for cache in caches {
+            cache.invalidate(id);
+        }
+    }
+
+    /// Says whether caches may answer.
+    pub(super) fn trust(&self, trust: Trust) {
+        let mut trusted = self.trusted.lock();
+        if *trusted == trust {
+            return;
+        }
+        *trusted = trust;
+        let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        for cache in caches {
+            cache.trust(trust);
+        }
+    }
+
+    /// Answers a group whose change is committed. A forget is answered only once every cache has heard of it.
+    pub(super) fn written(self: &Arc<Self>, group: Group) {
+        let Group { items, rulings, swap, .. } = group;
+        for (item, ruling) in items.iter().zip(&rulings) {
+            self.announce(item.id, &item.command, ruling);
+        }
+        let tell = move || {
+            for (item, ruling) in items.into_iter().zip(rulings) {
+                item.tell(Ok(ruling));
+            }
+        };
+        match swap {
+            Some(swap) if swap.invalidate => {
+                let shared = Arc::clone(self);
+                self.runtime.spawn(async move {
+                    if let Err(fault) = shared.wait_for_caches(swap.version).await {
+                        tracing::warn!(%fault, "cannot ask who has to forget; waited for as long as a cache lives");
+                        tokio::time::sleep(CACHE_AGE).await;
+                    }
+                    shared.acks.forget(swap.version);
+                    tell();
+                });
+            }
+            _ => tell(),
+        }
+    }
+
+    /// Waits until every process that answers from caches has dropped what was forgotten, or may no longer
+    /// answer from them.
+    async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
+        let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
+        let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
+        let rows = self.fetch(query).await.map_err(explain)?;
+        let mut others = HashSet::new();
+        let mut longest = Duration::ZERO;
+        for row in &rows {
+            let id: &[u8] = row.try_get(0).map_err(explain)?;
+            let left: i64 = row.try_get(1).map_err(explain)?;
+            if let Ok(id) = ProcessId::try_from(id) {
+                others.insert(id);
+                longest = longest.max(Duration::from_micros(u64::try_from(left).unwrap_or(0)));
+            }
+        }
+        if others.is_empty() {
+            return Ok(());
+        }
+        // A process that was paused looks at the age of an entry before it serves it.
+        let deadline = Instant::now() + longest.max(CACHE_AGE) + Duration::from_secs(1);
+        if timeout_at(deadline, self.acks.all(nonce, &others)).await.is_err() {
+            tracing::warn!("a process did not say that it forgot a key; waited until it cannot remember it");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("target", &self.settings.target).finish_non_exhaustive()
+    }
+}
+
+/// Who has said that it dropped which forgotten key.
+#[derive(Debug, Default)]
+pub(super) struct Acks {
+    heard: Mutex<HashMap<i64, HashSet<ProcessId>>>,
+    changed: Notify,
+}
+
+impl Acks {
+    /// Begins to listen for answers to `nonce`: before it is sent.
+    pub(super) fn expect(&self, nonce: i64) {
+        self.heard.lock().insert(nonce, HashSet::new());
+    }
+
+    pub(super) fn forget(&self, nonce: i64) {
+        self.heard.lock().remove(&nonce);
+    }
+
+    pub(super) fn hear(&self, nonce: i64, process: ProcessId) {
+        if let Some(heard) = self.heard.lock().get_mut(&nonce) {
+            heard.insert(process);
+        }
+        self.changed.notify_waiters();
+    }
+
+    async fn all(&self, nonce: i64, of: &HashSet<ProcessId>) {
+        loop {
+            let changed = self.changed.notified();
+            if self.heard.lock().get(&nonce).is_none_or(|heard| of.is_subset(heard)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Every statement the store sends, spelled once for its schema.
+
+use std::sync::Arc;
+
+use sqlx::AssertSqlSafe;
+
+use super::builder::SchemaName;
+
+/// The columns of a record, in the order in which [`super::row`] reads them.
+macro_rules! columns {
+    ($of:literal) => {
+        concat!(
+            $of,
+            "id, ",
+            $of,
+            "version, ",
+            $of,
+            "watched, ",
+            $of,
+            "state, ",
+            $of,
+            "mode, ",
+            $of,
+            "fingerprint, ",
+            $of,
+            "owner, ",
+            $of,
+            "fence, ",
+            $of,
+            "epoch, ",
+            $of,
+            "attempt, ",
+            $of,
+            "hint, ",
+            $of,
+            "claimed_at, ",
+            $of,
+            "changed_at, ",
+            $of,
+            "lease_until, ",
+            $of,
+            "expires_at, ",
+            $of,
+            "forget_at, ",
+            $of,
+            "lease, ",
+            $of,
+            "in_flight_max, ",
+            $of,
+            "retention, ",
+            $of,
+            "grace, ",
+            $of,
+            "memory, ",
+            $of,
+            "outcome"
+        )
+    };
+}
+
+/// The server's time in microseconds. Never `now()`, which stands still inside a transaction.
+macro_rules! clock {
+    () => {
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+/// Statements with the schema's name filled in.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) claim: Statement,
+    pub(super) write: Statement,
+    pub(super) swap: Statement,
+    pub(super) read: Statement,
+    pub(super) scan: Statement,
+    pub(super) arm: Statement,
+    pub(super) due: Statement,
+    pub(super) guard_floor: Statement,
+    pub(super) raise_floor: Statement,
+    pub(super) remove: Statement,
+    pub(super) shrink: Statement,
+    pub(super) more_due: Statement,
+    pub(super) lock: Statement,
+    pub(super) keep_secret: Statement,
+    pub(super) read_secret: Statement,
+    pub(super) read_mark: Statement,
+    pub(super) raise_mark: Statement,
+    pub(super) appear: Statement,
+    pub(super) leave: Statement,
+    pub(super) others: Statement,
+    pub(super) notify: Statement,
+}
+
+/// SQL that holds nothing of a caller's: a schema name that was checked, and our own words.
+#[derive(Clone, Debug)]
+pub(super) struct Statement(Arc<str>);
+
+impl Statement {
+    pub(super) fn new(template: &str, schema: &SchemaName) -> Self {
+        Self(template.replace("{schema}", &schema.quoted()).into())
+    }
+
+    pub(super) fn sql(&self) -> AssertSqlSafe<Arc<str>> {
+        AssertSqlSafe(Arc::clone(&self.0))
+    }
+}
+
+impl Statements {
+    pub(super) fn new(schema: &SchemaName) -> Self {
+        let fill = |template: &str| Statement::new(template, schema);
+        Self {
+            claim: fill(CLAIM),
+            write: fill(WRITE),
+            swap: fill(SWAP),
+            read: fill(READ),
+            scan: fill(SCAN),
+            arm: fill(ARM),
+            due: fill(DUE),
+            guard_floor: fill("SELECT 1 FROM {schema}.meta WHERE name = 'sweep' FOR UPDATE"),
+            raise_floor: fill(
+                "SELECT setval('{schema}.fence_floor', greatest(last_value, $1)) FROM {schema}.fence_floor",
+            ),
+            remove: fill(REMOVE),
+            shrink: fill(SHRINK),
+            more_due: fill(concat!(
+                "SELECT EXISTS (SELECT FROM {schema}.record WHERE sweep_at <= ",
+                clock!(),
+                ")"
+            )),
+            lock: fill(LOCK),
+            keep_secret: fill(
+                "INSERT INTO {schema}.meta (name, bytes) VALUES ('secret', $1) ON CONFLICT (name) DO NOTHING",
+            ),
+            read_secret: fill("SELECT bytes FROM {schema}.meta WHERE name = 'secret'"),
+            read_mark: fill("SELECT value FROM {schema}.mark WHERE id = $1"),
+            raise_mark: fill(
+                "INSERT INTO {schema}.mark AS m (id, value) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE \
+                 SET value = greatest(m.value, excluded.value) RETURNING value",
+            ),
+            appear: fill(concat!(
+                "INSERT INTO {schema}.process (id, trusted_until) VALUES ($1, ",
+                clock!(),
+                " + $2) \
+                 ON CONFLICT (id) DO UPDATE SET trusted_until = excluded.trusted_until"
+            )),
+            leave: fill("DELETE FROM {schema}.process WHERE id = $1"),
+            others: fill(concat!(
+                "SELECT id, trusted_until - ",
+                clock!(),
+                " FROM {schema}.process \
+                 WHERE id <> $1 AND trusted_until > ",
+                clock!()
+            )),
+            notify: fill("SELECT pg_notify($1, $2)::text"),
+        }
+    }
+}
+
+/// Inserts the fresh ones and reads the others, in one round trip. A key that somebody inserts at the same
+/// moment can come back as neither: it is asked for again, never answered with nothing.
+const CLAIM: &str = concat!(
+    "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], \
+     $4::smallint[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], \
+     $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[]) AS i(id, version, \
+     state, mode, fingerprint, owner, hint, lease_for, expires_in, forget_in, sweep_in, lease, in_flight_max, \
+     retention, grace, memory)), \
+     clock AS MATERIALIZED (SELECT ",
+    clock!(),
+    " AS now, last_value AS floor FROM {schema}.fence_floor), \
+     won AS (INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, \
+     claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, \
+     memory) SELECT i.id, i.version, i.state, i.mode, i.fingerprint, i.owner, greatest(c.now, c.floor + 1), i.hint, \
+     c.now, c.now, c.now + i.lease_for, c.now + i.expires_in, c.now + i.forget_in, c.now + i.sweep_in, i.lease, \
+     i.in_flight_max, i.retention, i.grace, i.memory FROM input i, clock c ON CONFLICT (id) DO NOTHING \
+     RETURNING r.id, r.version, r.fence, r.claimed_at, \
+     (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL) AS floor) \
+     SELECT ",
+    columns!("r."),
+    ", c.now, NULL::bigint AS floor FROM {schema}.record r, clock c \
+     WHERE r.id = ANY($1) UNION ALL \
+     SELECT id, version, false, NULL, NULL, NULL, NULL, fence, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+     NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
+);
+
+/// What an owner writes while its lease stands: complete (0), begin (1), renew (2). Everything else, and
+/// everybody who is refused here, goes through the rules.
+const WRITE: &str = concat!(
+    "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], $4::bytea[], \
+     $5::bigint[], $6::bytea[], $7::bigint[]) AS i(id, version, kind, owner, fence, outcome, retention)), \
+     clock AS MATERIALIZED (SELECT ",
+    clock!(),
+    " AS now), \
+     taken AS (UPDATE {schema}.record r SET version = i.version, \
+     state = CASE i.kind WHEN 0 THEN 4 WHEN 1 THEN 3 ELSE r.state END, \
+     outcome = i.outcome, \
+     changed_at = CASE i.kind WHEN 0 THEN c.now ELSE r.changed_at END, \
+     lease_until = CASE i.kind WHEN 0 THEN c.now WHEN 1 THEN r.lease_until \
+     ELSE greatest(r.lease_until, least(c.now + r.lease, r.claimed_at + r.in_flight_max)) END, \
+     expires_at = CASE i.kind WHEN 0 THEN c.now + coalesce(i.retention, r.retention) + r.grace \
+     ELSE r.expires_at END, \
+     forget_at = CASE i.kind WHEN 0 THEN c.now + coalesce(i.retention, r.retention) + r.grace + r.memory \
+     ELSE r.forget_at END, \
+     sweep_at = CASE WHEN i.kind = 0 THEN c.now + coalesce(i.retention, r.retention) + r.grace \
+     WHEN i.kind = 1 AND r.mode = 2 THEN NULL ELSE r.sweep_at END \
+     FROM input i, clock c WHERE r.id = i.id AND r.owner = i.owner AND r.fence = i.fence \
+     AND r.state IN (2, 3) AND c.now < r.lease_until \
+     RETURNING r.id, r.lease_until - c.now AS lease_left, r.watched AND i.kind = 0 AS wake) \
+     SELECT id, lease_left, CASE WHEN wake THEN pg_notify($8, 'w' || encode(id, 'hex'))::text END FROM taken"
+);
+
+/// Writes records that were judged by the rules, where they are still what was judged. Never waits for a row
+/// that somebody else holds: it comes back as not written, and is read again.
+const SWAP: &str = concat!(
+    "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], \
+     $5::bool[], $6::bool[], $7::smallint[], $8::smallint[], $9::bytea[], $10::bytea[], $11::bigint[], \
+     $12::bigint[], $13::bigint[], $14::bytea[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], \
+     $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[], \
+     $26::bytea[]) AS i(id, seen, judged_until, version, wake, invalidate, state, mode, fingerprint, owner, fence, \
+     epoch, attempt, hint, claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, \
+     in_flight_max, retention, grace, memory, outcome)), \
+     locked AS MATERIALIZED (SELECT r.id FROM {schema}.record r JOIN input i ON r.id = i.id \
+     WHERE r.version = i.seen AND ",
+    clock!(),
+    " < i.judged_until ORDER BY r.id FOR UPDATE OF r SKIP LOCKED), \
+     put AS (UPDATE {schema}.record r SET version = i.version, state = i.state, mode = i.mode, \
+     fingerprint = i.fingerprint, owner = i.owner, fence = i.fence, epoch = i.epoch, attempt = i.attempt, \
+     hint = i.hint, claimed_at = i.claimed_at, changed_at = i.changed_at, lease_until = i.lease_until, \
+     expires_at = i.expires_at, forget_at = i.forget_at, sweep_at = i.sweep_at, lease = i.lease, \
+     in_flight_max = i.in_flight_max, retention = i.retention, grace = i.grace, memory = i.memory, \
+     outcome = i.outcome FROM input i, locked l WHERE r.id = i.id AND l.id = r.id \
+     RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate) \
+     SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
+     CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0'))::text END \
+     FROM put"
+);
+
+const READ: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1)"
+);
+
+const SCAN: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM {schema}.record r \
+     WHERE r.id > $1 ORDER BY r.id LIMIT $2"
+);
+
+/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those that are;
+/// the others are no longer in flight.
+const ARM: &str = "WITH held AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
+     AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE), \
+     armed AS (UPDATE {schema}.record r SET watched = true FROM held WHERE r.id = held.id RETURNING r.id) \
+     SELECT id FROM armed UNION ALL \
+     SELECT id FROM {schema}.record WHERE id = ANY($1) AND state IN (2, 3) AND watched";
+
+/// What is due, found by the index on its time, and held until the sweep commits. What others hold is theirs.
+const DUE: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM (SELECT * FROM {schema}.record \
+     WHERE sweep_at <= ",
+    clock!(),
+    " ORDER BY sweep_at LIMIT $1 FOR UPDATE SKIP LOCKED) r"
+);
+
+const REMOVE: &str = "DELETE FROM {schema}.record r USING unnest($1::bytea[], $2::bigint[]) AS i(id, seen) \
+     WHERE r.id = i.id AND r.version = i.seen";
+
+const SHRINK: &str = "UPDATE {schema}.record r SET state = 5, outcome = NULL, version = i.version, \
+     sweep_at = i.sweep_at FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[]) \
+     AS i(id, seen, version, sweep_at) WHERE r.id = i.id AND r.version = i.seen";
+
+/// Holds one record for a transaction of the caller's, and reads the time after that.
+const LOCK: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM (SELECT * FROM {schema}.record \
+     WHERE id = $1 FOR UPDATE) r"
+);

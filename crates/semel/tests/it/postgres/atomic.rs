@@ -1,0 +1,192 @@
+//! `run_in_transaction`: the caller's rows and the record commit together, or not at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::record::Phase;
+use semel::store::sqlx::{self, PgConnection, PgPool};
+use semel::store::{MemoryStore, PostgresStore};
+use semel::{Answer, Engine, Failure, FailureExt as _, Key, RunError};
+use semel_testbed::Postgres;
+
+use super::open;
+
+struct Bench {
+    server: Postgres,
+    store: Arc<PostgresStore>,
+    engine: Engine,
+    pool: PgPool,
+}
+
+async fn pay(connection: &mut PgConnection, order: &str) -> Result<i64, Failure<sqlx::Error>> {
+    sqlx::query("INSERT INTO paid VALUES ($1)").bind(order).execute(&mut *connection).await.failed()?;
+    sqlx::query_scalar("SELECT count(*) FROM paid").fetch_one(connection).await.failed()
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let server = Postgres::start().expect("a PostgreSQL server can be started");
+        server.sql("CREATE TABLE paid (order_id text)").unwrap();
+        let store = Arc::new(open(&server.url()).await);
+        let engine = Engine::over(store.clone()).lease(Duration::from_secs(2)).build().unwrap();
+        let pool = PgPool::connect(&server.url()).await.unwrap();
+        Self { server, store, engine, pool }
+    }
+
+    async fn pay(&self, order: &'static str) -> Result<Answer<i64>, RunError<sqlx::Error>> {
+        let mut transaction = self.pool.begin().await.unwrap();
+        let answer = self
+            .engine
+            .once(Key::new("pay").value(order))
+            .run_in_transaction(&self.store, &mut transaction, async |connection, _| {
+                pay(connection, order).await
+            })
+            .await;
+        transaction.commit().await.unwrap();
+        answer
+    }
+
+    fn rows(&self) -> String {
+        self.server.sql("SELECT count(*) FROM paid").unwrap().trim().to_owned()
+    }
+
+    async fn phase(&self, order: &'static str) -> Option<Phase> {
+        let snapshot = self.engine.get(&Key::new("pay").value(order)).await.unwrap();
+        snapshot.map(|snapshot| snapshot.phase())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_leave_one_row_and_get_one_value() {
+    let bench = Arc::new(Bench::new().await);
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let bench = Arc::clone(&bench);
+            tokio::spawn(async move { bench.pay("a").await.unwrap() })
+        })
+        .collect();
+    let mut first = 0;
+    for call in calls {
+        let answer = call.await.unwrap();
+        assert_eq!(answer.value, 1);
+        first += usize::from(!answer.replayed);
+    }
+    assert_eq!((first, bench.rows().as_str()), (1, "1"));
+    assert_eq!(bench.phase("a").await, Some(Phase::Done));
+}
+
+// A later commit carries nothing of a failed effect, but everything the caller wrote before and after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_is_rolled_back_to_the_savepoint() {
+    let bench = Bench::new().await;
+    let mut transaction = bench.pool.begin().await.unwrap();
+    sqlx::query("INSERT INTO paid VALUES ('before')").execute(&mut *transaction).await.unwrap();
+    let failed = bench
+        .engine
+        .once(Key::new("pay").value("a"))
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+            pay(connection, "a").await?;
+            Err::<i64, _>(Failure::Failed(sqlx::Error::RowNotFound))
+        })
+        .await;
+    assert!(matches!(failed, Err(RunError::Failed(_))), "{failed:?}");
+    let broken = bench
+        .engine
+        .once(Key::new("pay").value("a"))
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+            // An error of the server's breaks the transaction up to the savepoint, and no further.
+            sqlx::query("SELECT 1 / 0").execute(connection).await.failed()?;
+            Ok::<i64, _>(1)
+        })
+        .await;
+    assert!(matches!(broken, Err(RunError::Failed(_))), "{broken:?}");
+    let panicked: Result<Answer<i64>, RunError<sqlx::Error>> = bench
+        .engine
+        .once(Key::new("pay").value("a"))
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+            pay(connection, "a").await?;
+            panic!("on purpose")
+        })
+        .await;
+    assert!(matches!(panicked, Err(RunError::Panicked(_))), "{panicked:?}");
+    sqlx::query("INSERT INTO paid VALUES ('after')").execute(&mut *transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(bench.rows(), "2", "before and after, and nothing of the effect");
+    assert!(!bench.pay("a").await.unwrap().replayed);
+}
+
+// The caller's rollback takes the outcome along; the claim ends with its lease, and is never in doubt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolled_back_transaction_never_happened() {
+    let bench = Bench::new().await;
+    let mut transaction = bench.pool.begin().await.unwrap();
+    let once = bench.engine.once(Key::new("pay").value("a"));
+    let ran = once
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| pay(connection, "a").await);
+    assert_eq!(ran.await.unwrap().value, 1);
+    transaction.rollback().await.unwrap();
+    assert_eq!(bench.rows(), "0");
+    let again = bench.pay("a").await.unwrap();
+    assert_eq!((again.value, again.replayed, bench.rows().as_str()), (1, false, "1"));
+}
+
+// now_frozen: the transaction is seconds old when the claim is made; its lease counts from the claim all the same.
+// long_effect_tx: and while it goes on beyond its lease, a duplicate neither runs the effect nor waits in the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn now_frozen() {
+    let bench = Arc::new(Bench::new().await);
+    let mut transaction = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT now()").execute(&mut *transaction).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let of_other = Arc::clone(&bench);
+    let once = bench.engine.once(Key::new("pay").value("a"));
+    let ran = once
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+            let phase = of_other.phase("a").await;
+            assert_eq!(phase, Some(Phase::Begun), "a lease of 2 s on a transaction that is older than that");
+            let value = pay(connection, "a").await;
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            value
+        })
+        .await;
+    assert_eq!(ran.unwrap().value, 1);
+    let record = bench.engine.get(&Key::new("pay").value("a")).await.unwrap().unwrap();
+    assert_eq!(record.phase(), Phase::Lapsed, "not committed yet");
+    let duplicate = {
+        let bench = Arc::clone(&bench);
+        tokio::spawn(async move { bench.pay("a").await })
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    transaction.commit().await.unwrap();
+    let answer = duplicate.await.unwrap().unwrap();
+    assert_eq!((answer.value, answer.replayed, bench.rows().as_str()), (1, true, "1"));
+    let done = bench.engine.get(&Key::new("pay").value("a")).await.unwrap().unwrap();
+    assert!(
+        done.record.expires_at.left(done.now) > Duration::from_secs(86_000),
+        "retention counts from complete"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_cannot_see_the_claim_is_refused() {
+    let bench = Bench::new().await;
+    let mut transaction = bench.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    sqlx::query("SELECT count(*) FROM paid").execute(&mut *transaction).await.unwrap();
+    let once = bench.engine.once(Key::new("pay").value("a"));
+    let refused = once
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| pay(connection, "a").await)
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("READ COMMITTED"), "{refused}");
+    transaction.commit().await.unwrap();
+    assert_eq!(bench.rows(), "0");
+
+    let elsewhere = Engine::builder(MemoryStore::new()).build().unwrap();
+    let mut transaction = bench.pool.begin().await.unwrap();
+    let other = elsewhere.once(Key::new("pay").value("a")).run_in_transaction(
+        &bench.store,
+        &mut transaction,
+        async |connection, _| pay(connection, "a").await,
+    );
+    assert!(matches!(other.await, Err(RunError::OtherStore)));
+}

@@ -1,0 +1,95 @@
+//! Behind a transaction pooler: nothing of a session is used.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Child, Command as Program, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::store::{Pooling, PostgresStore, Store};
+use semel::testkit::contract::{self, Context};
+use semel_testbed::Postgres;
+
+/// A PgBouncer before a server, with two server connections for everybody. Ended when dropped.
+struct Bouncer {
+    process: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Bouncer {
+    fn before(server: &Postgres) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = folder.path().join("bouncer.ini");
+        std::fs::write(
+            &config,
+            format!(
+                "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+                 listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n\
+                 unix_socket_dir =\nmax_client_conn = 100\n",
+                server.port()
+            ),
+        )
+        .unwrap();
+        // It refuses to run as root.
+        let mut program = Program::new("pgbouncer");
+        program.env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default()));
+        program.arg("-u").arg("postgres").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = program.spawn().expect("pgbouncer is installed");
+        Self { process, url: format!("postgres://postgres@127.0.0.1:{port}/postgres"), _folder: folder }
+    }
+
+    async fn open(&self) -> PostgresStore {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            match PostgresStore::builder(&self.url).pooling(Pooling::Transaction).open().await {
+                Ok(store) => return store,
+                Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Bouncer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Pushed wake-ups and invalidations need a session; everything else does not.
+fn needs_a_session(case: &contract::Case) -> bool {
+    case.group() == "waking"
+        || case.name().contains("cleans_caches")
+        || case.name() == "gone_cache_is_no_trouble"
+}
+
+/// Cases that wait for time to pass take long and say nothing about poolers.
+fn is_about_time(case: &contract::Case) -> bool {
+    ["leasing", "sweeping", "table", "keeping", "listing"].contains(&case.group())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_transaction_mode() {
+    let server = Postgres::start().unwrap();
+    let bouncer = Bouncer::before(&server);
+    let (store, peer) = (Arc::new(bouncer.open().await), Arc::new(bouncer.open().await));
+    let mut ran = 0;
+    for case in contract::cases().iter().filter(|case| !needs_a_session(case) && !is_about_time(case)) {
+        let context = Context::new(Arc::clone(&store) as Arc<dyn Store>)
+            .peer(Arc::clone(&peer) as Arc<dyn Store>)
+            .shared();
+        case.run(&context).await;
+        ran += 1;
+    }
+    assert!(ran > 20, "only {ran} cases ran");
+    let sessions =
+        "SELECT count(*) FROM pg_stat_activity WHERE usename = 'postgres' AND application_name = 'semel'";
+    let sessions: usize = server.sql(sessions).unwrap().trim().parse().unwrap();
+    assert!(sessions <= 2, "{sessions} sessions behind a pool of two");
+    let prepared = server.sql("SELECT count(*) FROM pg_prepared_statements").unwrap();
+    assert_eq!(prepared.trim(), "0");
+}
