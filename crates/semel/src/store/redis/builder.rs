@@ -16,6 +16,8 @@ use super::listen::listen;
 use super::listing::{Listing, Sweeper};
 use super::names::Names;
 use super::replicas::Replicas;
+#[cfg(all(test, feature = "testkit"))]
+use super::script;
 use super::script::Rules;
 use super::{Guess, RedisStore, Shared};
 use crate::store::{Error, ErrorKind, Wakeups};
@@ -42,6 +44,9 @@ pub struct RedisBuilder {
     on_store_loss: OnStoreLoss,
     check_every: Duration,
     root_certificate: Option<Vec<u8>>,
+    /// What becomes of the script before it is sent.
+    #[cfg(all(test, feature = "testkit"))]
+    rules: Option<fn(&str) -> String>,
 }
 
 impl RedisBuilder {
@@ -54,7 +59,16 @@ impl RedisBuilder {
             on_store_loss: OnStoreLoss::default(),
             check_every: Duration::from_secs(60),
             root_certificate: None,
+            #[cfg(all(test, feature = "testkit"))]
+            rules: None,
         }
+    }
+
+    /// Changes the script, for tests that bring their own time.
+    #[cfg(all(test, feature = "testkit"))]
+    pub(super) fn rules(mut self, changed: fn(&str) -> String) -> Self {
+        self.rules = Some(changed);
+        self
     }
 
     /// What all keys begin with (`semel`): deployments that share a server need one each.
@@ -111,6 +125,8 @@ impl RedisBuilder {
             self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
         let address = Address::parse(&self.url, certificates)?;
         let rules = Rules::new(address.dialect());
+        #[cfg(all(test, feature = "testkit"))]
+        let rules = self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES)));
         // Replicas that do not answer must not make a call seem unanswered.
         let patience = self.timeouts.response / 2;
         let shared = Arc::new(Shared {

@@ -18,12 +18,12 @@ local value = redis.call('GET', key)
 
 local function after(moment, by) return min(moment + by, FOREVER) end
 
--- What stands here now. A record that is over reads as nothing, and its fence is the floor of the next.
+-- What stands here now. A record that was swept reads as nothing, and its fence is the floor of the next.
 local state, mode, hint_end
 local fence, epoch, attempt = 0, 0, 0
 local claimed_at, changed_at, lease_until, expires_at, forget_at
 local lease, in_flight_max, retention, grace, memory
-local phase, over = 'vacant', false
+local phase, swept = 'vacant', false
 if value then
   local version, hint
   version, state, mode, hint = byte(value, 1, 4)
@@ -41,9 +41,9 @@ if value then
   elseif state == DONE and now < expires_at then phase = 'done'
   else phase = now < forget_at and 'expired' or 'vacant'
   end
-  over = phase == 'vacant' and now >= max(forget_at, changed_at + in_flight_max + lease)
+  swept = state == VACANT and lease_until == 0
 end
-local known = value and not over
+local known = value and not swept
 local held = phase == 'claimed' or phase == 'begun'
 local standing = held or phase == 'lapsed' or phase == 'in_doubt'
 local mine = known and sub(value, 37, 60) == ARGV[2]
@@ -157,15 +157,14 @@ if command == 'read' then
 end
 
 if command == 'sweep' then
-  if over then
+  if known and phase == 'vacant' and now >= max(forget_at, changed_at + in_flight_max + lease) then
     if now >= changed_at + STUB then
       redis.call('DEL', key)
-      return { 'removed' }
+    else
+      -- Swept: nothing but the fence counts, for the rest of its hour.
+      redis.call('SET', key, char(1, VACANT) .. sub(value, 3, 84) .. pack('<I8', 0) .. sub(value, 93, hint_end),
+        'PXAT', math.ceil((changed_at + STUB) / 1000))
     end
-    -- Nothing but a stub is left, whose fence stands for the rest of its hour.
-    if state == VACANT and redis.call('PTTL', key) >= 0 then return { 'kept' } end
-    redis.call('SET', key, char(1, VACANT) .. sub(value, 3, hint_end),
-      'PXAT', math.ceil((changed_at + STUB) / 1000))
     return { 'removed' }
   end
   if state == DONE and (phase == 'expired' or phase == 'vacant') then

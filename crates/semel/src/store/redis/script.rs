@@ -14,7 +14,7 @@ use crate::record::{
 use crate::store::{Error, ErrorKind};
 use crate::time::Timestamp;
 
-const RULES: &str = include_str!("rules.lua");
+pub(super) const RULES: &str = include_str!("rules.lua");
 const MARKS: &str = include_str!("marks.lua");
 const MARKER: &str = include_str!("marker.lua");
 
@@ -76,10 +76,13 @@ pub(super) enum Dialect {
 
 impl Rules {
     pub(super) fn new(dialect: Dialect) -> Self {
-        let text = match dialect {
+        Self::of(match dialect {
             Dialect::One => RULES.to_owned(),
             Dialect::Cluster => RULES.replace("'PUBLISH'", "'SPUBLISH'"),
-        };
+        })
+    }
+
+    pub(super) fn of(text: String) -> Self {
         Self {
             when_full: Arc::new(Script::new(format!("#!lua flags=allow-oom\n{text}"))),
             flags: AtomicBool::new(false),

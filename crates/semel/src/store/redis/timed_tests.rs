@@ -1,0 +1,143 @@
+//! The script held to the rules at every edge of time: the contract and long random sequences on a clock that the
+//! test moves, to the microsecond. Only how the script reads its time differs, and that Redis removes nothing itself.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use semel_testbed::Redis;
+
+use super::error::Sent;
+use super::{RedisStore, Shared};
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+use crate::secret::Secret;
+use crate::store::{
+    BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+};
+use crate::testkit::contract::{Context, agrees_with_the_rules};
+use crate::time::{Clock, ManualClock};
+
+/// The script with its time in a key, and without times at which Redis itself would remove.
+fn on_a_clock_of_ours(rules: &str) -> String {
+    let replaced = [
+        ("redis.call('TIME')", "{ 0, tonumber(redis.call('GET', 'now')) }"),
+        (", 'PXAT', math.ceil(gone / 1000))", ")"),
+        (",\n        'PXAT', math.ceil((changed_at + STUB) / 1000))", ")"),
+    ];
+    replaced.iter().fold(rules.to_owned(), |text, (was, is)| {
+        assert_eq!(text.matches(was).count(), 1, "the script has changed: {was}");
+        text.replace(was, is)
+    })
+}
+
+/// The store, told the time before every call.
+struct Timed {
+    store: RedisStore,
+    clock: ManualClock,
+}
+
+impl Timed {
+    async fn connect(url: &str, clock: ManualClock) -> Arc<dyn Store> {
+        let builder = RedisStore::builder(url).rules(on_a_clock_of_ours);
+        let store = builder.connect().await.unwrap_or_else(|error| panic!("{error}"));
+        Arc::new(Self { store, clock })
+    }
+
+    /// Tells the time, then does the work; both on the store's thread, so a dropped call is as before.
+    fn at<'a, T: Send + 'static, F>(
+        &'a self,
+        work: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
+    ) -> BoxFuture<'a, Result<T, Error>>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let (shared, now) = (Arc::clone(&self.store.shared), self.clock.now());
+        self.store.run(async move {
+            let mut set = ::redis::cmd("SET");
+            set.arg("now").arg(now.as_micros());
+            shared.link.query(&set, Sent::Write).await?;
+            work(shared).await
+        })
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Store for Timed {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        self.at(move |shared| async move { shared.apply(id, command).await })
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        self.at(move |shared| async move { shared.get(id).await })
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        self.at(move |shared| async move { super::listing::page(&shared, query).await })
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        self.at(move |shared| async move { super::listing::sweep(&shared, limit).await })
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        self.store.watch(id)
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.store.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        self.store.secret(candidate)
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.store.read_mark(mark)
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        self.store.raise_mark(mark, value)
+    }
+
+    fn durability(&self) -> Durability {
+        self.store.durability()
+    }
+}
+
+impl fmt::Debug for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+async fn fresh() -> Context {
+    let server = Arc::new(Redis::start().expect("redis-server starts"));
+    let clock = ManualClock::default();
+    let store = Timed::connect(&server.url(), clock.clone()).await;
+    let peer = Timed::connect(&server.url(), clock.clone()).await;
+    Context::new(store).peer(peer).clock(clock.clone()).reopen(move || {
+        let (url, clock) = (server.url(), clock.clone());
+        let server = Arc::clone(&server);
+        async move {
+            let store = Timed::connect(&url, clock).await;
+            drop(server);
+            store
+        }
+    })
+}
+
+crate::contract_tests!(fresh);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_random_sequences_agree_with_the_rules() {
+    let context = fresh().await;
+    for seed in 4_000..4_020 {
+        agrees_with_the_rules(&context, seed, 400).await;
+    }
+}
