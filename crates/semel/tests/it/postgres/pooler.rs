@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::{Pooling, PostgresStore, Store};
-use semel::testkit::contract::{self, Context};
+use semel::testkit::contract::{self, Context, agrees_with_the_rules};
 use semel_testbed::Postgres;
 
 /// A PgBouncer before a server, with two server connections for everybody. Ended when dropped.
@@ -69,7 +69,7 @@ fn needs_a_session(case: &contract::Case) -> bool {
 
 /// Cases that wait for time to pass take long and say nothing about poolers.
 fn is_about_time(case: &contract::Case) -> bool {
-    ["leasing", "sweeping", "table", "keeping", "listing"].contains(&case.group())
+    ["leasing", "sweeping", "table", "keeping", "listing", "agreement"].contains(&case.group())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,12 +77,13 @@ async fn pooler_transaction_mode() {
     let server = Postgres::start().unwrap();
     let bouncer = Bouncer::before(&server);
     let (store, peer) = (Arc::new(bouncer.open().await), Arc::new(bouncer.open().await));
+    let context = || {
+        Context::new(Arc::clone(&store) as Arc<dyn Store>).peer(Arc::clone(&peer) as Arc<dyn Store>).shared()
+    };
+    agrees_with_the_rules(&context(), 4_000, 60).await;
     let mut ran = 0;
     for case in contract::cases().iter().filter(|case| !needs_a_session(case) && !is_about_time(case)) {
-        let context = Context::new(Arc::clone(&store) as Arc<dyn Store>)
-            .peer(Arc::clone(&peer) as Arc<dyn Store>)
-            .shared();
-        case.run(&context).await;
+        case.run(&context()).await;
         ran += 1;
     }
     assert!(ran > 20, "only {ran} cases ran");
