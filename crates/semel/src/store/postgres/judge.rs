@@ -38,7 +38,7 @@ pub(super) enum Judgement {
     /// Everybody has an answer.
     Answered,
     /// The rules change the record: to be written first.
-    Swap(Group),
+    Swap(Box<Group>),
 }
 
 /// A record as it was read, and the version to swap it from.
@@ -156,7 +156,7 @@ impl Group {
                     wake,
                     invalidate,
                 });
-                Judgement::Swap(self)
+                Judgement::Swap(Box::new(self))
             }
             _ => {
                 for (item, ruling) in self.items.into_iter().zip(self.rulings) {

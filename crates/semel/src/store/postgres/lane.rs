@@ -145,7 +145,7 @@ impl Runner {
                 None => batch.extend(group.items),
                 Some(judged) => match group.judge(judged, &self.shared) {
                     Judgement::Answered => {}
-                    Judgement::Swap(group) => swaps.push(group),
+                    Judgement::Swap(group) => swaps.push(*group),
                 },
             }
         }
@@ -153,7 +153,7 @@ impl Runner {
     }
 
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
-    async fn claim(&mut self, batch: &mut Vec<Item>) -> Result<HashMap<KeyId, Judged>, Fault> {
+    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
         let shared = Arc::clone(&self.shared);
         let mut versions = HashMap::new();
         let rows = {
