@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::codec::DecodeError;
+#[cfg(feature = "redis")]
+pub(crate) use self::codec::encode_outcome;
 pub use self::terms::{Epoch, Fence, Grant, Mode, Owner, Terms, TermsError};
 use crate::fingerprint::Fingerprint;
 use crate::key::Hint;

@@ -11,6 +11,8 @@ mod local;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
@@ -35,6 +37,8 @@ pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
+#[cfg(feature = "redis")]
+pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 pub use self::wakeups::{Wakeups, Watch};
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Record, Ruling};
@@ -124,6 +128,9 @@ pub enum Trust {
 pub enum Durability {
     /// Nothing: it is gone with the process.
     Process,
+    /// A crash of the process, not of the server that keeps it: lost are what that server had not synced when it
+    /// crashed, and what had not reached the replica that takes its place.
+    Server,
     /// A crash of the process and of the machine: it was synced to disk.
     Disk,
 }

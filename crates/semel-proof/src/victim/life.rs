@@ -186,8 +186,7 @@ impl Life {
                 Ok(receipt) => receipt,
                 Err(error) => return Answered::Nothing(error.to_string()),
             };
-            let body = serde_json::to_vec(&receipt).expect("text is JSON");
-            return match running.complete(&Arc::new(Outcome::new("json", body)), None).await {
+            return match running.complete(&outcome(&receipt), None).await {
                 Completed::Kept => Answered::Value { receipt, replayed: false, stored: true },
                 Completed::Superseded(winner) => replayed(&winner),
                 other => Answered::Nothing(format!("{other:?}")),
@@ -221,6 +220,11 @@ impl Life {
 /// The receipt of the attempt with this fence.
 pub fn receipt(fence: u64) -> String {
     format!("receipt of {fence}")
+}
+
+/// The outcome that holds a receipt.
+pub fn outcome(receipt: &str) -> Arc<Outcome> {
+    Arc::new(Outcome::new("json", serde_json::to_vec(receipt).expect("text is JSON")))
 }
 
 /// Opens the store of a life as the next process does.

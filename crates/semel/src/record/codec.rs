@@ -172,7 +172,7 @@ impl Outcome {
     }
 }
 
-fn encode_outcome(outcome: &Outcome, out: &mut Vec<u8>) {
+pub(crate) fn encode_outcome(outcome: &Outcome, out: &mut Vec<u8>) {
     // Lengths above 4 GiB cannot occur: the engine's limit on outcomes is far below.
     let prefixed = |bytes: &[u8], out: &mut Vec<u8>| {
         out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());

@@ -78,6 +78,16 @@ impl Wakeups {
         }
     }
 
+    /// Whether anybody watches `id` at present.
+    pub fn is_watched(&self, id: KeyId) -> bool {
+        self.shard(id).lock().slots.contains_key(&id)
+    }
+
+    /// The keys that are watched at present.
+    pub fn keys(&self) -> Vec<KeyId> {
+        self.shards.iter().flat_map(|shard| shard.lock().slots.keys().copied().collect::<Vec<_>>()).collect()
+    }
+
     /// How many keys are watched at present.
     pub fn watched(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().slots.len()).sum()

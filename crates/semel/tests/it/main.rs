@@ -9,3 +9,5 @@ mod memory;
 mod mutants;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "redis")]
+mod redis;

@@ -6,11 +6,10 @@
 use std::sync::Arc;
 
 use semel::Mode;
-use semel::outcome::Outcome;
 use semel::record::{Phase, State};
-use semel::store::{EmbeddedStore, Store as _};
+use semel::store::EmbeddedStore;
 use semel_proof::victim::atomic::{TRIED, ledger};
-use semel_proof::victim::life::{Fate, Start, key, receipt, reopen};
+use semel_proof::victim::life::{Fate, Start, key, outcome, receipt, reopen};
 use semel_proof::victim::witness::rows;
 use semel_proof::victim::{Answered, Job};
 
@@ -51,7 +50,7 @@ fn leaves_nothing(times: usize, started: usize, dies: impl Fn(&Place)) {
     let store = reopen(&place.life.store);
     block_on(async {
         let engine = place.life.engine(store.clone());
-        assert_eq!(engine.get(&key()).await.unwrap(), None);
+        assert_eq!(engine.get(&key()).await.expect("the store answers"), None);
         assert_eq!(ledger(&store).await, (0, 0));
         finishes(&place, &store).await;
     });
@@ -97,12 +96,10 @@ fn crash_after_publish_before_reply() {
     let store = reopen(&place.life.store);
     block_on(async {
         let engine = place.life.engine(store.clone());
-        let id = engine.id(&key()).await.unwrap();
-        let found = store.get(id).await.unwrap().expect("there is a record");
+        let found = engine.get(&key()).await.expect("the store answers").expect("there is a record");
         assert_eq!((found.phase(), found.record.attempt, ledger(&store).await), (Phase::Done, 1, (1, 1)));
         let receipt = receipt(found.record.fence.get());
-        let body = serde_json::to_vec(&receipt).unwrap();
-        assert_eq!(found.record.state, State::Done(Arc::new(Outcome::new("json", body))));
+        assert_eq!(found.record.state, State::Done(outcome(&receipt)));
         replays(&place, &store, &receipt).await;
     });
 }

@@ -281,7 +281,9 @@ impl File {
                 self.apply_first(self.unsynced_bytes().saturating_sub(lost), &mut bytes);
             }
             Cut::OnlyTheLast => {
-                self.unsynced.iter().rev().take(1).for_each(|change| change.apply(&mut bytes))
+                if let Some(last) = self.unsynced.last() {
+                    last.apply(&mut bytes);
+                }
             }
         }
         bytes

@@ -106,7 +106,7 @@ impl Run {
     }
 
     fn kill_after(&mut self, mut victim: Victim, first: u64, time: Duration) {
-        let heard = self.listen_for(&victim, time);
+        let heard = listen_for(&victim, time);
         let rest = victim.kill();
         self.kills += 1;
         self.note(heard.into_iter().chain(rest));
@@ -115,22 +115,6 @@ impl Run {
             self.items.keys().copied().filter(|item| (first..first + RANGE / 2).contains(item)).max();
         for number in first..=highest.unwrap_or(first) + u64::from(CALLERS) {
             self.items.entry(number).or_default();
-        }
-    }
-
-    /// Listens for so long, or until the victim's pipe is empty for that time.
-    fn listen_for(&self, victim: &Victim, time: Duration) -> Vec<Report> {
-        let end = tokio::time::Instant::now() + time;
-        let mut heard = Vec::new();
-        loop {
-            match victim.hear_within(end.saturating_duration_since(tokio::time::Instant::now())) {
-                Ok(Some(report)) => heard.push(report),
-                Ok(None) => panic!("the victim ended by itself; it said {:?}", heard.last()),
-                Err(Silence) => return heard,
-            }
-            if tokio::time::Instant::now() >= end {
-                return heard;
-            }
         }
     }
 
@@ -208,6 +192,22 @@ impl Run {
             there += usize::from(found.is_some());
         }
         Ok(there)
+    }
+}
+
+/// Listens for so long, or until the victim's pipe is empty for that time.
+fn listen_for(victim: &Victim, time: Duration) -> Vec<Report> {
+    let end = tokio::time::Instant::now() + time;
+    let mut heard = Vec::new();
+    loop {
+        match victim.hear_within(end.saturating_duration_since(tokio::time::Instant::now())) {
+            Ok(Some(report)) => heard.push(report),
+            Ok(None) => panic!("the victim ended by itself; it said {:?}", heard.last()),
+            Err(Silence) => return heard,
+        }
+        if tokio::time::Instant::now() >= end {
+            return heard;
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use semel::outcome::Outcome;
 use semel::record::{Claim, Command, Grant, Phase, Record, Ruling, Settlement, State};
 use semel::store::{EmbeddedStore, Snapshot, Store as _};
 use semel::{Engine, Mode};
-use semel_proof::victim::life::{CREDIT, DEBIT, Fate, Life, Start, key, receipt, reopen};
+use semel_proof::victim::life::{CREDIT, DEBIT, Fate, Life, Start, key, outcome, receipt, reopen};
 use semel_proof::victim::witness::{Row, rows};
 use semel_proof::victim::{Answered, Job};
 use tempfile::TempDir;
@@ -119,7 +119,10 @@ impl Next {
             panic!("expected a run of its own: {answer:?}")
         };
         let record = self.record().await;
-        assert_eq!((record.attempt, self.snapshot().await.unwrap().phase()), (attempt, Phase::Done));
+        assert_eq!(
+            (record.attempt, self.snapshot().await.map(|found| found.phase())),
+            (attempt, Some(Phase::Done))
+        );
         assert!(record.fence.get() > fence, "a fence never goes back");
         self.replays(&receipt).await;
         receipt
@@ -202,7 +205,7 @@ fn after_claim(mode: Mode) {
     place.dies(Fate::DiesAfterClaim);
     let next = place.next();
     block_on(async {
-        let Snapshot { record, now, .. } = next.snapshot().await.unwrap();
+        let Snapshot { record, now, .. } = next.snapshot().await.expect("there is a record");
         assert_eq!((&record.state, record.attempt), (&State::Claimed, 1));
         let phase = if now < record.lease_until { Phase::Claimed } else { Phase::Lapsed };
         assert_eq!(record.phase(now), phase);
@@ -240,8 +243,7 @@ fn claim_reply_lost_in(mode: Mode) {
             panic!("its own claim is refused")
         };
         assert_eq!((win.grant, win.attempt), (Grant::from_parts(record.owner, record.fence), 1));
-        let outcome = Arc::new(Outcome::new("json", "\"late\""));
-        let fingerprint = record.fingerprint;
+        let (fingerprint, outcome) = (record.fingerprint, outcome("late"));
         let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
         assert!(matches!(next.apply(complete).await, Ruling::Accepted { .. }));
         next.replays("late").await;
@@ -307,7 +309,7 @@ fn half_done(mode: Mode, dies: &dyn Fn(&Place)) {
             Mode::Marked | Mode::Atomic => {
                 next.is_in_doubt(&record).await;
                 // A person finished the other half by hand.
-                next.settle(Settlement::Done(Arc::new(Outcome::new("json", "\"by hand\"")))).await;
+                next.settle(Settlement::Done(outcome("by hand"))).await;
                 assert!(next.record().await.fence > record.fence);
                 next.replays("by hand").await;
                 assert_eq!(next.steps(), (1, 0));
@@ -342,9 +344,8 @@ fn after_effect(mode: Mode) {
             }
             Mode::Marked | Mode::Atomic => {
                 next.is_in_doubt(&record).await;
-                let credit = next.witness().into_iter().find(|row| row.step == CREDIT).unwrap();
-                let body = serde_json::to_vec(&receipt(credit.fence)).unwrap();
-                next.settle(Settlement::Done(Arc::new(Outcome::new("json", body)))).await;
+                let credit = next.witness().into_iter().find(|row| row.step == CREDIT).expect("it credited");
+                next.settle(Settlement::Done(outcome(&receipt(credit.fence)))).await;
                 next.replays(&receipt(fence)).await;
                 assert_eq!(next.steps(), (1, 1));
             }
@@ -364,10 +365,9 @@ fn after_publish(mode: Mode) {
         place.dies(Fate::DiesAfterComplete);
         let next = place.next();
         block_on(async {
-            let Snapshot { record, now, .. } = next.snapshot().await.unwrap();
+            let Snapshot { record, now, .. } = next.snapshot().await.expect("there is a record");
             assert_eq!((record.phase(now), record.attempt), (Phase::Done, 1));
-            let body = serde_json::to_vec(&receipt(record.fence.get())).unwrap();
-            assert_eq!(record.state, State::Done(Arc::new(Outcome::new("json", body))));
+            assert_eq!(record.state, State::Done(outcome(&receipt(record.fence.get()))));
             next.replays(&receipt(record.fence.get())).await;
             assert_eq!(next.steps(), (1, 1));
             assert_eq!(next.record().await, record);
@@ -396,8 +396,7 @@ fn publish_reply_lost_in(mode: Mode) {
             retention: None,
         };
         assert!(matches!(next.apply(complete(&kept)).await, Ruling::Accepted { .. }));
-        let other = Arc::new(Outcome::new("json", "\"another\""));
-        assert_eq!(next.apply(complete(&other)).await, Ruling::Lost { winner: Some(kept) });
+        assert_eq!(next.apply(complete(&outcome("another"))).await, Ruling::Lost { winner: Some(kept) });
         assert_eq!(next.record().await, record);
         next.replays(&receipt(record.fence.get())).await;
     });

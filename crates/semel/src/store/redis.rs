@@ -1,0 +1,384 @@
+//! The Redis store: many processes, one key space.
+//!
+//! Every record is one packed value under its own hash tag; every change is one script call, in which the server's
+//! clock decides. The script is another spelling of [`crate::record`]. A replay is a plain GET. What is kept where,
+//! and what may be promised of it, is told in `docs/redis-store.md`.
+
+mod address;
+mod builder;
+mod caches;
+mod clock;
+mod error;
+mod health;
+mod link;
+mod listen;
+mod listing;
+mod names;
+mod replicas;
+mod script;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ::redis::Value;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+pub use self::builder::{OnStoreLoss, RedisBuilder};
+use self::caches::Caches;
+use self::clock::ServerClock;
+use self::error::Sent;
+use self::health::Health;
+use self::link::Link;
+use self::listing::{Listing, Sweeper};
+use self::names::Names;
+use self::replicas::Replicas;
+use self::script::{Answer, Dialect, Rules};
+use super::{
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
+    Watch,
+};
+use crate::key::KeyId;
+use crate::record::{self, Claim, Command, Fence, Ruling, State};
+use crate::secret::Secret;
+use crate::time::{Timestamp, instant};
+
+/// How long the engine's caches keep an outcome at most: a process that does not answer cannot replay after that.
+const CACHES_LIVE: Duration = Duration::from_secs(10);
+
+/// An outcome this near to its end is left to the server's own clock.
+const EDGE: Duration = Duration::from_secs(2);
+
+/// Keeps records in Redis: one server, one behind Sentinel, or a Cluster.
+///
+/// All its work runs on a thread of its own, so a busy caller starves no heartbeat, and a call that is dropped
+/// leaves no reply behind for another.
+pub struct RedisStore {
+    shared: Arc<Shared>,
+    handle: Handle,
+    watched: UnboundedSender<KeyId>,
+    /// Dropped with the store: ends the thread.
+    _running: oneshot::Sender<()>,
+}
+
+/// What calls and background tasks share.
+struct Shared {
+    /// The URL without its password.
+    name: String,
+    /// Tells this process's own messages from those of others.
+    process: [u8; 8],
+    link: Arc<Link>,
+    names: Names,
+    rules: Rules,
+    replicas: Replicas,
+    wakeups: Wakeups,
+    caches: Caches,
+    clock: ServerClock,
+    health: Health,
+    guess: Guess,
+    listing: Listing,
+    sweeper: Sweeper,
+}
+
+impl RedisStore {
+    /// Connects with the usual settings. The URL is `redis://`, `rediss://` (TLS), `redis-cluster://` or
+    /// `redis-sentinel://`.
+    ///
+    /// # Errors
+    /// Says what is wrong with the URL or with the server, and what to do about it.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder(url).connect().await
+    }
+
+    /// Starts to choose settings.
+    pub fn builder(url: &str) -> RedisBuilder {
+        RedisBuilder::new(url)
+    }
+
+    /// What this server does not promise, in plain words, as of the last look (every minute).
+    pub fn warnings(&self) -> Vec<String> {
+        self.shared.health.warnings()
+    }
+
+    /// Whether the server was seen to come back with less data than it had, and has not been trusted since.
+    pub fn has_lost_data(&self) -> bool {
+        self.shared.health.has_lost_data()
+    }
+
+    /// Runs work on the store's own thread. Dropped halfway, the work still runs to its end.
+    fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, Error>> {
+        Box::pin(async move {
+            let task = self.handle.spawn(work);
+            task.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Ambiguous, "the thread of the Redis store ended during a call"))
+            })
+        })
+    }
+}
+
+impl Shared {
+    async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        if let Command::Claim(claim) = &command {
+            if let Some(refusal) = self.refusal() {
+                return self.apply_without_winning(id, &command, refusal).await;
+            }
+            if self.guess.replay_is_likely()
+                && let Some(replay) = self.replay(id, claim).await?
+            {
+                self.guess.was_replay();
+                return Ok(replay);
+            }
+        }
+        let ruling = self.execute(id, &command).await?;
+        match (&command, &ruling) {
+            (Command::Claim(_), Ruling::Replay { .. }) => self.guess.was_replay(),
+            (Command::Claim(_), _) => self.guess.was_not(),
+            (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) => {
+                self.tell_caches(id).await?;
+            }
+            _ => {}
+        }
+        Ok(ruling)
+    }
+
+    /// One script call, and the word of the replicas where that is asked for.
+    async fn execute(&self, id: KeyId, command: &Command) -> Result<Ruling, Error> {
+        let key = self.names.record(id);
+        let mut numbered = self.link.wire().await?;
+        if matches!(command, Command::Claim(_)) {
+            self.introduce(&mut numbered).await?;
+            if let Some(refusal) = self.refusal() {
+                return Err(refusal);
+            }
+        }
+        let script = self.rules.script(command);
+        let answer =
+            self.link.call(&mut numbered, script, &key, &script::arguments(command), Sent::Write).await?;
+        let ruling = script::ruling(command, answer)?;
+        if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
+            self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        }
+        Ok(ruling)
+    }
+
+    /// A plain GET: enough for a done record with the same payload, far from its end.
+    async fn replay(&self, id: KeyId, claim: &Claim) -> Result<Option<Ruling>, Error> {
+        let mut get = ::redis::cmd("GET");
+        get.arg(self.names.record(id));
+        let Value::BulkString(bytes) = self.link.query(&get, Sent::Read).await? else { return Ok(None) };
+        let record = script::decode(&bytes)?;
+        let Some(now) = self.clock.now().map(|now| now.max(record.changed_at)) else { return Ok(None) };
+        let expires_in = record.expires_at.left(now);
+        Ok(match record.state {
+            State::Done(outcome) if record.fingerprint == claim.fingerprint && expires_in > EDGE => {
+                Some(Ruling::Replay { outcome, expires_in })
+            }
+            _ => None,
+        })
+    }
+
+    /// Answers a claim as the rules do, but refuses where it would be won.
+    async fn apply_without_winning(
+        &self,
+        id: KeyId,
+        command: &Command,
+        refusal: Error,
+    ) -> Result<Ruling, Error> {
+        let Some(Snapshot { record, now, .. }) = self.get(id).await? else { return Err(refusal) };
+        match record::apply(&mut Some(record), command, now, Fence::default()) {
+            Ruling::Won(_) => Err(refusal),
+            ruling => Ok(ruling),
+        }
+    }
+
+    async fn get(&self, id: KeyId) -> Result<Option<Snapshot>, Error> {
+        let mut numbered = self.link.wire().await?;
+        let key = self.names.record(id);
+        let script = self.rules.usual();
+        let answer = self.link.call(&mut numbered, script, &key, &[b"read".to_vec()], Sent::Read).await?;
+        let mut answer = Answer::new(answer)?;
+        let now = Timestamp::from_micros(answer.number()?);
+        self.clock.saw(now);
+        if answer.is_over() {
+            return Ok(None);
+        }
+        Ok(Some(Snapshot { id, record: answer.record()?, now }))
+    }
+
+    /// Tells every process's caches of a record that is no longer good, and returns once they have heard.
+    ///
+    /// A process that does not answer is waited for until whatever it caches is too old to be used.
+    async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
+        self.caches.invalidate(id);
+        let receipt = [self.process, rand::random()].concat();
+        let mut publish = self.publish();
+        publish.arg([&id.as_bytes()[..], &receipt].concat());
+        let told = number(&self.link.query(&publish, Sent::Write).await?);
+        let mut heard = ::redis::cmd("GET");
+        heard.arg(self.names.receipt(&receipt));
+        let until = instant() + CACHES_LIVE;
+        let mut pause = Duration::from_micros(200);
+        while number(&self.link.query(&heard, Sent::Write).await?) < told && instant() < until {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// A message to all processes, still without its content.
+    fn publish(&self) -> ::redis::Cmd {
+        let mut publish = ::redis::cmd(match self.link.address().dialect() {
+            Dialect::One => "PUBLISH",
+            Dialect::Cluster => "SPUBLISH",
+        });
+        publish.arg(self.names.forgotten());
+        publish
+    }
+
+    async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {
+        let key = self.names.secret();
+        let (mut set, mut get) = (::redis::cmd("SET"), ::redis::cmd("GET"));
+        self.link.query(set.arg(&key).arg(&candidate.expose()[..]).arg("NX"), Sent::Write).await?;
+        let Value::BulkString(kept) = self.link.query(get.arg(&key), Sent::Read).await? else {
+            return Err(Error::new(ErrorKind::Ambiguous, "the secret is gone as soon as it was written"));
+        };
+        let kept: [u8; 32] = kept.try_into().map_err(|_| {
+            Error::new(
+                ErrorKind::Corrupt,
+                "the key of Semel's secret holds something else: choose another prefix",
+            )
+        })?;
+        Ok(Secret::from_bytes(kept))
+    }
+
+    async fn read_mark(&self, mark: MarkId) -> Result<Option<u64>, Error> {
+        let mut get = ::redis::cmd("GET");
+        match self.link.query(get.arg(self.names.mark(mark)), Sent::Read).await? {
+            Value::Nil => Ok(None),
+            value => mark_value(&value).map(Some),
+        }
+    }
+
+    async fn raise_mark(&self, mark: MarkId, value: u64) -> Result<u64, Error> {
+        let mut numbered = self.link.wire().await?;
+        let key = self.names.mark(mark);
+        let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
+        let answer = self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, Sent::Write).await?;
+        self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        mark_value(&answer)
+    }
+}
+
+fn mark_value(value: &Value) -> Result<u64, Error> {
+    let Value::BulkString(digits) = value else { return Err(script::strange("is not a mark")) };
+    let number = str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
+    number.ok_or_else(|| Error::new(ErrorKind::Corrupt, "a mark is not a number"))
+}
+
+/// The number in a reply; zero for nothing.
+fn number(value: &Value) -> i64 {
+    match value {
+        Value::Int(number) => *number,
+        Value::BulkString(digits) => {
+            str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+        }
+        _ => 0,
+    }
+}
+
+/// Which question a claim asks first. A replay is cheapest by GET, a first claim by the script at once; callers
+/// mostly do the one or the other for a while.
+#[derive(Debug, Default)]
+struct Guess(AtomicU32);
+
+impl Guess {
+    const WHOLE: u32 = 1 << 16;
+
+    /// Whether at least half of the last dozen or so claims were replays.
+    fn replay_is_likely(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > Self::WHOLE / 2
+    }
+
+    // Two at once may lose one of their words: it is a guess.
+    fn was_replay(&self) {
+        let share = self.0.load(Ordering::Relaxed);
+        self.0.store(share + (Self::WHOLE - share) / 8, Ordering::Relaxed);
+    }
+
+    fn was_not(&self) {
+        let share = self.0.load(Ordering::Relaxed);
+        self.0.store(share - share / 8, Ordering::Relaxed);
+    }
+}
+
+impl Store for RedisStore {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.apply(id, command).await })
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.get(id).await })
+    }
+
+    /// Redis has no order, so a page costs a walk over all keys (SCAN, in small steps). The ids found are kept for
+    /// a minute, so that the following pages are mostly free of it.
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { listing::page(&shared, query).await })
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { listing::sweep(&shared, limit).await })
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        let watch = self.shared.wakeups.watch(id);
+        // Fails only when the thread has ended: then there is nothing to be woken by, and callers poll.
+        let _ = self.watched.send(id);
+        watch
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.shared.caches.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.secret(candidate).await })
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.read_mark(mark).await })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.raise_mark(mark, value).await })
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Server
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("url", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shared.name)
+    }
+}

@@ -1,0 +1,162 @@
+//! The settings of the Redis store, and its thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::TlsCertificates;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::oneshot;
+
+use super::address::{Address, Timeouts, shown};
+use super::caches::Caches;
+use super::clock::ServerClock;
+use super::health::{self, Health};
+use super::link::Link;
+use super::listen::listen;
+use super::listing::{Listing, Sweeper};
+use super::names::Names;
+use super::replicas::Replicas;
+use super::script::Rules;
+use super::{Guess, RedisStore, Shared};
+use crate::store::{Error, ErrorKind, Wakeups};
+
+/// What to do when the server comes back with less data than it had. It is always said aloud.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreLoss {
+    /// Go on. A key whose record was lost can have its effect twice.
+    #[default]
+    Alarm,
+    /// Grant no new claims for this long, at best one retention: after it, whatever was lost would have expired.
+    /// Replays go on.
+    Refuse(Duration),
+}
+
+/// Settings of a [`RedisStore`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RedisBuilder {
+    url: String,
+    prefix: String,
+    timeouts: Timeouts,
+    require_replicas: usize,
+    on_store_loss: OnStoreLoss,
+    check_every: Duration,
+    root_certificate: Option<Vec<u8>>,
+}
+
+impl RedisBuilder {
+    pub(super) fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            prefix: "semel".to_owned(),
+            timeouts: Timeouts { connect: Duration::from_secs(2), response: Duration::from_secs(2) },
+            require_replicas: 0,
+            on_store_loss: OnStoreLoss::default(),
+            check_every: Duration::from_secs(60),
+            root_certificate: None,
+        }
+    }
+
+    /// What all keys begin with (`semel`): deployments that share a server need one each.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        prefix.clone_into(&mut self.prefix);
+        self
+    }
+
+    /// How long to wait for a connection (2 s).
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.connect = timeout;
+        self
+    }
+
+    /// How long to wait for an answer (2 s). Keep it well below the lease: a heartbeat waits for it too.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.response = timeout;
+        self
+    }
+
+    /// How many replicas must have a write before it counts (0). A claim that they do not have is not reported as
+    /// won, so a failover cannot lose a claim whose effect ran. It costs a round trip to the replicas.
+    pub fn require_replicas(mut self, count: usize) -> Self {
+        self.require_replicas = count;
+        self
+    }
+
+    /// What to do when the server comes back with less data than it had.
+    pub fn on_store_loss(mut self, then: OnStoreLoss) -> Self {
+        self.on_store_loss = then;
+        self
+    }
+
+    /// How often the server's settings are looked at again (60 s).
+    pub fn check_every(mut self, interval: Duration) -> Self {
+        self.check_every = interval;
+        self
+    }
+
+    /// A certificate authority in PEM to trust instead of the machine's, for `rediss://`.
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificate = Some(pem.into());
+        self
+    }
+
+    /// Connects, and checks that the server can keep promises.
+    ///
+    /// # Errors
+    /// Says what is wrong with the settings or the server, and what to do: an evicting policy, a replica, a server
+    /// too old, missing rights.
+    pub async fn connect(self) -> Result<RedisStore, Error> {
+        let names = Names::new(&self.prefix).map_err(|why| Error::new(ErrorKind::Setup, why))?;
+        let certificates =
+            self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
+        let address = Address::parse(&self.url, certificates)?;
+        let rules = Rules::new(address.dialect());
+        // Replicas that do not answer must not make a call seem unanswered.
+        let patience = self.timeouts.response / 2;
+        let shared = Arc::new(Shared {
+            name: shown(&self.url),
+            process: rand::random(),
+            link: Arc::new(Link::new(address, self.timeouts)),
+            names,
+            rules,
+            replicas: Replicas::new(self.require_replicas, patience),
+            wakeups: Wakeups::new(),
+            caches: Caches::new(),
+            clock: ServerClock::default(),
+            health: Health::new(self.on_store_loss),
+            guess: Guess::default(),
+            listing: Listing::default(),
+            sweeper: Sweeper::default(),
+        });
+        let (watched, watches) = unbounded_channel();
+        let (running, stopped) = oneshot::channel();
+        let (greeting, greeted) = oneshot::channel();
+        let check_every = self.check_every;
+        let background = Arc::clone(&shared);
+        let work = move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(greeting.send(Err(thread_failed(error)))),
+            };
+            runtime.block_on(async move {
+                let first = health::introduce_first(&background).await;
+                let connected = first.is_ok();
+                let told = greeting.send(first.map(|()| tokio::runtime::Handle::current()));
+                if connected && told.is_ok() {
+                    tokio::spawn(listen(Arc::clone(&background), watches));
+                    tokio::spawn(health::watch_over(background, check_every));
+                    // Ends, with an error, when the store is dropped.
+                    let _ = stopped.await;
+                }
+            });
+        };
+        std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
+        let handle = greeted.await.map_err(thread_failed)??;
+        Ok(RedisStore { shared, handle, watched, _running: running })
+    }
+}
+
+fn thread_failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorKind::Unavailable, "the thread of the Redis store could not be started")
+        .with_source(error)
+}

@@ -1,0 +1,348 @@
+//! Whether the server can keep promises: looked at when a connection is new, and every minute; and whether it still
+//! has what it had, looked at every second.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::MissedTickBehavior;
+
+use super::Shared;
+use super::address::Node;
+use super::builder::OnStoreLoss;
+use super::clock::Tick;
+use super::error::Sent;
+use super::link::Numbered;
+use super::script::{Answer, Dialect};
+use crate::store::{Error, ErrorKind};
+use crate::sync::Mutex;
+use crate::time::Timestamp;
+
+/// How often the marker is counted up.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// What is known of the server.
+pub(super) struct Health {
+    on_loss: OnStoreLoss,
+    state: Mutex<State>,
+    /// One at a time looks at a new connection, the others wait for its word.
+    looking: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The connection that was last looked at.
+    connection: u64,
+    /// Why no claims are granted: the server's settings would lose them.
+    unfit: Option<String>,
+    /// When data were last seen to be lost, by the server's clock; zero for never.
+    lost_at: Timestamp,
+    warnings: Vec<String>,
+    /// The markers as last seen, id and beat, by their keys.
+    markers: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+}
+
+impl Health {
+    pub(super) fn new(on_loss: OnStoreLoss) -> Self {
+        Self { on_loss, state: Mutex::default(), looking: tokio::sync::Mutex::default() }
+    }
+
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.state.lock().warnings.clone()
+    }
+
+    pub(super) fn has_lost_data(&self) -> bool {
+        self.state.lock().lost_at != Timestamp::default()
+    }
+}
+
+impl Shared {
+    /// Why no claim may be granted now.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        let state = self.health.state.lock();
+        if let Some(why) = &state.unfit {
+            return Some(Error::new(ErrorKind::Setup, why.clone()));
+        }
+        let refused = match self.health.on_loss {
+            OnStoreLoss::Refuse(length) if state.lost_at != Timestamp::default() => {
+                self.clock.now().is_none_or(|now| now < state.lost_at.after(length))
+            }
+            OnStoreLoss::Refuse(_) | OnStoreLoss::Alarm => false,
+        };
+        refused.then(|| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "the Redis server came back with less data than it had: new claims are refused for one retention, \
+                 because effects whose records were lost would run again",
+            )
+        })
+    }
+
+    /// Looks at a connection before the first claim goes through it.
+    pub(super) async fn introduce(&self, numbered: &mut Numbered) -> Result<(), Error> {
+        if self.health.state.lock().connection == numbered.number {
+            return Ok(());
+        }
+        let _one = self.health.looking.lock().await;
+        if self.health.state.lock().connection == numbered.number {
+            return Ok(());
+        }
+        self.examine(numbered).await?;
+        self.beat(numbered).await?;
+        self.health.state.lock().connection = numbered.number;
+        Ok(())
+    }
+
+    /// Reads the server's settings, and keeps what follows from them.
+    async fn examine(&self, numbered: &mut Numbered) -> Result<(), Error> {
+        let nodes = match numbered.wire.primaries().await {
+            Ok(nodes) => nodes,
+            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read).await),
+        };
+        let mut warnings = Vec::new();
+        let mut unfit = None;
+        for node in &nodes {
+            let facts = self.facts(numbered, node).await?;
+            if facts.of("role").is_some_and(|role| role != "master") {
+                // After a failover the next connection leads to the new primary; the first one is somebody's mistake.
+                self.link.give_up(numbered.number).await;
+                let first = self.health.state.lock().connection == 0;
+                return Err(Error::new(
+                    if first { ErrorKind::Setup } else { ErrorKind::Unavailable },
+                    "the Redis server is a replica, which takes no writes: give the URL of its primary, or of Sentinel",
+                ));
+            }
+            unfit = unfit.or(facts.unfit(self.link.address().dialect()));
+            self.rules.server_is(facts.version());
+            warnings.extend(facts.warnings());
+        }
+        warnings.dedup();
+        // A script that may write but not publish would fail after its write: better now than then.
+        let mut publish = self.publish();
+        publish.arg("");
+        if let Err(error) = numbered.wire.query(&publish).await {
+            return Err(self.link.failed(error, numbered.number, Sent::Read).await);
+        }
+        let mut state = self.health.state.lock();
+        if state.unfit != unfit {
+            match &unfit {
+                Some(why) => {
+                    tracing::error!(store = %self.name, why, "the Redis server is unfit: no claims are granted");
+                }
+                None => tracing::info!(store = %self.name, "the Redis server is fit again"),
+            }
+        }
+        state.unfit = unfit;
+        state.warnings = warnings;
+        Ok(())
+    }
+
+    async fn facts(&self, numbered: &mut Numbered, node: &Node) -> Result<Facts, Error> {
+        let mut info = redis::cmd("INFO");
+        info.arg("all");
+        let text = match numbered.wire.query_node(info, node).await {
+            Ok(text) => text,
+            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read).await),
+        };
+        let mut facts = Facts(fields(&text));
+        for setting in ["maxmemory-policy", "save", "appendfsync", "min-replicas-to-write"] {
+            let mut config = redis::cmd("CONFIG");
+            config.arg("GET").arg(setting);
+            // Often forbidden, and then INFO has to do.
+            if let Ok(Value::Map(pairs)) = numbered.wire.query_node(config, node).await {
+                for (_, value) in pairs {
+                    if let Value::BulkString(value) = value {
+                        facts.0.insert(setting.to_owned(), String::from_utf8_lossy(&value).into_owned());
+                    }
+                }
+            }
+        }
+        Ok(facts)
+    }
+
+    /// Counts the markers up and sees whether one went back since the last time.
+    async fn beat(&self, numbered: &mut Numbered) -> Result<(), Error> {
+        let mut lost_at = Timestamp::default();
+        for key in self.names.markers(self.link.address().dialect()) {
+            let mut beat = self.count(numbered, &key, "").await?;
+            let known = self.health.state.lock().markers.get(&key).cloned();
+            if known.is_some_and(|(id, count)| id != beat.id || count >= beat.count) {
+                beat = self.count(numbered, &key, "lost").await?;
+            }
+            if let Tick::SteppedBack(by) = self.clock.saw(beat.now) {
+                tracing::error!(
+                    store = %self.name,
+                    clock_stepped_back = true,
+                    ?by,
+                    "the Redis server's clock went back by more than a stub lives: fences of forgotten keys may repeat"
+                );
+            }
+            lost_at = lost_at.max(beat.lost_at);
+            self.health.state.lock().markers.insert(key, (beat.id, beat.count));
+        }
+        self.keep_loss(lost_at);
+        Ok(())
+    }
+
+    /// Takes note of when data were last lost, by this process's word or another's; never, if at zero.
+    fn keep_loss(&self, lost_at: Timestamp) {
+        let mut state = self.health.state.lock();
+        if lost_at > state.lost_at {
+            tracing::error!(
+                store = %self.name,
+                store_loss = true,
+                %lost_at,
+                "the Redis server came back with less data than it had: effects whose records were lost can run again"
+            );
+        }
+        state.lost_at = lost_at;
+    }
+
+    async fn count(&self, numbered: &mut Numbered, key: &[u8], seen: &str) -> Result<Beat, Error> {
+        let candidate: [u8; 16] = rand::random();
+        let arguments = [b"beat".to_vec(), candidate.to_vec(), seen.as_bytes().to_vec()];
+        let answer = self.link.call(numbered, self.rules.marker(), key, &arguments, Sent::Write).await?;
+        let mut answer = Answer::new(answer)?;
+        Ok(Beat {
+            id: answer.bytes()?,
+            count: answer.number()?,
+            now: Timestamp::from_micros(answer.number()?),
+            lost_at: Timestamp::from_micros(answer.number()?),
+        })
+    }
+}
+
+struct Beat {
+    id: Vec<u8>,
+    count: u64,
+    now: Timestamp,
+    lost_at: Timestamp,
+}
+
+/// The first connection: a server that is unfit is refused.
+pub(super) async fn introduce_first(shared: &Shared) -> Result<(), Error> {
+    let mut numbered = shared.link.wire().await?;
+    shared.introduce(&mut numbered).await?;
+    match shared.refusal() {
+        Some(refusal) if refusal.kind() == ErrorKind::Setup => Err(refusal),
+        _ => {
+            for warning in shared.health.warnings() {
+                tracing::warn!(store = %shared.name, "{warning}");
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Beats every second, and looks at the settings again every so often, for as long as the store lives.
+pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
+    let mut beats = tokio::time::interval(BEAT.min(check_every));
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut checks = tokio::time::interval(check_every);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = checks.tick() => {
+                if let Ok(mut numbered) = shared.link.wire().await
+                    && let Err(error) = shared.examine(&mut numbered).await
+                {
+                    tracing::warn!(store = %shared.name, %error, "the Redis server's settings could not be read");
+                }
+            }
+            _ = beats.tick() => {
+                if let Ok(mut numbered) = shared.link.wire().await {
+                    let _one = shared.health.looking.lock().await;
+                    if let Err(error) = shared.beat(&mut numbered).await {
+                        tracing::debug!(store = %shared.name, %error, "the Redis marker could not be counted up");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a server says of itself.
+struct Facts(HashMap<String, String>);
+
+impl Facts {
+    fn of(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// The first two numbers of the version.
+    fn version(&self) -> (u32, u32) {
+        let version = self.of("redis_version").unwrap_or("0");
+        let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
+    /// Why claims cannot be kept here.
+    fn unfit(&self, dialect: Dialect) -> Option<String> {
+        let need = match dialect {
+            Dialect::One => (6, 2),
+            Dialect::Cluster => (7, 0),
+        };
+        if self.version() < need {
+            let (major, minor) = need;
+            let version = self.of("redis_version").unwrap_or("of an unknown version");
+            return Some(format!(
+                "the Redis server is {version}, Semel needs {major}.{minor} or newer here: upgrade it"
+            ));
+        }
+        match self.of("maxmemory-policy").or(self.of("maxmemory_policy")) {
+            Some("noeviction") => None,
+            Some(policy) => Some(format!(
+                "the Redis server evicts keys (maxmemory-policy {policy}), and an evicted claim is an effect that \
+                 happens twice: set maxmemory-policy noeviction, or use another server"
+            )),
+            None => Some(
+                "the Redis server does not say its maxmemory-policy: allow the user CONFIG GET or INFO"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// What it does not promise.
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let appends = self.of("aof_enabled") == Some("1");
+        match (appends, self.of("appendfsync"), self.of("save")) {
+            (true, Some("always"), _) => {}
+            (true, _, _) => warnings.push(
+                "Redis syncs its log once a second: a crash can lose the last seconds of claims and outcomes"
+                    .to_owned(),
+            ),
+            (false, _, Some("")) => warnings.push(
+                "Redis keeps nothing on disk: when it restarts, all claims and outcomes are gone and effects can run again"
+                    .to_owned(),
+            ),
+            (false, _, _) => warnings.push(
+                "Redis keeps snapshots only: when it crashes, whatever came after the last one is gone and effects can run again"
+                    .to_owned(),
+            ),
+        }
+        let replicas = self.of("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
+        if replicas > 0 && self.of("min-replicas-to-write").is_none_or(|count| count == "0") {
+            warnings.push(
+                "Redis takes writes without its replicas: a failover can lose the last of them, unless require_replicas \
+                 is set; set min-replicas-to-write too, so that a cut-off primary stops"
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+}
+
+/// The fields of INFO.
+fn fields(info: &Value) -> HashMap<String, String> {
+    let text = match info {
+        Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+        Value::VerbatimString { text, .. } => text.clone(),
+        _ => String::new(),
+    };
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
+        .collect()
+}

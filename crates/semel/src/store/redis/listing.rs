@@ -1,0 +1,251 @@
+//! Walking over all records: to list them, and to sweep what is over.
+//!
+//! A cluster has no index over its shards and Redis no order, so both walk with SCAN, step by step, shard by shard.
+//! A record that is there during the whole walk is found; that is what SCAN promises.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use tokio::task::JoinSet;
+
+use super::Shared;
+use super::address::Node;
+use super::error::Sent;
+use super::script::{Answer, Script, strange};
+use crate::key::KeyId;
+use crate::store::{Error, Page, Scan, Snapshot, Swept};
+use crate::time::{Timestamp, instant};
+
+/// How many keys the server looks at in one step of a walk.
+const STEP: usize = 1000;
+/// How many ids a listing remembers between pages: 1 MiB of them.
+const WINDOW: usize = 65_536;
+/// For how long it does.
+const WINDOW_LIVES: Duration = Duration::from_secs(60);
+/// How many records are read at once.
+const READ_AT_ONCE: usize = 128;
+/// How many records one page looks at, when few are in the phase that is asked for.
+const PAGE_READS: usize = 4096;
+
+/// The ids that the last walk found, so that not every page needs a walk of its own.
+#[derive(Debug, Default)]
+pub(super) struct Listing(tokio::sync::Mutex<Option<Window>>);
+
+/// All ids above `after`, up to the last one here; without a limit where the walk found no more.
+#[derive(Debug)]
+struct Window {
+    after: Option<KeyId>,
+    ids: Vec<KeyId>,
+    end: End,
+    walked: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// There are more ids than fit.
+    Cut,
+    /// These are all.
+    Last,
+}
+
+impl Window {
+    /// What follows `after`, if this window can tell.
+    fn following(&self, after: Option<KeyId>) -> Option<&[KeyId]> {
+        let fresh = instant().saturating_duration_since(self.walked) < WINDOW_LIVES;
+        if after.is_none() || after < self.after || !fresh {
+            // A listing from its beginning is always walked anew: it must hold what is there now.
+            return None;
+        }
+        let start = self.ids.partition_point(|id| Some(*id) <= after);
+        let rest = &self.ids[start..];
+        (self.end == End::Last || !rest.is_empty()).then_some(rest)
+    }
+}
+
+/// Lists one page.
+pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
+    let (ids, end) = following(shared, query.after).await?;
+    let mut page = Page::default();
+    let mut looked_at = 0;
+    for batch in ids.chunks(READ_AT_ONCE.min(query.limit.max(1))) {
+        if page.items.len() >= query.limit || looked_at >= PAGE_READS {
+            break;
+        }
+        for (id, snapshot) in read(shared, batch).await? {
+            if page.items.len() >= query.limit {
+                break;
+            }
+            looked_at += 1;
+            page.next = Some(id);
+            let wanted = |snapshot: &Snapshot| query.phase.is_none_or(|phase| snapshot.phase() == phase);
+            page.items.extend(snapshot.filter(wanted));
+        }
+    }
+    if looked_at == ids.len() && end == End::Last {
+        page.next = None;
+    }
+    Ok(page)
+}
+
+async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>, End), Error> {
+    let mut window = shared.listing.0.lock().await;
+    if let Some(known) = &*window
+        && let Some(ids) = known.following(after)
+    {
+        return Ok(first_of(ids, known.end));
+    }
+    let mut found = BTreeSet::new();
+    let mut end = End::Last;
+    let mut walk = Walk::default();
+    loop {
+        let keys = walk.step(shared, STEP).await?;
+        found.extend(keys.into_iter().filter(|id| after.is_none_or(|after| *id > after)));
+        while found.len() > WINDOW {
+            found.pop_last();
+            end = End::Cut;
+        }
+        if walk.is_over() {
+            break;
+        }
+    }
+    let ids: Vec<KeyId> = found.into_iter().collect();
+    let first = first_of(&ids, end);
+    *window = Some(Window { after, ids, end, walked: instant() });
+    Ok(first)
+}
+
+/// As many as a page looks at.
+fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
+    match ids.split_at_checked(PAGE_READS) {
+        Some((first, rest)) if !rest.is_empty() => (first.to_vec(), End::Cut),
+        _ => (ids.to_vec(), end),
+    }
+}
+
+/// Reads records and keeps their order.
+async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
+    let answers = each(shared, ids, shared.rules.usual(), "read", Sent::Read).await?;
+    let snapshots = ids.iter().copied().zip(answers).map(|(id, answer)| {
+        let mut answer = Answer::new(answer)?;
+        let now = Timestamp::from_micros(answer.number()?);
+        if answer.is_over() {
+            return Ok((id, None));
+        }
+        Ok((id, Some(Snapshot { id, record: answer.record()?, now })))
+    });
+    snapshots.collect()
+}
+
+/// Calls the script for each of some records, all at once, and keeps their order.
+async fn each(
+    shared: &Shared,
+    ids: &[KeyId],
+    script: &Arc<Script>,
+    command: &'static str,
+    sent: Sent,
+) -> Result<Vec<Value>, Error> {
+    let numbered = shared.link.wire().await?;
+    let mut calls = JoinSet::new();
+    for (place, id) in ids.iter().enumerate() {
+        let (mut numbered, link) = (numbered.clone(), Arc::clone(&shared.link));
+        let (key, script) = (shared.names.record(*id), Arc::clone(script));
+        calls.spawn(async move {
+            let answer = link.call(&mut numbered, &script, &key, &[command.as_bytes().to_vec()], sent).await;
+            answer.map(|answer| (place, answer))
+        });
+    }
+    let mut answers = Vec::with_capacity(ids.len());
+    while let Some(done) = calls.join_next().await {
+        answers.push(done.map_err(|_| strange("was not waited for"))??);
+    }
+    answers.sort_unstable_by_key(|(place, _)| *place);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// A walk over all keys of all shards.
+#[derive(Debug, Default)]
+struct Walk {
+    /// Which shard, and where in it; nothing before the first step.
+    at: Option<(usize, Vec<u8>)>,
+    nodes: Vec<Node>,
+}
+
+impl Walk {
+    fn is_over(&self) -> bool {
+        self.at.as_ref().is_some_and(|(node, _)| *node >= self.nodes.len())
+    }
+
+    async fn step(&mut self, shared: &Shared, count: usize) -> Result<Vec<KeyId>, Error> {
+        let mut numbered = shared.link.wire().await?;
+        if self.at.is_none() {
+            self.nodes = match numbered.wire.primaries().await {
+                Ok(nodes) => nodes,
+                Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read).await),
+            };
+        }
+        let (node, cursor) = self.at.clone().unwrap_or((0, b"0".to_vec()));
+        let Some(at) = self.nodes.get(node) else { return Ok(Vec::new()) };
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(shared.names.records()).arg("COUNT").arg(count);
+        let answer = match numbered.wire.query_node(scan, at).await {
+            Ok(answer) => answer,
+            Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read).await),
+        };
+        let Value::Array(parts) = answer else { return Err(strange("is no step of a walk")) };
+        let mut parts = parts.into_iter();
+        let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
+            return Err(strange("is no step of a walk"));
+        };
+        self.at = Some(if next == b"0" { (node + 1, next) } else { (node, next) });
+        let ids = keys.into_iter().filter_map(|key| match key {
+            Value::BulkString(key) => shared.names.id(&key),
+            _ => None,
+        });
+        Ok(ids.collect())
+    }
+}
+
+/// Where the sweep of this process stands in its round.
+#[derive(Debug, Default)]
+pub(super) struct Sweeper(tokio::sync::Mutex<Round>);
+
+#[derive(Debug, Default)]
+struct Round {
+    walk: Walk,
+    /// Found by the last step, and not yet looked at.
+    waiting: VecDeque<KeyId>,
+}
+
+/// Sweeps on from where the last call ended. Whatever has a time of its own goes by itself; left are outcomes that
+/// are over while their key is remembered, and claims that lapsed and were never claimed again.
+pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Error> {
+    let mut round = shared.sweeper.0.lock().await;
+    let mut swept = Swept { more: true, ..Swept::default() };
+    let mut looked_at = 0;
+    while looked_at < limit {
+        if round.waiting.is_empty() {
+            if round.walk.is_over() {
+                *round = Round::default();
+                swept.more = false;
+                break;
+            }
+            let found = round.walk.step(shared, limit.clamp(1, STEP)).await?;
+            round.waiting.extend(found);
+        }
+        let batch: Vec<KeyId> = {
+            let count = round.waiting.len().min(limit - looked_at).min(READ_AT_ONCE);
+            round.waiting.drain(..count).collect()
+        };
+        looked_at += batch.len();
+        for answer in each(shared, &batch, shared.rules.when_full(), "sweep", Sent::Write).await? {
+            match Answer::new(answer)?.text()?.as_str() {
+                "removed" => swept.removed += 1,
+                "shrunk" => swept.shrunk += 1,
+                _ => {}
+            }
+        }
+    }
+    Ok(swept)
+}

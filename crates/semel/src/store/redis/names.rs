@@ -1,0 +1,100 @@
+//! The keys and channels of the store. Nothing that a caller sends is part of a name: only the hash it became.
+
+use super::script::Dialect;
+use crate::hex;
+use crate::key::KeyId;
+use crate::store::MarkId;
+
+/// Names under one prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    /// Checks a prefix: with a brace in it, all records would fall on one shard, or scripts on two.
+    pub(super) fn new(prefix: &str) -> Result<Self, &'static str> {
+        let fine =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
+        if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(fine) {
+            return Err("the prefix is 1 to 64 letters, digits and : - _ . /, without braces");
+        }
+        Ok(Self { prefix: prefix.to_owned() })
+    }
+
+    /// A record's key, and the channel that wakes who waits for it.
+    pub(super) fn record(&self, id: KeyId) -> Vec<u8> {
+        format!("{}:{{{id}}}", self.prefix).into_bytes()
+    }
+
+    /// The id in a record's key.
+    pub(super) fn id(&self, key: &[u8]) -> Option<KeyId> {
+        let tagged = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b":{")?.strip_suffix(b"}")?;
+        hex::read(tagged).map(KeyId::from_bytes)
+    }
+
+    /// What SCAN matches: exactly the records.
+    pub(super) fn records(&self) -> String {
+        format!("{}:{{{}}}", self.prefix, "?".repeat(32))
+    }
+
+    /// The channel on which forgotten and re-executed records are named.
+    pub(super) fn forgotten(&self) -> Vec<u8> {
+        format!("{}:forgotten", self.prefix).into_bytes()
+    }
+
+    /// Where processes count that they have heard of a forgotten record.
+    pub(super) fn receipt(&self, receipt: &[u8]) -> Vec<u8> {
+        let hex: String = receipt.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        format!("{}:receipt:{{{hex}}}", self.prefix).into_bytes()
+    }
+
+    /// The deployment's secret.
+    pub(super) fn secret(&self) -> Vec<u8> {
+        format!("{}:secret", self.prefix).into_bytes()
+    }
+
+    /// A high-water mark.
+    pub(super) fn mark(&self, mark: MarkId) -> Vec<u8> {
+        format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
+    }
+
+    /// By which a server that came back with less data is known. On a cluster there are so many that every shard
+    /// is likely to hold one.
+    pub(super) fn markers(&self, dialect: Dialect) -> Vec<Vec<u8>> {
+        match dialect {
+            Dialect::One => vec![format!("{}:marker", self.prefix).into_bytes()],
+            Dialect::Cluster => {
+                (0..32).map(|tag| format!("{}:marker:{{{tag}}}", self.prefix).into_bytes()).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // crossslot: one pair of braces, around nothing but the id.
+    #[test]
+    fn a_record_has_its_own_tag_and_reads_back() {
+        let names = Names::new("semel").expect("a good prefix");
+        let id = KeyId::from_bytes(*b"}{}{}{}{}{}{}{}{");
+        let key = names.record(id);
+        assert_eq!(key, b"semel:{7d7b7d7b7d7b7d7b7d7b7d7b7d7b7d7b}");
+        assert_eq!(names.id(&key), Some(id));
+        for other in [names.secret(), names.forgotten(), names.receipt(&[7; 16])] {
+            assert_eq!(names.id(&other), None);
+        }
+        for marker in names.markers(Dialect::Cluster) {
+            assert_eq!(names.id(&marker), None);
+        }
+    }
+
+    #[test]
+    fn a_prefix_cannot_hold_a_tag_or_a_pattern() {
+        for bad in ["", "a{b}", "a*", "a b", "ä", "?", "[x]"] {
+            assert!(Names::new(bad).is_err(), "{bad}");
+        }
+    }
+}

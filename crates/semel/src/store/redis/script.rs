@@ -1,0 +1,297 @@
+//! One script call per command: its arguments and its answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::outcome::Outcome;
+use crate::record::{
+    Begin, Claim, Command, Epoch, Fence, Force, Grant, Phase, Record, Ruling, Settlement, State, Win,
+    encode_outcome,
+};
+use crate::store::{Error, ErrorKind};
+use crate::time::Timestamp;
+
+const RULES: &str = include_str!("rules.lua");
+const MARKS: &str = include_str!("marks.lua");
+const MARKER: &str = include_str!("marker.lua");
+
+/// The script's "for ever": the last whole number that its doubles count to.
+const FOREVER_MICROS: u64 = 1 << 53;
+
+/// A script and the name under which the server remembers it.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: String,
+    sha: String,
+}
+
+impl Script {
+    pub(super) fn new(text: String) -> Self {
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, sha }
+    }
+
+    /// The call by name, which is what the server mostly knows.
+    pub(super) fn by_sha(&self, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
+        call("EVALSHA", &self.sha, key, arguments)
+    }
+
+    /// The call with the whole text, after which the server knows the name.
+    pub(super) fn by_text(&self, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
+        call("EVAL", &self.text, key, arguments)
+    }
+}
+
+fn call(verb: &str, script: &str, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
+    let mut command = Cmd::with_capacity(arguments.len() + 4, 256);
+    command.arg(verb).arg(script).arg(1).arg(key);
+    for argument in arguments {
+        command.arg(argument.as_slice());
+    }
+    command
+}
+
+/// The rules in two dresses. Who already holds a claim must be able to end it, also when memory is full.
+#[derive(Debug)]
+pub(super) struct Rules {
+    usual: Arc<Script>,
+    when_full: Arc<Script>,
+    /// Whether the server knows flags of scripts, which came with 7.0.
+    flags: AtomicBool,
+    marks: Script,
+    marker: Script,
+}
+
+/// How the server at the other end does things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// One server, with or without replicas.
+    One,
+    /// A cluster: wake-ups stay on the shard of their key.
+    Cluster,
+}
+
+impl Rules {
+    pub(super) fn new(dialect: Dialect) -> Self {
+        let text = match dialect {
+            Dialect::One => RULES.to_owned(),
+            Dialect::Cluster => RULES.replace("'PUBLISH'", "'SPUBLISH'"),
+        };
+        Self {
+            when_full: Arc::new(Script::new(format!("#!lua flags=allow-oom\n{text}"))),
+            flags: AtomicBool::new(false),
+            usual: Arc::new(Script::new(text)),
+            marks: Script::new(MARKS.to_owned()),
+            marker: Script::new(MARKER.to_owned()),
+        }
+    }
+
+    /// Takes note of the server's version, its first two numbers.
+    pub(super) fn server_is(&self, version: (u32, u32)) {
+        self.flags.store(version >= (7, 0), Ordering::Relaxed);
+    }
+
+    /// The script for a command: only a claim may be refused for want of memory.
+    pub(super) fn script(&self, command: &Command) -> &Arc<Script> {
+        match command {
+            Command::Claim(_) => &self.usual,
+            _ => self.when_full(),
+        }
+    }
+
+    pub(super) fn usual(&self) -> &Arc<Script> {
+        &self.usual
+    }
+
+    /// For what must go on when memory is full.
+    pub(super) fn when_full(&self) -> &Arc<Script> {
+        if self.flags.load(Ordering::Relaxed) { &self.when_full } else { &self.usual }
+    }
+
+    /// Raises a high-water mark.
+    pub(super) fn marks(&self) -> &Script {
+        &self.marks
+    }
+
+    /// Counts the marker's beat up.
+    pub(super) fn marker(&self) -> &Script {
+        &self.marker
+    }
+}
+
+/// The arguments of a command, as the script's comments list them.
+pub(super) fn arguments(command: &Command) -> Vec<Vec<u8>> {
+    let named = |name: &str| vec![name.as_bytes().to_vec()];
+    let by_owner = |name: &str, grant: &Grant| vec![name.as_bytes().to_vec(), packed_grant(grant)];
+    match command {
+        Command::Claim(claim) => vec![b"claim".to_vec(), asked(claim)],
+        Command::Begin(grant) => by_owner("begin", grant),
+        Command::Renew(grant) => by_owner("renew", grant),
+        Command::Complete { grant, fingerprint, outcome, retention } => vec![
+            b"complete".to_vec(),
+            packed_grant(grant),
+            fingerprint.as_bytes().to_vec(),
+            packed_outcome(outcome),
+            retention.map_or_else(Vec::new, |retention| micros(retention).to_string().into_bytes()),
+        ],
+        Command::Release(grant) => by_owner("release", grant),
+        Command::Bind(grant) => by_owner("bind", grant),
+        Command::Abandon(grant) => by_owner("abandon", grant),
+        Command::Settle(Settlement::Done(outcome)) => vec![b"settle_done".to_vec(), packed_outcome(outcome)],
+        Command::Settle(Settlement::Run) => named("settle_run"),
+        Command::Forget(Force::No) => named("forget"),
+        Command::Forget(Force::Yes) => named("force_forget"),
+        Command::Reexecute => named("reexecute"),
+    }
+}
+
+/// The record a claim asks for; the script fills in fence, counts and times.
+fn asked(claim: &Claim) -> Vec<u8> {
+    Record {
+        state: match claim.begin {
+            Begin::WithClaim => State::Begun,
+            Begin::Later => State::Claimed,
+        },
+        fingerprint: claim.fingerprint,
+        owner: claim.owner,
+        fence: Fence::default(),
+        epoch: Epoch::default(),
+        attempt: 0,
+        hint: claim.hint.clone(),
+        terms: Arc::clone(&claim.terms),
+        claimed_at: Timestamp::default(),
+        changed_at: Timestamp::default(),
+        lease_until: Timestamp::default(),
+        expires_at: Timestamp::default(),
+        forget_at: Timestamp::default(),
+    }
+    .encode()
+}
+
+fn packed_grant(grant: &Grant) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(24);
+    packed.extend(grant.owner().as_bytes());
+    packed.extend(grant.fence().get().to_le_bytes());
+    packed
+}
+
+fn packed_outcome(outcome: &Outcome) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(outcome.size() + 9);
+    encode_outcome(outcome, &mut packed);
+    packed
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).min(FOREVER_MICROS)
+}
+
+/// Reads what the script answered to a command.
+pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> {
+    let mut answer = Answer::new(answer)?;
+    let word = answer.text()?;
+    Ok(match word.as_str() {
+        "won" => {
+            let Command::Claim(claim) = command else { return Err(strange("won what nobody claimed")) };
+            Ruling::Won(Win {
+                grant: Grant::from_parts(claim.owner, Fence::new(answer.number()?)),
+                attempt: u32::try_from(answer.number()?).unwrap_or(u32::MAX),
+                epoch: Epoch::new(u32::try_from(answer.number()?).unwrap_or(u32::MAX)),
+                lease_left: answer.duration()?,
+            })
+        }
+        "busy" => Ruling::Busy { lease_left: answer.duration()? },
+        "replay" => {
+            let expires_in = answer.duration()?;
+            match answer.record()?.state {
+                State::Done(outcome) => Ruling::Replay { outcome, expires_in },
+                _ => return Err(strange("replays a record that is not done")),
+            }
+        }
+        "conflict" => Ruling::Conflict,
+        "in_doubt" => Ruling::InDoubt,
+        "expired" => Ruling::Expired,
+        "accepted" => Ruling::Accepted { lease_left: answer.duration()? },
+        "lost" if answer.is_over() => Ruling::Lost { winner: None },
+        "lost" => match answer.record()?.state {
+            State::Done(outcome) => Ruling::Lost { winner: Some(outcome) },
+            _ => return Err(strange("names a winner that is not done")),
+        },
+        "refused" => Ruling::Refused { phase: phase(&answer.text()?)? },
+        _ => return Err(strange("answers with a word nobody knows")),
+    })
+}
+
+fn phase(word: &str) -> Result<Phase, Error> {
+    Ok(match word {
+        "vacant" => Phase::Vacant,
+        "bound" => Phase::Bound,
+        "claimed" => Phase::Claimed,
+        "begun" => Phase::Begun,
+        "lapsed" => Phase::Lapsed,
+        "in_doubt" => Phase::InDoubt,
+        "done" => Phase::Done,
+        "expired" => Phase::Expired,
+        _ => return Err(strange("names a phase nobody knows")),
+    })
+}
+
+/// The members of a reply, one after the other.
+pub(super) struct Answer(std::vec::IntoIter<Value>);
+
+impl Answer {
+    pub(super) fn new(answer: Value) -> Result<Self, Error> {
+        match answer {
+            Value::Array(members) => Ok(Self(members.into_iter())),
+            _ => Err(strange("answers with something else than a list")),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    pub(super) fn number(&mut self) -> Result<u64, Error> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(u64::try_from(number).unwrap_or(0)),
+            _ => Err(strange("lacks a number")),
+        }
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Error> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            _ => Err(strange("lacks a string")),
+        }
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, Error> {
+        String::from_utf8(self.bytes()?).map_err(|_| strange("holds a word that is no text"))
+    }
+
+    pub(super) fn record(&mut self) -> Result<Record, Error> {
+        decode(&self.bytes()?)
+    }
+
+    fn duration(&mut self) -> Result<Duration, Error> {
+        Ok(Duration::from_micros(self.number()?))
+    }
+}
+
+/// Reads a record, or says why it is not served.
+pub(super) fn decode(bytes: &[u8]) -> Result<Record, Error> {
+    Record::decode(bytes).map_err(|error| {
+        let kind = match error {
+            crate::record::DecodeError::Version(_) => ErrorKind::Incompatible,
+            crate::record::DecodeError::Damaged(_) => ErrorKind::Corrupt,
+        };
+        Error::new(kind, error.to_string())
+    })
+}
+
+/// The server said what the script never says: it is no script of ours, or no Redis.
+pub(super) fn strange(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the reply to a Semel script {what}"))
+}
