@@ -362,7 +362,7 @@ impl Store for PostgresStore {
     fn durability(&self) -> Durability {
         match self.shared.settings.async_commit {
             AsyncCommit::Refuse => Durability::Disk,
-            AsyncCommit::Accept => Durability::Process,
+            AsyncCommit::Accept => Durability::Server,
         }
     }
 }
