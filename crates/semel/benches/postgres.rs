@@ -17,7 +17,7 @@ use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{Begin, Claim, Command, Owner, Ruling, Terms};
 use semel::store::{PostgresStore, Store};
-use semel_testbed::Postgres;
+use semel_testbed::{Postgres, Storage};
 use sqlx::Connection as _;
 
 const REPEATS: usize = 5;
@@ -47,6 +47,10 @@ fn main() -> ExitCode {
     }
     println!("one caller, median of one durable claim, beside the single statement (goal: at most 1.10 x)");
     met &= compare_latency(&runtime, &server, &store);
+    println!(
+        "wake-up of a waiter in another process, median from the call of complete (goal: at most 0.15 x polling)"
+    );
+    met &= compare_wakeups(&runtime);
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
@@ -228,4 +232,62 @@ fn compare_latency(runtime: &tokio::runtime::Runtime, server: &Postgres, store: 
     let ratio = median(&mut ratios);
     println!("  {ratio:.2} x ({:.2} to {:.2})", ratios[0], ratios[REPEATS - 1]);
     ratio <= 1.10
+}
+
+/// On a server in memory, so that the disk is not what is measured.
+fn compare_wakeups(runtime: &tokio::runtime::Runtime) -> bool {
+    const POLL: Duration = Duration::from_millis(20);
+    let server = Postgres::options().storage(Storage::Memory).start().expect("a PostgreSQL server");
+    let open = || runtime.block_on(PostgresStore::open(server.url())).expect("the store can be opened");
+    let (owner, waiter) = (open(), open());
+    let mut ratios = Vec::new();
+    for _ in 0..REPEATS {
+        let (mut pushed, mut polled) = (Vec::new(), Vec::new());
+        for turn in 0..60 {
+            let took = runtime.block_on(async {
+                let (id, claim) = (key(), claim());
+                let fingerprint = claim.fingerprint;
+                let Ok(Ruling::Won(win)) = owner.apply(id, Command::Claim(claim)).await else {
+                    panic!("a fresh key is won")
+                };
+                let mut watch = waiter.watch(id);
+                let busy = waiter.apply(id, Command::Claim(self::claim())).await;
+                assert!(matches!(busy, Ok(Ruling::Busy { .. })), "{busy:?}");
+                let outcome = Arc::new(Outcome::new("text", "ok"));
+                let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
+                // Anywhere between two looks of whoever polls.
+                let before = POLL.mul_f64(f64::from(turn % 20) / 20.0) + POLL;
+                let woken = async {
+                    if turn % 2 == 0 {
+                        watch.changed().await;
+                    } else {
+                        loop {
+                            tokio::time::sleep(POLL).await;
+                            let look = waiter.apply(id, Command::Claim(self::claim())).await;
+                            if matches!(look, Ok(Ruling::Replay { .. })) {
+                                break;
+                            }
+                        }
+                    }
+                    Instant::now()
+                };
+                let publish = async {
+                    tokio::time::sleep(before).await;
+                    let began = Instant::now();
+                    let done = owner.apply(id, complete).await;
+                    assert!(matches!(done, Ok(Ruling::Accepted { .. })), "{done:?}");
+                    began
+                };
+                let (woken, began) = tokio::join!(woken, publish);
+                woken.saturating_duration_since(began).as_secs_f64() * 1e6
+            });
+            if turn % 2 == 0 { pushed.push(took) } else { polled.push(took) }
+        }
+        let (pushed, polled) = (median(&mut pushed), median(&mut polled));
+        println!("  pushed {pushed:>6.0} us   polled every 20 ms {polled:>6.0} us");
+        ratios.push(pushed / polled);
+    }
+    let ratio = median(&mut ratios);
+    println!("  {ratio:.3} x ({:.3} to {:.3})", ratios[0], ratios[REPEATS - 1]);
+    ratio <= 0.15
 }

@@ -48,6 +48,7 @@ mod sql;
 mod sweep;
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -221,7 +222,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 /// Nobody has to wait for this process any more.
 async fn leave(shared: &Shared) {
     let left = async {
-        if shared.has_caches() {
+        if shared.appeared.load(Ordering::Acquire) {
             let query = shared.settings.query(&shared.settings.statements.leave);
             let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
         }

@@ -71,7 +71,14 @@ impl Runner {
             match result {
                 Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
                 // Somebody else was faster, again and again: let them.
-                Ok(()) => self.pause(Duration::from_millis(1)).await,
+                Ok(()) => {
+                    let queue = Arc::clone(&self.queue);
+                    tokio::select! {
+                        () = self.pause(Duration::from_millis(1)) => {}
+                        // But whoever comes now has nothing to do with it.
+                        () = queue.arrival() => {}
+                    }
+                }
                 Err(fault) if fault.cure == Cure::None => {}
                 Err(_) => self.pause(Duration::from_millis(4)).await,
             }

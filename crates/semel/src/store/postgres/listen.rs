@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions};
@@ -98,10 +99,8 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
                 let id = KeyId::from_bytes(id);
                 shared.invalidate(id);
                 shared.wakeups.wake(id);
-                if shared.has_caches() {
-                    let shared = Arc::clone(shared);
-                    tokio::spawn(async move { acknowledge(&shared, nonce).await });
-                }
+                let shared = Arc::clone(shared);
+                tokio::spawn(async move { acknowledge(&shared, nonce).await });
             }
         }
         b'a' => {
@@ -176,6 +175,7 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = row::micros(TRUST);
+    shared.appeared.store(true, Ordering::Release);
     shared
         .fetch(shared.settings.query(&statements.appear).bind(shared.process.as_slice()).bind(trust))
         .await?;

@@ -88,6 +88,7 @@ pub(super) struct Statements {
     pub(super) appear: Statement,
     pub(super) leave: Statement,
     pub(super) others: Statement,
+    pub(super) tidy: Statement,
     pub(super) notify: Statement,
 }
 
@@ -150,6 +151,11 @@ impl Statements {
                 " FROM {schema}.process \
                  WHERE id <> $1 AND trusted_until > ",
                 clock!()
+            )),
+            tidy: fill(concat!(
+                "DELETE FROM {schema}.process WHERE trusted_until < ",
+                clock!(),
+                " - 3600000000"
             )),
             notify: fill("SELECT pg_notify($1, $2)::text"),
         }
