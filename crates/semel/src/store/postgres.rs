@@ -265,8 +265,15 @@ impl Store for PostgresStore {
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
             let queue = match command {
-                Command::Claim(_) => &self.claims,
-                _ => &self.writes,
+                Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+                    &self.claims
+                }
+                Command::Begin(_)
+                | Command::Renew(_)
+                | Command::Complete { .. }
+                | Command::Release(_)
+                | Command::Bind(_)
+                | Command::Abandon(_) => &self.writes,
             };
             let deadline = Instant::now() + self.shared.settings.patience;
             queue.push(Item {

@@ -80,6 +80,11 @@ impl Shared {
         rows
     }
 
+    /// How this process is called in notifications.
+    pub(super) fn name(&self) -> String {
+        self.process.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// The one channel of this schema.
     pub(super) fn channel(&self) -> &str {
         self.settings.schema.name()

@@ -236,7 +236,7 @@ const SWAP: &str = concat!(
      outcome = i.outcome FROM input i, locked l WHERE r.id = i.id AND l.id = r.id \
      RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate) \
      SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
-     CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0'))::text END \
+     CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0') || $28)::text END \
      FROM put"
 );
 
