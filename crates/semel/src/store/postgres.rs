@@ -48,6 +48,7 @@ mod sql;
 mod sweep;
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -221,7 +222,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 /// Nobody has to wait for this process any more.
 async fn leave(shared: &Shared) {
     let left = async {
-        if shared.has_caches() {
+        if shared.appeared.load(Ordering::Acquire) {
             let query = shared.settings.query(&shared.settings.statements.leave);
             let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
         }
@@ -264,8 +265,15 @@ impl Store for PostgresStore {
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
             let queue = match command {
-                Command::Claim(_) => &self.claims,
-                _ => &self.writes,
+                Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+                    &self.claims
+                }
+                Command::Begin(_)
+                | Command::Renew(_)
+                | Command::Complete { .. }
+                | Command::Release(_)
+                | Command::Bind(_)
+                | Command::Abandon(_) => &self.writes,
             };
             let deadline = Instant::now() + self.shared.settings.patience;
             queue.push(Item {
@@ -362,7 +370,7 @@ impl Store for PostgresStore {
     fn durability(&self) -> Durability {
         match self.shared.settings.async_commit {
             AsyncCommit::Refuse => Durability::Disk,
-            AsyncCommit::Accept => Durability::Process,
+            AsyncCommit::Accept => Durability::Server,
         }
     }
 }

@@ -123,8 +123,7 @@ impl EmbeddedBuilder {
         let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
         // SQLite syncs the name of its log with the first commit, and does not look at how that ended; a log without a
         // name would take every commit with it. Reading has made the log, so here its name is kept.
-        schema::sync_folder(folder.path())
-            .map_err(|error| setup(folder.path(), "the folder cannot be synced", error))?;
+        sync_names(&folder)?;
         if shutdown == Shutdown::Unclean {
             // The next log starts under new salts, so that a torn tail is never taken for damage later.
             checkpoint::empty_log(&connection).map_err(sql)?;
@@ -189,7 +188,8 @@ impl EmbeddedBuilder {
             path.try_exists().map_err(|error| setup(path, "the file cannot be looked at", error))
         };
         if found(&database)? {
-            return Ok(());
+            // An earlier creation may have failed at its last sync: the log must not have a name before the file has.
+            return sync_names(folder);
         }
         if found(&folder.wal())? {
             return Err(Error::new(
@@ -205,6 +205,11 @@ impl EmbeddedBuilder {
             .map_err(|error| cannot_create(&database, &error))?;
         folder.publish_draft()
     }
+}
+
+fn sync_names(folder: &Folder) -> Result<(), Error> {
+    schema::sync_folder(folder.path())
+        .map_err(|error| setup(folder.path(), "the folder cannot be synced", error))
 }
 
 fn cannot_create(database: &Path, error: &rusqlite::Error) -> Error {

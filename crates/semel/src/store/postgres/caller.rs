@@ -42,7 +42,10 @@ impl PostgresStore {
             };
             let mut columns = SwapColumns::default();
             columns.push(&swap);
-            let query = columns.bind(settings.query(&settings.statements.swap)).bind(self.shared.channel());
+            let query = columns
+                .bind(settings.query(&settings.statements.swap))
+                .bind(self.shared.channel())
+                .bind(self.shared.name());
             let rows = query.fetch_all(transaction).await.map_err(|error| explain(error.into()))?;
             if rows.len() != 1 {
                 return Ok(Some(Ruling::Lost { winner: None }));

@@ -35,10 +35,10 @@ pub(super) enum Judged {
 /// What comes of a group.
 #[derive(Debug)]
 pub(super) enum Judgement {
-    /// Everybody has an answer.
-    Answered,
+    /// Everybody has an answer, but for claims of a key that is not there: they are to be inserted.
+    Answered(Vec<Item>),
     /// The rules change the record: to be written first.
-    Swap(Group),
+    Swap(Box<Group>),
 }
 
 /// A record as it was read, and the version to swap it from.
@@ -64,6 +64,12 @@ impl Group {
 
     /// Applies the rules to every command. Answers all of them, or none where the record changes.
     pub(super) fn judge(mut self, judged: Judged, shared: &Shared) -> Judgement {
+        let mut fresh = Vec::new();
+        if let (Judged::Nothing, Some(first)) =
+            (&judged, self.items.iter().position(|item| matches!(item.command, Command::Claim(_))))
+        {
+            fresh = self.items.split_off(first);
+        }
         let base = match judged {
             Judged::Nothing => Base { record: None, version: 0, watched: false, now: Timestamp::default() },
             Judged::Stored(stored) => Base {
@@ -77,10 +83,10 @@ impl Group {
                 Base { record: Some(record), version, watched: false, now }
             }
         };
-        if self.items.is_empty() {
-            return Judgement::Answered;
+        match self.apply(&base, shared) {
+            Judgement::Answered(_) => Judgement::Answered(fresh),
+            swap @ Judgement::Swap(_) => swap,
         }
-        self.apply(&base, shared)
     }
 
     /// Answers the claim that was inserted, and gives the record it left.
@@ -156,14 +162,14 @@ impl Group {
                     wake,
                     invalidate,
                 });
-                Judgement::Swap(self)
+                Judgement::Swap(Box::new(self))
             }
             _ => {
                 for (item, ruling) in self.items.into_iter().zip(self.rulings) {
                     shared.announce(item.id, &item.command, &ruling);
                     item.tell(Ok(ruling));
                 }
-                Judgement::Answered
+                Judgement::Answered(Vec::new())
             }
         }
     }

@@ -21,6 +21,8 @@ use crate::record::{Command, Ruling};
 const BATCH: usize = 512;
 
 /// What a lane is for. Owners' writes have a connection of their own, so that no crowd of claims delays them.
+/// Operators' commands go with the claims: a forget takes every earlier claim of this process along, also one whose
+/// caller is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Claims,
@@ -71,7 +73,14 @@ impl Runner {
             match result {
                 Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
                 // Somebody else was faster, again and again: let them.
-                Ok(()) => self.pause(Duration::from_millis(1)).await,
+                Ok(()) => {
+                    let queue = Arc::clone(&self.queue);
+                    tokio::select! {
+                        () = self.pause(Duration::from_millis(1)) => {}
+                        // But whoever comes now has nothing to do with it.
+                        () = queue.arrival() => {}
+                    }
+                }
                 Err(fault) if fault.cure == Cure::None => {}
                 Err(_) => self.pause(Duration::from_millis(4)).await,
             }
@@ -132,10 +141,14 @@ impl Runner {
     async fn round(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
         batch.sort_by_key(|item| item.id);
         let mut known = match self.lane {
-            Lane::Claims => self.claim(batch).await?,
+            Lane::Claims => {
+                let mut known = self.claim(batch).await?;
+                known.extend(self.read(batch, |item| !matches!(item.command, Command::Claim(_))).await?);
+                known
+            }
             Lane::Writes => {
                 self.write(batch).await?;
-                self.read(batch).await?
+                self.read(batch, |_| true).await?
             }
         };
         let mut swaps: Vec<Group> = Vec::new();
@@ -144,8 +157,8 @@ impl Runner {
                 // Somebody inserts it at this very moment.
                 None => batch.extend(group.items),
                 Some(judged) => match group.judge(judged, &self.shared) {
-                    Judgement::Answered => {}
-                    Judgement::Swap(group) => swaps.push(group),
+                    Judgement::Answered(fresh) => batch.extend(fresh),
+                    Judgement::Swap(group) => swaps.push(*group),
                 },
             }
         }
@@ -153,7 +166,7 @@ impl Runner {
     }
 
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
-    async fn claim(&mut self, batch: &mut Vec<Item>) -> Result<HashMap<KeyId, Judged>, Fault> {
+    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
         let shared = Arc::clone(&self.shared);
         let mut versions = HashMap::new();
         let rows = {
@@ -164,6 +177,9 @@ impl Runner {
                     versions.insert(item.id, version);
                     columns.push(&item.id, claim, version);
                 }
+            }
+            if columns.ids.is_empty() {
+                return Ok(HashMap::new());
             }
             self.link.fetch(columns.bind(shared.settings.query(&shared.settings.statements.claim))).await?
         };
@@ -229,16 +245,25 @@ impl Runner {
         Ok(())
     }
 
-    async fn read(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
-        if batch.is_empty() {
+    /// Reads the keys whose first command is `wanted`.
+    async fn read(
+        &mut self,
+        batch: &[Item],
+        wanted: impl Fn(&Item) -> bool,
+    ) -> Result<HashMap<KeyId, Judged>, Fault> {
+        let firsts = batch.chunk_by(|a, b| a.id == b.id).map(|group| &group[0]).filter(|item| wanted(item));
+        let ids: Vec<&[u8]> = firsts.map(|item| item.id.as_bytes().as_slice()).collect();
+        if ids.is_empty() {
             return Ok(HashMap::new());
         }
         let shared = Arc::clone(&self.shared);
-        let ids: Vec<&[u8]> =
-            batch.chunk_by(|a, b| a.id == b.id).map(|group| group[0].id.as_bytes().as_slice()).collect();
         let rows =
             self.link.fetch(shared.settings.query(&shared.settings.statements.read).bind(&ids)).await?;
-        let mut known: HashMap<KeyId, Judged> = batch.iter().map(|item| (item.id, Judged::Nothing)).collect();
+        let mut known: HashMap<KeyId, Judged> = batch
+            .chunk_by(|a, b| a.id == b.id)
+            .filter(|group| wanted(&group[0]))
+            .map(|group| (group[0].id, Judged::Nothing))
+            .collect();
         for row in &rows {
             let read =
                 |row| -> Result<(KeyId, Stored), row::RowError> { Ok((row::id(row)?, row::stored(row)?)) };
@@ -260,7 +285,7 @@ impl Runner {
             }
         }
         let query = columns.bind(shared.settings.query(&shared.settings.statements.swap));
-        let result = self.link.fetch(query.bind(shared.channel())).await;
+        let result = self.link.fetch(query.bind(shared.channel()).bind(shared.name())).await;
         let mut written: HashMap<KeyId, ()> = HashMap::new();
         let mut failed = None;
         match result {

@@ -4,12 +4,13 @@
 //! | payload | meaning |
 //! |---|---|
 //! | `w` key | the key changed: wake whoever waits |
-//! | `f` key nonce | the key was forgotten: drop it from caches, then say so |
+//! | `f` key nonce process | the process forgot the key: drop it from caches, then say so |
 //! | `a` nonce process | the process has dropped it |
 //! | `h` process number | the process hears itself, so it hears all |
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions};
@@ -17,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::row;
-use super::shared::{ProcessId, Shared, TRUST};
+use super::shared::{Shared, TRUST};
 use crate::hex;
 use crate::key::KeyId;
 use crate::store::Trust;
@@ -94,14 +95,17 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
         }
         b'f' => {
             let Some((id, nonce)) = rest.split_at_checked(32) else { return };
+            let Some((nonce, process)) = nonce.split_at_checked(16) else { return };
+            // What this process forgot itself, its caches know already.
+            if hex::read::<16>(process) == Some(shared.process) {
+                return;
+            }
             if let (Some(id), Some(nonce)) = (hex::read(id), hex::read::<8>(nonce)) {
                 let id = KeyId::from_bytes(id);
                 shared.invalidate(id);
                 shared.wakeups.wake(id);
-                if shared.has_caches() {
-                    let shared = Arc::clone(shared);
-                    tokio::spawn(async move { acknowledge(&shared, nonce).await });
-                }
+                let shared = Arc::clone(shared);
+                tokio::spawn(async move { acknowledge(&shared, nonce).await });
             }
         }
         b'a' => {
@@ -125,17 +129,13 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
 }
 
 async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
-    let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), name(&shared.process));
+    let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), shared.name());
     let query =
         shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
     let said = shared.fetch(query).await;
     if let Err(error) = said {
         tracing::warn!(%error, "could not say that a key was forgotten; the forget is answered later");
     }
-}
-
-fn name(process: &ProcessId) -> String {
-    process.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Shows that this process listens, for as long as it has caches; and takes trust away when it is not heard.
@@ -176,10 +176,11 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = row::micros(TRUST);
+    shared.appeared.store(true, Ordering::Release);
     shared
         .fetch(shared.settings.query(&statements.appear).bind(shared.process.as_slice()).bind(trust))
         .await?;
-    let payload = format!("h{}{number:016x}", name(&shared.process));
+    let payload = format!("h{}{number:016x}", shared.name());
     shared.fetch(shared.settings.query(&statements.notify).bind(shared.channel()).bind(payload)).await?;
     Ok(())
 }

@@ -27,14 +27,11 @@ pub(super) async fn prepare(
     target: &str,
 ) -> Result<(), Fault> {
     for _ in 0..20 {
-        match read_format(connection, schema, target).await? {
-            Some((format, serves)) => {
-                refuse_newer(target, schema, format, serves)?;
-                if format >= FORMAT {
-                    return Ok(());
-                }
+        if let Some((format, serves)) = read_format(connection, schema, target).await? {
+            refuse_newer(target, schema, format, serves)?;
+            if format >= FORMAT {
+                return Ok(());
             }
-            None => {}
         }
         match migrate(connection, schema).await {
             Ok(()) => {}

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub(super) struct Shared {
     pub(super) to_arm: Notify,
     caches: Mutex<Vec<Weak<dyn Invalidate>>>,
     pub(super) attached: Notify,
+    /// Others may wait for this process when they forget.
+    pub(super) appeared: AtomicBool,
     trusted: Mutex<Trust>,
     pub(super) runtime: tokio::runtime::Handle,
 }
@@ -57,6 +60,7 @@ impl Shared {
             to_arm: Notify::new(),
             caches: Mutex::default(),
             attached: Notify::new(),
+            appeared: AtomicBool::new(false),
             trusted: Mutex::new(Trust::Unconfirmed),
             runtime,
         }
@@ -74,6 +78,11 @@ impl Shared {
             connection.close_on_drop();
         }
         rows
+    }
+
+    /// How this process is called in notifications.
+    pub(super) fn name(&self) -> String {
+        self.process.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The one channel of this schema.

@@ -88,6 +88,7 @@ pub(super) struct Statements {
     pub(super) appear: Statement,
     pub(super) leave: Statement,
     pub(super) others: Statement,
+    pub(super) tidy: Statement,
     pub(super) notify: Statement,
 }
 
@@ -150,6 +151,11 @@ impl Statements {
                 " FROM {schema}.process \
                  WHERE id <> $1 AND trusted_until > ",
                 clock!()
+            )),
+            tidy: fill(concat!(
+                "DELETE FROM {schema}.process WHERE trusted_until < ",
+                clock!(),
+                " - 3600000000"
             )),
             notify: fill("SELECT pg_notify($1, $2)::text"),
         }
@@ -230,7 +236,7 @@ const SWAP: &str = concat!(
      outcome = i.outcome FROM input i, locked l WHERE r.id = i.id AND l.id = r.id \
      RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate) \
      SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
-     CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0'))::text END \
+     CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0') || $28)::text END \
      FROM put"
 );
 

@@ -13,6 +13,9 @@ use crate::store::Swept;
 const STEP: usize = 500;
 
 pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault> {
+    let explain = |error| Fault::statement(&shared.settings.target, &error);
+    // Processes that ended without a word.
+    shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await.map_err(explain)?;
     let mut swept = Swept::default();
     let mut left = limit;
     while left > 0 {
@@ -26,7 +29,6 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault>
         }
         left -= found;
     }
-    let explain = |error| Fault::statement(&shared.settings.target, &error);
     let rows =
         shared.fetch(shared.settings.query(&shared.settings.statements.more_due)).await.map_err(explain)?;
     swept.more = match rows.first() {

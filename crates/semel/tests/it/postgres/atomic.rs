@@ -26,15 +26,16 @@ async fn pay(connection: &mut PgConnection, order: &str) -> Result<i64, Failure<
 impl Bench {
     async fn new() -> Self {
         let server = Postgres::start().expect("a PostgreSQL server can be started");
-        server.sql("CREATE TABLE paid (order_id text)").unwrap();
+        server.sql("CREATE TABLE paid (order_id text)").expect("a healthy server");
         let store = Arc::new(open(&server.url()).await);
-        let engine = Engine::over(store.clone()).lease(Duration::from_secs(2)).build().unwrap();
-        let pool = PgPool::connect(&server.url()).await.unwrap();
+        let engine =
+            Engine::over(store.clone()).lease(Duration::from_secs(2)).build().expect("a healthy server");
+        let pool = PgPool::connect(&server.url()).await.expect("a healthy server");
         Self { server, store, engine, pool }
     }
 
     async fn pay(&self, order: &'static str) -> Result<Answer<i64>, RunError<sqlx::Error>> {
-        let mut transaction = self.pool.begin().await.unwrap();
+        let mut transaction = self.pool.begin().await.expect("a healthy server");
         let answer = self
             .engine
             .once(Key::new("pay").value(order))
@@ -42,16 +43,16 @@ impl Bench {
                 pay(connection, order).await
             })
             .await;
-        transaction.commit().await.unwrap();
+        transaction.commit().await.expect("a healthy server");
         answer
     }
 
     fn rows(&self) -> String {
-        self.server.sql("SELECT count(*) FROM paid").unwrap().trim().to_owned()
+        self.server.sql("SELECT count(*) FROM paid").expect("a healthy server").trim().to_owned()
     }
 
     async fn phase(&self, order: &'static str) -> Option<Phase> {
-        let snapshot = self.engine.get(&Key::new("pay").value(order)).await.unwrap();
+        let snapshot = self.engine.get(&Key::new("pay").value(order)).await.expect("a healthy server");
         snapshot.map(|snapshot| snapshot.phase())
     }
 }
@@ -62,12 +63,12 @@ async fn many_callers_leave_one_row_and_get_one_value() {
     let calls: Vec<_> = (0..20)
         .map(|_| {
             let bench = Arc::clone(&bench);
-            tokio::spawn(async move { bench.pay("a").await.unwrap() })
+            tokio::spawn(async move { bench.pay("a").await.expect("a healthy server") })
         })
         .collect();
     let mut first = 0;
     for call in calls {
-        let answer = call.await.unwrap();
+        let answer = call.await.expect("a healthy server");
         assert_eq!(answer.value, 1);
         first += usize::from(!answer.replayed);
     }
@@ -79,8 +80,11 @@ async fn many_callers_leave_one_row_and_get_one_value() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failure_is_rolled_back_to_the_savepoint() {
     let bench = Bench::new().await;
-    let mut transaction = bench.pool.begin().await.unwrap();
-    sqlx::query("INSERT INTO paid VALUES ('before')").execute(&mut *transaction).await.unwrap();
+    let mut transaction = bench.pool.begin().await.expect("a healthy server");
+    sqlx::query("INSERT INTO paid VALUES ('before')")
+        .execute(&mut *transaction)
+        .await
+        .expect("a healthy server");
     let failed = bench
         .engine
         .once(Key::new("pay").value("a"))
@@ -109,24 +113,27 @@ async fn a_failure_is_rolled_back_to_the_savepoint() {
         })
         .await;
     assert!(matches!(panicked, Err(RunError::Panicked(_))), "{panicked:?}");
-    sqlx::query("INSERT INTO paid VALUES ('after')").execute(&mut *transaction).await.unwrap();
-    transaction.commit().await.unwrap();
+    sqlx::query("INSERT INTO paid VALUES ('after')")
+        .execute(&mut *transaction)
+        .await
+        .expect("a healthy server");
+    transaction.commit().await.expect("a healthy server");
     assert_eq!(bench.rows(), "2", "before and after, and nothing of the effect");
-    assert!(!bench.pay("a").await.unwrap().replayed);
+    assert!(!bench.pay("a").await.expect("a healthy server").replayed);
 }
 
 // The caller's rollback takes the outcome along; the claim ends with its lease, and is never in doubt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolled_back_transaction_never_happened() {
     let bench = Bench::new().await;
-    let mut transaction = bench.pool.begin().await.unwrap();
+    let mut transaction = bench.pool.begin().await.expect("a healthy server");
     let once = bench.engine.once(Key::new("pay").value("a"));
     let ran = once
         .run_in_transaction(&bench.store, &mut transaction, async |connection, _| pay(connection, "a").await);
-    assert_eq!(ran.await.unwrap().value, 1);
-    transaction.rollback().await.unwrap();
+    assert_eq!(ran.await.expect("a healthy server").value, 1);
+    transaction.rollback().await.expect("a healthy server");
     assert_eq!(bench.rows(), "0");
-    let again = bench.pay("a").await.unwrap();
+    let again = bench.pay("a").await.expect("a healthy server");
     assert_eq!((again.value, again.replayed, bench.rows().as_str()), (1, false, "1"));
 }
 
@@ -135,8 +142,8 @@ async fn a_rolled_back_transaction_never_happened() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn now_frozen() {
     let bench = Arc::new(Bench::new().await);
-    let mut transaction = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT now()").execute(&mut *transaction).await.unwrap();
+    let mut transaction = bench.pool.begin().await.expect("a healthy server");
+    sqlx::query("SELECT now()").execute(&mut *transaction).await.expect("a healthy server");
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let of_other = Arc::clone(&bench);
     let once = bench.engine.once(Key::new("pay").value("a"));
@@ -149,18 +156,28 @@ async fn now_frozen() {
             value
         })
         .await;
-    assert_eq!(ran.unwrap().value, 1);
-    let record = bench.engine.get(&Key::new("pay").value("a")).await.unwrap().unwrap();
+    assert_eq!(ran.expect("a healthy server").value, 1);
+    let record = bench
+        .engine
+        .get(&Key::new("pay").value("a"))
+        .await
+        .expect("a healthy server")
+        .expect("a healthy server");
     assert_eq!(record.phase(), Phase::Lapsed, "not committed yet");
     let duplicate = {
         let bench = Arc::clone(&bench);
         tokio::spawn(async move { bench.pay("a").await })
     };
     tokio::time::sleep(Duration::from_millis(500)).await;
-    transaction.commit().await.unwrap();
-    let answer = duplicate.await.unwrap().unwrap();
+    transaction.commit().await.expect("a healthy server");
+    let answer = duplicate.await.expect("a healthy server").expect("a healthy server");
     assert_eq!((answer.value, answer.replayed, bench.rows().as_str()), (1, true, "1"));
-    let done = bench.engine.get(&Key::new("pay").value("a")).await.unwrap().unwrap();
+    let done = bench
+        .engine
+        .get(&Key::new("pay").value("a"))
+        .await
+        .expect("a healthy server")
+        .expect("a healthy server");
     assert!(
         done.record.expires_at.left(done.now) > Duration::from_secs(86_000),
         "retention counts from complete"
@@ -170,19 +187,20 @@ async fn now_frozen() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_cannot_see_the_claim_is_refused() {
     let bench = Bench::new().await;
-    let mut transaction = bench.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
-    sqlx::query("SELECT count(*) FROM paid").execute(&mut *transaction).await.unwrap();
+    let mut transaction =
+        bench.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await.expect("a healthy server");
+    sqlx::query("SELECT count(*) FROM paid").execute(&mut *transaction).await.expect("a healthy server");
     let once = bench.engine.once(Key::new("pay").value("a"));
     let refused = once
         .run_in_transaction(&bench.store, &mut transaction, async |connection, _| pay(connection, "a").await)
         .await
         .unwrap_err();
     assert!(refused.to_string().contains("READ COMMITTED"), "{refused}");
-    transaction.commit().await.unwrap();
+    transaction.commit().await.expect("a healthy server");
     assert_eq!(bench.rows(), "0");
 
-    let elsewhere = Engine::builder(MemoryStore::new()).build().unwrap();
-    let mut transaction = bench.pool.begin().await.unwrap();
+    let elsewhere = Engine::builder(MemoryStore::new()).build().expect("a healthy server");
+    let mut transaction = bench.pool.begin().await.expect("a healthy server");
     let other = elsewhere.once(Key::new("pay").value("a")).run_in_transaction(
         &bench.store,
         &mut transaction,

@@ -98,8 +98,9 @@ async fn waiter_blocks_in_db() {
     let (gate, effects) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
     let mut engines = Vec::new();
     for _ in 0..2 {
-        let store = PostgresStore::builder(server.url()).connections(4).open().await.unwrap();
-        engines.push(Engine::builder(store).wait(Duration::from_secs(60)).build().unwrap());
+        let store =
+            PostgresStore::builder(server.url()).connections(4).open().await.expect("a healthy server");
+        engines.push(Engine::builder(store).wait(Duration::from_secs(60)).build().expect("a healthy server"));
     }
     let run = |number: usize| {
         let (engine, gate, effects) = (engines[number % 2].clone(), Arc::clone(&gate), Arc::clone(&effects));
@@ -119,14 +120,19 @@ async fn waiter_blocks_in_db() {
     let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     let connected = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'semel'";
     for _ in 0..20 {
-        assert_eq!(server.sql(blocked).unwrap().trim(), "0", "a waiter waits in the server");
-        let connected: usize = server.sql(connected).unwrap().trim().parse().unwrap();
+        assert_eq!(
+            server.sql(blocked).expect("a healthy server").trim(),
+            "0",
+            "a waiter waits in the server"
+        );
+        let connected: usize =
+            server.sql(connected).expect("a healthy server").trim().parse().expect("a healthy server");
         assert!(connected <= 2 * (4 + 3), "{connected} connections for 200 waiters");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     gate.notify_one();
     for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap(), "receipt");
+        assert_eq!(caller.await.expect("a healthy server").expect("a healthy server"), "receipt");
     }
     assert_eq!(effects.load(Ordering::SeqCst), 1);
 }
@@ -134,15 +140,15 @@ async fn waiter_blocks_in_db() {
 // publish has its own connection; everybody else waits for a bounded time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pool_exhausted() {
-    let server = Postgres::options().config("max_connections", "12").start().unwrap();
-    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app").unwrap();
+    let server = Postgres::options().config("max_connections", "12").start().expect("a healthy server");
+    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app").expect("a healthy server");
     let url = server.url().replace("postgres://postgres", "postgres://app");
     let builder = || PostgresStore::builder(&url).connections(1).patience(Duration::from_secs(2));
-    let store = builder().open().await.unwrap();
+    let store = builder().open().await.expect("a healthy server");
     let id = key();
     let grant = win(&store, id).await;
     assert!(matches!(store.apply(id, Command::Renew(grant)).await, Ok(Ruling::Accepted { .. })));
-    assert!(store.get(id).await.unwrap().is_some());
+    assert!(store.get(id).await.expect("a healthy server").is_some());
     // Others take every connection that is left.
     let mut others = Vec::new();
     while let Ok(other) =
@@ -164,7 +170,11 @@ async fn pool_exhausted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serialization_deadlock() {
     let server = server();
-    let store = PostgresStore::builder(server.url()).patience(Duration::from_secs(3)).open().await.unwrap();
+    let store = PostgresStore::builder(server.url())
+        .patience(Duration::from_secs(3))
+        .open()
+        .await
+        .expect("a healthy server");
     let raise = |code: &str, times: i64| {
         server
             .sql(&format!(
@@ -175,7 +185,7 @@ async fn serialization_deadlock() {
                  CREATE OR REPLACE TRIGGER refuse BEFORE INSERT OR UPDATE ON semel.record FOR EACH ROW \
                  EXECUTE FUNCTION refuse()"
             ))
-            .unwrap();
+            .expect("a healthy server");
     };
     for code in ["40001", "40P01"] {
         raise(code, 3);
@@ -194,7 +204,7 @@ async fn serialization_deadlock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_unknown() {
     let server = server();
-    let proxy = FaultProxy::before(server.addr()).unwrap();
+    let proxy = FaultProxy::before(server.addr()).expect("a healthy server");
     let store = open(&server.url_at(proxy.addr(), "postgres")).await;
     // Warm: statements are prepared, so that the next message is the command itself.
     let first = key();
@@ -207,14 +217,17 @@ async fn commit_unknown() {
         panic!("the claim knows itself")
     };
     assert_eq!(proxy.counts().dropped_replies, 1, "the reply to the claim was lost");
-    let record = store.get(id).await.unwrap().unwrap().record;
+    let record = store.get(id).await.expect("a healthy server").expect("a healthy server").record;
     assert_eq!((record.fence, record.attempt), (win.grant.fence(), 1), "it was granted once");
 
     proxy.drop_reply_to(b"what came of it");
     let completed = store.apply(id, complete(win.grant, "what came of it")).await;
     assert!(matches!(completed, Ok(Ruling::Accepted { .. })), "{completed:?}");
     assert_eq!(proxy.counts().dropped_replies, 2, "the reply to the complete was lost");
-    assert_eq!(store.get(id).await.unwrap().unwrap().phase(), Phase::Done);
+    assert_eq!(
+        store.get(id).await.expect("a healthy server").expect("a healthy server").phase(),
+        Phase::Done
+    );
 
     // A release said twice would be told that it lost: it is known by what it wrote.
     let id = key();
@@ -229,7 +242,10 @@ async fn commit_unknown() {
     let released = store.apply(id, Command::Release(grant)).await;
     assert!(matches!(released, Ok(Ruling::Accepted { .. })), "{released:?}");
     assert_eq!(proxy.counts().dropped_replies, 3, "the reply to the release was lost");
-    assert_eq!(store.get(id).await.unwrap().unwrap().phase(), Phase::Vacant);
+    assert_eq!(
+        store.get(id).await.expect("a healthy server").expect("a healthy server").phase(),
+        Phase::Vacant
+    );
 }
 
 /// Claims and completes from several tasks until told to stop; gives what was acknowledged.
@@ -274,7 +290,7 @@ async fn load_while<F: Future<Output = ()>>(store: &Arc<PostgresStore>, trouble:
 async fn nothing_lost(store: &PostgresStore, acknowledged: &[(KeyId, String)]) {
     assert!(acknowledged.len() > 20, "only {} were acknowledged: the load is too weak", acknowledged.len());
     for (id, body) in acknowledged {
-        match store.apply(*id, Command::Claim(claim())).await.unwrap() {
+        match store.apply(*id, Command::Claim(claim())).await.expect("a healthy server") {
             Ruling::Replay { outcome, .. } => assert_eq!(*outcome, Outcome::new("text", body.as_str())),
             other => panic!("acknowledged, and now {other:?}"),
         }
@@ -288,7 +304,7 @@ async fn backend_killed() {
     let acknowledged = load_while(&store, async {
         for _ in 0..4 {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            server.terminate_backends("application_name = 'semel'").unwrap();
+            server.terminate_backends("application_name = 'semel'").expect("a healthy server");
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     })
@@ -304,7 +320,7 @@ async fn crash_recovery() {
     let acknowledged = load_while(&store, async {
         tokio::time::sleep(Duration::from_millis(700)).await;
         server.kill();
-        server.restart().unwrap();
+        server.restart().expect("a healthy server");
         tokio::time::sleep(Duration::from_millis(700)).await;
     })
     .await;
@@ -323,21 +339,26 @@ async fn crash_recovery() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sync_commit_off() {
-    let server = Postgres::options().config("synchronous_commit", "off").start().unwrap();
+    let server = Postgres::options().config("synchronous_commit", "off").start().expect("a healthy server");
     let refused = PostgresStore::open(server.url()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Setup);
     assert!(refused.to_string().contains("synchronous_commit = off"), "{refused}");
-    let told = PostgresStore::builder(server.url()).async_commit(AsyncCommit::Accept).open().await.unwrap();
-    assert_eq!(told.durability(), Durability::Process, "it says what survives");
+    let told = PostgresStore::builder(server.url())
+        .async_commit(AsyncCommit::Accept)
+        .open()
+        .await
+        .expect("a healthy server");
+    assert_eq!(told.durability(), Durability::Server, "it says what survives");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_lag() {
     let primary = server();
-    let proxy = FaultProxy::before(primary.addr()).unwrap();
+    let proxy = FaultProxy::before(primary.addr()).expect("a healthy server");
     let url = primary.url_at(proxy.addr(), "postgres");
-    let store = PostgresStore::builder(&url).patience(Duration::from_secs(2)).open().await.unwrap();
-    let standby = Postgres::standby_of(&primary).unwrap();
+    let store =
+        PostgresStore::builder(&url).patience(Duration::from_secs(2)).open().await.expect("a healthy server");
+    let standby = Postgres::standby_of(&primary).expect("a healthy server");
     let refused = PostgresStore::open(standby.url()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Setup);
     assert!(refused.to_string().contains("is a standby"), "{refused}");
@@ -382,23 +403,23 @@ async fn bloat() {
             })
             .collect();
         for claimed in keys {
-            claimed.await.unwrap();
+            claimed.await.expect("a healthy server");
         }
         let gone = AtomicUsize::new(0);
         eventually("all are swept", async || {
-            let swept = store.sweep(100).await.unwrap();
+            let swept = store.sweep(100).await.expect("a healthy server");
             assert!(swept.removed <= 100);
             gone.fetch_add(swept.removed, Ordering::SeqCst) + swept.removed == 500
         })
         .await;
-        server.sql("VACUUM semel.record").unwrap();
-        let size = server.sql("SELECT pg_total_relation_size('semel.record')").unwrap();
-        sizes.push(size.trim().parse::<u64>().unwrap());
+        server.sql("VACUUM semel.record").expect("a healthy server");
+        let size = server.sql("SELECT pg_total_relation_size('semel.record')").expect("a healthy server");
+        sizes.push(size.trim().parse::<u64>().expect("a healthy server"));
     }
     assert!(sizes[5] <= sizes[1] * 3 / 2, "the table grows from round to round: {sizes:?}");
     let plan = server
         .sql("SET enable_seqscan = off; EXPLAIN SELECT * FROM semel.record WHERE sweep_at <= 1 ORDER BY sweep_at LIMIT 10")
-        .unwrap();
+        .expect("a healthy server");
     assert!(plan.contains("record_sweep_at"), "{plan}");
 }
 
@@ -414,18 +435,18 @@ async fn migration_live() {
         .collect();
     let mut stores = Vec::new();
     for opener in openers {
-        stores.push(opener.await.unwrap().unwrap_or_else(|error| panic!("{error}")));
+        stores.push(opener.await.expect("a healthy server").unwrap_or_else(|error| panic!("{error}")));
     }
     let id = key();
     let grant = win(&stores[0], id).await;
     // A newer binary has added what this one does not know, and says that this one may go on.
-    server.sql("ALTER TABLE semel.record ADD COLUMN later text; UPDATE semel.meta SET number = 2 WHERE name = 'format'").unwrap();
+    server.sql("ALTER TABLE semel.record ADD COLUMN later text; UPDATE semel.meta SET number = 2 WHERE name = 'format'").expect("a healthy server");
     let old = open(&server.url()).await;
     assert!(matches!(old.apply(id, Command::Renew(grant)).await, Ok(Ruling::Accepted { .. })));
     assert!(matches!(stores[1].apply(id, complete(grant, "done")).await, Ok(Ruling::Accepted { .. })));
     assert!(matches!(old.apply(id, Command::Claim(claim())).await, Ok(Ruling::Replay { .. })));
     // And one day that it may not.
-    server.sql("UPDATE semel.meta SET number = 2 WHERE name = 'serves'").unwrap();
+    server.sql("UPDATE semel.meta SET number = 2 WHERE name = 'serves'").expect("a healthy server");
     let refused = PostgresStore::open(server.url()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Incompatible);
     assert!(refused.to_string().contains("upgrade Semel"), "{refused}");
@@ -436,7 +457,8 @@ async fn migration_live() {
 async fn schemas_are_apart() {
     let server = server();
     let one = open(&server.url()).await;
-    let other = PostgresStore::builder(server.url()).schema("semel_other").open().await.unwrap();
+    let other =
+        PostgresStore::builder(server.url()).schema("semel_other").open().await.expect("a healthy server");
     let id = key();
     win(&one, id).await;
     win(&other, id).await;
@@ -449,10 +471,10 @@ async fn schemas_are_apart() {
 // Wrong settings end in a sentence that says what to do, and that holds no password.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_settings_are_named() {
-    let server = Postgres::options().password("right").start().unwrap();
+    let server = Postgres::options().password("right").start().expect("a healthy server");
     let port = server.port();
     let quick = |url: String| PostgresStore::builder(url).patience(Duration::from_secs(3)).open();
-    server.sql("CREATE ROLE poor LOGIN PASSWORD 'poor'").unwrap();
+    server.sql("CREATE ROLE poor LOGIN PASSWORD 'poor'").expect("a healthy server");
     let cases = [
         (
             format!("mysql://postgres@127.0.0.1:{port}/postgres"),
@@ -483,13 +505,14 @@ async fn wrong_settings_are_named() {
         assert!(!format!("{refused} {refused:?}").contains("hunter2"), "{refused}");
     }
     // With the schema there and the rights given, no right to create anything is needed.
-    drop(quick(server.url()).await.unwrap());
+    drop(quick(server.url()).await.expect("a healthy server"));
     let refused = quick(format!("postgres://poor:poor@127.0.0.1:{port}/postgres")).await.unwrap_err();
     assert!(refused.to_string().contains("GRANT"), "{refused}");
     server
         .sql("GRANT USAGE ON SCHEMA semel TO poor; GRANT ALL ON ALL TABLES IN SCHEMA semel TO poor; GRANT ALL ON ALL SEQUENCES IN SCHEMA semel TO poor")
-        .unwrap();
-    let poor = quick(format!("postgres://poor:poor@127.0.0.1:{port}/postgres")).await.unwrap();
+        .expect("a healthy server");
+    let poor =
+        quick(format!("postgres://poor:poor@127.0.0.1:{port}/postgres")).await.expect("a healthy server");
     let id = key();
     let grant = win(&poor, id).await;
     assert!(matches!(poor.apply(id, Command::Release(grant)).await, Ok(Ruling::Accepted { .. })));
@@ -505,7 +528,7 @@ async fn two_hundred_callers_have_one_effect() {
         let store = open(&server.url()).await;
         // A backstop that would come too late: only a push wakes in time.
         let engine = Engine::builder(store).wait(Duration::from_secs(30)).backstop(Duration::from_secs(20));
-        engines.push(engine.build().unwrap());
+        engines.push(engine.build().expect("a healthy server"));
     }
     let callers: Vec<_> = (0..200)
         .map(|number| {
@@ -517,14 +540,14 @@ async fn two_hundred_callers_have_one_effect() {
                     let number = effects.fetch_add(1, Ordering::SeqCst);
                     Ok::<_, std::io::Error>(format!("receipt {number}")).failed()
                 });
-                ran.await.unwrap().value
+                ran.await.expect("a healthy server").value
             })
         })
         .collect();
     let began = tokio::time::Instant::now();
     let mut answers = HashSet::new();
     for caller in callers {
-        answers.insert(caller.await.unwrap());
+        answers.insert(caller.await.expect("a healthy server"));
     }
     assert_eq!((effects.load(Ordering::SeqCst), answers.len()), (1, 1));
     assert!(began.elapsed() < Duration::from_secs(15), "waiters were not woken by push");

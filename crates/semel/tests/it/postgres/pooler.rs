@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::{Pooling, PostgresStore, Store};
-use semel::testkit::contract::{self, Context};
+use semel::testkit::contract::{self, Context, agrees_with_the_rules};
 use semel_testbed::Postgres;
 
 /// A PgBouncer before a server, with two server connections for everybody. Ended when dropped.
@@ -19,9 +19,14 @@ struct Bouncer {
 
 impl Bouncer {
     fn before(server: &Postgres) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let folder = tempfile::tempdir().expect("a healthy server");
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777))
+            .expect("a healthy server");
+        let port = TcpListener::bind("127.0.0.1:0")
+            .expect("a healthy server")
+            .local_addr()
+            .expect("a healthy server")
+            .port();
         let config = folder.path().join("bouncer.ini");
         std::fs::write(
             &config,
@@ -32,7 +37,7 @@ impl Bouncer {
                 server.port()
             ),
         )
-        .unwrap();
+        .expect("a healthy server");
         // It refuses to run as root.
         let mut program = Program::new("pgbouncer");
         program.env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default()));
@@ -69,27 +74,29 @@ fn needs_a_session(case: &contract::Case) -> bool {
 
 /// Cases that wait for time to pass take long and say nothing about poolers.
 fn is_about_time(case: &contract::Case) -> bool {
-    ["leasing", "sweeping", "table", "keeping", "listing"].contains(&case.group())
+    ["leasing", "sweeping", "table", "keeping", "listing", "agreement"].contains(&case.group())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pooler_transaction_mode() {
-    let server = Postgres::start().unwrap();
+    let server = Postgres::start().expect("a healthy server");
     let bouncer = Bouncer::before(&server);
     let (store, peer) = (Arc::new(bouncer.open().await), Arc::new(bouncer.open().await));
+    let context = || {
+        Context::new(Arc::clone(&store) as Arc<dyn Store>).peer(Arc::clone(&peer) as Arc<dyn Store>).shared()
+    };
+    agrees_with_the_rules(&context(), 4_000, 60).await;
     let mut ran = 0;
     for case in contract::cases().iter().filter(|case| !needs_a_session(case) && !is_about_time(case)) {
-        let context = Context::new(Arc::clone(&store) as Arc<dyn Store>)
-            .peer(Arc::clone(&peer) as Arc<dyn Store>)
-            .shared();
-        case.run(&context).await;
+        case.run(&context()).await;
         ran += 1;
     }
     assert!(ran > 20, "only {ran} cases ran");
     let sessions =
         "SELECT count(*) FROM pg_stat_activity WHERE usename = 'postgres' AND application_name = 'semel'";
-    let sessions: usize = server.sql(sessions).unwrap().trim().parse().unwrap();
+    let sessions: usize =
+        server.sql(sessions).expect("a healthy server").trim().parse().expect("a healthy server");
     assert!(sessions <= 2, "{sessions} sessions behind a pool of two");
-    let prepared = server.sql("SELECT count(*) FROM pg_prepared_statements").unwrap();
+    let prepared = server.sql("SELECT count(*) FROM pg_prepared_statements").expect("a healthy server");
     assert_eq!(prepared.trim(), "0");
 }
