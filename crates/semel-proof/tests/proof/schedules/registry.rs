@@ -49,7 +49,7 @@ macro_rules! registry {
 }
 
 #[path = "../../../../semel/src/store/wakeups.rs"]
-#[expect(unreachable_pub, reason = "public in its own crate")]
+#[expect(unreachable_pub, dead_code, reason = "public in its own crate, where others use all of it")]
 mod real;
 
 registry!(Real, real);
