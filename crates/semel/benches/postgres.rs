@@ -174,7 +174,6 @@ fn pgbench(server: &Postgres) -> Turn {
     let mut script = tempfile::NamedTempFile::new().expect("a temporary file");
     script.write_all(BY_HAND.as_bytes()).expect("room for a script");
     let before = server.cpu_time().expect("a running server");
-    let began = Instant::now();
     let run = format!(
         "PATH=$PATH:/usr/lib/postgresql/15/bin pgbench -n -M prepared -c 32 -j 2 -T {} -f {} -h 127.0.0.1 -p {} -U postgres postgres && cat /proc/$$/stat",
         TURN.as_secs(),
@@ -182,7 +181,6 @@ fn pgbench(server: &Postgres) -> Turn {
         server.port()
     );
     let output = Program::new("sh").arg("-c").arg(run).stderr(Stdio::inherit()).output().expect("a shell");
-    let seconds = began.elapsed().as_secs_f64();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let word = |start: &str| {
         let line = text.lines().find(|line| line.starts_with(start)).expect("pgbench says how it went");
@@ -192,6 +190,8 @@ fn pgbench(server: &Postgres) -> Turn {
         .trim_end_matches(|c: char| !c.is_ascii_digit())
         .parse()
         .expect("a number");
+    // Its own figure, without the time it took to start and to connect.
+    let seconds = pairs / word("tps = ").parse::<f64>().expect("a number");
     let stat = text.lines().last().expect("the shell's own line");
     // Fields 16 and 17, after the name in brackets: ticks of a hundredth of a second for ended children.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
