@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::key::KeyId;
 use crate::record::Record;
 
-/// Records by id. Places of removed ones are used again, the last freed first.
+/// Records by id. Places of removed ones are used again, the first ones first.
 #[derive(Default)]
 pub(super) struct Shard {
     index: HashMap<KeyId, u32, BuildHasherDefault<IdHasher>>,
@@ -79,6 +79,13 @@ impl Shard {
             }
             kept
         });
+        // Give back the end, and use the rest from the front: what is claimed next lies together.
+        while let Some(None) = places.last() {
+            places.pop();
+        }
+        let end = places.len();
+        free.retain(|place| (*place as usize) < end);
+        free.sort_unstable_by(|one, other| other.cmp(one));
     }
 }
 
