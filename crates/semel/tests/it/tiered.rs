@@ -66,7 +66,7 @@ async fn open(builder: TieredBuilder) -> Arc<TieredStore> {
 }
 
 /// Waits until the store replays copies: Redis is there, and word of forgets would arrive.
-async fn uses_copies(store: &Arc<TieredStore>) {
+async fn uses_copies(store: &TieredStore) {
     let id = key();
     let grant = win(store, id).await;
     accepted(store.apply(id, complete(grant, "try")).await);

@@ -180,9 +180,10 @@ async fn a_copy_ends_with_its_retention() {
 async fn another_database_is_another_store() {
     let servers = Servers::start();
     let database = servers.postgres.fresh_database().expect("a healthy server");
-    let elsewhere = TieredStore::open(database, servers.redis.url()).await.expect("healthy servers");
+    let postgres = PostgresStore::builder(servers.postgres.url_at(servers.postgres.addr(), &database));
+    let elsewhere = TieredStore::builder(postgres, RedisStore::builder(&servers.redis.url()));
+    let elsewhere = open(elsewhere.redis_patience(Duration::from_secs(5))).await;
     let here = servers.ready().await;
-    let elsewhere = Arc::new(elsewhere);
     uses_copies(&elsewhere).await;
     let id = key();
     let grant = win(&*here, id).await;

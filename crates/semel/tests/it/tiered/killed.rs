@@ -44,8 +44,8 @@ async fn tiered_redis_killed() {
                 servers.redis.kill();
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 servers.redis.restart().expect("it starts again");
-                for store in &stores {
-                    notices(store, Coordination::Working).await;
+                while stores.iter().any(|store| store.stats().coordination == Coordination::Away) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 kills += 1;
                 tokio::time::sleep(Duration::from_millis(500)).await;
@@ -78,7 +78,7 @@ async fn tiered_redis_killed() {
     }
     over.store(true, Ordering::SeqCst);
     let kills = killer.await.expect("the killer lives");
-    let witness = witness.lock().expect("nobody panics in there");
+    let witness = std::mem::take(&mut *witness.lock().expect("nobody panics in there"));
     let twice: Vec<_> = witness.iter().filter(|(_, effects)| **effects != 1).collect();
     assert!(twice.is_empty(), "effects that happened more than once: {twice:?}");
     assert_eq!(witness.len(), rounds().div_ceil(REPEATS), "every order has its effect");

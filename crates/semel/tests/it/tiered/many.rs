@@ -16,7 +16,7 @@ async fn engines(servers: &Servers) -> Vec<(Engine, Arc<TieredStore>)> {
         let store = servers.open().await;
         let engine = Engine::over(Arc::clone(&store) as Arc<dyn Store>)
             .backstop(BACKSTOP)
-            .wait(Duration::from_secs(120))
+            .wait(Duration::from_secs(50))
             .build()
             .expect("good settings");
         engines.push((engine, store));
@@ -46,7 +46,7 @@ async fn stampede(servers: &Servers, order: &'static str) {
     gate.notify_one();
     let mut first = 0;
     for caller in callers {
-        let answer = tokio::time::timeout(Duration::from_secs(60), caller).await.expect("woken by push");
+        let answer = tokio::time::timeout(Duration::from_secs(45), caller).await.expect("woken by push");
         let (value, replayed) = answer.expect("no panic").unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(value, 0, "the first run's outcome");
         first += u32::from(!replayed);

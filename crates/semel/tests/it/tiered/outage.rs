@@ -122,6 +122,7 @@ async fn publish_lost() {
     let id = key();
     let grant = win(&*owner, id).await;
     proxy.refuse();
+    proxy.cut();
     let failed = owner.stats().failed;
     accepted(owner.apply(id, complete(grant, "once")).await);
     assert!(owner.stats().failed > failed, "the word to Redis was lost");
@@ -208,28 +209,36 @@ async fn redis_stall() {
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_killed_and_restarted() {
     let servers = Servers::start();
-    let (store, other) = (servers.ready().await, servers.ready().await);
+    let mut stores = Vec::new();
+    for _ in 0..2 {
+        let postgres = PostgresStore::builder(servers.postgres.url()).patience(Duration::from_secs(3));
+        let store = TieredStore::builder(postgres, RedisStore::builder(&servers.redis.url()));
+        stores.push(open(store.redis_patience(Duration::from_secs(5))).await);
+        uses_copies(&stores[stores.len() - 1]).await;
+    }
+    let (store, other) = (&stores[0], &stores[1]);
     let mut acknowledged = Vec::new();
     for round in 0..3 {
         for number in 0..20 {
             let (id, body) = (key(), format!("{round}-{number}"));
-            let grant = win(&*store, id).await;
+            let grant = win(&**store, id).await;
             accepted(store.apply(id, complete(grant, &body)).await);
             acknowledged.push((id, body));
         }
         servers.postgres.kill();
         // Redis still has copies; a key it has nothing of is nobody's to grant.
-        let refused = tokio::time::timeout(Duration::from_secs(30), ask(&*store, key(), &claim())).await;
+        let refused = tokio::time::timeout(Duration::from_secs(30), ask(&**store, key(), &claim())).await;
         match refused {
             Ok(Err(error)) => {
-                assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Ambiguous), "{error}")
+                assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Ambiguous), "{error}");
             }
             Ok(Ok(ruling)) => panic!("nobody could decide, and yet {ruling:?}"),
             Err(_) => panic!("no answer within its patience"),
         }
         servers.postgres.restart().expect("it starts again");
-        for store in [&store, &other] {
-            eventually("it heals", async || ask(&**store, key(), &claim()).await.ok()).await;
+        for store in [store, other] {
+            let healed = eventually("it heals", async || ask(&**store, key(), &claim()).await.ok()).await;
+            assert!(matches!(healed, Ruling::Won(_)), "{healed:?}");
         }
     }
     for copies in [true, false] {
@@ -237,7 +246,7 @@ async fn postgres_killed_and_restarted() {
             servers.redis.tell(&["FLUSHALL"]).expect("a healthy server");
         }
         for (id, body) in &acknowledged {
-            for store in [&store, &other] {
+            for store in [store, other] {
                 assert_eq!(replayed(ask(&**store, *id, &claim()).await), text(body));
             }
         }

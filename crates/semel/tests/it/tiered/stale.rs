@@ -57,6 +57,7 @@ async fn forget_during_an_outage_that_one_process_sees() {
         let other = servers.ready().await;
         let id = done([&cut_off, &other]).await;
         proxy.refuse();
+        proxy.cut();
         notices_away(&cut_off).await;
         accepted(cut_off.apply(id, command).await);
         assert!(servers.entries().iter().any(|name| name.contains(&id.to_string())), "Redis was not told");
