@@ -35,7 +35,9 @@
 
 mod builder;
 mod caller;
+mod columns;
 mod fault;
+mod guard;
 mod judge;
 mod lane;
 mod link;
@@ -61,7 +63,7 @@ use tokio::time::{Instant, timeout};
 use self::builder::Settings;
 pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
 use self::fault::Fault;
-use self::lane::{Lane, Runner};
+use self::lane::{Found, Lane, Runner};
 use self::link::Link;
 use self::listen::Pulse;
 use self::queue::{Item, Queue};
@@ -205,8 +207,9 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
     let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, failures: 0 }.run());
+        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, last: Found::Nothing, failures: 0 }.run());
     }
+    tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
         let pulse = Arc::new(Pulse::default());
         let (ready, listening) = oneshot::channel();
@@ -284,6 +287,7 @@ impl Store for PostgresStore {
                 unheard: false,
                 refused: false,
                 attempt: None,
+                held: None,
                 above: None,
             })?;
             answered.await.unwrap_or_else(|_| {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use sqlx::PgConnection;
 
 use super::PostgresStore;
+use super::columns::{Swap, SwapColumns};
 use super::fault::Fault;
-use super::row::{self, RowError, Stored, Swap, SwapColumns};
+use super::row::{self, RowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;

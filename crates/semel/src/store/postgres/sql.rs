@@ -69,9 +69,11 @@ macro_rules! clock {
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) claim: Statement,
+    pub(super) claim_one: Statement,
     pub(super) write: Statement,
     pub(super) swap: Statement,
     pub(super) read: Statement,
+    pub(super) standing: Statement,
     pub(super) scan: Statement,
     pub(super) arm: Statement,
     pub(super) due: Statement,
@@ -111,9 +113,11 @@ impl Statements {
         let fill = |template: &str| Statement::new(template, schema);
         Self {
             claim: fill(CLAIM),
+            claim_one: fill(CLAIM_ONE),
             write: fill(WRITE),
             swap: fill(SWAP),
             read: fill(READ),
+            standing: fill(STANDING),
             scan: fill(SCAN),
             arm: fill(ARM),
             due: fill(DUE),
@@ -188,6 +192,18 @@ const CLAIM: &str = concat!(
      NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
 );
 
+/// The insert alone, for a lone claim: as cheap as one would write it by hand. No row means that the key is known.
+/// The fence is compared with the floor afterwards, as it is for all.
+const CLAIM_ONE: &str = concat!(
+    "INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, claimed_at, \
+     changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, memory) \
+     SELECT $1, $2, $3, $4, $5, $6, c.now, $7, c.now, c.now, c.now + $8, c.now + $9, c.now + $10, c.now + $11, $12, \
+     $13, $14, $15, $16 FROM (SELECT ",
+    clock!(),
+    " AS now OFFSET 0) c ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
+     (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL)"
+);
+
 /// What an owner writes while its lease stands: complete (0), begin (1), renew (2). Everything else, and
 /// everybody who is refused here, goes through the rules.
 const WRITE: &str = concat!(
@@ -248,6 +264,15 @@ const READ: &str = concat!(
     ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1)"
 );
 
+/// Those of the records that are still claimed by these owners.
+const STANDING: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1) AND r.owner = ANY($2) AND r.state IN (2, 3)"
+);
+
 const SCAN: &str = concat!(
     "SELECT ",
     columns!("r."),
@@ -257,13 +282,13 @@ const SCAN: &str = concat!(
      WHERE r.id > $1 ORDER BY r.id LIMIT $2"
 );
 
-/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those that are;
-/// the others are no longer in flight.
-const ARM: &str = "WITH held AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
-     AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE), \
-     armed AS (UPDATE {schema}.record r SET watched = true FROM held WHERE r.id = held.id RETURNING r.id) \
-     SELECT id FROM armed UNION ALL \
-     SELECT id FROM {schema}.record WHERE id = ANY($1) AND state IN (2, 3) AND watched";
+/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those in flight, and
+/// whether they are marked: what somebody holds at this moment is not, and is not waited for.
+const ARM: &str = "WITH free AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
+     AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE SKIP LOCKED), \
+     armed AS (UPDATE {schema}.record r SET watched = true FROM free WHERE r.id = free.id RETURNING r.id) \
+     SELECT r.id, r.watched OR EXISTS (SELECT FROM armed a WHERE a.id = r.id) FROM {schema}.record r \
+     WHERE r.id = ANY($1) AND r.state IN (2, 3)";
 
 /// What is due, found by the index on its time, and held until the sweep commits. What others hold is theirs.
 const DUE: &str = concat!(
