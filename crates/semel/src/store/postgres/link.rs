@@ -110,7 +110,7 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     // Not prepared: a transaction pooler would give the two halves of it to two servers.
     let row = sqlx::raw_sql(
         "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
-         current_setting('synchronous_commit')",
+         current_setting('synchronous_commit'), current_setting('default_transaction_read_only')::bool",
     )
     .fetch_one(&mut *connection)
     .await
@@ -118,7 +118,8 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     let standby: bool = row.try_get(0).map_err(|error| unreadable(&error))?;
     let version: i32 = row.try_get(1).map_err(|error| unreadable(&error))?;
     let commit: String = row.try_get(2).map_err(|error| unreadable(&error))?;
-    accept(settings, &Facts { standby, version, commit })?;
+    let read_only: bool = row.try_get(3).map_err(|error| unreadable(&error))?;
+    accept(settings, &Facts { standby, version, commit, read_only })?;
     notice_failover(settings, connection).await;
     Ok(())
 }
@@ -129,6 +130,7 @@ struct Facts {
     standby: bool,
     version: i32,
     commit: String,
+    read_only: bool,
 }
 
 fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
@@ -148,6 +150,11 @@ fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
             Fate::Undone,
             Cure::Reconnect,
         ));
+    }
+    if facts.read_only {
+        return Err(Fault::setup(format!(
+            "{target} gives this user read-only transactions: ALTER ROLE or ALTER DATABASE SET default_transaction_read_only = off"
+        )));
     }
     if facts.commit == "off" && settings.async_commit == AsyncCommit::Refuse {
         return Err(Fault::setup(format!(
@@ -181,17 +188,17 @@ mod tests {
     use super::*;
     use crate::store::PostgresStore;
 
-    fn refused(standby: bool, version: i32, commit: &str) -> Option<String> {
-        let settings =
-            PostgresStore::builder("postgres://db.internal/app").settings().expect("a URL that can be read");
-        accept(&settings, &Facts { standby, version, commit: commit.to_owned() })
+    fn refused(version: i32, commit: &str) -> Option<String> {
+        let builder = PostgresStore::builder("postgres://db.internal/app");
+        let facts = Facts { standby: false, version, commit: commit.to_owned(), read_only: false };
+        accept(&builder.settings().expect("a URL that can be read"), &facts)
             .err()
             .map(|fault| fault.to_string())
     }
 
     #[test]
     fn an_old_server_is_told_what_to_do() {
-        let refused = refused(false, OLDEST - 1, "on").expect("refused");
+        let refused = refused(OLDEST - 1, "on").expect("refused");
         assert!(
             refused.contains("is PostgreSQL 12: Semel needs 13 or later, upgrade the server"),
             "{refused}"
@@ -201,7 +208,7 @@ mod tests {
     #[test]
     fn what_keeps_the_promises_is_accepted() {
         for commit in ["on", "remote_apply", "remote_write", "local"] {
-            assert_eq!(refused(false, OLDEST, commit), None, "{commit}");
+            assert_eq!(refused(OLDEST, commit), None, "{commit}");
         }
     }
 }

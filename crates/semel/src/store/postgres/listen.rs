@@ -204,14 +204,19 @@ pub(super) async fn arm(shared: Arc<Shared>) {
         let armed = shared.fetch(shared.settings.query(&shared.settings.statements.arm).bind(&keys)).await;
         match armed {
             Ok(rows) => {
-                let in_flight: HashMap<KeyId, bool> =
-                    rows.iter().filter_map(|row| Some((row::id(row).ok()?, row.try_get(1).ok()?))).collect();
+                let in_flight: HashMap<KeyId, (bool, bool)> = rows
+                    .iter()
+                    .filter_map(|row| {
+                        Some((row::id(row).ok()?, (row.try_get(1).ok()?, row.try_get(2).ok()?)))
+                    })
+                    .collect();
                 let mut held = Vec::new();
                 for id in ids {
                     match in_flight.get(&id) {
-                        None => shared.wakeups.wake(id),
-                        Some(false) => held.push(id),
-                        Some(true) => {}
+                        // Over already, or its owner gave up before it was marked.
+                        None | Some((true, false)) => shared.wakeups.wake(id),
+                        Some((false, _)) => held.push(id),
+                        Some((true, true)) => {}
                     }
                 }
                 if !held.is_empty() {

@@ -168,6 +168,9 @@ impl Statements {
 
 /// Inserts the fresh ones and reads the others, in one round trip. A key that somebody inserts at the same
 /// moment can come back as neither: it is asked for again, never answered with nothing.
+///
+/// What can be seen is not tried: an insert beside a row that a transaction of somebody's is changing would wait for its
+/// end, and with it everybody in the batch.
 const CLAIM: &str = concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], \
      $4::smallint[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], \
@@ -177,17 +180,20 @@ const CLAIM: &str = concat!(
      clock AS MATERIALIZED (SELECT ",
     clock!(),
     " AS now, last_value AS floor FROM {schema}.fence_floor), \
+     known AS MATERIALIZED (SELECT ",
+    columns!("r."),
+    " FROM {schema}.record r WHERE r.id = ANY($1)), \
      won AS (INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, \
      claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, \
      memory) SELECT i.id, i.version, i.state, i.mode, i.fingerprint, i.owner, greatest(c.now, c.floor + 1), i.hint, \
      c.now, c.now, c.now + i.lease_for, c.now + i.expires_in, c.now + i.forget_in, c.now + i.sweep_in, i.lease, \
-     i.in_flight_max, i.retention, i.grace, i.memory FROM input i, clock c ON CONFLICT (id) DO NOTHING \
+     i.in_flight_max, i.retention, i.grace, i.memory FROM input i, clock c \
+     WHERE NOT EXISTS (SELECT FROM known k WHERE k.id = i.id) ON CONFLICT (id) DO NOTHING \
      RETURNING r.id, r.version, r.fence, r.claimed_at, \
      (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL) AS floor) \
      SELECT ",
-    columns!("r."),
-    ", c.now, NULL::bigint AS floor FROM {schema}.record r, clock c \
-     WHERE r.id = ANY($1) UNION ALL \
+    columns!("k."),
+    ", c.now, NULL::bigint AS floor FROM known k, clock c UNION ALL \
      SELECT id, version, false, NULL, NULL, NULL, NULL, fence, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
      NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
 );
@@ -200,7 +206,8 @@ const CLAIM_ONE: &str = concat!(
      SELECT $1, $2, $3, $4, $5, $6, c.now, $7, c.now, c.now, c.now + $8, c.now + $9, c.now + $10, c.now + $11, $12, \
      $13, $14, $15, $16 FROM (SELECT ",
     clock!(),
-    " AS now OFFSET 0) c ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
+    " AS now OFFSET 0) c \
+     WHERE NOT EXISTS (SELECT FROM {schema}.record k WHERE k.id = $1) ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
      (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL)"
 );
 
@@ -282,13 +289,21 @@ const SCAN: &str = concat!(
      WHERE r.id > $1 ORDER BY r.id LIMIT $2"
 );
 
-/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those in flight, and
-/// whether they are marked: what somebody holds at this moment is not, and is not waited for.
-const ARM: &str = "WITH free AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
+/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those in flight, whether
+/// they are marked, and whether their lease stands: what somebody holds at this moment is not marked, and not waited for.
+const ARM: &str = concat!(
+    "WITH free AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
      AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE SKIP LOCKED), \
-     armed AS (UPDATE {schema}.record r SET watched = true FROM free WHERE r.id = free.id RETURNING r.id) \
-     SELECT r.id, r.watched OR EXISTS (SELECT FROM armed a WHERE a.id = r.id) FROM {schema}.record r \
-     WHERE r.id = ANY($1) AND r.state IN (2, 3)";
+     armed AS (UPDATE {schema}.record r SET watched = true FROM free WHERE r.id = free.id \
+     RETURNING r.id, r.lease_until) \
+     SELECT id, true, lease_until > ",
+    clock!(),
+    " FROM armed UNION ALL \
+     SELECT r.id, r.watched, r.lease_until > ",
+    clock!(),
+    " FROM {schema}.record r WHERE r.id = ANY($1) AND r.state IN (2, 3) \
+     AND NOT EXISTS (SELECT FROM armed a WHERE a.id = r.id)"
+);
 
 /// What is due, found by the index on its time, and held until the sweep commits. What others hold is theirs.
 const DUE: &str = concat!(

@@ -86,4 +86,8 @@ async fn wrong_settings_are_named() {
     let id = key();
     let grant = win(&poor, id).await;
     assert!(matches!(poor.apply(id, Command::Release(grant)).await, Ok(Ruling::Accepted { .. })));
+    server.sql("ALTER ROLE poor SET default_transaction_read_only = on").expect("a healthy server");
+    let refused = quick(format!("postgres://poor:poor@127.0.0.1:{port}/postgres")).await.unwrap_err();
+    assert!(refused.to_string().contains("SET default_transaction_read_only = off"), "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Setup);
 }
