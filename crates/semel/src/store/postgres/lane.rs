@@ -345,11 +345,14 @@ impl Runner {
             for (mut item, ruling) in group.items.into_iter().zip(group.rulings) {
                 if unknown {
                     item.attempt = Some(Attempt { seen: swap.seen, version: swap.version, ruling });
-                } else if failed.is_none() && item.is_held(swap.seen) >= held_for && !item.unheard {
-                    if let Command::Claim(_) = item.command {
-                        item.tell(Ok(Ruling::Busy { lease_left: HELD_HINT }));
-                        continue;
-                    }
+                } else if failed.is_none()
+                    && item.note_held(swap.seen) >= held_for
+                    // A write of its own that nobody heard of may be what holds the record.
+                    && !item.unheard
+                    && matches!(item.command, Command::Claim(_))
+                {
+                    item.tell(Ok(Ruling::Busy { lease_left: HELD_HINT }));
+                    continue;
                 }
                 batch.push(item);
             }

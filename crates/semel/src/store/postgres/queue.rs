@@ -42,7 +42,7 @@ pub(super) struct Attempt {
 
 impl Item {
     /// Notes that this version of the record could not be written, and says for how long that has been so.
-    pub(super) fn is_held(&mut self, version: i64) -> Duration {
+    pub(super) fn note_held(&mut self, version: i64) -> Duration {
         let now = Instant::now();
         let since = match self.held {
             Some((seen, since)) if seen == version => since,

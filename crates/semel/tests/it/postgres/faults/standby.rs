@@ -10,7 +10,7 @@ use semel_testbed::{Direction, FaultProxy, Postgres};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-use super::{claim, complete, eventually, key, open, server, win};
+use super::{claim, complete, eventually, key, server, win};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_lag() {
