@@ -19,6 +19,9 @@
 //! waits for a row that another process holds, and a command that changes nothing (replay, busy, conflict) costs
 //! one read and no transaction id.
 //!
+//! A claim of a key that can be seen tries no insert: beside a row that a caller's transaction is changing, that would
+//! wait for its end. A record that may be taken but is held counts as busy after a moment.
+//!
 //! A claim never answers "nothing" (finding 9): a key that another process inserts between our snapshot and our
 //! insert is neither inserted nor seen, and is asked for again.
 //!
