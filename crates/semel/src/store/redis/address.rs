@@ -18,6 +18,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::script::Dialect;
 use crate::store::{Error, ErrorKind};
 
+/// How many commands the connection takes before it writes them. With fewer, a packet would hold no more than those.
+const QUEUED: usize = 1024;
+
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
@@ -140,7 +143,8 @@ impl Address {
     ) -> RedisResult<Wire> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeouts.connect))
-            .set_response_timeout(Some(timeouts.response));
+            .set_response_timeout(Some(timeouts.response))
+            .set_pipeline_buffer_size(QUEUED);
         let config = match &pushes {
             Some(pushes) => config.set_push_sender(pushes.clone()),
             None => config,
