@@ -83,7 +83,15 @@ impl Address {
         let parts = Parts::read(url).ok_or_else(|| {
             setup("a Redis URL looks like redis://user:password@host:6379/0".to_owned(), None)
         })?;
-        let bad = |error| setup(format!("the Redis URL ({}) cannot be read", shown(url)), Some(error));
+        let bad = |error| {
+            setup(
+                format!(
+                    "the Redis URL ({}) cannot be read: it looks like redis://user:password@host:6379/0",
+                    shown(url)
+                ),
+                Some(error),
+            )
+        };
         let resp3 = |info: ConnectionInfo| {
             let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             info.set_tcp_settings(TcpSettings::default().set_nodelay(true)).set_redis_settings(redis)
