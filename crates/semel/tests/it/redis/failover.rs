@@ -240,13 +240,13 @@ async fn claim_all(
 // split_brain_old_primary, at the start: a pair whose primary would go on alone is warned of.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_writes_alone_is_warned_of() {
-    let Pair { primary, .. } = pair();
+    let pair = pair();
     let warned = async || {
-        let warnings = connect(&primary.url()).await.warnings();
+        let warnings = connect(&pair.primary.url()).await.warnings();
         warnings.iter().any(|warning| warning.contains("min-replicas-to-write"))
     };
     assert!(warned().await);
-    primary.config_set("min-replicas-to-write", "1").expect("a healthy server");
+    pair.primary.config_set("min-replicas-to-write", "1").expect("a healthy server");
     assert!(!warned().await);
 }
 
