@@ -43,7 +43,7 @@ async fn turn_of(owner: &RedisStore, waiter: &RedisStore, how: How, before: Dura
                 return Instant::now();
             }
             match &mut watch {
-                Some(watch) => drop(watch.changed().await),
+                Some(watch) => watch.changed().await,
                 None => tokio::time::sleep(POLL).await,
             }
         }

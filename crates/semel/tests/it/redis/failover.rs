@@ -191,7 +191,7 @@ async fn split_brain() {
     let new = connect(&replica.url()).await;
     let mut won_there = std::collections::HashSet::new();
     for id in ids.iter().rev() {
-        if let Ok(Ruling::Won(_)) = ask(&new, *id, &claim()).await {
+        if let Ok(Ruling::Won(_)) = ask(&new, *id, &long_claim()).await {
             won_there.insert(*id);
         }
     }
@@ -210,10 +210,18 @@ async fn split_brain() {
 
     primary.replica_of(&replica).expect("the old primary follows");
     let id = *won_there.iter().next().expect("not empty");
-    assert!(matches!(ask(&new, id, &claim()).await, Ok(Ruling::Busy { .. })), "the new side's winner stands");
+    let stands = ask(&new, id, &claim()).await;
+    assert!(matches!(stands, Ok(Ruling::Busy { .. })), "the new side's winner stands: {stands:?}");
     let misled =
         eventually("the old address is refused", async || ask(&old, key(), &claim()).await.err()).await;
     assert!(misled.is_retryable(), "{misled}");
+}
+
+/// A claim that outlasts the test, so that who won what does not change with the time it takes.
+fn long_claim() -> Claim {
+    let hour = Duration::from_secs(3600);
+    let terms = Terms { lease: hour, in_flight_max: hour, ..Terms::default() };
+    Claim { terms: Arc::new(terms), ..claim() }
 }
 
 /// Claims ten at a time, and says what each was told.
@@ -226,7 +234,7 @@ async fn claim_all(
     for group in ids.chunks(10) {
         let call = |id: &KeyId| {
             let (store, id) = (Arc::clone(store), *id);
-            tokio::spawn(async move { (id, ask(&store, id, &claim()).await) })
+            tokio::spawn(async move { (id, ask(&store, id, &long_claim()).await) })
         };
         let calls: Vec<_> = group.iter().map(call).collect();
         for call in calls {
