@@ -163,6 +163,10 @@ async fn split_brain() {
         server.config_set("min-replicas-max-lag", "3").expect("a healthy server");
     }
     primary.config_set("min-replicas-to-write", "1").expect("a healthy server");
+    eventually("the primary counts its replica", async || {
+        (primary.info("min_slaves_good_slaves").ok()? == "1").then_some(())
+    })
+    .await;
     let builder = RedisStore::builder(&primary.url()).require_replicas(1);
     let old = builder.response_timeout(Duration::from_millis(600)).connect().await.expect("a healthy pair");
     let old = Arc::new(old);
@@ -210,7 +214,10 @@ async fn split_brain() {
 
     primary.replica_of(&replica).expect("the old primary follows");
     let id = *won_there.iter().next().expect("not empty");
-    let stands = ask(&new, id, &claim()).await;
+    let stands = eventually("an answer of the new side", async || {
+        Some(ask(&new, id, &claim()).await).filter(Result::is_ok)
+    })
+    .await;
     assert!(matches!(stands, Ok(Ruling::Busy { .. })), "the new side's winner stands: {stands:?}");
     let misled =
         eventually("the old address is refused", async || ask(&old, key(), &claim()).await.err()).await;
