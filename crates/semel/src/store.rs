@@ -6,6 +6,8 @@
 
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "encryption")]
+mod encrypted;
 mod error;
 mod local;
 mod memory;
@@ -16,6 +18,8 @@ mod redis;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod wraps;
 
 use std::fmt;
 use std::pin::Pin;
@@ -33,6 +37,8 @@ pub use sqlx;
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
+#[cfg(feature = "encryption")]
+pub use self::encrypted::{EncryptedStore, Keyring, KeyringError, Plain, SealingKey, Sealings};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -40,6 +46,10 @@ pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
 pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 pub use self::wakeups::{Wakeups, Watch};
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub(crate) use self::wraps::Veil;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub use self::wraps::Wraps;
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Record, Ruling};
 use crate::secret::Secret;
