@@ -108,7 +108,7 @@ impl Crowd {
             match order {
                 Order::Round { key, mode, deaths } => {
                     gate.send_replace(false);
-                    let engine = engine(Arc::clone(&store), mode, deaths);
+                    let engine = engine(store.clone(), mode, deaths);
                     let round = Round { crowd: self.clone(), key, mode, store: Arc::clone(&store) };
                     tokio::spawn(round.play(engine, gate.subscribe()));
                 }

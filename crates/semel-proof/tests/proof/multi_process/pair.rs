@@ -33,9 +33,9 @@ const MEETINGS: [&str; 14] = [
     "dropped_calls_leave_no_reply_behind",
 ];
 
-async fn two_processes(servers: &Servers, one: &Place, other: &Place, seeds: u64) {
+async fn two_processes(one: &Place, other: &Place) {
     let stores = [remote(one).await, remote(other).await];
-    for seed in 7_000..7_000 + seeds {
+    for seed in 7_000..7_000 + Form::asked().pick(4, 200) {
         let in_turn: Arc<dyn Store> = Arc::new(InTurn::new(stores.to_vec()));
         agrees_with_the_rules(&Context::new(in_turn).shared(), seed, 150).await;
     }
@@ -43,17 +43,12 @@ async fn two_processes(servers: &Servers, one: &Place, other: &Place, seeds: u64
         let [one, other] = stores.clone();
         run_case(case, &Context::new(one).peer(other).shared()).await.expect("the case is known");
     }
-    let _ = servers;
-}
-
-fn seeds() -> u64 {
-    Form::asked().pick(4, 200)
 }
 
 async fn on(ground: Ground) {
     let servers = Servers::default();
     let place = servers.place(ground).expect("the server starts").expect("the store can be shared");
-    two_processes(&servers, &place, &place, seeds()).await;
+    two_processes(&place, &place).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,5 +72,5 @@ async fn encrypted() {
     let servers = Servers::default();
     let below = servers.place(Ground::Redis).expect("the server starts").expect("the store can be shared");
     let with = |key| Place::Sealed { key, over: Box::new(below.clone()) };
-    two_processes(&servers, &with(SealedWith::Old), &with(SealedWith::New), seeds()).await;
+    two_processes(&with(SealedWith::Old), &with(SealedWith::New)).await;
 }
