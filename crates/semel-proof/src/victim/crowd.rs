@@ -4,22 +4,23 @@
 //! or runs the effect, so that nothing has to be timed: only then the test opens the effect's gate.
 //!
 //! Wake-ups are proven by leaving no other way: the backstop and, in rounds where nobody dies, the lease are far longer
-//! than any caller waits. A caller that hears of an outcome has heard of it by a push.
+//! than any caller waits. A caller that hears of an outcome has heard of it by a push. The one question that is asked in
+//! any case, when somebody begins to lead the waiters, is over before the crowd says that all wait.
 
 use std::collections::BTreeMap;
 use std::io::BufRead as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use semel::store::Store;
-use semel::testkit::fault::{Call, FaultStore};
+use semel::testkit::fault::{Call, Fault, FaultStore, When};
 use semel::{Engine, Failure, Key, Mode};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet, try_id};
 
 use super::Report;
 use super::life::ModeName;
@@ -101,6 +102,8 @@ impl Crowd {
                 return ExitCode::FAILURE;
             }
         };
+        let leader = Arc::new(Leader::default());
+        leader.follow(&store);
         let mut orders = orders();
         let gate = watch::Sender::new(false);
         Report::Ready.send();
@@ -108,8 +111,15 @@ impl Crowd {
             match order {
                 Order::Round { key, mode, deaths } => {
                     gate.send_replace(false);
+                    leader.forget();
                     let engine = engine(store.clone(), mode, deaths);
-                    let round = Round { crowd: self.clone(), key, mode, store: Arc::clone(&store) };
+                    let round = Round {
+                        crowd: self.clone(),
+                        key,
+                        mode,
+                        store: Arc::clone(&store),
+                        leader: Arc::clone(&leader),
+                    };
                     tokio::spawn(round.play(engine, gate.subscribe()));
                 }
                 Order::Go => {
@@ -149,6 +159,41 @@ struct Round {
     key: String,
     mode: Mode,
     store: Arc<FaultStore>,
+    leader: Arc<Leader>,
+}
+
+/// Whoever leads the waiters of this process: it watches the key, asks the store once, and then waits for a push.
+#[derive(Debug, Default)]
+struct Leader {
+    /// The task that began to watch.
+    task: Mutex<Option<Id>>,
+    /// Whether the store has answered it since.
+    settled: AtomicBool,
+}
+
+impl Leader {
+    fn follow(self: &Arc<Self>, store: &FaultStore) {
+        let watching = Arc::clone(self);
+        let begins = Fault::before(move || *watching.task() = try_id());
+        store.script(Call::Watch, When::Always, begins);
+        let answered = Arc::clone(self);
+        let settles = Fault::after(move || {
+            if try_id().is_some() && *answered.task() == try_id() {
+                answered.settled.store(true, Ordering::SeqCst);
+            }
+        });
+        store.script(Call::Claim, When::Always, settles);
+    }
+
+    /// A new round begins.
+    fn forget(&self) {
+        *self.task() = None;
+        self.settled.store(false, Ordering::SeqCst);
+    }
+
+    fn task(&self) -> MutexGuard<'_, Option<Id>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Round {
@@ -171,7 +216,11 @@ impl Round {
                 }
             });
         }
-        while engine.waiters() + at_gate.load(Ordering::SeqCst) < self.crowd.callers {
+        let all_wait = || {
+            let sitting = engine.waiters() + at_gate.load(Ordering::SeqCst);
+            sitting == self.crowd.callers && self.leader.settled.load(Ordering::SeqCst)
+        };
+        while !all_wait() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         self.store.reset_calls();

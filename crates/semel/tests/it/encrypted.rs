@@ -79,7 +79,7 @@ mod embedded {
 }
 
 /// The cases in which outcomes go down and come up again; all others are the store's own.
-const ABOUT_OUTCOMES: [&str; 9] = [
+const ABOUT_OUTCOMES: [&str; 8] = [
     "outcome_is_replayed_byte_for_byte",
     "tombstone_is_replayed",
     "complete_is_repeatable",
@@ -88,8 +88,14 @@ const ABOUT_OUTCOMES: [&str; 9] = [
     "settle_done_is_replayed",
     "racing_completes_leave_one_outcome",
     "scan_pages_in_order",
-    "random_commands_agree_with_the_rules",
 ];
+
+async fn hold(case: &str, context: Context) {
+    run_case(case, &context).await.expect("the case is known");
+    if case == "complete_is_repeatable" {
+        agrees_with_the_rules(&context, 5_000, 150).await;
+    }
+}
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,7 +108,7 @@ async fn the_contract_holds_sealed_on_redis() {
         };
         let context =
             Context::new(sealed(&open().await, &["a", "b"])).peer(sealed(&open().await, &["b", "a"]));
-        run_case(case, &context.shared()).await.expect("the case is known");
+        hold(case, context.shared()).await;
     }
 }
 
@@ -117,6 +123,6 @@ async fn the_contract_holds_sealed_on_postgres() {
         };
         let context =
             Context::new(sealed(&open().await, &["a", "b"])).peer(sealed(&open().await, &["b", "a"]));
-        run_case(case, &context.shared()).await.expect("the case is known");
+        hold(case, context.shared()).await;
     }
 }

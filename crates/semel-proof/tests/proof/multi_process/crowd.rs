@@ -93,8 +93,8 @@ impl Stage {
         let waited: u64 = ended.iter().map(|crowded| crowded.waited).sum();
         assert_eq!(waited, CALLERS as u64 - 1, "{key}: all others waited: {ended:?}");
         for crowded in &ended {
-            // The first look of whoever leads may come after all have sat down; then one question for each push.
-            assert!((1..=3).contains(&crowded.asked), "{key}: woken, and nobody polls: {crowded:?}");
+            // Nobody asks unless woken. A push can come twice, so a second question is no fault.
+            assert!((1..=2).contains(&crowded.asked), "{key}: woken, and nobody polls: {crowded:?}");
         }
     }
 
