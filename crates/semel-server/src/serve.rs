@@ -1,0 +1,167 @@
+//! `semel serve`: opens the store, starts the listeners, and ends well.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use semel::Engine;
+use semel::engine::WaiterCaps;
+use semel::secret::Secret;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::admin::{Access, Admin, Parts};
+use crate::cli::ServeArgs;
+use crate::config::{Config, PROCESS};
+use crate::logs;
+use crate::metrics::Metrics;
+use crate::signals::{Signals, Wish};
+use crate::store::{self, Opened};
+
+/// How often keys in doubt are counted.
+const COUNT_DOUBT_EVERY: Duration = Duration::from_secs(15);
+
+/// Runs the server until it is told to stop.
+///
+/// # Errors
+/// A config that cannot be used; a store or a port that cannot be had; a shutdown that was forced.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let config = Config::load(args, &PROCESS)?;
+    logs::start(config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(args, config));
+    // What still runs on other threads is not waited for: it was drained, or is to be forgotten.
+    runtime.shutdown_background();
+    logs::flush();
+    served
+}
+
+async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
+    // Before anything can be under way: a signal from now on is heard.
+    let mut signals = Signals::listen()?;
+    let drain = config.drain;
+    let server = Server::start(config).await?;
+    server.announce()?;
+    loop {
+        match signals.next().await {
+            Wish::Reload => server.reload(args),
+            Wish::Stop => break,
+        }
+    }
+    tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
+    tokio::select! {
+        () = server.stop(drain) => Ok(()),
+        () = signals.stop() => anyhow::bail!("a second signal: ended at once; what was under way may be in doubt"),
+    }
+}
+
+/// A running server.
+pub(crate) struct Server {
+    engine: Engine,
+    metrics: Arc<Metrics>,
+    admin: Arc<Admin>,
+    admin_at: SocketAddr,
+    /// Turns true when the listeners are to close.
+    closing: watch::Sender<bool>,
+    listeners: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts it. Port 0 takes any free port.
+    ///
+    /// # Errors
+    /// A store or a port that cannot be had.
+    pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
+        let Opened { store, redis: _, warnings } = store::open(&config.records).await?;
+        for warning in &warnings {
+            tracing::warn!(target: "semel", "{warning}");
+        }
+        let secret = match config.secret {
+            Some(secret) => secret,
+            None => store.secret(Secret::random()).await.context("the deployment's secret")?,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let records = &config.records;
+        let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
+        let engine = Engine::over(store)
+            .secret(secret.clone())
+            .hot_cache(records.hot_cache, Duration::from_secs(10))
+            .waiter_caps(caps)
+            .max_outcome(records.max_outcome)
+            .observe(Arc::clone(&metrics) as Arc<dyn semel::engine::Observer>)
+            .build()?;
+        engine.verify(3).await.context("the store does not keep what it should")?;
+        let admin = Admin::new(Parts {
+            engine: engine.clone(),
+            secret: Arc::new(secret),
+            metrics: Arc::clone(&metrics),
+            access: Access::new(&config.admin, &config.tokens),
+            waiters: records.waiters.in_all,
+            max_outcome: records.max_outcome,
+        });
+        let listener = bind(config.admin.listen, "admin").await?;
+        let admin_at = listener.local_addr()?;
+        let (closing, closed) = watch::channel(false);
+        let router = admin.router();
+        let mut on_close = closed.clone();
+        let listening = tokio::spawn(async move {
+            let close = async move { drop(on_close.wait_for(|closing| *closing).await) };
+            if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(close).await {
+                tracing::error!(target: "semel", %error, "the admin listener failed");
+            }
+        });
+        // Ends with the runtime.
+        drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
+        Ok(Self { engine, metrics, admin, admin_at, closing, listeners: vec![listening] })
+    }
+
+    /// Says where it listens, for people and for whoever started it.
+    fn announce(&self) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "semel ready gateway=- admin=http://{}", self.admin_at)
+            .and_then(|()| out.flush())
+            .context("standard output is closed")
+    }
+
+    /// Reads the config again. What cannot be used is refused, and the old one stays in force.
+    fn reload(&self, args: &ServeArgs) {
+        match Config::load(args, &PROCESS) {
+            Ok(config) => {
+                self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+                self.metrics.reload(Ok(()));
+                tracing::info!(target: "semel", tokens = config.tokens.len(), "the config was read anew");
+            }
+            Err(invalid) => {
+                self.metrics.reload(Err(()));
+                for problem in &invalid.0 {
+                    tracing::error!(target: "semel", "{problem}");
+                }
+                tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
+            }
+        }
+    }
+
+    /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
+    async fn stop(self, limit: Duration) {
+        let Self { engine, closing, listeners, .. } = self;
+        // Without receivers there is nobody left to tell.
+        let _ = closing.send(true);
+        let drained = async {
+            for listener in listeners {
+                let _ = listener.await;
+            }
+            engine.drain().await;
+        };
+        if tokio::time::timeout(limit, drained).await.is_err() {
+            let left = engine.in_flight();
+            tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
+        }
+    }
+}
+
+async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("the {what} listener cannot have {address}"))
+}
