@@ -1,0 +1,4 @@
+//! The HTTP surface of Semel.
+
+pub mod edge;
+pub mod proxy;
