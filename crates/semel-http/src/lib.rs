@@ -11,10 +11,12 @@
 //! - [`key_source`], [`scope`]: where the key is, and whose it is.
 //! - [`guard`], [`layer`]: the heart, and its form for `tower`.
 //! - [`call`]: the contract with what answers: how it says that it failed.
+//! - [`edge`], [`proxy`]: the listening side of the gateway, and its way to the upstream.
 //! - [`problem`]: why there is no answer. [`observe`]: what is counted. [`well_known`]: what is published.
 
 pub mod body;
 pub mod call;
+pub mod edge;
 pub mod guard;
 pub mod key_source;
 pub mod layer;
@@ -22,6 +24,7 @@ pub mod observe;
 pub mod policy;
 pub mod problem;
 pub mod profile;
+pub mod proxy;
 pub mod scope;
 pub mod well_known;
 

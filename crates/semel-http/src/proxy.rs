@@ -1,0 +1,291 @@
+//! The forwarding side of the gateway: a `tower` service that passes requests on to upstreams.
+//!
+//! It sends every request at most once, follows no redirects, drops what is meant for one hop only, and says of every
+//! failure whether the upstream may have acted ([`Error::delivery`]). Bodies stream both ways, at the pace of the slower
+//! side. Switched protocols (WebSocket) are tunnelled.
+
+mod body;
+mod error;
+mod headers;
+mod options;
+mod pool;
+mod stream;
+mod tunnel;
+mod upstream;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use tower_service::Service;
+
+pub use self::body::Reply;
+pub use self::error::{Delivery, Error};
+pub use self::options::{Forwarded, Host, Options, Protocol};
+pub use self::upstream::{Upstream, UpstreamError};
+
+use self::body::Outgoing;
+use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};
+use self::pool::{Pool, Ride, Unsent};
+use self::tunnel::Entrance;
+use crate::edge::{Peer, TlsError};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Which upstream a route names, among the extensions of a request. Without it the first one is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteUpstream(pub Arc<str>);
+
+/// Forwards requests. Clones share their connections.
+#[derive(Clone)]
+pub struct Proxy {
+    first: Arc<Pool>,
+    named: Arc<HashMap<Arc<str>, Arc<Pool>>>,
+}
+
+impl Proxy {
+    /// Forwards to one upstream.
+    ///
+    /// # Errors
+    /// Where the upstream is spoken to over TLS: a CA file that cannot be read, a host that no certificate can name.
+    pub fn new(upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+        let first = Arc::new(Pool::new(upstream, options)?);
+        Ok(Self { first, named: Arc::default() })
+    }
+
+    /// Adds an upstream that routes name by `name`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with(mut self, name: &str, upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+        let pool = Arc::new(Pool::new(upstream, options)?);
+        Arc::make_mut(&mut self.named).insert(name.into(), pool);
+        Ok(self)
+    }
+
+    /// The same service, with failures answered by problem documents.
+    #[must_use]
+    pub fn answering(self) -> Answering {
+        Answering(self)
+    }
+
+    /// Sends a request to its upstream, once.
+    ///
+    /// Dropping the future closes the upstream connection it uses; what was sent may still take effect.
+    ///
+    /// # Errors
+    /// Where there is no answer; [`Error::delivery`] says whether the upstream may have acted.
+    pub async fn forward<B>(&self, mut request: Request<B>) -> Result<Response<Reply>, Error>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let pool = match request.extensions_mut().remove::<RouteUpstream>() {
+            None => &self.first,
+            Some(RouteUpstream(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
+        };
+        let deadline = pool.options.total.map(|total| Instant::now() + total);
+        let entrance = Entrance::take(&mut request);
+        let is_head = request.method() == Method::HEAD;
+        let (mut request, target) = prepare(request, pool)?;
+        if let Some(entrance) = &entrance {
+            entrance.ask(&mut request);
+        }
+        let (response, mut loan) = exchange(pool, request, target, deadline).await?;
+        let mut response = clean(response, pool, is_head);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            match entrance {
+                Some(entrance) => entrance.open(&mut response),
+                // Nobody asked for it, so nobody could understand it.
+                None => return Err(Error::Switched),
+            }
+            // The connection is the tunnel's now.
+            loan = None;
+        }
+        let read = pool.options.read;
+        Ok(response.map(|incoming| Reply::new(incoming, loan, read, deadline)))
+    }
+}
+
+/// Makes the upstream's request of the client's.
+fn prepare<B>(request: Request<B>, pool: &Pool) -> Result<(Request<Outgoing>, PathAndQuery), Error>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (mut parts, body) = request.into_parts();
+    let uri = std::mem::take(&mut parts.uri);
+    let client_host = client_host(&parts.headers, &uri);
+    let target = pool.upstream.target(uri).ok_or(Error::Target)?;
+    let peer = parts.extensions.remove::<Peer>();
+    let trailers = takes_trailers(&parts.headers);
+    drop_hop_by_hop(&mut parts.headers);
+    // The listener has sent the 100 itself, when the body was asked for.
+    parts.headers.remove(header::EXPECT);
+    if trailers {
+        parts.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    forward(&mut parts.headers, pool.options.forwarded, peer, client_host.as_ref());
+    let host = match (pool.options.host, client_host) {
+        (Host::Client, Some(host)) => host,
+        _ => pool.upstream.host_value.clone(),
+    };
+    parts.headers.insert(header::HOST, host);
+    if let Some(via) = &pool.options.via {
+        append(&mut parts.headers, header::VIA, &format!("{} {via}", version_of(parts.version)));
+    }
+    parts.extensions.clear();
+    Ok((Request::from_parts(parts, Outgoing::new(body)), target))
+}
+
+fn client_host(headers: &http::HeaderMap, uri: &Uri) -> Option<HeaderValue> {
+    match headers.get(header::HOST) {
+        Some(host) => Some(host.clone()),
+        None => uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),
+    }
+}
+
+fn version_of(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_2 => "2",
+        Version::HTTP_10 => "1.0",
+        _ => "1.1",
+    }
+}
+
+/// Sends, on another connection too where the first was found closed before a byte went out.
+async fn exchange(
+    pool: &Arc<Pool>,
+    mut request: Request<Outgoing>,
+    target: PathAndQuery,
+    deadline: Option<Instant>,
+) -> Result<(Response<Incoming>, Option<pool::Loan>), Error> {
+    loop {
+        let ride = pool.ride().await?;
+        address(&mut request, &ride, pool, target.clone());
+        let may_ride_again = ride.was_used();
+        let limit = deadline.map_or(pool.options.read, |deadline| {
+            pool.options.read.min(deadline.saturating_duration_since(Instant::now()))
+        });
+        match tokio::time::timeout(limit, ride.send(request, pool)).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(Unsent::Back(back))) if may_ride_again => request = *back,
+            Ok(Err(Unsent::Back(_))) => return Err(Error::Closed),
+            Ok(Err(Unsent::Failed(error))) if error.is_user() => return Err(Error::RequestBody(error)),
+            Ok(Err(Unsent::Failed(error))) => return Err(Error::Cut(error)),
+            Err(_) => return Err(Error::Timeout),
+        }
+    }
+}
+
+/// Writes version and target as the connection wants them.
+fn address(request: &mut Request<Outgoing>, ride: &Ride, pool: &Pool, target: PathAndQuery) {
+    let mut uri = http::uri::Parts::default();
+    uri.path_and_query = Some(target);
+    if ride.is_http2() {
+        *request.version_mut() = Version::HTTP_2;
+        uri.scheme = Some(pool.upstream.scheme.clone());
+        // The authority says what Host would.
+        let host = request.headers_mut().remove(header::HOST);
+        let asked = host.and_then(|host| http::uri::Authority::try_from(host.as_bytes()).ok());
+        uri.authority = Some(asked.unwrap_or_else(|| pool.upstream.authority.clone()));
+    } else {
+        *request.version_mut() = Version::HTTP_11;
+    }
+    // Every part comes from a URI that was parsed, so they fit together.
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+}
+
+/// Makes the client's answer of the upstream's.
+fn clean(mut response: Response<Incoming>, pool: &Pool, is_head: bool) -> Response<Incoming> {
+    let version = response.version();
+    *response.version_mut() = Version::HTTP_11;
+    drop_hop_by_hop(response.headers_mut());
+    let bodiless = is_head || response.status() == StatusCode::NOT_MODIFIED;
+    if !bodiless && response.body().size_hint().exact().is_none() {
+        // It was framed otherwise; a length beside that is not to be believed.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    if let Some(via) = &pool.options.via {
+        append(response.headers_mut(), header::VIA, &format!("{} {via}", version_of(version)));
+    }
+    response
+}
+
+impl<B> Service<Request<B>> for Proxy
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Reply>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Error>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let proxy = self.clone();
+        Box::pin(async move { proxy.forward(request).await })
+    }
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy")
+            .field("first", &self.first.upstream)
+            .field("named", &self.named.len())
+            .finish()
+    }
+}
+
+/// A [`Proxy`] that answers for itself: what fails is told to the client as a problem document.
+#[derive(Debug, Clone)]
+pub struct Answering(Proxy);
+
+impl<B> Service<Request<B>> for Answering
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Either>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Either>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let proxy = self.0.clone();
+        Box::pin(async move {
+            Ok(match proxy.forward(request).await {
+                Ok(response) => response.map(http_body_util::Either::Left),
+                Err(error) => {
+                    tracing::warn!(%error, "no answer from the upstream");
+                    answer(&error).map(http_body_util::Either::Right)
+                }
+            })
+        })
+    }
+}
+
+/// The body of an [`Answering`] proxy's answer.
+pub type Either = http_body_util::Either<Reply, http_body_util::Full<Bytes>>;
+
+fn answer(error: &Error) -> Response<http_body_util::Full<Bytes>> {
+    let detail = match error.delivery() {
+        Delivery::Undelivered => "the request was not delivered: nothing happened",
+        Delivery::Unknown => "the request was sent, and nobody knows whether it took effect",
+    };
+    crate::edge::problem(error.status(), error.code(), detail, error.delivery() == Delivery::Undelivered)
+}

@@ -1,0 +1,231 @@
+//! Connections to one upstream, kept and reused.
+//!
+//! The pool is our own because of one rule: **nothing is sent twice.** A request is put on another connection only where
+//! the first one hands it back untouched, which it does when it was found closed before the first byte. Everything
+//! later is the caller's to judge.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::body::Outgoing;
+use super::error::Error;
+use super::options::Options;
+use super::stream::{Connector, Spoken, Stream};
+use super::upstream::Upstream;
+use crate::edge::TlsError;
+
+type Sender1 = http1::SendRequest<Outgoing>;
+type Sender2 = http2::SendRequest<Outgoing>;
+
+/// The connections to one upstream.
+pub(super) struct Pool {
+    pub(super) upstream: Upstream,
+    pub(super) options: Options,
+    connector: Connector,
+    /// Unused HTTP/1 connections, the last used one last: the ones at the front grow old and go.
+    idle: Mutex<Vec<Idle>>,
+    /// The HTTP/2 connection, shared by all.
+    shared: Mutex<Option<Sender2>>,
+    /// Held while a connection is made that may become the shared one, so that a burst makes one and not many.
+    connecting: tokio::sync::Mutex<()>,
+    /// Learned from the last handshake, where it was not known before.
+    speaks_http1: AtomicBool,
+}
+
+struct Idle {
+    sender: Sender1,
+    since: Instant,
+}
+
+/// A connection for one request.
+pub(super) enum Ride {
+    /// It has served before.
+    Reused(Sender1),
+    Fresh(Sender1),
+    Shared(Sender2),
+}
+
+impl Pool {
+    pub(super) fn new(upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+        let connector = Connector::new(&upstream, &options)?;
+        Ok(Self {
+            speaks_http1: AtomicBool::new(connector.known() == Some(Spoken::Http1)),
+            connector,
+            upstream,
+            options,
+            idle: Mutex::default(),
+            shared: Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// A connection that is open, or a new one.
+    pub(super) async fn ride(&self) -> Result<Ride, Error> {
+        if let Some(ride) = self.shared().or_else(|| self.unused()) {
+            return Ok(ride);
+        }
+        if self.speaks_http1.load(Ordering::Acquire) {
+            return self.connect().await;
+        }
+        let _turn = self.connecting.lock().await;
+        match self.shared() {
+            Some(ride) => Ok(ride),
+            None => self.connect().await,
+        }
+    }
+
+    fn shared(&self) -> Option<Ride> {
+        if self.connector.known() == Some(Spoken::Http1) {
+            return None;
+        }
+        let mut shared = self.shared.lock();
+        if shared.as_ref().is_some_and(Sender2::is_closed) {
+            *shared = None;
+        }
+        shared.clone().map(Ride::Shared)
+    }
+
+    fn unused(&self) -> Option<Ride> {
+        let mut idle = self.idle.lock();
+        while let Some(Idle { sender, since }) = idle.pop() {
+            if since.elapsed() > self.options.idle {
+                // All others are older still.
+                idle.clear();
+                return None;
+            }
+            if !sender.is_closed() {
+                return Some(Ride::Reused(sender));
+            }
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<Ride, Error> {
+        let open = async {
+            let (stream, spoken) = self.connector.connect(&self.upstream).await?;
+            self.speaks_http1.store(spoken == Spoken::Http1, Ordering::Release);
+            match spoken {
+                Spoken::Http1 => open_http1(stream).await.map(Ride::Fresh),
+                Spoken::Http2 => {
+                    let sender = open_http2(stream, &self.options).await?;
+                    *self.shared.lock() = Some(sender.clone());
+                    Ok(Ride::Shared(sender))
+                }
+            }
+        };
+        tokio::time::timeout(self.options.connect, open).await.unwrap_or(Err(Error::ConnectTimeout))
+    }
+
+    fn keep(&self, sender: Sender1) {
+        if sender.is_closed() {
+            return;
+        }
+        let mut idle = self.idle.lock();
+        if idle.len() >= self.options.idle_connections {
+            idle.remove(0);
+        }
+        idle.push(Idle { sender, since: Instant::now() });
+    }
+}
+
+async fn open_http1(stream: Stream) -> Result<Sender1, Error> {
+    let handshake = http1::Builder::new().handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| Error::Handshake(error.into()))?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "upstream connection ended");
+        }
+    });
+    Ok(sender)
+}
+
+async fn open_http2(stream: Stream, options: &Options) -> Result<Sender2, Error> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(options.idle).keep_alive_timeout(options.connect);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| Error::Handshake(error.into()))?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "upstream connection ended");
+        }
+    });
+    Ok(sender)
+}
+
+/// How sending ended without an answer.
+pub(super) enum Unsent {
+    /// The connection was closed before a byte went out; the request is whole.
+    Back(Box<Request<Outgoing>>),
+    Failed(hyper::Error),
+}
+
+impl From<TrySendError<Request<Outgoing>>> for Unsent {
+    fn from(mut error: TrySendError<Request<Outgoing>>) -> Self {
+        match error.take_message() {
+            Some(request) => Self::Back(Box::new(request)),
+            None => Self::Failed(error.into_error()),
+        }
+    }
+}
+
+impl Ride {
+    pub(super) fn is_http2(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// Whether another connection may do better, should this one be found closed.
+    pub(super) fn was_used(&self) -> bool {
+        !matches!(self, Self::Fresh(_))
+    }
+
+    /// Sends a request and waits for the head of the answer. The loan is of a connection that serves one at a time.
+    pub(super) async fn send(
+        self,
+        request: Request<Outgoing>,
+        pool: &Arc<Pool>,
+    ) -> Result<(Response<Incoming>, Option<Loan>), Unsent> {
+        match self {
+            Self::Reused(mut sender) | Self::Fresh(mut sender) => {
+                // It may still be putting the last answer away.
+                if !sender.is_ready() && sender.ready().await.is_err() {
+                    return Err(Unsent::Back(Box::new(request)));
+                }
+                let response = sender.try_send_request(request).await?;
+                Ok((response, Some(Loan { sender, pool: Arc::clone(pool) })))
+            }
+            Self::Shared(mut sender) => {
+                if sender.ready().await.is_err() {
+                    return Err(Unsent::Back(Box::new(request)));
+                }
+                Ok((sender.try_send_request(request).await?, None))
+            }
+        }
+    }
+}
+
+/// A connection that is busy with one answer.
+pub(super) struct Loan {
+    sender: Sender1,
+    pool: Arc<Pool>,
+}
+
+impl Loan {
+    /// The answer was read to its end.
+    pub(super) fn give_back(self) {
+        self.pool.keep(self.sender);
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan({})", self.pool.upstream)
+    }
+}
