@@ -5,9 +5,11 @@
 
 mod access;
 pub(crate) mod commands;
+mod gateway;
 mod problem;
 mod reader;
 mod records;
+mod routes;
 mod secrets;
 mod values;
 
@@ -19,6 +21,7 @@ use semel::secret::Secret;
 use toml::de::DeTable;
 
 pub(crate) use self::access::{Admin, Role, Token};
+pub(crate) use self::gateway::Gateway;
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Loss, Place, Records};
 pub(crate) use self::secrets::{Environment, PROCESS};
@@ -34,6 +37,8 @@ use crate::cli::ServeArgs;
 pub(crate) struct Config {
     /// Given by the operator; otherwise one is kept in the store.
     pub(crate) secret: Option<Secret>,
+    /// None without an upstream.
+    pub(crate) gateway: Option<Gateway>,
     pub(crate) admin: Admin,
     pub(crate) tokens: Vec<Token>,
     pub(crate) records: Records,
@@ -97,11 +102,12 @@ impl Config {
         let secret = secrets::passphrase(&mut root, "secret", environment);
         let tokens = access::tokens(&mut root, environment);
         let admin = Admin::read(&mut root, args, &tokens);
+        let gateway = Gateway::read(&mut root, args, environment);
         let records = Records::read(&mut root, args, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, admin, tokens, records, log, drain }
+        Self { secret, gateway, admin, tokens, records, log, drain }
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn start(log: Log) {
     let registry = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false);
     let started = if json {
-        let layer = layer.json().flatten_event(true).with_current_span(false).with_span_list(false);
+        let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
         registry.with(layer).try_init()
     } else {
         registry.with(layer.with_target(false)).try_init()

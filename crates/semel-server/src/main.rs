@@ -5,6 +5,7 @@
 //! - [`cli`]: what can be typed.
 //! - [`config`]: the file, read into checked types; every mistake with its place.
 //! - [`serve`]: opens the store, starts both listeners, drains and reloads on signals.
+//! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
 //! - [`admin`]: the admin API: health, metrics, keys, claims.
 //! - [`keys`], [`client`]: the commands that talk to a running server.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
@@ -14,6 +15,7 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod gateway;
 mod keys;
 mod logs;
 mod metrics;

@@ -1,11 +1,13 @@
 //! What is counted, in the text form of Prometheus. No label ever holds what a caller sent.
 
 use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
+use semel_http::observe::Counters;
 
 /// Upper bounds of the buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -25,6 +27,8 @@ pub(crate) struct Metrics {
     in_doubt: AtomicU64,
     store_up: AtomicU64,
     reloads: Family<2>,
+    /// Answers of the gateway, where there is one.
+    gateway: OnceLock<Arc<Counters>>,
 }
 
 /// Counters that differ in one label.
@@ -57,6 +61,12 @@ const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const RELOADS: [&str; 2] = ["taken", "refused"];
 
 impl Metrics {
+    /// Shows these counters too.
+    pub(crate) fn watch_gateway(&self, counters: Arc<Counters>) {
+        // There is one gateway in a process.
+        let _ = self.gateway.set(counters);
+    }
+
     /// A claim, or a step of one, was answered so.
     pub(crate) fn claim(&self, status: &str) {
         self.claims.add(CLAIMS, status);
@@ -99,6 +109,12 @@ impl Metrics {
         gauge(&mut text, "semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
         let up = self.store_up.load(Ordering::Relaxed);
         gauge(&mut text, "semel_store_up", "Whether the last claim round trip worked.", up);
+        if let Some(gateway) = self.gateway.get() {
+            head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
+            for (outcome, count) in gateway.iter() {
+                let _ = writeln!(text, "semel_requests_total{{outcome=\"{outcome}\"}} {count}");
+            }
+        }
         self.held.write(&mut text, "semel_effect_seconds", "From the claim until the outcome was kept.");
         self.waited.write(&mut text, "semel_wait_seconds", "How long callers waited for an effect.");
         self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");

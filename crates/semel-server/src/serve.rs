@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use semel::Engine;
 use semel::engine::WaiterCaps;
 use semel::secret::Secret;
+use semel_http::edge::Drained;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -16,6 +17,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS};
+use crate::gateway::Gateway;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::signals::{Signals, Wish};
@@ -64,6 +66,7 @@ pub(crate) struct Server {
     metrics: Arc<Metrics>,
     admin: Arc<Admin>,
     admin_at: SocketAddr,
+    gateway: Option<(Arc<Gateway>, SocketAddr)>,
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
@@ -102,33 +105,77 @@ impl Server {
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
         });
+        let gateway = match &config.gateway {
+            Some(settings) => {
+                for warning in settings.warnings() {
+                    tracing::warn!(target: "semel", "{warning}");
+                }
+                let gateway = Arc::new(Gateway::new(&engine, settings)?);
+                metrics.watch_gateway(Arc::clone(gateway.counters()));
+                Some((settings, gateway, bind(settings.listen, "gateway").await?))
+            }
+            None => None,
+        };
         let listener = bind(config.admin.listen, "admin").await?;
         let admin_at = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
+        let mut listeners = Vec::new();
+        let gateway = match gateway {
+            Some((settings, gateway, listener)) => {
+                let at = listener.local_addr()?;
+                let (service, options) = (gateway.service(), gateway.options(settings, config.drain));
+                listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
+                Some((gateway, at))
+            }
+            None => None,
+        };
         let router = admin.router();
-        let mut on_close = closed.clone();
-        let listening = tokio::spawn(async move {
+        let mut on_close = closed;
+        listeners.push(tokio::spawn(async move {
             let close = async move { drop(on_close.wait_for(|closing| *closing).await) };
             if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(close).await {
                 tracing::error!(target: "semel", %error, "the admin listener failed");
             }
-        });
+        }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, closing, listeners: vec![listening] })
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners })
     }
 
     /// Says where it listens, for people and for whoever started it.
     fn announce(&self) -> anyhow::Result<()> {
+        let gateway = self.gateway_url().unwrap_or_else(|| "-".to_owned());
         let mut out = std::io::stdout().lock();
-        writeln!(out, "semel ready gateway=- admin=http://{}", self.admin_at)
+        writeln!(out, "semel ready gateway={gateway} admin={}", self.admin_url())
             .and_then(|()| out.flush())
             .context("standard output is closed")
     }
 
+    /// Where the gateway listens, if there is one.
+    pub(crate) fn gateway_url(&self) -> Option<String> {
+        self.gateway.as_ref().map(|(gateway, at)| format!("{}://{at}", gateway.scheme()))
+    }
+
+    /// Where the admin side listens.
+    pub(crate) fn admin_url(&self) -> String {
+        format!("http://{}", self.admin_at)
+    }
+
+    /// The engine behind both.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
     fn reload(&self, args: &ServeArgs) {
-        match Config::load(args, &PROCESS) {
+        let loaded = Config::load(args, &PROCESS);
+        let replaced = loaded.as_ref().map_or(Ok(()), |config| self.replace_routes(config));
+        match loaded {
+            Ok(_) if replaced.is_err() => {
+                self.metrics.reload(Err(()));
+                let error = replaced.expect_err("it is one");
+                tracing::error!(target: "semel", "the new config is refused, the old one stays in force: {error:#}");
+            }
             Ok(config) => {
                 self.admin.replace_access(Access::new(&config.admin, &config.tokens));
                 self.metrics.reload(Ok(()));
@@ -144,8 +191,22 @@ impl Server {
         }
     }
 
+    fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
+        match (&self.gateway, &config.gateway) {
+            (Some((gateway, _)), Some(settings)) => {
+                gateway.replace(settings)?;
+                for warning in settings.warnings() {
+                    tracing::warn!(target: "semel", "{warning}");
+                }
+                Ok(())
+            }
+            (None, None) => Ok(()),
+            _ => anyhow::bail!("a gateway comes or goes only with a restart"),
+        }
+    }
+
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
-    async fn stop(self, limit: Duration) {
+    pub(crate) async fn stop(self, limit: Duration) {
         let Self { engine, closing, listeners, .. } = self;
         // Without receivers there is nobody left to tell.
         let _ = closing.send(true);
@@ -159,6 +220,19 @@ impl Server {
             let left = engine.in_flight();
             tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
         }
+    }
+}
+
+/// The gateway's listener, until it is closed and drained.
+async fn listen(
+    listener: TcpListener,
+    service: crate::gateway::Front,
+    options: semel_http::edge::Options,
+    mut closed: watch::Receiver<bool>,
+) {
+    let close = async move { drop(closed.wait_for(|closing| *closing).await) };
+    if let Drained::Forced(cut) = semel_http::edge::serve(listener, service, options, close).await {
+        tracing::warn!(target: "semel", cut, "connections were cut when the time to drain was over");
     }
 }
 

@@ -1,0 +1,177 @@
+//! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
+
+mod log;
+mod upstream;
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use anyhow::Context as _;
+use http::{HeaderName, HeaderValue, Request, Response};
+use parking_lot::RwLock;
+use semel::Engine;
+use semel_http::call::{CallError, Fate, ServiceCaller};
+use semel_http::edge::{self, Options, Tls};
+use semel_http::observe::Counters;
+use semel_http::problem::Problem;
+use semel_http::proxy::Proxy;
+use semel_http::{Body, Guard, Situation};
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use self::log::Log;
+use self::upstream::ToUpstream;
+use crate::config;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// A gateway whose routes can be changed while it runs.
+pub(crate) struct Gateway {
+    engine: Engine,
+    counters: Arc<Counters>,
+    live: Arc<RwLock<Arc<Live>>>,
+    tls: Option<Tls>,
+}
+
+/// What a reload replaces.
+struct Live {
+    guard: Guard,
+    upstream: ToUpstream,
+}
+
+impl Gateway {
+    /// Builds it; nothing listens yet.
+    ///
+    /// # Errors
+    /// An upstream or a certificate that cannot be used; settings that cannot stand together.
+    pub(crate) fn new(engine: &Engine, config: &config::Gateway) -> anyhow::Result<Self> {
+        let counters = Arc::new(Counters::new());
+        let live = Live::new(engine, config, &counters)?;
+        let tls = match &config.tls {
+            Some(files) => Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?),
+            None => None,
+        };
+        Ok(Self { engine: engine.clone(), counters, live: Arc::new(RwLock::new(Arc::new(live))), tls })
+    }
+
+    /// Puts other routes and certificates in force. Requests under way keep the old ones.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); then nothing has changed.
+    pub(crate) fn replace(&self, config: &config::Gateway) -> anyhow::Result<()> {
+        let live = Live::new(&self.engine, config, &self.counters)?;
+        if let Some(tls) = &self.tls {
+            tls.reload().context("the gateway's certificate")?;
+        }
+        *self.live.write() = Arc::new(live);
+        Ok(())
+    }
+
+    /// How often requests were answered how.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// What answers requests.
+    pub(crate) fn service(&self) -> Front {
+        Front(Arc::clone(&self.live))
+    }
+
+    /// How the listener behaves.
+    pub(crate) fn options(&self, config: &config::Gateway, drain: std::time::Duration) -> Options {
+        let key_headers = config.key_headers.clone();
+        Options { tls: self.tls.clone(), limits: config.limits, patience: config.patience, key_headers, drain }
+    }
+
+    /// Whether clients speak TLS to it.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+}
+
+impl Live {
+    fn new(engine: &Engine, config: &config::Gateway, counters: &Arc<Counters>) -> anyhow::Result<Self> {
+        let mut proxy =
+            Proxy::new(config.upstream.clone(), config.proxy.clone()).context("the gateway's upstream")?;
+        for (name, upstream) in &config.upstreams {
+            proxy = proxy
+                .with(name, upstream.clone(), config.proxy.clone())
+                .with_context(|| format!("the upstream {name}"))?;
+        }
+        let upstream = ToUpstream::new(proxy);
+        let patterns = config.routes.iter().map(|route| route.pattern().to_string()).collect();
+        let mut guard = Guard::builder(engine.clone())
+            .profile(config.profile.clone())
+            .namespace(&config.namespace)
+            .scope(config.scope.clone())
+            .fallback(config.fallback.clone())
+            .caller(Arc::new(ServiceCaller(upstream.clone())))
+            .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
+            .observe(Arc::new(Log::new(patterns)));
+        for route in &config.routes {
+            guard = guard.route(route.clone());
+        }
+        Ok(Self { guard: guard.build()?, upstream })
+    }
+}
+
+/// Answers the requests of a listener, by whatever routes are in force.
+#[derive(Clone)]
+pub(crate) struct Front(Arc<RwLock<Arc<Live>>>);
+
+impl Service<Request<edge::Body>> for Front {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
+        let live = Arc::clone(&self.0.read());
+        // Reads stream through; there is no story to tell of them.
+        let span = if request.method().is_safe() { tracing::Span::none() } else { span(&mut request) };
+        let answer = async move {
+            let answered = live.guard.handle(live.upstream.clone(), request).await;
+            Ok(answered.unwrap_or_else(|error| failed(&live.guard, &error)))
+        };
+        Box::pin(answer.instrument(span))
+    }
+}
+
+/// Ties together what is said about one request (P12). A request without an id gets one, which the upstream sees too.
+fn span(request: &mut Request<edge::Body>) -> tracing::Span {
+    let id = request.headers().get(&REQUEST_ID).filter(|id| id.len() <= 128).and_then(|id| id.to_str().ok());
+    let id = match id {
+        Some(id) => id.to_owned(),
+        None => {
+            let id = format!("{:032x}", rand::random::<u128>());
+            if let Ok(value) = HeaderValue::from_str(&id) {
+                request.headers_mut().insert(REQUEST_ID, value);
+            }
+            id
+        }
+    };
+    // traceparent is version-trace-parent-flags.
+    let trace = request.headers().get(&TRACE_PARENT).and_then(|parent| parent.to_str().ok());
+    let trace_id = trace.and_then(|parent| parent.split('-').nth(1)).filter(|id| id.len() == 32);
+    tracing::info_span!(target: "semel", "request", request_id = id, trace_id)
+}
+
+/// A request that is not guarded and has no answer.
+fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
+    let (situation, detail) = match error.fate() {
+        Fate::Undelivered => (Situation::UpstreamUnreachable, "the request was not delivered: nothing happened"),
+        Fate::Unknown => {
+            (Situation::UpstreamUnknown, "the request was sent, and nobody knows whether it took effect")
+        }
+    };
+    tracing::warn!(target: "semel", %error, outcome = situation.code(), "no answer from the upstream");
+    let mut answer = guard.profile().tell(&Problem::new(situation, detail));
+    *answer.status_mut() = error.status();
+    answer
+}
