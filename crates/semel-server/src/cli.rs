@@ -16,6 +16,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the gateway and the admin API
     Serve(ServeArgs),
+    /// Show it: a sample payments API behind the gateway, with traffic to watch
+    Demo(DemoArgs),
     /// Look at keys and settle what is in doubt
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -52,6 +54,22 @@ pub(crate) struct ServeArgs {
     /// Whose keys are whose: authorization, header:NAME, jwt:CLAIM, single-tenant [default: authorization]
     #[arg(long, value_name = "S")]
     pub(crate) scope: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// End after so long; otherwise with Ctrl-C
+    #[arg(long = "for", value_name = "DURATION")]
+    pub(crate) length: Option<String>,
+    /// Where the gateway listens; port 0 is any free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// Where the admin API listens; port 0 is any free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) admin: String,
+    /// Print one line of JSON at the end, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Where the running server is.

@@ -15,6 +15,7 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod demo;
 mod gateway;
 mod keys;
 mod logs;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let ran = match cli.command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Keys(args) => keys::run(args),
         Command::Config(args) => config::commands::run(&args),
     };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
+use semel::store::RedisStore;
 use semel_http::observe::Counters;
 
 /// Upper bounds of the buckets, in seconds.
@@ -29,6 +30,7 @@ pub(crate) struct Metrics {
     reloads: Family<2>,
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<Arc<Counters>>,
+    redis: OnceLock<Arc<RedisStore>>,
 }
 
 /// Counters that differ in one label.
@@ -61,6 +63,11 @@ const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const RELOADS: [&str; 2] = ["taken", "refused"];
 
 impl Metrics {
+    /// Shows whether this store lost data.
+    pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
+        let _ = self.redis.set(store);
+    }
+
     /// Shows these counters too.
     pub(crate) fn watch_gateway(&self, counters: Arc<Counters>) {
         // There is one gateway in a process.
@@ -109,6 +116,10 @@ impl Metrics {
         gauge(&mut text, "semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
         let up = self.store_up.load(Ordering::Relaxed);
         gauge(&mut text, "semel_store_up", "Whether the last claim round trip worked.", up);
+        if let Some(redis) = self.redis.get() {
+            let lost = u8::from(redis.has_lost_data());
+            gauge(&mut text, "semel_store_lost_data", "Whether the server came back with less than it had.", lost);
+        }
         if let Some(gateway) = self.gateway.get() {
             head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
             for (outcome, count) in gateway.iter() {

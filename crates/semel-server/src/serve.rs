@@ -78,7 +78,7 @@ impl Server {
     /// # Errors
     /// A store or a port that cannot be had.
     pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
-        let Opened { store, redis: _, warnings } = store::open(&config.records).await?;
+        let Opened { store, redis, warnings } = store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -87,6 +87,9 @@ impl Server {
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
         };
         let metrics = Arc::new(Metrics::default());
+        if let Some(redis) = redis {
+            metrics.watch_redis(redis);
+        }
         let records = &config.records;
         let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
         let engine = Engine::over(store)
@@ -159,11 +162,6 @@ impl Server {
     /// Where the admin side listens.
     pub(crate) fn admin_url(&self) -> String {
         format!("http://{}", self.admin_at)
-    }
-
-    /// The engine behind both.
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
     }
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
