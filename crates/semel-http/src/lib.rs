@@ -11,6 +11,7 @@
 //! - [`key_source`], [`scope`]: where the key is, and whose it is.
 //! - [`guard`], [`layer`]: the heart, and its form for `tower`.
 //! - [`call`]: the contract with what answers: how it says that it failed.
+//! - [`stored`]: the kept answer, and the headers by which guard, client and upstream speak.
 //! - [`problem`]: why there is no answer. [`observe`]: what is counted. [`well_known`]: what is published.
 
 pub mod body;
@@ -18,11 +19,14 @@ pub mod call;
 pub mod guard;
 pub mod key_source;
 pub mod layer;
+mod limits;
 pub mod observe;
 pub mod policy;
 pub mod problem;
 pub mod profile;
+mod request_fingerprint;
 pub mod scope;
+pub mod stored;
 pub mod well_known;
 
 pub use body::{Body, BoxError};
