@@ -1,0 +1,4 @@
+//! The HTTP surface, from outside.
+
+mod edge;
+mod edge_kit;
