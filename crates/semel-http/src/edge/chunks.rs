@@ -7,6 +7,9 @@ use super::rules::Rules;
 /// Longest chunk-size line, extensions included.
 const LINE: u32 = 256;
 
+/// Largest trailer section; hyper takes twice that, without a word about why it stops.
+const TRAILERS: u32 = 8 * 1024;
+
 /// Where in a chunked body the last byte seen stands.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
@@ -15,6 +18,8 @@ pub(super) struct Chunks {
     left: u64,
     /// Bytes of the current size line, or of all trailers.
     seen: u32,
+    /// Trailers so far.
+    trailers: usize,
     /// The name of the current trailer.
     name: Vec<u8>,
 }
@@ -99,7 +104,9 @@ impl Chunks {
                 self.seen = 0;
                 Place::Size
             }
-            (Place::TrailerName | Place::TrailerValue, _) if self.seen as usize > rules.limits.head_bytes => {
+            (Place::TrailerName | Place::TrailerValue, _)
+                if self.seen > TRAILERS || self.trailers >= rules.limits.headers =>
+            {
                 return Err(Refusal::HeadTooLarge);
             }
             (Place::TrailerName, b'\r') if self.name.is_empty() => Place::EndLf,
@@ -114,6 +121,7 @@ impl Chunks {
             (Place::TrailerValue, b'\t' | b' '..=b'~' | 0x80..) => Place::TrailerValue,
             (Place::TrailerValue, b'\r') => Place::TrailerLf,
             (Place::TrailerLf, b'\n') => {
+                self.trailers += 1;
                 self.name.clear();
                 Place::TrailerName
             }

@@ -38,7 +38,7 @@ impl Default for Options {
 pub struct Limits {
     /// Connections open at once; more wait in the listener's backlog.
     pub connections: u32,
-    /// Bytes of a request's head, and of its trailers. 431 beyond.
+    /// Bytes of a request's head. 431 beyond; the same for more than 8 KiB of trailers.
     pub head_bytes: usize,
     /// Bytes of a request's target. 414 beyond.
     pub target_bytes: usize,

@@ -18,3 +18,5 @@ mod tenants;
 mod tombstone;
 mod waiters;
 mod well_known;
+mod edge;
+mod edge_kit;

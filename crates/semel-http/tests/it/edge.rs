@@ -1,0 +1,3 @@
+//! The listening side: what gets in, what does not, and what becomes of connections.
+
+mod smuggling;
