@@ -100,7 +100,9 @@ impl Admin {
             .route("/v1/claims/{claim_id}/renew", post(claims::renew))
             .route("/v1/claims/{claim_id}/complete", post(claims::complete))
             .route("/v1/claims/{claim_id}/release", post(claims::release))
-            .fallback(async || Refusal::not_found("there is nothing at this path; /openapi.json lists what there is"))
+            .fallback(async || {
+                Refusal::not_found("there is nothing at this path; /openapi.json lists what there is")
+            })
             .method_not_allowed_fallback(async || Refusal::method_not_allowed())
             .layer(body_limit)
             .layer(middleware::from_fn_with_state(Arc::clone(self), admit))
@@ -114,14 +116,15 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let access = Arc::clone(&admin.access.read());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut user = String::new();
-    let admitted = access.admit(request.headers(), &method).and_then(|()| match Right::needed(&method, &path) {
-        None => Ok(None),
-        Some(right) => {
-            let caller = access.authenticate(request.headers())?;
-            user.clone_from(&caller.name);
-            caller.may(right).map(|()| Some(caller))
-        }
-    });
+    let admitted =
+        access.admit(request.headers(), &method).and_then(|()| match Right::needed(&method, &path) {
+            None => Ok(None),
+            Some(right) => {
+                let caller = access.authenticate(request.headers())?;
+                user.clone_from(&caller.name);
+                caller.may(right).map(|()| Some(caller))
+            }
+        });
     let mut response = match admitted {
         Ok(caller) => {
             if let Some(caller) = caller {

@@ -68,7 +68,8 @@ impl Client {
         let answer = async {
             let response = connection.send_request(request).await?;
             let (parts, body) = response.into_parts();
-            let body = Limited::new(body, MOST).collect().await.map_err(|error| anyhow::anyhow!("{error}"))?;
+            let body =
+                Limited::new(body, MOST).collect().await.map_err(|error| anyhow::anyhow!("{error}"))?;
             anyhow::Ok(Reply { status: parts.status, headers: parts.headers, body: body.to_bytes() })
         };
         let answered = tokio::time::timeout(ANSWER, answer).await;

@@ -38,7 +38,9 @@ key = { header = "Idempotency-Key", required = true }
 /// It could not start, or a card was charged twice.
 pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let length = match &args.length {
-        Some(text) => Some(parse_duration(text).with_context(|| format!("--for {text}: expected a duration such as 10s"))?),
+        Some(text) => Some(
+            parse_duration(text).with_context(|| format!("--for {text}: expected a duration such as 10s"))?,
+        ),
         None => None,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -115,7 +117,10 @@ fn say(text: &str) -> anyhow::Result<()> {
 }
 
 fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
-    let post = format!("curl -i {gateway}/v1/charges -H 'Authorization: Bearer me' -H 'Idempotency-Key: my-order-1'");
+    let post = |key: &str| {
+        format!("curl -i {gateway}/v1/charges -H 'Authorization: Bearer me' -H 'Idempotency-Key: {key}'")
+    };
+    let (first, slow) = (post("my-order-1"), post("my-order-2"));
     say(&format!(
         "\
 A payments API that knows nothing of idempotency runs at {api}.
@@ -125,13 +130,13 @@ Clients retry, send duplicates at once, reuse keys for other amounts, and hang u
 Try it, in another terminal:
 
   charge a card
-    {post} -d '{{\"amount\": 1200}}'
+    {first} -d '{{\"amount\": 1200}}'
   the same again: the same answer, marked Idempotent-Replayed, and no second charge
-    {post} -d '{{\"amount\": 1200}}'
+    {first} -d '{{\"amount\": 1200}}'
   the same key for another amount: refused as a conflict
-    {post} -d '{{\"amount\": 9900}}'
+    {first} -d '{{\"amount\": 9900}}'
   a slow charge: start it, press Ctrl-C, ask again; it was finished without you
-    {post}-slow -d '{{\"amount\": 5, \"slow\": \"5s\"}}'
+    {slow} -d '{{\"amount\": 5, \"slow\": \"5s\"}}'
   what the API really charged
     curl {api}/v1/charges
   the keys, and the numbers for Prometheus

@@ -51,7 +51,9 @@ impl Gateway {
         let counters = Arc::new(Counters::new());
         let live = Live::new(engine, config, &counters)?;
         let tls = match &config.tls {
-            Some(files) => Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?),
+            Some(files) => {
+                Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?)
+            }
             None => None,
         };
         Ok(Self { engine: engine.clone(), counters, live: Arc::new(RwLock::new(Arc::new(live))), tls })
@@ -83,7 +85,13 @@ impl Gateway {
     /// How the listener behaves.
     pub(crate) fn options(&self, config: &config::Gateway, drain: std::time::Duration) -> Options {
         let key_headers = config.key_headers.clone();
-        Options { tls: self.tls.clone(), limits: config.limits, patience: config.patience, key_headers, drain }
+        Options {
+            tls: self.tls.clone(),
+            limits: config.limits,
+            patience: config.patience,
+            key_headers,
+            drain,
+        }
     }
 
     /// Whether clients speak TLS to it.
@@ -165,7 +173,9 @@ fn span(request: &mut Request<edge::Body>) -> tracing::Span {
 /// A request that is not guarded and has no answer.
 fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
     let (situation, detail) = match error.fate() {
-        Fate::Undelivered => (Situation::UpstreamUnreachable, "the request was not delivered: nothing happened"),
+        Fate::Undelivered => {
+            (Situation::UpstreamUnreachable, "the request was not delivered: nothing happened")
+        }
         Fate::Unknown => {
             (Situation::UpstreamUnknown, "the request was sent, and nobody knows whether it took effect")
         }

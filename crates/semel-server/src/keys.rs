@@ -149,7 +149,9 @@ impl Query {
 fn encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
             _ => format!("%{byte:02X}"),
         })
         .collect()
@@ -165,7 +167,10 @@ fn write_line(line: &str) -> anyhow::Result<()> {
 }
 
 fn table(items: &[Value]) -> anyhow::Result<()> {
-    write_line(&format!("{:<32}  {:<8}  {:<8}  {:<6}  {:>7}  CHANGED", "ID", "KEY", "PHASE", "MODE", "ATTEMPT"))?;
+    write_line(&format!(
+        "{:<32}  {:<8}  {:<8}  {:<6}  {:>7}  CHANGED",
+        "ID", "KEY", "PHASE", "MODE", "ATTEMPT"
+    ))?;
     for item in items {
         let text = |name: &str| item[name].as_str().unwrap_or_default();
         write_line(&format!(

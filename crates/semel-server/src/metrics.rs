@@ -1,8 +1,8 @@
 //! What is counted, in the text form of Prometheus. No label ever holds what a caller sent.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use semel::Engine;
@@ -109,7 +109,12 @@ impl Metrics {
             let _ = writeln!(text, "semel_events_total{{event=\"{name}\"}} {count}");
         }
         let (runs, replays) = (stats.count("won"), stats.count("replayed"));
-        gauge(&mut text, "semel_replay_ratio", "Replays among all answered calls.", ratio(replays, runs + replays));
+        gauge(
+            &mut text,
+            "semel_replay_ratio",
+            "Replays among all answered calls.",
+            ratio(replays, runs + replays),
+        );
         gauge(&mut text, "semel_in_flight", "Claims that this process holds.", engine.in_flight());
         gauge(&mut text, "semel_waiters", "Callers that wait for an effect.", engine.waiters());
         let in_doubt = self.in_doubt.load(Ordering::Relaxed);
@@ -118,7 +123,12 @@ impl Metrics {
         gauge(&mut text, "semel_store_up", "Whether the last claim round trip worked.", up);
         if let Some(redis) = self.redis.get() {
             let lost = u8::from(redis.has_lost_data());
-            gauge(&mut text, "semel_store_lost_data", "Whether the server came back with less than it had.", lost);
+            gauge(
+                &mut text,
+                "semel_store_lost_data",
+                "Whether the server came back with less than it had.",
+                lost,
+            );
         }
         if let Some(gateway) = self.gateway.get() {
             head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
@@ -129,8 +139,20 @@ impl Metrics {
         self.held.write(&mut text, "semel_effect_seconds", "From the claim until the outcome was kept.");
         self.waited.write(&mut text, "semel_wait_seconds", "How long callers waited for an effect.");
         self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");
-        self.admin.write(&mut text, CLASSES, "semel_admin_requests_total", "class", "Answers of the admin side.");
-        self.reloads.write(&mut text, RELOADS, "semel_reloads_total", "result", "Times the config was read anew.");
+        self.admin.write(
+            &mut text,
+            CLASSES,
+            "semel_admin_requests_total",
+            "class",
+            "Answers of the admin side.",
+        );
+        self.reloads.write(
+            &mut text,
+            RELOADS,
+            "semel_reloads_total",
+            "result",
+            "Times the config was read anew.",
+        );
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
         head(&mut text, "semel_build_info", "gauge", "The version of this binary.");
@@ -190,7 +212,10 @@ impl Histogram {
             let _ = writeln!(text, "{metric}_bucket{{le=\"{bound}\"}} {}", below.min(count));
         }
         let seconds = Duration::from_micros(self.micros.load(Ordering::Relaxed)).as_secs_f64();
-        let _ = writeln!(text, "{metric}_bucket{{le=\"+Inf\"}} {count}\n{metric}_sum {seconds}\n{metric}_count {count}");
+        let _ = writeln!(
+            text,
+            "{metric}_bucket{{le=\"+Inf\"}} {count}\n{metric}_sum {seconds}\n{metric}_count {count}"
+        );
     }
 }
 
@@ -206,8 +231,14 @@ mod tests {
         }
         let mut text = String::new();
         histogram.write(&mut text, "x", "help");
-        for line in ["x_bucket{le=\"0.001\"} 1", "x_bucket{le=\"0.005\"} 2", "x_bucket{le=\"1\"} 3",
-                     "x_bucket{le=\"30\"} 3", "x_bucket{le=\"+Inf\"} 4", "x_count 4"] {
+        for line in [
+            "x_bucket{le=\"0.001\"} 1",
+            "x_bucket{le=\"0.005\"} 2",
+            "x_bucket{le=\"1\"} 3",
+            "x_bucket{le=\"30\"} 3",
+            "x_bucket{le=\"+Inf\"} 4",
+            "x_count 4",
+        ] {
             assert!(text.contains(line), "{line} in {text}");
         }
     }

@@ -193,7 +193,9 @@ mod tests {
 
     #[test]
     fn hosts_are_read_without_their_port() {
-        for (host, name) in [("localhost", "localhost"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a.b:1", "a.b")] {
+        for (host, name) in
+            [("localhost", "localhost"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a.b:1", "a.b")]
+        {
             assert_eq!(without_port(host), name);
         }
     }

@@ -73,7 +73,8 @@ impl IntoResponse for Refusal {
             members.extend(self.more);
         }
         let mut response =
-            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem.to_string()).into_response();
+            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem.to_string())
+                .into_response();
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after {
             headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());

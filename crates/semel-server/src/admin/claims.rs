@@ -142,8 +142,10 @@ impl ClaimRequest {
         match (&self.fingerprint, &self.payload) {
             (Some(_), Some(_)) => Err(Refusal::bad("give `fingerprint` or `payload`, not both")),
             (Some(fingerprint), None) => Ok(Payload::exact(&[fingerprint.as_bytes()])),
-            (None, Some(payload)) => Payload::json(payload.get().as_bytes(), &semel::canonical::Exclusions::none())
-                .map_err(|error| Refusal::bad(format!("payload: {error}"))),
+            (None, Some(payload)) => {
+                Payload::json(payload.get().as_bytes(), &semel::canonical::Exclusions::none())
+                    .map_err(|error| Refusal::bad(format!("payload: {error}")))
+            }
             (None, None) => Ok(Payload::none()),
         }
     }
@@ -175,7 +177,8 @@ impl ClaimRequest {
 
 fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
     let read = |text| {
-        parse_duration(text).ok_or_else(|| Refusal::bad(format!("{name}: expected a duration such as \"30s\"")))
+        parse_duration(text)
+            .ok_or_else(|| Refusal::bad(format!("{name}: expected a duration such as \"30s\"")))
     };
     text.map(read).transpose()
 }
@@ -188,7 +191,8 @@ pub(super) async fn claim(
 ) -> Result<Response, Refusal> {
     let asked: ClaimRequest = answer::body(&body)?;
     let (key, terms, owner) = (asked.key(&caller), asked.terms()?, asked.owner()?);
-    let wait = length("wait", asked.wait.as_deref())?.unwrap_or_default().min(LONGEST_WAIT).min(terms.in_flight_max);
+    let wait =
+        length("wait", asked.wait.as_deref())?.unwrap_or_default().min(LONGEST_WAIT).min(terms.in_flight_max);
     let fingerprint = asked.payload()?.fingerprint(&admin.secret);
     let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
     let claim =
@@ -216,7 +220,8 @@ pub(super) async fn claim(
             "replay"
         }
         Ruling::Busy { lease_left } => {
-            members["retry_after"] = show_duration(lease_left.clamp(BACKSTOP, Duration::from_secs(30))).into();
+            members["retry_after"] =
+                show_duration(lease_left.clamp(BACKSTOP, Duration::from_secs(30))).into();
             "busy"
         }
         Ruling::Conflict => "conflict",
@@ -357,4 +362,3 @@ fn merge(members: &mut Value, more: Value) {
 fn hex(bytes: &[u8; 16]) -> String {
     KeyId::from_bytes(*bytes).to_string()
 }
-

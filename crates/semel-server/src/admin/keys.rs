@@ -1,12 +1,12 @@
 //! `/v1/keys`: list, show, forget, settle. Whatever changes a record by hand goes into the audit log.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
@@ -83,13 +83,14 @@ impl Wanted {
                 "scope" => scopes.push(given),
                 "key" => value = Some(given),
                 "cursor" => {
-                    let id = given.parse().map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))?;
+                    let id =
+                        given.parse().map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))?;
                     wanted.after = Some(id);
                 }
                 "limit" => {
                     let limit = given.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-                    wanted.limit =
-                        limit.ok_or_else(|| Refusal::bad(format!("limit: expected a number from 1 to {MOST}")))?;
+                    wanted.limit = limit
+                        .ok_or_else(|| Refusal::bad(format!("limit: expected a number from 1 to {MOST}")))?;
                 }
                 other => {
                     let known = "phase, hint, namespace, scope, key, cursor, limit";
@@ -103,7 +104,11 @@ impl Wanted {
                 wanted.key = Some(key.value(value));
             }
             (None, None) if scopes.is_empty() => {}
-            _ => return Err(Refusal::bad("to find one key give namespace and key, and scope where it has one")),
+            _ => {
+                return Err(Refusal::bad(
+                    "to find one key give namespace and key, and scope where it has one",
+                ));
+            }
         }
         Ok(wanted)
     }
@@ -156,7 +161,8 @@ pub(super) async fn forget(
     let ruling = admin.engine.forget(id, force).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
-        let detail = format!("the key is {phase}: its effect may be running or have happened; force takes it away");
+        let detail =
+            format!("the key is {phase}: its effect may be running or have happened; force takes it away");
         return Err(action.refused(detail).with("phase", phase.into()));
     }
     action.done(&admin.engine, id).await
@@ -196,18 +202,54 @@ pub(super) async fn settle(
     action.done(&admin.engine, id).await
 }
 
-/// The outcome that somebody gives by hand.
+/// An answer of the gateway, given by hand.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HandMade {
+    status: u16,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    body: Option<Box<RawValue>>,
+}
+
+/// The outcome that somebody gives by hand: an answer where it looks like one, any other JSON as it is.
 fn settled(outcome: &RawValue) -> Result<Outcome, Refusal> {
-    Ok(Outcome::new("json", outcome.get()))
+    let Ok(HandMade { status, headers, body }) = serde_json::from_str(outcome.get()) else {
+        return Ok(Outcome::new("json", outcome.get()));
+    };
+    let status =
+        StatusCode::from_u16(status).map_err(|_| Refusal::bad("outcome: status is no status of HTTP"))?;
+    let mut fields = HeaderMap::new();
+    for (name, value) in &headers {
+        let name = HeaderName::from_bytes(name.as_bytes());
+        let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) else {
+            return Err(Refusal::bad("outcome: headers holds what cannot be a header"));
+        };
+        fields.append(name, value);
+    }
+    // A text is the body itself; anything else is JSON.
+    let body = body.map(|body| match serde_json::from_str::<String>(body.get()) {
+        Ok(text) => text,
+        Err(_) => {
+            fields.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+            body.get().to_owned()
+        }
+    });
+    Ok(semel_http::stored::outcome(status, &fields, Bytes::from(body.unwrap_or_default())))
 }
 
 fn checked(reason: &str) -> Result<&str, Refusal> {
     let reason = reason.trim();
-    if reason.is_empty() { Err(Refusal::bad("reason: say why, for whoever reads the audit log")) } else { Ok(reason) }
+    if reason.is_empty() {
+        Err(Refusal::bad("reason: say why, for whoever reads the audit log"))
+    } else {
+        Ok(reason)
+    }
 }
 
 async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
-    let id: KeyId = id.parse().map_err(|error: semel::key::ParseKeyIdError| Refusal::bad(error.to_string()))?;
+    let id: KeyId =
+        id.parse().map_err(|error: semel::key::ParseKeyIdError| Refusal::bad(error.to_string()))?;
     let snapshot = engine.store().get(id).await?;
     snapshot.map(|snapshot| (id, snapshot)).ok_or_else(|| Refusal::not_found("no key has this id"))
 }

@@ -136,7 +136,10 @@ mod tests {
     fn json_comes_back_as_it_was_given() {
         let text = r#"{"big":12345678901234567890,"f":1.10}"#;
         let returned = Returned::of(&Outcome::new("json", text));
-        assert_eq!(serde_json::to_string(&returned).unwrap(), format!(r#"{{"outcome":{text},"outcome_kind":"json"}}"#));
+        assert_eq!(
+            serde_json::to_string(&returned).unwrap(),
+            format!(r#"{{"outcome":{text},"outcome_kind":"json"}}"#)
+        );
         let returned = Returned::of(&Outcome::new("http", [0xff, 0]));
         assert_eq!(serde_json::to_string(&returned).unwrap(), r#"{"outcome":"/wA=","outcome_kind":"http"}"#);
     }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use super::loopback;
 use super::reader::Table;
 use super::secrets::{self, Environment};
 use super::values::{address, choice, parse_address, text, texts};
-use super::loopback;
 use crate::cli::ServeArgs;
 
 /// The admin listener.

@@ -11,12 +11,12 @@ use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upst
 use semel_http::scope::VerifierBuilder;
 use semel_http::{Profile, RoutePolicy, Scope};
 
+use super::loopback;
 use super::problem::{Problems, meant};
 use super::reader::Table;
+use super::routes::{self, Routes};
 use super::secrets::{self, Environment};
 use super::values::{address, choice, count, duration, parse_address, size, text};
-use super::loopback;
-use super::routes::{self, Routes};
 use crate::cli::ServeArgs;
 
 /// Everything the gateway needs to know.
@@ -46,11 +46,16 @@ pub(crate) struct Certificate {
     pub(crate) key: PathBuf,
 }
 
-pub(super) const STORE_DOWN: [(&str, StoreDown); 2] = [("closed", StoreDown::Closed), ("open", StoreDown::Open)];
+pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
+    [("closed", StoreDown::Closed), ("open", StoreDown::Open)];
 
 impl Gateway {
     /// Reads it; `None` without an upstream.
-    pub(super) fn read(root: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Option<Self> {
+    pub(super) fn read(
+        root: &mut Table<'_>,
+        args: &ServeArgs,
+        environment: &Environment<'_>,
+    ) -> Option<Self> {
         let problems = root.problems();
         let written = root.table("gateway");
         let is_written = written.is_some();
@@ -81,7 +86,10 @@ impl Gateway {
         if upstream.is_none() {
             let asked_for = args.listen.is_some() || args.profile.is_some() || args.scope.is_some();
             if is_written || !routes.is_empty() {
-                problems.at(&span, "[gateway] needs `upstream`, as in \"http://127.0.0.1:3000\", or --upstream URL");
+                problems.at(
+                    &span,
+                    "[gateway] needs `upstream`, as in \"http://127.0.0.1:3000\", or --upstream URL",
+                );
             } else if asked_for {
                 problems.flag("--upstream", "is needed: without it there is no gateway for the other flags");
             }
@@ -164,7 +172,8 @@ fn flag<T>(
 
 fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).ok_or_else(|| {
-        let hint = meant(name, Profile::NAMES).map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
+        let hint = meant(name, Profile::NAMES)
+            .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
         format!("expected one of {}, found {name:?}{hint}", Profile::NAMES.join(", "))
     })
 }
@@ -180,7 +189,10 @@ fn scope(table: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>)
         (None, None) => ("authorization".to_owned(), None),
     };
     if verifier.is_some() && !word.starts_with("jwt:") {
-        problems.at(&table.span(), format!("jwt: is not used, because scope is {word:?}; set scope = \"jwt:sub\""));
+        problems.at(
+            &table.span(),
+            format!("jwt: is not used, because scope is {word:?}; set scope = \"jwt:sub\""),
+        );
     }
     match Scope::parse(&word, verifier) {
         Ok(scope) => Some(scope),
@@ -240,7 +252,8 @@ fn proxy(table: &mut Table<'_>) -> ProxyOptions {
     proxy.ca = table.get("upstream_ca", text).map(PathBuf::from);
     let hosts = [("upstream", Host::Upstream), ("client", Host::Client)];
     proxy.host = table.get("host", choice(&hosts)).unwrap_or(proxy.host);
-    let forwarded = [("replace", Forwarded::Replace), ("append", Forwarded::Append), ("remove", Forwarded::Remove)];
+    let forwarded =
+        [("replace", Forwarded::Replace), ("append", Forwarded::Append), ("remove", Forwarded::Remove)];
     proxy.forwarded = table.get("forwarded", choice(&forwarded)).unwrap_or(proxy.forwarded);
     proxy.via = table.get("via", text);
     proxy
@@ -251,8 +264,7 @@ fn limits(table: &mut Table<'_>) -> Limits {
     let Some(mut table) = table.table("limits") else { return limits };
     let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
     let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
-    limits.connections =
-        table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
+    limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
     limits.streams = table.get("streams", count(1, 10_000)).map_or(limits.streams, as_u32);
     limits.headers = table.get("headers", count(1, 10_000)).map_or(limits.headers, as_usize);
     limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);

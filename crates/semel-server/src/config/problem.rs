@@ -10,6 +10,9 @@ pub(crate) struct Problems<'a> {
     file: &'a str,
     text: &'a str,
     found: RefCell<Vec<Problem>>,
+    /// Every key that was asked for, so that a test can compare them with the schema.
+    #[cfg(test)]
+    asked: RefCell<std::collections::BTreeSet<String>>,
 }
 
 /// One mistake. Never holds a secret: values of secrets are not repeated.
@@ -29,7 +32,23 @@ pub(crate) struct Invalid(pub(crate) Vec<Problem>);
 
 impl<'a> Problems<'a> {
     pub(super) fn new(file: &'a str, text: &'a str) -> Self {
-        Self { file, text, found: RefCell::default() }
+        Self {
+            file,
+            text,
+            found: RefCell::default(),
+            #[cfg(test)]
+            asked: RefCell::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn note_asked(&self, path: String) {
+        self.asked.borrow_mut().insert(path);
+    }
+
+    #[cfg(test)]
+    pub(super) fn asked(&self) -> std::collections::BTreeSet<String> {
+        self.asked.borrow().clone()
     }
 
     /// Something is wrong at these bytes of the file.

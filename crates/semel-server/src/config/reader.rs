@@ -13,6 +13,8 @@ use super::problem::{Problems, meant};
 pub(crate) struct Table<'a> {
     /// How it is written in the file, for messages: `[gateway]`.
     name: String,
+    /// The same for programs: `gateway.limits`.
+    path: String,
     span: Range<usize>,
     entries: Cow<'a, DeTable<'a>>,
     asked: BTreeSet<&'static str>,
@@ -29,16 +31,29 @@ pub(crate) struct Located<T> {
 impl<'a> Table<'a> {
     /// The whole file.
     pub(super) fn root(table: &'a Spanned<DeTable<'a>>, problems: &'a Problems<'a>) -> Self {
-        Self::new("the file".to_owned(), table.span(), Cow::Borrowed(table.get_ref()), problems)
+        Self::new(
+            "the file".to_owned(),
+            String::new(),
+            table.span(),
+            Cow::Borrowed(table.get_ref()),
+            problems,
+        )
     }
 
     /// A table that is not there, so that its defaults are read in one place.
     pub(super) fn empty(name: &str, problems: &'a Problems<'a>) -> Self {
-        Self::new(name.to_owned(), 0..0, Cow::Owned(DeTable::new()), problems)
+        let path = name.trim_matches(['[', ']']).to_owned();
+        Self::new(name.to_owned(), path, 0..0, Cow::Owned(DeTable::new()), problems)
     }
 
-    fn new(name: String, span: Range<usize>, entries: Cow<'a, DeTable<'a>>, problems: &'a Problems<'a>) -> Self {
-        Self { name, span, entries, asked: BTreeSet::new(), problems }
+    fn new(
+        name: String,
+        path: String,
+        span: Range<usize>,
+        entries: Cow<'a, DeTable<'a>>,
+        problems: &'a Problems<'a>,
+    ) -> Self {
+        Self { name, path, span, entries, asked: BTreeSet::new(), problems }
     }
 
     /// Where it stands.
@@ -52,7 +67,13 @@ impl<'a> Table<'a> {
 
     fn entry(&mut self, key: &'static str) -> Option<&Spanned<DeValue<'a>>> {
         self.asked.insert(key);
+        #[cfg(test)]
+        self.problems.note_asked(self.below(key));
         self.entries.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
+    }
+
+    fn below(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     /// Whether the key is there, without reading it.
@@ -101,11 +122,12 @@ impl<'a> Table<'a> {
     /// A table below this one: `[key]`, or `key = { … }`.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Table<'a>> {
         let problems = self.problems;
+        let path = self.below(key);
         let value = self.entry(key)?;
         let span = value.span();
         match value.get_ref() {
             DeValue::Table(table) => {
-                Some(Self::new(format!("[{key}]"), span, Cow::Owned(table.clone()), problems))
+                Some(Self::new(format!("[{path}]"), path, span, Cow::Owned(table.clone()), problems))
             }
             other => {
                 let found = other.type_str();
@@ -118,6 +140,7 @@ impl<'a> Table<'a> {
     /// Tables below this one: `[[key]]`.
     pub(super) fn tables(&mut self, key: &'static str) -> Vec<Table<'a>> {
         let problems = self.problems;
+        let path = self.below(key);
         let Some(value) = self.entry(key) else { return Vec::new() };
         let DeValue::Array(array) = value.get_ref() else {
             let found = value.get_ref().type_str();
@@ -129,13 +152,15 @@ impl<'a> Table<'a> {
             .filter_map(|item| match item.get_ref() {
                 DeValue::Table(table) => Some(Self::new(
                     format!("[[{key}]]"),
+                    path.clone(),
                     item.span(),
                     Cow::Owned(table.clone()),
                     problems,
                 )),
                 other => {
                     let found = other.type_str();
-                    problems.at(&item.span(), format!("{key}: expected a table, as in [[{key}]], found {found}"));
+                    problems
+                        .at(&item.span(), format!("{key}: expected a table, as in [[{key}]], found {found}"));
                     None
                 }
             })
@@ -151,7 +176,9 @@ impl<'a> Table<'a> {
             }
             let hint = match meant(typed, self.asked.iter().copied()) {
                 Some(meant) => format!("did you mean `{meant}`?"),
-                None => format!("expected one of {}", self.asked.iter().copied().collect::<Vec<_>>().join(", ")),
+                None => {
+                    format!("expected one of {}", self.asked.iter().copied().collect::<Vec<_>>().join(", "))
+                }
             };
             self.problems.at(&key.span(), format!("unknown key `{typed}` in {}: {hint}", self.name));
         }

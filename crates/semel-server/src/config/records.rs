@@ -36,8 +36,17 @@ pub(crate) struct Waiters {
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Memory,
-    Embedded { folder: PathBuf, on_corruption: OnCorruption },
-    Redis { url: String, prefix: String, ca: Option<Vec<u8>>, require_replicas: usize, on_store_loss: Loss },
+    Embedded {
+        folder: PathBuf,
+        on_corruption: OnCorruption,
+    },
+    Redis {
+        url: String,
+        prefix: String,
+        ca: Option<Vec<u8>>,
+        require_replicas: usize,
+        on_store_loss: Loss,
+    },
     Postgres {
         url: String,
         schema: String,
@@ -68,7 +77,14 @@ const DEFAULT: &str = "embedded:./semel-data";
 const EXPECTED: &str = "expected memory:, embedded:PATH, redis://HOST:PORT, rediss://…, redis-cluster://…, \
                         redis-sentinel://…/NAME or postgres://USER:PASSWORD@HOST:PORT/DATABASE";
 const REDIS: [&str; 8] = [
-    "redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel", "redis+unix", "unix",
+    "redis",
+    "rediss",
+    "redis-cluster",
+    "rediss-cluster",
+    "redis-sentinel",
+    "rediss-sentinel",
+    "redis+unix",
+    "unix",
 ];
 
 /// Settings that only some stores have, with their places.
@@ -90,8 +106,7 @@ impl Records {
         let mut table = root.table("store").unwrap_or_else(|| Table::empty("[store]", problems));
         let url = url(&mut table, "url", ("--store", args.store.as_deref()), environment);
         let url = url.unwrap_or_else(|| Url { text: DEFAULT.to_owned(), from: From::Default });
-        let coordinate =
-            url_of_redis(&mut table, ("--coordinate", args.coordinate.as_deref()), environment);
+        let coordinate = url_of_redis(&mut table, ("--coordinate", args.coordinate.as_deref()), environment);
         let file = |value: &toml::de::DeValue<'_>| {
             let path = text(value)?;
             std::fs::read(&path).map_err(|error| format!("{path}: {error}"))

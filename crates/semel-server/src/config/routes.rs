@@ -6,8 +6,8 @@ use http::{HeaderName, StatusCode};
 use semel::Mode;
 use semel::canonical::Exclusions;
 use semel_http::policy::{
-    Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt, OnServerError,
-    Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
+    Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt,
+    OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
 };
 use semel_http::proxy::Upstream;
 use semel_http::scope::VerifierBuilder;
@@ -20,7 +20,8 @@ use super::values::{choice, count, duration, size, switch, text, texts};
 
 const MODES: [(&str, Mode); 3] = [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
 const IN_FLIGHT: [(&str, InFlight); 2] = [("wait", InFlight::Wait), ("reject", InFlight::Reject)];
-const PINS: [(&str, Pin); 3] = [("success", Pin::Success), ("deterministic", Pin::Deterministic), ("all", Pin::All)];
+const PINS: [(&str, Pin); 3] =
+    [("success", Pin::Success), ("deterministic", Pin::Deterministic), ("all", Pin::All)];
 const ON_5XX: [(&str, OnServerError); 3] =
     [("release", OnServerError::Release), ("doubt", OnServerError::Doubt), ("pin", OnServerError::Pin)];
 const ON_DOUBT: [(&str, OnDoubt); 3] =
@@ -43,7 +44,8 @@ pub(super) fn read(root: &mut Table<'_>, profile: &Profile, store_down: StoreDow
     let mut routes = Routes { policies: Vec::new(), upstreams: Vec::new(), key_headers };
     for mut table in root.tables("route") {
         let pattern = table.need("match", text);
-        let builder = RoutePolicy::builder(profile, pattern.as_deref().unwrap_or("* /**")).store_down(store_down);
+        let builder =
+            RoutePolicy::builder(profile, pattern.as_deref().unwrap_or("* /**")).store_down(store_down);
         let builder = route(&mut table, builder, profile, &mut routes);
         let span = table.span();
         table.done();
@@ -143,7 +145,8 @@ fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
 
 fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
     let name = |name: String| {
-        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} cannot be the name of a header"))
+        HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("{name:?} cannot be the name of a header"))
     };
     texts(value)?.into_iter().map(name).collect()
 }
@@ -185,7 +188,8 @@ fn key(
     // In mode keyed: under which header the derived key goes upstream, and for whom it is derived.
     let derived = key.get("derived_header", |value| {
         let name = text(value)?;
-        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} cannot be the name of a header"))
+        HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("{name:?} cannot be the name of a header"))
     });
     let provider = key.get("provider", text);
     key.done();
@@ -214,7 +218,9 @@ fn probe(table: &mut Table<'_>, route: PolicyBuilder, mode: Mode) -> PolicyBuild
     let absent = table.located("probe_absent", choice(&[("unknown", Absent::Unknown), ("run", Absent::Run)]));
     let Some(call) = table.get("probe", call) else {
         if let Some(absent) = absent {
-            table.problems().at(&absent.span, "probe_absent: says what a 404 of `probe` means, and there is no probe");
+            table
+                .problems()
+                .at(&absent.span, "probe_absent: says what a 404 of `probe` means, and there is no probe");
         }
         return route;
     };
@@ -243,12 +249,16 @@ fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder) -> PolicyBuilder
             }
         }
         (_, Some(exclude)) => {
-            problems.at(&exclude.span, "fingerprint_exclude: leaves members of JSON out, so it needs fingerprint = \"json\"");
+            problems.at(
+                &exclude.span,
+                "fingerprint_exclude: leaves members of JSON out, so it needs fingerprint = \"json\"",
+            );
         }
         (Some(Word::Exact), None) => route = route.fingerprint(Fingerprinting::Exact),
         (None, None) => {}
     }
-    let (compared, stripped) = (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
+    let (compared, stripped) =
+        (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
     if compared.is_some() || stripped.is_some() {
         let usual = HeaderRules::default();
         let fingerprint = compared.unwrap_or(usual.fingerprint);
@@ -266,7 +276,8 @@ fn limits(table: &mut Table<'_>) -> Option<InsertLimits> {
             return None;
         };
         let most = u64::from(u32::MAX);
-        let (per_second, burst) = (rate.need("per_second", count(1, most)), rate.need("burst", count(1, most)));
+        let (per_second, burst) =
+            (rate.need("per_second", count(1, most)), rate.need("burst", count(1, most)));
         rate.done();
         let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
         Some(Rate { per_second: as_u32(per_second?), burst: as_u32(burst?) })

@@ -17,7 +17,9 @@ pub(crate) const PROCESS: Environment<'static> = Environment(&|name| std::env::v
 pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Environment<'_>) -> Option<Secret> {
     let (text, span) = read(table, key, from)?;
     if text.len() < 16 {
-        table.problems().at(&span, format!("{key}: is shorter than 16 characters, which can be found by trying"));
+        table
+            .problems()
+            .at(&span, format!("{key}: is shorter than 16 characters, which can be found by trying"));
         return None;
     }
     Some(Secret::from_passphrase(text.as_bytes()))
@@ -29,10 +31,12 @@ pub(super) fn read(
     key: &'static str,
     from: &Environment<'_>,
 ) -> Option<(String, Range<usize>)> {
-    let expected = "expected { env = \"NAME\" } or { file = \"PATH\" }: secrets are not written into the file";
+    let expected =
+        "expected { env = \"NAME\" } or { file = \"PATH\" }: secrets are not written into the file";
     let problems = table.problems();
     // The value itself is not repeated: somebody may have written the secret there.
-    let written = table.located(key, |value| if value.is_table() { Ok(()) } else { Err(expected.to_owned()) })?;
+    let written =
+        table.located(key, |value| if value.is_table() { Ok(()) } else { Err(expected.to_owned()) })?;
     let mut place = table.table(key)?;
     let (env, file) = (place.get("env", text), place.get("file", text));
     place.done();
@@ -43,9 +47,9 @@ pub(super) fn read(
         (None, Some(path)) => std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}")),
         _ => Err(expected.to_owned()),
     };
-    let found = found.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()).and_then(|text| {
-        if text.is_empty() { Err("the secret is empty".to_owned()) } else { Ok(text) }
-    });
+    let found = found
+        .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+        .and_then(|text| if text.is_empty() { Err("the secret is empty".to_owned()) } else { Ok(text) });
     match found {
         Ok(text) => Some((text, written.span)),
         Err(why) => {

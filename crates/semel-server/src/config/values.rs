@@ -83,8 +83,10 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
 pub(crate) fn show_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-    let (unit, length) =
-        units.into_iter().find(|(_, length)| millis >= *length && millis.is_multiple_of(*length)).unwrap_or(("ms", 1));
+    let (unit, length) = units
+        .into_iter()
+        .find(|(_, length)| millis >= *length && millis.is_multiple_of(*length))
+        .unwrap_or(("ms", 1));
     format!("{}{unit}", millis / length)
 }
 
@@ -156,7 +158,9 @@ mod tests {
 
     #[test]
     fn durations_read_what_they_write() {
-        for (text, millis) in [("250ms", 250), ("5s", 5_000), ("1h30m", 5_400_000), ("7d", 604_800_000), ("0s", 0)] {
+        for (text, millis) in
+            [("250ms", 250), ("5s", 5_000), ("1h30m", 5_400_000), ("7d", 604_800_000), ("0s", 0)]
+        {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)), "{text}");
         }
         for wrong in ["", "5", "s", "5 s", "5sec", "-1s", "1.5s", "99999999999999999999s"] {

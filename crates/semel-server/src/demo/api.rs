@@ -73,7 +73,10 @@ async fn charge(State(charges): State<Arc<Charges>>, headers: HeaderMap, body: B
     tokio::time::sleep(takes.min(Duration::from_secs(30))).await;
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or("(none)");
     let number = charges.charge(key);
-    answer(StatusCode::CREATED, &json!({ "id": format!("ch_{number}"), "amount": amount, "status": "succeeded" }))
+    answer(
+        StatusCode::CREATED,
+        &json!({ "id": format!("ch_{number}"), "amount": amount, "status": "succeeded" }),
+    )
 }
 
 async fn show(State(charges): State<Arc<Charges>>) -> Response {

@@ -66,7 +66,10 @@ impl Tally {
     pub(super) fn summary(&self, charges: &Charges) -> String {
         let (count, keys, twice) = (charges.count(), charges.keys(), charges.twice());
         let verdict = if count == keys { "one charge per key" } else { "NOT one charge per key" };
-        format!("\n{}\n{keys} keys, {count} charges, {twice} keys charged twice: {verdict}.", self.line(charges))
+        format!(
+            "\n{}\n{keys} keys, {count} charges, {twice} keys charged twice: {verdict}.",
+            self.line(charges)
+        )
     }
 
     /// The same for programs.

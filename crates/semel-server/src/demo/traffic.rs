@@ -130,7 +130,8 @@ impl Customer {
 
 async fn send(client: &mut Client, name: &str, key: &str, body: &str) -> Seen {
     let who = format!("Bearer {name}");
-    let headers = [("authorization", who.as_str()), ("idempotency-key", key), ("content-type", "application/json")];
+    let headers =
+        [("authorization", who.as_str()), ("idempotency-key", key), ("content-type", "application/json")];
     match client.send(Method::POST, "/v1/charges", &headers, body.to_owned()).await {
         Ok(reply) => seen(&reply),
         Err(_) => Seen::Wrong,
