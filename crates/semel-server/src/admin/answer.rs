@@ -10,6 +10,8 @@ use serde_json::{Map, Value, json};
 
 use semel::store;
 
+use super::shown::{Returned, WithReturned};
+
 /// Why a request was not done.
 #[derive(Debug)]
 pub(crate) struct Refusal {
@@ -18,11 +20,12 @@ pub(crate) struct Refusal {
     detail: String,
     retry_after: Option<Duration>,
     more: Map<String, Value>,
+    returned: Option<Returned>,
 }
 
 impl Refusal {
     pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), retry_after: None, more: Map::new() }
+        Self { status, code, detail: detail.into(), retry_after: None, more: Map::new(), returned: None }
     }
 
     pub(super) fn not_found(detail: impl Into<String>) -> Self {
@@ -40,6 +43,12 @@ impl Refusal {
     /// What was sent cannot be used.
     pub(super) fn bad(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
+    }
+
+    /// The same refusal with the outcome that stands.
+    pub(super) fn returning(mut self, returned: Returned) -> Self {
+        self.returned = Some(returned);
+        self
     }
 
     /// The same refusal with a member more.
@@ -72,9 +81,10 @@ impl IntoResponse for Refusal {
         if let Value::Object(members) = &mut problem {
             members.extend(self.more);
         }
+        let problem = WithReturned { members: &problem, returned: self.returned };
+        let problem = serde_json::to_string(&problem).unwrap_or_default();
         let mut response =
-            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem.to_string())
-                .into_response();
+            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after {
             headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());

@@ -21,8 +21,8 @@ use semel::record::{self, Begin, Command, Owner, Phase, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store::{self, ErrorKind};
 use serde::Deserialize;
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -30,7 +30,7 @@ use self::ticket::{Sealer, Ticket};
 use super::Admin;
 use super::access::Caller;
 use super::answer::{self, Refusal};
-use super::shown::{MODES, Returned};
+use super::shown::{MODES, Returned, WithReturned};
 use crate::config::{parse_duration, show_duration};
 
 /// How long a call to the store that may or may not have been executed is repeated.
@@ -199,6 +199,7 @@ pub(super) async fn claim(
         record::Claim { owner, fingerprint, terms: Arc::new(terms), begin: Begin::Later, hint: key.hint() };
     let ruling = admin.claims.claim(id, claim, wait).await?;
     let mut members = json!({ "status": "", "key_id": id.to_string() });
+    let mut returned = None;
     let status = match ruling {
         Ruling::Won(win) => {
             let ticket = Ticket { id, grant: win.grant, fingerprint };
@@ -215,7 +216,7 @@ pub(super) async fn claim(
             "won"
         }
         Ruling::Replay { outcome, expires_in } => {
-            merge(&mut members, Returned::of(&outcome).into_value());
+            returned = Some(Returned::of(&outcome));
             members["expires_in"] = show_duration(expires_in).into();
             "replay"
         }
@@ -239,7 +240,7 @@ pub(super) async fn claim(
         target: "semel::claims",
         user = caller.name, operation = asked.namespace, key = %key.hint(), id = %id, outcome = status
     );
-    answer::json(&members)
+    answer::json(&WithReturned { members: &members, returned })
 }
 
 /// Marks that the effect may start. Repeatable.
@@ -342,20 +343,10 @@ fn lost(admin: &Admin, ruling: Ruling) -> Refusal {
     admin.metrics.claim("lost");
     let detail = "the claim is no longer yours: its lease ended, or it was taken away; answer with the outcome that \
                   stands, never with your own";
-    let mut refusal = Refusal::new(StatusCode::CONFLICT, "lost", detail);
-    if let Ruling::Lost { winner: Some(winner) } = ruling
-        && let Value::Object(members) = Returned::of(&winner).into_value()
-    {
-        for (name, value) in members {
-            refusal = refusal.with(&name, value);
-        }
-    }
-    refusal
-}
-
-fn merge(members: &mut Value, more: Value) {
-    if let (Value::Object(members), Value::Object(more)) = (members, more) {
-        members.extend(more);
+    let refusal = Refusal::new(StatusCode::CONFLICT, "lost", detail);
+    match ruling {
+        Ruling::Lost { winner: Some(winner) } => refusal.returning(Returned::of(&winner)),
+        _ => refusal,
     }
 }
 

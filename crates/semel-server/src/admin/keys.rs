@@ -129,11 +129,20 @@ pub(super) async fn show(
     Path(id): Path<String>,
 ) -> Result<Response, Refusal> {
     let (_, snapshot) = find(&admin.engine, &id).await?;
-    let mut shown = shown::record(&snapshot);
-    if let (Some(outcome), Ok(())) = (snapshot.record.outcome(snapshot.now), caller.may(Right::Operate)) {
-        shown["returned"] = Returned::of(outcome).into_value();
-    }
-    answer::json(&shown)
+    let shown = shown::record(&snapshot);
+    let returned = match (snapshot.record.outcome(snapshot.now), caller.may(Right::Operate)) {
+        (Some(outcome), Ok(())) => Some(Returned::of(outcome)),
+        _ => None,
+    };
+    answer::json(&Shown { shown: &shown, returned })
+}
+
+#[derive(serde::Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    shown: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    returned: Option<Returned>,
 }
 
 #[derive(Deserialize)]

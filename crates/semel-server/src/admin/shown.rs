@@ -90,11 +90,15 @@ impl Returned {
             }
         }
     }
+}
 
-    /// As members of any JSON object.
-    pub(super) fn into_value(self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
-    }
+/// An answer and what an effect returned, side by side; the latter byte for byte, which no `Value` could do.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct WithReturned<'a> {
+    #[serde(flatten)]
+    pub(super) members: &'a Value,
+    #[serde(flatten)]
+    pub(super) returned: Option<Returned>,
 }
 
 /// A moment as people and programs read it: RFC 3339, UTC, milliseconds.
@@ -140,6 +144,9 @@ mod tests {
             serde_json::to_string(&returned).unwrap(),
             format!(r#"{{"outcome":{text},"outcome_kind":"json"}}"#)
         );
+        let beside = WithReturned { members: &json!({ "status": "replay" }), returned: Some(returned) };
+        let expected = format!(r#"{{"status":"replay","outcome":{text},"outcome_kind":"json"}}"#);
+        assert_eq!(serde_json::to_string(&beside).unwrap(), expected);
         let returned = Returned::of(&Outcome::new("http", [0xff, 0]));
         assert_eq!(serde_json::to_string(&returned).unwrap(), r#"{"outcome":"/wA=","outcome_kind":"http"}"#);
     }

@@ -1,1 +1,12 @@
+//! The binary, from outside: started as a user starts it, read by its ready line.
 
+mod access;
+mod claims;
+mod commands;
+mod demo;
+mod drain;
+mod gateway;
+mod guide;
+mod kit;
+mod reload;
+mod serve;
