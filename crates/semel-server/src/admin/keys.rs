@@ -114,7 +114,9 @@ impl Wanted {
     }
 
     fn fits(&self, snapshot: &Snapshot) -> bool {
-        self.phase.is_none_or(|phase| phase == snapshot.phase())
+        let phase = snapshot.phase();
+        // What was given back or forgotten leaves a stub; nobody looks for those unless they say so.
+        self.phase.map_or(phase != Phase::Vacant, |wanted| wanted == phase)
             && self.hint.as_ref().is_none_or(|hint| {
                 let cut: String = hint.chars().take(semel::key::Hint::LENGTH).collect();
                 snapshot.record.hint.as_str().starts_with(&cut)

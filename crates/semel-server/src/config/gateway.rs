@@ -14,7 +14,7 @@ use semel_http::{Profile, RoutePolicy, Scope};
 use super::loopback;
 use super::problem::{Problems, meant};
 use super::reader::Table;
-use super::routes::{self, Routes};
+use super::routes::{self, Routes, Usual};
 use super::secrets::{self, Environment};
 use super::values::{address, choice, count, duration, parse_address, size, text};
 use crate::cli::ServeArgs;
@@ -80,8 +80,9 @@ impl Gateway {
         let span = table.span();
         table.done();
 
-        let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &profile, store_down);
-        let fallback = RoutePolicy::builder(&profile, "* /**").store_down(store_down).build();
+        let usual = Usual::new(&profile, store_down, proxy.host);
+        let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
+        let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
         if upstream.is_none() {
             let asked_for = args.listen.is_some() || args.profile.is_some() || args.scope.is_some();

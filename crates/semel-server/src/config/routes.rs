@@ -9,7 +9,7 @@ use semel_http::policy::{
     Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt,
     OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
 };
-use semel_http::proxy::Upstream;
+use semel_http::proxy::{Host, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{KeySource, Profile, RoutePolicy, Scope};
 use toml::de::DeValue;
@@ -37,16 +37,37 @@ pub(super) struct Routes {
     pub(super) key_headers: Vec<HeaderName>,
 }
 
+/// What holds for every route that does not say otherwise.
+pub(super) struct Usual<'a> {
+    pub(super) profile: &'a Profile,
+    pub(super) store_down: StoreDown,
+    pub(super) headers: HeaderRules,
+}
+
+impl<'a> Usual<'a> {
+    pub(super) fn new(profile: &'a Profile, store_down: StoreDown, host: Host) -> Self {
+        let mut headers = HeaderRules::default();
+        if host == Host::Upstream {
+            // The upstream answers under its own name, whichever gateway a retry comes through.
+            headers.fingerprint.retain(|name| *name != http::header::HOST);
+        }
+        Self { profile, store_down, headers }
+    }
+
+    pub(super) fn builder(&self, pattern: &str) -> PolicyBuilder {
+        RoutePolicy::builder(self.profile, pattern).store_down(self.store_down).headers(self.headers.clone())
+    }
+}
+
 /// Reads all routes, in their order.
-pub(super) fn read(root: &mut Table<'_>, profile: &Profile, store_down: StoreDown) -> Routes {
+pub(super) fn read(root: &mut Table<'_>, usual: &Usual<'_>) -> Routes {
     let problems = root.problems();
-    let key_headers = vec![profile.key_header.clone()];
+    let key_headers = vec![usual.profile.key_header.clone()];
     let mut routes = Routes { policies: Vec::new(), upstreams: Vec::new(), key_headers };
     for mut table in root.tables("route") {
         let pattern = table.need("match", text);
-        let builder =
-            RoutePolicy::builder(profile, pattern.as_deref().unwrap_or("* /**")).store_down(store_down);
-        let builder = route(&mut table, builder, profile, &mut routes);
+        let builder = usual.builder(pattern.as_deref().unwrap_or("* /**"));
+        let builder = route(&mut table, builder, usual, &mut routes);
         let span = table.span();
         table.done();
         if pattern.is_some() {
@@ -62,7 +83,7 @@ pub(super) fn read(root: &mut Table<'_>, profile: &Profile, store_down: StoreDow
 fn route(
     table: &mut Table<'_>,
     mut route: PolicyBuilder,
-    profile: &Profile,
+    usual: &Usual<'_>,
     routes: &mut Routes,
 ) -> PolicyBuilder {
     if let Some(url) = table.get("upstream", upstream) {
@@ -77,7 +98,7 @@ fn route(
     }
     let mode = table.get("mode", choice(&MODES));
     route = set(route, mode, PolicyBuilder::mode);
-    route = key(table, route, profile, &mut routes.key_headers);
+    route = key(table, route, usual.profile, &mut routes.key_headers);
     route = set(route, table.get("scope", scope), PolicyBuilder::scope);
     route = set(route, table.get("in_flight", choice(&IN_FLIGHT)), PolicyBuilder::in_flight);
     let lengths: [(&'static str, fn(PolicyBuilder, Duration) -> PolicyBuilder); 7] = [
@@ -104,7 +125,7 @@ fn route(
         set(route, status, PolicyBuilder::expired)
     });
     route = probe(table, route, mode.unwrap_or_default());
-    route = fingerprint(table, route);
+    route = fingerprint(table, route, &usual.headers);
     route = set(route, table.get("stored_headers", headers), |route, names| {
         route.stored_headers(StoredHeaders::Only(names))
     });
@@ -230,7 +251,7 @@ fn probe(table: &mut Table<'_>, route: PolicyBuilder, mode: Mode) -> PolicyBuild
 }
 
 /// `fingerprint = "exact" | "json"`, what it leaves out, and the headers it takes in.
-fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder) -> PolicyBuilder {
+fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder, usual: &HeaderRules) -> PolicyBuilder {
     #[derive(Clone, Copy, PartialEq)]
     enum Word {
         Exact,
@@ -260,7 +281,7 @@ fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder) -> PolicyBuilder
     let (compared, stripped) =
         (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
     if compared.is_some() || stripped.is_some() {
-        let usual = HeaderRules::default();
+        let usual = usual.clone();
         let fingerprint = compared.unwrap_or(usual.fingerprint);
         route = route.headers(HeaderRules { fingerprint, strip: stripped.unwrap_or(usual.strip) });
     }
