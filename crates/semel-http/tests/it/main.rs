@@ -2,3 +2,4 @@
 
 mod edge;
 mod edge_kit;
+mod proxy;
