@@ -22,7 +22,6 @@ pub(crate) mod timer;
 pub(crate) mod tls;
 mod wire;
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -39,14 +38,12 @@ use tower_service::Service;
 pub use self::body::Body;
 pub use self::options::{Limits, Options, Patience};
 pub use self::refusal::Refusal;
-pub(crate) use self::refusal::problem;
 pub use self::tls::{Tls, TlsError};
 
 use self::connection::Shared;
 use self::link::Link;
 use self::rules::Rules;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::BoxError;
 
 /// How long the listener rests after it failed to accept, for want of file descriptors mostly.
 const REST: Duration = Duration::from_millis(50);
@@ -72,6 +69,7 @@ pub enum Drained {
 /// Serves connections of `listener` with `service` until `shutdown` completes; then accepts no more, lets what is in
 /// flight finish, and returns when all connections are closed or [`Options::drain`] is over.
 ///
+/// A service that fails is answered for: 502 or 504 with a problem document, as its [`CallError`](crate::CallError) says.
 /// Errors of a single connection end that connection only. Dropping the future cuts every connection.
 pub async fn serve<S, B>(
     listener: TcpListener,
@@ -80,7 +78,8 @@ pub async fn serve<S, B>(
     shutdown: impl Future<Output = ()>,
 ) -> Drained
 where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,

@@ -1,7 +1,7 @@
 //! The forwarding side of the gateway: a `tower` service that passes requests on to upstreams.
 //!
 //! It sends every request at most once, follows no redirects, drops what is meant for one hop only, and says of every
-//! failure whether the upstream may have acted ([`Error::delivery`]). Bodies stream both ways, at the pace of the slower
+//! failure whether the upstream may have acted ([`Error::fate`]). Bodies stream both ways, at the pace of the slower
 //! side. Switched protocols (WebSocket) are tunnelled.
 
 mod body;
@@ -14,8 +14,6 @@ mod tunnel;
 mod upstream;
 
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -28,23 +26,20 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 pub use self::body::Reply;
-pub use self::error::{Delivery, Error};
+pub use self::error::Error;
 pub use self::options::{Forwarded, Host, Options, Protocol};
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::body::Outgoing;
+use self::body::outgoing;
 use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};
 use self::pool::{Pool, Ride, Unsent};
 use self::tunnel::Entrance;
+use crate::call::{self, BoxFuture, CallError};
 use crate::edge::{Peer, TlsError};
+use crate::{Body, BoxError};
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Which upstream a route names, among the extensions of a request. Without it the first one is meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RouteUpstream(pub Arc<str>);
-
-/// Forwards requests. Clones share their connections.
+/// Forwards requests. Clones share their connections. A request whose extensions hold a
+/// [`call::Upstream`] goes to the upstream of that name, every other to the first.
 #[derive(Clone)]
 pub struct Proxy {
     first: Arc<Pool>,
@@ -71,26 +66,20 @@ impl Proxy {
         Ok(self)
     }
 
-    /// The same service, with failures answered by problem documents.
-    #[must_use]
-    pub fn answering(self) -> Answering {
-        Answering(self)
-    }
-
     /// Sends a request to its upstream, once.
     ///
     /// Dropping the future closes the upstream connection it uses; what was sent may still take effect.
     ///
     /// # Errors
-    /// Where there is no answer; [`Error::delivery`] says whether the upstream may have acted.
+    /// Where there is no answer; [`Error::fate`] says whether the upstream may have acted.
     pub async fn forward<B>(&self, mut request: Request<B>) -> Result<Response<Reply>, Error>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let pool = match request.extensions_mut().remove::<RouteUpstream>() {
+        let pool = match request.extensions_mut().remove::<call::Upstream>() {
             None => &self.first,
-            Some(RouteUpstream(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
+            Some(call::Upstream(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
         };
         let deadline = pool.options.total.map(|total| Instant::now() + total);
         let entrance = Entrance::take(&mut request);
@@ -116,7 +105,7 @@ impl Proxy {
 }
 
 /// Makes the upstream's request of the client's.
-fn prepare<B>(request: Request<B>, pool: &Pool) -> Result<(Request<Outgoing>, PathAndQuery), Error>
+fn prepare<B>(request: Request<B>, pool: &Pool) -> Result<(Request<Body>, PathAndQuery), Error>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -143,7 +132,7 @@ where
         append(&mut parts.headers, header::VIA, &format!("{} {via}", version_of(parts.version)));
     }
     parts.extensions.clear();
-    Ok((Request::from_parts(parts, Outgoing::new(body)), target))
+    Ok((Request::from_parts(parts, outgoing(body)), target))
 }
 
 fn client_host(headers: &http::HeaderMap, uri: &Uri) -> Option<HeaderValue> {
@@ -164,7 +153,7 @@ fn version_of(version: Version) -> &'static str {
 /// Sends, on another connection too where the first was found closed before a byte went out.
 async fn exchange(
     pool: &Arc<Pool>,
-    mut request: Request<Outgoing>,
+    mut request: Request<Body>,
     target: PathAndQuery,
     deadline: Option<Instant>,
 ) -> Result<(Response<Incoming>, Option<pool::Loan>), Error> {
@@ -187,7 +176,7 @@ async fn exchange(
 }
 
 /// Writes version and target as the connection wants them.
-fn address(request: &mut Request<Outgoing>, ride: &Ride, pool: &Pool, target: PathAndQuery) {
+fn address(request: &mut Request<Body>, ride: &Ride, pool: &Pool, target: PathAndQuery) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target);
     if ride.is_http2() {
@@ -199,6 +188,10 @@ fn address(request: &mut Request<Outgoing>, ride: &Ride, pool: &Pool, target: Pa
         uri.authority = Some(asked.unwrap_or_else(|| pool.upstream.authority.clone()));
     } else {
         *request.version_mut() = Version::HTTP_11;
+        if !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
+            // Said outright: hyper drops a body of unknown length where the method rarely has one.
+            request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
     }
     // Every part comes from a URI that was parsed, so they fit together.
     *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
@@ -226,16 +219,16 @@ where
     B::Error: Into<BoxError>,
 {
     type Response = Response<Reply>;
-    type Error = Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Error>> + Send>>;
+    type Error = CallError;
+    type Future = BoxFuture<'static, Result<Response<Reply>, CallError>>;
 
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let proxy = self.clone();
-        Box::pin(async move { proxy.forward(request).await })
+        Box::pin(async move { proxy.forward(request).await.map_err(CallError::from) })
     }
 }
 
@@ -246,46 +239,4 @@ impl std::fmt::Debug for Proxy {
             .field("named", &self.named.len())
             .finish()
     }
-}
-
-/// A [`Proxy`] that answers for itself: what fails is told to the client as a problem document.
-#[derive(Debug, Clone)]
-pub struct Answering(Proxy);
-
-impl<B> Service<Request<B>> for Answering
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    type Response = Response<Either>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Either>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let proxy = self.0.clone();
-        Box::pin(async move {
-            Ok(match proxy.forward(request).await {
-                Ok(response) => response.map(http_body_util::Either::Left),
-                Err(error) => {
-                    tracing::warn!(%error, "no answer from the upstream");
-                    answer(&error).map(http_body_util::Either::Right)
-                }
-            })
-        })
-    }
-}
-
-/// The body of an [`Answering`] proxy's answer.
-pub type Either = http_body_util::Either<Reply, http_body_util::Full<Bytes>>;
-
-fn answer(error: &Error) -> Response<http_body_util::Full<Bytes>> {
-    let detail = match error.delivery() {
-        Delivery::Undelivered => "the request was not delivered: nothing happened",
-        Delivery::Unknown => "the request was sent, and nobody knows whether it took effect",
-    };
-    crate::edge::problem(error.status(), error.code(), detail, error.delivery() == Delivery::Undelivered)
 }

@@ -32,7 +32,7 @@ impl Drop for Flight {
     }
 }
 
-/// An answer on its way out: the service's own, or a refusal.
+/// An answer on its way out: the service's, or our own.
 #[derive(Debug)]
 pub(super) struct Answer<B> {
     body: Kind<B>,
@@ -42,7 +42,7 @@ pub(super) struct Answer<B> {
 #[derive(Debug)]
 enum Kind<B> {
     Service(B),
-    Refusal(Full<Bytes>),
+    Own(Full<Bytes>),
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Answer<B> {
@@ -53,9 +53,9 @@ impl<B: Body<Data = Bytes> + Unpin> Answer<B> {
         Self { body: Kind::Service(body), flight }
     }
 
-    pub(super) fn refusal(body: Full<Bytes>, mut flight: Flight) -> Self {
+    pub(super) fn own(body: Full<Bytes>, mut flight: Flight) -> Self {
         flight.end = End::Finished;
-        Self { body: Kind::Refusal(body), flight }
+        Self { body: Kind::Own(body), flight }
     }
 }
 
@@ -77,7 +77,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
                 }
                 polled
             }
-            Kind::Refusal(body) => Pin::new(body)
+            Kind::Own(body) => Pin::new(body)
                 .poll_frame(context)
                 .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
         }
@@ -86,14 +86,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
     fn is_end_stream(&self) -> bool {
         match &self.body {
             Kind::Service(body) => body.is_end_stream(),
-            Kind::Refusal(body) => body.is_end_stream(),
+            Kind::Own(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             Kind::Service(body) => body.size_hint(),
-            Kind::Refusal(body) => body.size_hint(),
+            Kind::Own(body) => body.size_hint(),
         }
     }
 }

@@ -6,17 +6,21 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tower_service::Service;
 
+use super::Peer;
 use super::answer::{Answer, Flight};
 use super::body::Body;
 use super::link::{Link, Upgraded};
 use super::options::Patience;
-use super::refusal::Refusal;
+use super::refusal::{Refusal, problem};
 use super::rules::{Rules, host_is_sound};
-use super::{BoxError, Peer};
+use crate::BoxError;
+use crate::call::{CallError, Fate};
+use crate::problem::Situation;
 
 /// The service as hyper sees it, for one connection.
 pub(super) struct Calls<S> {
@@ -29,7 +33,8 @@ pub(super) struct Calls<S> {
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Calls<S>
 where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
@@ -57,11 +62,22 @@ where
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
         Box::pin(async move {
-            let Ok(()) = std::future::poll_fn(|context| service.poll_ready(context)).await;
-            let Ok(response) = service.call(Request::from_parts(parts, body)).await;
+            let called = match std::future::poll_fn(|context| service.poll_ready(context)).await {
+                Ok(()) => service.call(Request::from_parts(parts, body)).await,
+                Err(error) => Err(error),
+            };
             if let Some(refusal) = flaw.as_deref().and_then(std::sync::OnceLock::get) {
                 return Ok(refuse(*refusal, flight, http1));
             }
+            let response = match called {
+                Ok(response) => response,
+                Err(error) => {
+                    if let Some(link) = link {
+                        link.answer_upgrade(Upgraded::No);
+                    }
+                    return Ok(answer_for(error.into()).map(|body| Answer::own(body, flight)));
+                }
+            };
             if let Some(link) = link {
                 let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                 link.answer_upgrade(if switched { Upgraded::Yes } else { Upgraded::No });
@@ -97,7 +113,27 @@ fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
     if http1 {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    response.map(|body| Answer::refusal(body, flight))
+    response.map(|body| Answer::own(body, flight))
+}
+
+/// What a client is told where the service has no answer.
+fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
+    let error = CallError::from_any(error);
+    tracing::warn!(%error, "no answer");
+    match error.fate() {
+        Fate::Undelivered => problem(
+            error.status(),
+            Situation::UpstreamUnreachable.code(),
+            "nothing happened: the request was not delivered",
+            true,
+        ),
+        Fate::Unknown => problem(
+            error.status(),
+            Situation::UpstreamUnknown.code(),
+            "the request may or may not have taken effect",
+            false,
+        ),
+    }
 }
 
 /// HTTP/2 has no framing to smuggle with; who is asked and under which key must still be beyond dispute.

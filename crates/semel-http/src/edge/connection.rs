@@ -1,6 +1,5 @@
 //! One connection, from its first byte to its last.
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -13,13 +12,14 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower_service::Service;
 
+use super::Peer;
 use super::body::Body;
 use super::call::Calls;
 use super::link::Link;
 use super::options::Options;
 use super::rules::Rules;
 use super::wire::{Protocol, Wire};
-use super::{BoxError, Peer};
+use crate::BoxError;
 
 /// What all connections of a listener share.
 pub(super) struct Shared {
@@ -37,7 +37,8 @@ pub(super) async fn serve<S, B>(
     link: Link,
     service: S,
 ) where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
@@ -70,7 +71,8 @@ async fn speak<IO, S, B>(
     known: Option<Protocol>,
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,

@@ -77,7 +77,7 @@ impl Refusal {
 }
 
 /// A problem document (RFC 9457). `detail` holds nothing that needs escaping in JSON.
-pub(crate) fn problem(
+pub(super) fn problem(
     status: StatusCode,
     code: &str,
     detail: &str,
@@ -85,7 +85,7 @@ pub(crate) fn problem(
 ) -> Response<Full<Bytes>> {
     let title = status.canonical_reason().unwrap_or("Error");
     let body = format!(
-        r#"{{"type":"about:blank","title":"{title}","status":{},"detail":"{detail}","code":"{code}","retryable":{retryable}}}"#,
+        r#"{{"type":"urn:semel:problem:{code}","title":"{title}","status":{},"detail":"{detail}","code":"{code}","retryable":{retryable}}}"#,
         status.as_u16()
     );
     let mut response = Response::new(Full::from(body));

@@ -1,64 +1,30 @@
 //! Bodies on their way to the upstream and back.
 
+use std::any::Any;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt as _;
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::error::Error;
 use super::pool::Loan;
+use crate::BoxError;
 use crate::edge::timer::Timer;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// What goes to the upstream. One type for all, because a connection is bound to one.
-pub(super) enum Outgoing {
-    Empty,
-    Stream(UnsyncBoxBody<Bytes, BoxError>),
-}
-
-impl Outgoing {
-    pub(super) fn new<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        if body.is_end_stream() { Self::Empty } else { Self::Stream(body.map_err(Into::into).boxed_unsync()) }
-    }
-}
-
-impl Body for Outgoing {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.get_mut() {
-            Self::Empty => Poll::Ready(None),
-            Self::Stream(body) => Pin::new(body).poll_frame(context),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Empty => true,
-            Self::Stream(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Empty => SizeHint::with_exact(0),
-            Self::Stream(body) => body.size_hint(),
-        }
+/// What goes to the upstream: the crate's own body as it is, any other boxed.
+pub(super) fn outgoing<B>(body: B) -> crate::Body
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let mut body = Some(body);
+    match (&mut body as &mut dyn Any).downcast_mut::<Option<crate::Body>>() {
+        Some(own) => own.take().unwrap_or_default(),
+        None => body.map(crate::Body::stream).unwrap_or_default(),
     }
 }
 

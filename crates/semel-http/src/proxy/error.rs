@@ -4,16 +4,8 @@ use std::io;
 
 use http::StatusCode;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Whether a request that failed may have been received.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// No byte of it was sent.
-    Undelivered,
-    /// Something was sent, and nobody knows what came of it.
-    Unknown,
-}
+use crate::BoxError;
+use crate::call::{CallError, Fate};
 
 /// A request that has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -54,15 +46,15 @@ pub enum Error {
 impl Error {
     /// Whether the upstream may have acted.
     #[must_use]
-    pub fn delivery(&self) -> Delivery {
+    pub fn fate(&self) -> Fate {
         match self {
             Self::Connect(_)
             | Self::ConnectTimeout
             | Self::Handshake(_)
             | Self::Closed
             | Self::NoUpstream
-            | Self::Target => Delivery::Undelivered,
-            Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => Delivery::Unknown,
+            | Self::Target => Fate::Undelivered,
+            Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => Fate::Unknown,
         }
     }
 
@@ -81,20 +73,14 @@ impl Error {
             Self::RequestBody(_) => StatusCode::BAD_REQUEST,
         }
     }
+}
 
-    /// The `code` of the problem document.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Connect(_)
-            | Self::ConnectTimeout
-            | Self::Handshake(_)
-            | Self::Closed
-            | Self::NoUpstream => "upstream_unreachable",
-            Self::Target => "target_too_long",
-            Self::RequestBody(_) => "malformed_request",
-            Self::Cut(_) | Self::Switched => "upstream_cut",
-            Self::Timeout => "upstream_timeout",
+impl From<Error> for CallError {
+    fn from(error: Error) -> Self {
+        let status = error.status();
+        match error.fate() {
+            Fate::Undelivered => Self::undelivered(error).with_status(status),
+            Fate::Unknown => Self::unknown(error).with_status(status),
         }
     }
 }

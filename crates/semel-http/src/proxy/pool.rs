@@ -15,15 +15,15 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::body::Outgoing;
 use super::error::Error;
 use super::options::Options;
 use super::stream::{Connector, Spoken, Stream};
 use super::upstream::Upstream;
+use crate::Body;
 use crate::edge::TlsError;
 
-type Sender1 = http1::SendRequest<Outgoing>;
-type Sender2 = http2::SendRequest<Outgoing>;
+type Sender1 = http1::SendRequest<Body>;
+type Sender2 = http2::SendRequest<Body>;
 
 /// The connections to one upstream.
 pub(super) struct Pool {
@@ -163,12 +163,12 @@ async fn open_http2(stream: Stream, options: &Options) -> Result<Sender2, Error>
 /// How sending ended without an answer.
 pub(super) enum Unsent {
     /// The connection was closed before a byte went out; the request is whole.
-    Back(Box<Request<Outgoing>>),
+    Back(Box<Request<Body>>),
     Failed(hyper::Error),
 }
 
-impl From<TrySendError<Request<Outgoing>>> for Unsent {
-    fn from(mut error: TrySendError<Request<Outgoing>>) -> Self {
+impl From<TrySendError<Request<Body>>> for Unsent {
+    fn from(mut error: TrySendError<Request<Body>>) -> Self {
         match error.take_message() {
             Some(request) => Self::Back(Box::new(request)),
             None => Self::Failed(error.into_error()),
@@ -189,7 +189,7 @@ impl Ride {
     /// Sends a request and waits for the head of the answer. The loan is of a connection that serves one at a time.
     pub(super) async fn send(
         self,
-        request: Request<Outgoing>,
+        request: Request<Body>,
         pool: &Arc<Pool>,
     ) -> Result<(Response<Incoming>, Option<Loan>), Unsent> {
         match self {

@@ -4,7 +4,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-use super::body::Outgoing;
+use crate::Body;
 
 /// The client's half of a tunnel that may come.
 pub(super) struct Entrance {
@@ -21,7 +21,7 @@ impl Entrance {
     }
 
     /// Asks the upstream for the same.
-    pub(super) fn ask(&self, request: &mut Request<Outgoing>) {
+    pub(super) fn ask(&self, request: &mut Request<Body>) {
         let headers = request.headers_mut();
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, self.protocol.clone());

@@ -15,28 +15,28 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Nothing in these tests takes longer.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 // === the upstream ===
 
 /// A request as it reached the upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// The head, without its last empty line.
-    pub head: String,
-    pub body: Vec<u8>,
-    pub trailers: String,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) trailers: String,
     /// Which connection it came on, from 0.
-    pub connection: usize,
+    pub(crate) connection: usize,
 }
 
 impl Seen {
-    pub fn request_line(&self) -> &str {
+    pub(crate) fn request_line(&self) -> &str {
         self.head.lines().next().unwrap()
     }
 
     /// Every value of a header.
-    pub fn values(&self, name: &str) -> Vec<&str> {
+    pub(crate) fn values(&self, name: &str) -> Vec<&str> {
         let lines = self.head.split("\r\n").skip(1).filter_map(|line| line.split_once(": "));
         lines.filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
     }
@@ -44,7 +44,7 @@ impl Seen {
 
 /// What the upstream does with a request.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub(crate) enum Step {
     Send(Vec<u8>),
     Pause(Duration),
     /// Sends back whatever comes, from here on.
@@ -53,17 +53,17 @@ pub enum Step {
     Close,
 }
 
-pub fn ok() -> Vec<Step> {
+pub(crate) fn ok() -> Vec<Step> {
     vec![send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")]
 }
 
-pub fn send(bytes: impl AsRef<[u8]>) -> Step {
+pub(crate) fn send(bytes: impl AsRef<[u8]>) -> Step {
     Step::Send(bytes.as_ref().to_vec())
 }
 
 /// A small server that counts.
-pub struct Upstream {
-    pub address: SocketAddr,
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
     /// Heads that began, whether or not their body came.
     begun: Arc<AtomicUsize>,
@@ -71,7 +71,7 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    pub async fn start(act: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(act: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (seen, begun) = (Arc::default(), Arc::default());
@@ -93,17 +93,27 @@ impl Upstream {
         Self { address, seen, begun, task }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Whole requests so far.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().clone()
     }
 
+    /// How many whole requests so far.
+    pub(crate) fn count(&self) -> usize {
+        self.seen.lock().len()
+    }
+
+    /// Whole requests after the first `count`.
+    pub(crate) fn since(&self, count: usize) -> Vec<Seen> {
+        self.seen.lock()[count..].to_vec()
+    }
+
     /// Heads so far.
-    pub fn begun(&self) -> usize {
+    pub(crate) fn begun(&self) -> usize {
         self.begun.load(Ordering::SeqCst)
     }
 }
@@ -204,7 +214,7 @@ async fn take_until(stream: &mut TcpStream, buffer: &mut Vec<u8>, end: &[u8]) ->
 // === the gateway ===
 
 /// Limits that a test reaches quickly.
-pub fn small() -> Options {
+pub(crate) fn small() -> Options {
     let mut options = Options { drain: Duration::from_secs(5), ..Options::default() };
     options.limits.body_bytes = 256 * 1024;
     options.patience = Patience {
@@ -219,20 +229,20 @@ pub fn small() -> Options {
 }
 
 /// A listener with a proxy behind it.
-pub struct Gateway {
-    pub address: SocketAddr,
+pub(crate) struct Gateway {
+    pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Drained>,
 }
 
 impl Gateway {
     /// Before `upstream`, with limits that a test reaches quickly.
-    pub async fn before(upstream: &Upstream) -> Self {
+    pub(crate) async fn before(upstream: &Upstream) -> Self {
         Self::with(&upstream.url(), small(), proxy::Options::default()).await
     }
 
-    pub async fn with(upstream: &str, edge: Options, proxy: proxy::Options) -> Self {
-        let service = Proxy::new(upstream.parse().unwrap(), proxy).unwrap().answering();
+    pub(crate) async fn with(upstream: &str, edge: Options, proxy: proxy::Options) -> Self {
+        let service = Proxy::new(upstream.parse().unwrap(), proxy).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -242,23 +252,23 @@ impl Gateway {
         Self { address, stop: Some(stop), task }
     }
 
-    pub async fn connect(&self) -> Raw<TcpStream> {
+    pub(crate) async fn connect(&self) -> Raw<TcpStream> {
         Raw::new(TcpStream::connect(self.address).await.unwrap())
     }
 
     /// Sends all of `bytes` on a new connection and reads to its end.
-    pub async fn ask(&self, bytes: impl AsRef<[u8]>) -> String {
+    pub(crate) async fn ask(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut client = self.connect().await;
         client.send(bytes).await;
         client.rest().await
     }
 
     /// Tells it to stop, without waiting.
-    pub fn tell_to_stop(&mut self) {
+    pub(crate) fn tell_to_stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
     }
 
-    pub async fn stopped(self) -> Drained {
+    pub(crate) async fn stopped(self) -> Drained {
         tokio::time::timeout(DEADLINE, self.task).await.expect("the listener ends").unwrap()
     }
 }
@@ -266,24 +276,24 @@ impl Gateway {
 // === the client ===
 
 /// A connection on which every byte is the test's own.
-pub struct Raw<S> {
-    pub stream: S,
-    pub unread: Vec<u8>,
+pub(crate) struct Raw<S> {
+    pub(crate) stream: S,
+    pub(crate) unread: Vec<u8>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
-    pub fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream, unread: Vec::new() }
     }
 
     /// Sends; that the other side has closed already is no failure of the test.
-    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref()).await;
         let _ = self.stream.flush().await;
     }
 
     /// Everything until the other side closes.
-    pub async fn rest(&mut self) -> String {
+    pub(crate) async fn rest(&mut self) -> String {
         let mut bytes = std::mem::take(&mut self.unread);
         let read = self.stream.read_to_end(&mut bytes);
         // A reset after the answer is an end too.
@@ -292,7 +302,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
     }
 
     /// Reads until `end` was read, inclusively.
-    pub async fn until(&mut self, end: &str) -> String {
+    pub(crate) async fn until(&mut self, end: &str) -> String {
         let read = async {
             loop {
                 let found = self.unread.windows(end.len()).position(|window| window == end.as_bytes());
@@ -310,13 +320,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
 }
 
 /// The status of an answer; 0 where there is none.
-pub fn status(answer: &str) -> u16 {
+pub(crate) fn status(answer: &str) -> u16 {
     let rest = answer.strip_prefix("HTTP/1.1 ").or_else(|| answer.strip_prefix("HTTP/1.0 "));
     rest.and_then(|rest| rest.get(..3)).map_or(0, |code| code.parse().unwrap())
 }
 
 /// Waits until `condition` holds.
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(2)).await;
