@@ -196,7 +196,7 @@ async fn json_compares_values_and_exact_bytes() {
 // dup_members, lone_surrogate, bom, invalid_utf8, trailing_data, depth_size: 400 as JSON, bytes as exact; no record.
 #[tokio::test]
 async fn what_has_no_json_form() {
-    let deep = "[".repeat(200) + &"]".repeat(200);
+    let deep = ["[", "]"].map(|bracket| bracket.repeat(200)).concat();
     let bodies: [&[u8]; 7] = [
         br#"{"a":1,"a":2}"#,
         br#"{"a":"\ud800"}"#,

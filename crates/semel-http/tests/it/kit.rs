@@ -22,19 +22,19 @@ use tower_service::Service;
 
 /// What the upstream saw of one call.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    pub method: Method,
-    pub uri: Uri,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
-pub type Reply = Result<Response<Body>, BoxError>;
+pub(crate) type Reply = Result<Response<Body>, BoxError>;
 type Answer = Box<dyn Fn(usize, Seen) -> BoxFuture<'static, Reply> + Send + Sync>;
 
 /// An upstream that counts and remembers its calls. The first call has number 1.
 #[derive(Clone)]
-pub struct Upstream(Arc<Fake>);
+pub(crate) struct Upstream(Arc<Fake>);
 
 struct Fake {
     calls: AtomicUsize,
@@ -43,7 +43,7 @@ struct Fake {
 }
 
 impl Upstream {
-    pub fn new<F, Fut>(answer: F) -> Self
+    pub(crate) fn new<F, Fut>(answer: F) -> Self
     where
         F: Fn(usize, Seen) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Reply> + Send + 'static,
@@ -53,26 +53,26 @@ impl Upstream {
     }
 
     /// Answers each call with its number.
-    pub fn counting() -> Self {
+    pub(crate) fn counting() -> Self {
         Self::new(|number, _| async move { Ok(Response::new(Body::from(format!("call {number}")))) })
     }
 
     /// Answers each call with this status and its number.
-    pub fn status(status: u16) -> Self {
+    pub(crate) fn status(status: u16) -> Self {
         Self::new(move |number, _| async move {
             Ok(Response::builder().status(status).body(Body::from(format!("call {number}"))).unwrap())
         })
     }
 
-    pub fn calls(&self) -> usize {
+    pub(crate) fn calls(&self) -> usize {
         self.0.calls.load(Ordering::SeqCst)
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.0.seen.lock().clone()
     }
 
-    pub fn last(&self) -> Seen {
+    pub(crate) fn last(&self) -> Seen {
         self.seen().pop().expect("the upstream was called")
     }
 }
@@ -101,32 +101,32 @@ impl Service<Request<Body>> for Upstream {
 
 /// A guard, its store, its clock and its upstream.
 #[derive(Clone)]
-pub struct Kit {
-    pub guard: Guard,
-    pub upstream: Upstream,
-    pub store: Arc<FaultStore<MemoryStore>>,
-    pub clock: ManualClock,
-    pub counters: Arc<Counters>,
+pub(crate) struct Kit {
+    pub(crate) guard: Guard,
+    pub(crate) upstream: Upstream,
+    pub(crate) store: Arc<FaultStore<MemoryStore>>,
+    pub(crate) clock: ManualClock,
+    pub(crate) counters: Arc<Counters>,
 }
 
 impl Kit {
     /// With the defaults of `ietf`.
-    pub fn new(upstream: Upstream) -> Self {
+    pub(crate) fn new(upstream: Upstream) -> Self {
         Self::with(upstream, |guard| guard)
     }
 
     /// With a profile of its own.
-    pub fn profile(profile: &Profile, upstream: Upstream) -> Self {
+    pub(crate) fn profile(profile: &Profile, upstream: Upstream) -> Self {
         Self::with(upstream, |guard| guard.profile(profile.clone()))
     }
 
     /// With one route for everything.
-    pub fn route(upstream: Upstream, settings: impl FnOnce(PolicyBuilder) -> PolicyBuilder) -> Self {
+    pub(crate) fn route(upstream: Upstream, settings: impl FnOnce(PolicyBuilder) -> PolicyBuilder) -> Self {
         Self::route_of(&Profile::ietf(), upstream, settings)
     }
 
     /// The same, in a profile.
-    pub fn route_of(
+    pub(crate) fn route_of(
         profile: &Profile,
         upstream: Upstream,
         settings: impl FnOnce(PolicyBuilder) -> PolicyBuilder,
@@ -136,7 +136,7 @@ impl Kit {
     }
 
     /// With settings of its own.
-    pub fn with(upstream: Upstream, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
+    pub(crate) fn with(upstream: Upstream, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
         let clock = ManualClock::default();
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone()))));
         // Kept answers come from the store's clock, so that a test can move past retention.
@@ -149,7 +149,7 @@ impl Kit {
         Self::over(engine, store, clock, upstream, settings)
     }
 
-    pub fn over(
+    pub(crate) fn over(
         engine: Engine,
         store: Arc<FaultStore<MemoryStore>>,
         clock: ManualClock,
@@ -160,81 +160,83 @@ impl Kit {
         let guard = Guard::builder(engine)
             .caller(Arc::new(ServiceCaller(upstream.clone())))
             .observe(counters.clone());
+        // What building an engine asked of the store is no request's doing.
+        store.reset_calls();
         Self { guard: settings(guard).build().unwrap(), upstream, store, clock, counters }
     }
 
     /// Sends a request and reads its answer to the end.
-    pub async fn send(&self, request: Request<Body>) -> Answered {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answered {
         Answered::read(self.begin(request).await.expect("guarded requests are answered")).await
     }
 
     /// Sends a request and leaves the body of its answer unread.
-    pub async fn begin(&self, request: Request<Body>) -> Reply {
+    pub(crate) async fn begin(&self, request: Request<Body>) -> Reply {
         self.guard.handle(self.upstream.clone(), request).await
     }
 
-    pub fn count(&self, outcome: Outcome) -> u64 {
+    pub(crate) fn count(&self, outcome: Outcome) -> u64 {
         self.counters.count(outcome)
     }
 }
 
 /// An answer, read to its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answered {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-    pub trailers: Option<HeaderMap>,
+pub(crate) struct Answered {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 impl Answered {
-    pub async fn read(answer: Response<Body>) -> Self {
+    pub(crate) async fn read(answer: Response<Body>) -> Self {
         let (parts, body) = answer.into_parts();
         let collected = body.collect().await.expect("the body comes to its end");
         let trailers = collected.trailers().cloned();
         Self { status: parts.status, headers: parts.headers, body: collected.to_bytes(), trailers }
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 
     /// The problem's code, in whichever shape.
-    pub fn code(&self) -> String {
+    pub(crate) fn code(&self) -> String {
         let json = self.json();
         let code = json.get("code").or_else(|| json.get("error")?.get("code")).expect("a problem has a code");
         code.as_str().unwrap().to_owned()
     }
 
-    pub fn is_replay(&self) -> bool {
+    pub(crate) fn is_replay(&self) -> bool {
         self.header("idempotent-replayed") == Some("true")
     }
 
-    pub fn is_stored(&self) -> bool {
+    pub(crate) fn is_stored(&self) -> bool {
         self.header("idempotency-stored") != Some("false")
     }
 
     #[track_caller]
-    pub fn assert_problem(&self, status: u16, code: &str) {
+    pub(crate) fn assert_problem(&self, status: u16, code: &str) {
         assert_eq!((self.status.as_u16(), self.code().as_str()), (status, code), "{}", self.text());
         assert!(!self.is_replay() && !self.is_stored());
     }
 }
 
 /// A POST of alice's to `/v1/payments`.
-pub fn post(key: &str) -> Request<Body> {
+pub(crate) fn post(key: &str) -> Request<Body> {
     post_body(key, "{\"amount\":1}")
 }
 
-pub fn post_body(key: &str, body: impl Into<Body>) -> Request<Body> {
+pub(crate) fn post_body(key: &str, body: impl Into<Body>) -> Request<Body> {
     Request::post("/v1/payments")
         .header("idempotency-key", key)
         .header("authorization", "Bearer alice")
@@ -244,14 +246,14 @@ pub fn post_body(key: &str, body: impl Into<Body>) -> Request<Body> {
 }
 
 /// The same request with a header more.
-pub fn with(mut request: Request<Body>, name: &str, value: &str) -> Request<Body> {
+pub(crate) fn with(mut request: Request<Body>, name: &str, value: &str) -> Request<Body> {
     let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
     request.headers_mut().append(name, HeaderValue::from_str(value).unwrap());
     request
 }
 
 /// Waits until something holds.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let patience = tokio::time::timeout(Duration::from_secs(10), async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -261,6 +263,6 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// The full form of a proof, asked for by `SEMEL_PROVE=1`.
-pub fn is_proof() -> bool {
+pub(crate) fn is_proof() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
 }
