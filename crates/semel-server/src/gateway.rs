@@ -1,7 +1,6 @@
 //! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
 
 mod log;
-mod upstream;
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -22,7 +21,6 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::Log;
-use self::upstream::ToUpstream;
 use crate::config;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -39,7 +37,7 @@ pub(crate) struct Gateway {
 /// What a reload replaces.
 struct Live {
     guard: Guard,
-    upstream: ToUpstream,
+    proxy: Proxy,
 }
 
 impl Gateway {
@@ -109,20 +107,19 @@ impl Live {
                 .with(name, upstream.clone(), config.proxy.clone())
                 .with_context(|| format!("the upstream {name}"))?;
         }
-        let upstream = ToUpstream::new(proxy);
         let patterns = config.routes.iter().map(|route| route.pattern().to_string()).collect();
         let mut guard = Guard::builder(engine.clone())
             .profile(config.profile.clone())
             .namespace(&config.namespace)
             .scope(config.scope.clone())
             .fallback(config.fallback.clone())
-            .caller(Arc::new(ServiceCaller(upstream.clone())))
+            .caller(Arc::new(ServiceCaller(proxy.clone())))
             .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
             .observe(Arc::new(Log::new(patterns)));
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
-        Ok(Self { guard: guard.build()?, upstream })
+        Ok(Self { guard: guard.build()?, proxy })
     }
 }
 
@@ -144,7 +141,7 @@ impl Service<Request<edge::Body>> for Front {
         // Reads stream through; there is no story to tell of them.
         let span = if request.method().is_safe() { tracing::Span::none() } else { span(&mut request) };
         let answer = async move {
-            let answered = live.guard.handle(live.upstream.clone(), request).await;
+            let answered = live.guard.handle(live.proxy.clone(), request).await;
             Ok(answered.unwrap_or_else(|error| failed(&live.guard, &error)))
         };
         Box::pin(answer.instrument(span))
