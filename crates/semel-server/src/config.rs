@@ -23,7 +23,7 @@ use toml::de::DeTable;
 pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
 pub(crate) use self::problem::{Invalid, Problem};
-pub(crate) use self::records::{Loss, Place, Records};
+pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::values::{parse_duration, show_duration};
 

@@ -11,3 +11,4 @@ mod guide;
 mod kit;
 mod reload;
 mod serve;
+mod stores;
