@@ -98,6 +98,14 @@ impl Config {
         Ok(read.expect("a file without problems was read"))
     }
 
+    /// What a reload cannot change, in a form that can only be compared.
+    pub(crate) fn fixed(&self) -> String {
+        let gateway = self.gateway.as_ref().map(|gateway| {
+            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
+        });
+        format!("{:?}", (self.admin.listen, &self.records, self.log, self.drain, gateway))
+    }
+
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
         let secret = secrets::passphrase(&mut root, "secret", environment);
         let tokens = access::tokens(&mut root, environment);

@@ -5,10 +5,11 @@ mod log;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use anyhow::Context as _;
-use http::{HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, Fate, ServiceCaller};
@@ -16,7 +17,7 @@ use semel_http::edge::{self, Options, Tls};
 use semel_http::observe::Counters;
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
-use semel_http::{Body, Guard, Situation};
+use semel_http::{Body, Guard, Scope, Situation};
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -38,6 +39,8 @@ pub(crate) struct Gateway {
 struct Live {
     guard: Guard,
     proxy: Proxy,
+    /// Said once: the credential by which principals are told apart is a JWT.
+    told_of_jwt: AtomicBool,
 }
 
 impl Gateway {
@@ -119,7 +122,27 @@ impl Live {
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
-        Ok(Self { guard: guard.build()?, proxy })
+        let by_credential = matches!(&config.scope, Scope::Header(name) if *name == header::AUTHORIZATION);
+        Ok(Self { guard: guard.build()?, proxy, told_of_jwt: AtomicBool::new(!by_credential) })
+    }
+}
+
+impl Live {
+    /// A refreshed JWT is another principal, and a retry with it another effect. Worth a word, once.
+    fn look_at_credential(&self, headers: &HeaderMap) {
+        if self.told_of_jwt.load(Ordering::Relaxed) {
+            return;
+        }
+        let credential = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_jwt = credential.get(7..10) == Some(b"eyJ")
+            && credential.iter().filter(|byte| **byte == b'.').count() == 2;
+        if is_jwt && !self.told_of_jwt.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "semel",
+                "clients send JWTs, and scope = \"authorization\" takes each token for a principal of its own: a retry \
+                 with a refreshed token runs again; use scope = \"jwt:sub\""
+            );
+        }
     }
 }
 
@@ -138,6 +161,7 @@ impl Service<Request<edge::Body>> for Front {
 
     fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
         let live = Arc::clone(&self.0.read());
+        live.look_at_credential(request.headers());
         // Reads stream through; there is no story to tell of them.
         let span = if request.method().is_safe() { tracing::Span::none() } else { span(&mut request) };
         let answer = async move {

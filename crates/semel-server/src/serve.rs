@@ -70,6 +70,8 @@ pub(crate) struct Server {
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
+    /// What a reload cannot change.
+    fixed: String,
 }
 
 impl Server {
@@ -78,6 +80,7 @@ impl Server {
     /// # Errors
     /// A store or a port that cannot be had.
     pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
+        let fixed = config.fixed();
         let Opened { store, redis, warnings } = store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
@@ -142,7 +145,7 @@ impl Server {
         }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners })
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed })
     }
 
     /// Says where it listens, for people and for whoever started it.
@@ -177,6 +180,13 @@ impl Server {
             Ok(config) => {
                 self.admin.replace_access(Access::new(&config.admin, &config.tokens));
                 self.metrics.reload(Ok(()));
+                if config.fixed() != self.fixed {
+                    tracing::warn!(
+                        target: "semel",
+                        "the new config changes what only a restart can: listeners and their limits, the store, logs, \
+                         drain"
+                    );
+                }
                 tracing::info!(target: "semel", tokens = config.tokens.len(), "the config was read anew");
             }
             Err(invalid) => {
