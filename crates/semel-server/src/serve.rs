@@ -47,11 +47,8 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     let drain = config.drain;
     let server = Server::start(config).await?;
     server.announce()?;
-    loop {
-        match signals.next().await {
-            Wish::Reload => server.reload(args),
-            Wish::Stop => break,
-        }
+    while signals.next().await == Wish::Reload {
+        server.reload(args);
     }
     tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
     tokio::select! {
@@ -169,34 +166,32 @@ impl Server {
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
     fn reload(&self, args: &ServeArgs) {
-        let loaded = Config::load(args, &PROCESS);
-        let replaced = loaded.as_ref().map_or(Ok(()), |config| self.replace_routes(config));
-        match loaded {
-            Ok(_) if replaced.is_err() => {
-                self.metrics.reload(Err(()));
-                let error = replaced.expect_err("it is one");
-                tracing::error!(target: "semel", "the new config is refused, the old one stays in force: {error:#}");
-            }
-            Ok(config) => {
-                self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
+        match config.and_then(|config| self.replace(&config)) {
+            Ok(()) => {
                 self.metrics.reload(Ok(()));
-                if config.fixed() != self.fixed {
-                    tracing::warn!(
-                        target: "semel",
-                        "the new config changes what only a restart can: listeners and their limits, the store, logs, \
-                         drain"
-                    );
-                }
-                tracing::info!(target: "semel", tokens = config.tokens.len(), "the config was read anew");
+                tracing::info!(target: "semel", "the config was read anew");
             }
-            Err(invalid) => {
+            Err(error) => {
                 self.metrics.reload(Err(()));
-                for problem in &invalid.0 {
-                    tracing::error!(target: "semel", "{problem}");
+                for line in format!("{error:#}").lines() {
+                    tracing::error!(target: "semel", "{line}");
                 }
                 tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
             }
         }
+    }
+
+    fn replace(&self, config: &Config) -> anyhow::Result<()> {
+        self.replace_routes(config)?;
+        self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        if config.fixed() != self.fixed {
+            tracing::warn!(
+                target: "semel",
+                "the new config changes what only a restart can: listeners and their limits, the store, logs, drain"
+            );
+        }
+        Ok(())
     }
 
     fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
