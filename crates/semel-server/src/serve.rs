@@ -20,6 +20,7 @@ use crate::config::{Config, PROCESS};
 use crate::gateway::Gateway;
 use crate::logs;
 use crate::metrics::Metrics;
+use crate::otlp::Exporter;
 use crate::signals::{Signals, Wish};
 use crate::store::{self, Opened};
 
@@ -69,6 +70,7 @@ pub(crate) struct Server {
     listeners: Vec<JoinHandle<()>>,
     /// What a reload cannot change.
     fixed: String,
+    exporter: Option<Arc<Exporter>>,
 }
 
 impl Server {
@@ -78,6 +80,12 @@ impl Server {
     /// A store or a port that cannot be had.
     pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
         let fixed = config.fixed();
+        let metrics = Arc::new(Metrics::default());
+        let exporter = Exporter::start(&PROCESS)?;
+        if let Some(exporter) = &exporter {
+            tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
+            metrics.watch_exporter(Arc::clone(exporter));
+        }
         let Opened { store, redis, warnings } = store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
@@ -86,7 +94,6 @@ impl Server {
             Some(secret) => secret,
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
         };
-        let metrics = Arc::new(Metrics::default());
         if let Some(redis) = redis {
             metrics.watch_redis(redis);
         }
@@ -126,7 +133,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let (service, options) = (gateway.service(), gateway.options(settings, config.drain));
+                let (service, options) =
+                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
                 listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
                 Some((gateway, at))
             }
@@ -142,7 +150,7 @@ impl Server {
         }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed })
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter })
     }
 
     /// Says where it listens, for people and for whoever started it.
@@ -210,7 +218,7 @@ impl Server {
 
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
     pub(crate) async fn stop(self, limit: Duration) {
-        let Self { engine, closing, listeners, .. } = self;
+        let Self { engine, closing, listeners, exporter, .. } = self;
         // Without receivers there is nobody left to tell.
         let _ = closing.send(true);
         let drained = async {
@@ -222,6 +230,9 @@ impl Server {
         if tokio::time::timeout(limit, drained).await.is_err() {
             let left = engine.in_flight();
             tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
+        }
+        if let Some(exporter) = exporter {
+            exporter.flush().await;
         }
     }
 }

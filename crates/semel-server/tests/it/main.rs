@@ -14,3 +14,4 @@ mod reload;
 mod serve;
 mod stores;
 mod tls;
+mod trace;

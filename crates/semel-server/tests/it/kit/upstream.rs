@@ -16,6 +16,8 @@ pub(crate) struct Upstream {
 
 #[derive(Default)]
 struct Shared {
+    /// The `traceparent` of the last request.
+    traceparent: Mutex<String>,
     calls: Mutex<HashMap<String, usize>>,
     /// Requests to `/slow` wait until it is open.
     open: Mutex<bool>,
@@ -44,6 +46,11 @@ impl Upstream {
     /// How often it was called with this key.
     pub(crate) fn calls(&self, key: &str) -> usize {
         self.shared.calls.lock().get(key).copied().unwrap_or_default()
+    }
+
+    /// The `traceparent` of the last request that had one.
+    pub(crate) fn traceparent(&self) -> String {
+        self.shared.traceparent.lock().clone()
     }
 
     /// How often it was called at all.
@@ -80,6 +87,7 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().ok()?,
             "idempotency-key" => value.trim().clone_into(&mut key),
+            "traceparent" => value.trim().clone_into(&mut shared.traceparent.lock()),
             _ => {}
         }
     }
