@@ -117,10 +117,12 @@ struct Tiers {
     settings: Settings,
 }
 
-/// Under which terms a claim was won, and when at the earliest.
+/// For which payload and under which terms a claim was won, and when at the earliest.
 #[derive(Clone)]
 struct Tenure {
     since: Timestamp,
+    /// Of the claim: it is the record's. Who completes may name another one.
+    fingerprint: Fingerprint,
     terms: Arc<Terms>,
 }
 
@@ -189,7 +191,7 @@ impl Tiers {
             Ruling::Won(win) => {
                 if let Some(view) = view {
                     let since = view.earliest(question.asked);
-                    self.won.insert((id, win.grant), Tenure { since, terms });
+                    self.won.insert((id, win.grant), Tenure { since, fingerprint, terms });
                 }
                 let said = Said::Busy { owner };
                 self.tell(id, question, fingerprint, said, win.lease_left, Wake::Nobody).await;
@@ -228,11 +230,11 @@ impl Tiers {
     /// What a completion leaves to be copied, and how long it stands at least: counted from the claim, because a
     /// completion that is repeated may have happened any time since.
     fn copy_of(&self, id: KeyId, command: &Command) -> Option<(Fingerprint, Arc<Outcome>, Duration)> {
-        let Command::Complete { grant, fingerprint, outcome, retention } = command else { return None };
-        let Tenure { since, terms } = self.won.get(&(id, *grant))?;
+        let Command::Complete { grant, outcome, retention, .. } = command else { return None };
+        let Tenure { since, fingerprint, terms } = self.won.get(&(id, *grant))?;
         let stands = retention.unwrap_or(terms.retention).saturating_add(terms.grace);
         let left = since.after(stands).left(self.views.current()?.latest(instant()));
-        Some((*fingerprint, Arc::clone(outcome), left))
+        Some((fingerprint, Arc::clone(outcome), left))
     }
 
     /// What Redis has, where it is asked at all and answers.
@@ -354,9 +356,7 @@ impl Store for TieredStore {
 
     fn watch(&self, id: KeyId) -> Watch {
         let watch = self.tiers.postgres.watch(id);
-        if self.tiers.breaker.admit().is_some() {
-            self.tiers.redis.watch(id);
-        }
+        self.tiers.redis.watch(id);
         watch
     }
 

@@ -1,5 +1,6 @@
 //! The tiered store against the contract, and against what breaks; each case on servers of its own.
 
+mod alone;
 mod deciding;
 mod killed;
 mod logs;

@@ -123,10 +123,6 @@ async fn mend(tiers: Arc<Tiers>) {
             pause = (pause * 2).min(longest);
         }
         tiers.breaker.close();
-        // Those who began to wait meanwhile.
-        for id in tiers.postgres.wakeups().keys() {
-            tiers.redis.watch(id);
-        }
         tracing::info!(redis = tiers.redis.name(), "Redis is back, and what it held before is ignored");
     }
 }

@@ -98,6 +98,21 @@ async fn conflicts_are_asked_of_postgres() {
     }
 }
 
+// A record has the payload of its claim, whatever its owner says when it completes; and so has the copy. It once had the
+// owner's word, and another payload was given the outcome.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_the_payload_of_the_claim() {
+    let servers = Servers::start();
+    let store = servers.ready().await;
+    let id = key();
+    let grant = win(&*store, id).await;
+    let fingerprint = Fingerprint::from_bytes([8; 32]);
+    let done = Command::Complete { grant, fingerprint, outcome: text("once"), retention: None };
+    accepted(store.apply(id, done).await);
+    assert!(matches!(ask(&*store, id, &Claim { fingerprint, ..claim() }).await, Ok(Ruling::Conflict)));
+    assert_eq!(replayed(ask(&*store, id, &claim()).await), text("once"));
+}
+
 // A claim asked twice knows itself, though Redis says busy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_claim_knows_itself() {
@@ -180,10 +195,17 @@ async fn a_copy_ends_with_its_retention() {
 async fn another_database_is_another_store() {
     let servers = Servers::start();
     let database = servers.postgres.fresh_database().expect("a healthy server");
-    let postgres = PostgresStore::builder(servers.postgres.url_at(servers.postgres.addr(), &database));
-    let elsewhere = TieredStore::builder(postgres, RedisStore::builder(&servers.redis.url()));
-    let elsewhere = open(elsewhere.redis_patience(Duration::from_secs(5))).await;
-    let here = servers.ready().await;
+    let url = servers.postgres.url_at(servers.postgres.addr(), &database);
+    let there = || {
+        let redis = RedisStore::builder(&servers.redis.url());
+        TieredStore::builder(PostgresStore::builder(&url), redis).redis_patience(Duration::from_secs(5))
+    };
+    drop((servers.open().await, open(there()).await));
+    // Their generations are moments, so they differ anyhow. Not here.
+    let number = "UPDATE semel.meta SET number = 7 WHERE name = 'copies'";
+    servers.postgres.sql(number).expect("a healthy server");
+    servers.postgres.sql_in(&database, number).expect("a healthy server");
+    let (here, elsewhere) = (servers.ready().await, open(there()).await);
     uses_copies(&elsewhere).await;
     let id = key();
     let grant = win(&*here, id).await;

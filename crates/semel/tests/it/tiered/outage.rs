@@ -6,40 +6,6 @@ use semel_testbed::{Direction, FaultProxy};
 
 use super::*;
 
-/// A deployment whose Redis is not there.
-async fn without_redis() -> Context {
-    let servers = Servers::start();
-    servers.redis.kill();
-    let (store, peer) = (servers.open().await, servers.open().await);
-    assert_eq!(store.stats().coordination, Coordination::Away);
-    Context::new(store).peer(peer).reopen(move || {
-        let servers = Arc::clone(&servers);
-        async move { servers.open().await as Arc<dyn Store> }
-    })
-}
-
-// G6: down from the start. A sample of the contract, a case from each of its groups.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_contract_holds_without_redis() {
-    for name in [
-        "claims_follow_the_table",
-        "claim_wins_once",
-        "racing_claims_have_one_winner",
-        "lapsed_claim_goes_to_the_next",
-        "outcome_is_replayed_byte_for_byte",
-        "acknowledged_writes_survive",
-        "forget_cleans_caches_before_it_answers",
-        "no_wakeup_is_lost_in_a_race",
-        "scan_pages_in_order",
-        "sweep_keeps_fences_up",
-        "dropped_calls_leave_no_reply_behind",
-        "concurrent_commands_have_an_order",
-        "random_commands_agree_with_the_rules",
-    ] {
-        contract::run_case(name, &without_redis().await).await.expect("there is such a case");
-    }
-}
-
 // G6: counted, and gone on without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_down_at_claim() {
