@@ -12,6 +12,7 @@
 //! - [`guard`], [`layer`]: the heart, and its form for `tower`.
 //! - [`edge`], [`proxy`]: the gateway's two ends: what listens, and what forwards.
 //! - [`call`]: the contract with what answers: how it says that it failed.
+//! - [`stored`]: the kept answer, and the headers by which guard, client and upstream speak.
 //! - [`problem`]: why there is no answer. [`observe`]: what is counted. [`well_known`]: what is published.
 
 pub mod body;
@@ -20,12 +21,15 @@ pub mod edge;
 pub mod guard;
 pub mod key_source;
 pub mod layer;
+mod limits;
 pub mod observe;
 pub mod policy;
 pub mod problem;
 pub mod profile;
 pub mod proxy;
+mod request_fingerprint;
 pub mod scope;
+pub mod stored;
 pub mod well_known;
 
 pub use body::{Body, BoxError};

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use semel::Engine;
 
-use super::{Guard, Inner};
+use super::{Guard, Inner, Route};
 use crate::call::Caller;
+use crate::limits::Limiter;
 use crate::observe::Observer;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
 use crate::profile::Profile;
@@ -121,8 +123,22 @@ impl GuardBuilder {
             Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
             Publish::Nothing => None,
         };
-        let inner =
-            Inner { engine, profile, namespace, scope, routes, fallback, caller, observers, well_known };
+        let of =
+            |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
+        let routes =
+            routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
+        let inner = Inner {
+            engine,
+            profile,
+            namespace,
+            scope,
+            routes,
+            fallback: of(None, fallback),
+            caller,
+            observers,
+            well_known,
+            probing: Mutex::default(),
+        };
         Ok(Guard { inner: Arc::new(inner) })
     }
 }

@@ -1,0 +1,183 @@
+//! Runs a request that was won, in a task of its own, and writes down how it ended.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::HeaderValue;
+use http::response::Parts;
+use http::{Request, Response};
+use semel::engine::{Claim, Concluded, NotBegun, Running};
+use tokio::time::{Instant, timeout_at};
+use tower_service::Service;
+
+use super::read::{Read, Resumed, STREAMED, Whole, is_event_stream, read};
+use super::{Answered, Inner, Steering, StoreError, unprotected};
+use crate::body::{Body, BoxError};
+use crate::call::{CallError, Fate};
+use crate::key_source::KeySource;
+use crate::observe::Outcome;
+use crate::policy::{RoutePolicy, Verdict};
+use crate::problem::{Problem, Situation};
+use crate::stored;
+
+/// What became of a claim.
+pub(super) enum Ran<S> {
+    Answered(Answered),
+    /// The claim was lost before the call began.
+    NotStarted(Box<NotStarted<S>>),
+}
+
+/// Everything that is needed to claim again.
+pub(super) struct NotStarted<S> {
+    pub(super) service: S,
+    pub(super) request: Request<Body>,
+    /// Where the store was the reason.
+    pub(super) error: Option<StoreError>,
+}
+
+impl Inner {
+    /// Begins, calls, reads, and keeps, releases or abandons. Runs to its end whether or not anybody listens.
+    pub(super) async fn run<S, R>(
+        self: Arc<Self>,
+        route: Option<usize>,
+        claim: Claim,
+        mut service: S,
+        mut request: Request<Body>,
+    ) -> Ran<S>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let policy = &self.route(route).policy;
+        if policy.sends_derived_key() {
+            let key = claim.attempt().derived_key(&policy.derived.provider).to_string();
+            let key = HeaderValue::try_from(key).expect("hex is a header value");
+            // The caller's own key does not cross a trust boundary (R12).
+            if let KeySource::Header(name) = &policy.key {
+                request.headers_mut().remove(name);
+            }
+            request.headers_mut().insert(policy.derived.header.clone(), key);
+        }
+        let running = match claim.begin().await {
+            Ok(running) => running,
+            Err(not) => {
+                let error = match not {
+                    NotBegun::Store(error) => Some(error),
+                    _ => None,
+                };
+                return Ran::NotStarted(Box::new(NotStarted { service, request, error }));
+            }
+        };
+        let limit = Instant::from_std(running.limit());
+        // Nothing of the service's own error type lives across the next await: it need not be `Send`.
+        let called = match timeout_at(limit, service.call(request)).await {
+            Ok(called) => called.map_err(|error| CallError::from_any(error.into())),
+            Err(_) => Err(CallError::timed_out("no answer within in_flight_max")),
+        };
+        let answer = match called {
+            Ok(answer) => answer,
+            Err(error) => return Ran::Answered(self.failed(policy, running, &error).await),
+        };
+        let (mut parts, body) = answer.into_parts();
+        let steering = Steering::take(&mut parts.headers);
+        Ran::Answered(match policy.verdict(parts.status) {
+            Verdict::Keep if !steering.discard => {
+                self.keep(policy, running, (parts, body), steering, limit).await
+            }
+            Verdict::Keep | Verdict::Release => {
+                running.release().await;
+                (unprotected(Response::from_parts(parts, Body::stream(body))), Outcome::Released)
+            }
+            Verdict::Doubt => {
+                running.abandon().await;
+                (unprotected(Response::from_parts(parts, Body::stream(body))), Outcome::Doubtful)
+            }
+        })
+    }
+
+    /// Keeps an answer, and gives it; or gives the one that stands.
+    async fn keep<R>(
+        self: &Arc<Self>,
+        policy: &RoutePolicy,
+        running: Running,
+        (parts, body): (Parts, R),
+        steering: Steering,
+        limit: Instant,
+    ) -> Answered
+    where
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let body = if is_event_stream(&parts.headers) {
+            Read::Partly(Resumed::unread(body), STREAMED)
+        } else {
+            read(body, policy.response_limit, limit).await
+        };
+        match body {
+            Read::Whole(whole) => self.keep_whole(policy, running, parts, whole, steering).await,
+            Read::Partly(rest, reason) => {
+                let outcome = Arc::new(stored::tombstone(reason));
+                // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
+                match running.complete_or_follow(&outcome, steering.retention, policy.wait()).await {
+                    Concluded::Instead(acquired) => self.tell(policy, acquired),
+                    concluded => {
+                        let answer = unprotected(Response::from_parts(parts, rest.into_body()));
+                        (answer, if_kept(&concluded, Outcome::Tombstone))
+                    }
+                }
+            }
+            Read::Cut(error) => self.failed(policy, running, &CallError::unknown(error)).await,
+        }
+    }
+
+    async fn keep_whole(
+        self: &Arc<Self>,
+        policy: &RoutePolicy,
+        running: Running,
+        parts: Parts,
+        whole: Whole,
+        steering: Steering,
+    ) -> Answered {
+        let Whole { pieces, trailers } = &whole;
+        let rule = &policy.stored_headers;
+        let outcome = Arc::new(stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule));
+        match running.complete_or_follow(&outcome, steering.retention, policy.wait()).await {
+            Concluded::Instead(acquired) => self.tell(policy, acquired),
+            concluded => {
+                let (data, trailers) = whole.join();
+                let answer = Response::from_parts(parts, Body::with_trailers(data, trailers));
+                match concluded {
+                    Concluded::Kept => (answer, Outcome::Ran),
+                    _ => (unprotected(answer), Outcome::NotStored),
+                }
+            }
+        }
+    }
+
+    /// The call has no answer: releases what was not delivered, and abandons the rest.
+    async fn failed(&self, policy: &RoutePolicy, running: Running, error: &CallError) -> Answered {
+        tracing::warn!(target: "semel", %error, "a guarded call failed");
+        match error.fate() {
+            Fate::Undelivered => {
+                running.release().await;
+                let problem =
+                    Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
+                self.refuse(policy, &problem)
+            }
+            Fate::Unknown => {
+                running.abandon().await;
+                self.unknown(policy, error.status())
+            }
+        }
+    }
+}
+
+fn if_kept(concluded: &Concluded, outcome: Outcome) -> Outcome {
+    match concluded {
+        Concluded::NotStored(_) => Outcome::NotStored,
+        _ => outcome,
+    }
+}
