@@ -23,6 +23,7 @@ need_servers() {
   local missing=()
   command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
   has_postgres || missing+=(postgresql)
+  command -v nginx >/dev/null 2>&1 || [ -x /usr/sbin/nginx ] || missing+=(nginx) # the yardstick of the proxy
   command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || missing+=(pgbouncer)
   install_packages "${missing[@]}"
   # A package starts a service of its own, which nobody asked for. One that was here before is left alone.

@@ -25,9 +25,9 @@ use semel_http::proxy::{self, Proxy};
 use semel_http::{Guard, edge};
 use tokio::net::TcpListener;
 
-const REPEATS: usize = 7;
+const REPEATS: usize = 21;
 const CLIENTS: usize = 32;
-const REQUESTS: usize = 16_000;
+const REQUESTS: usize = 4_800;
 const ANSWER: &[u8] = &[b'x'; 512];
 
 fn main() -> ExitCode {
