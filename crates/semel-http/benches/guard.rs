@@ -18,7 +18,9 @@ use semel::store::MemoryStore;
 use semel_http::{Body, Guard};
 use tower_service::Service;
 
-const REQUESTS: usize = 50_000;
+const REQUESTS: usize = 20_000;
+/// Requests are built outside the measurement, few at a time, so that they are warm as those of a server are.
+const BATCH: usize = 100;
 const REPEATS: usize = 7;
 
 /// Answers at once.
@@ -47,6 +49,7 @@ impl Service<Request<Body>> for Echo {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    Bare,
     PassedOn,
     FirstRun,
     Replay,
@@ -54,7 +57,7 @@ enum Kind {
 
 fn request(kind: Kind, round: usize, number: usize) -> Request<Body> {
     let builder = match kind {
-        Kind::PassedOn => Request::get("/v1/payments"),
+        Kind::Bare | Kind::PassedOn => Request::get("/v1/payments"),
         Kind::FirstRun | Kind::Replay => {
             let key = format!("8e03978e-40d5-43e8-bc93-{round:04}{number:08}");
             Request::post("/v1/payments").header("idempotency-key", key)
@@ -78,17 +81,25 @@ fn cpu() -> i64 {
 }
 
 async fn measure(guard: &Guard, echo: &Echo, kind: Kind, round: usize) -> f64 {
-    // Building requests is the client's work.
-    let requests: Vec<_> = (0..REQUESTS).map(|number| request(kind, round, number)).collect();
-    let before = cpu();
-    for request in requests {
-        let Ok(answer) = guard.handle(echo.clone(), request).await;
-        let replayed = answer.headers().contains_key("idempotent-replayed");
-        assert_eq!(replayed, kind == Kind::Replay);
-        let Ok(body) = answer.into_body().collect().await else { panic!("bytes do not fail") };
-        assert_eq!(body.to_bytes().len(), 200);
+    let mut spent = 0;
+    for batch in 0..REQUESTS / BATCH {
+        let requests: Vec<_> =
+            (0..BATCH).map(|number| request(kind, round, batch * BATCH + number)).collect();
+        let before = cpu();
+        for request in requests {
+            let answer = match kind {
+                Kind::Bare => echo.clone().call(request).await,
+                _ => guard.handle(echo.clone(), request).await,
+            };
+            let Ok(answer) = answer;
+            let replayed = answer.headers().contains_key("idempotent-replayed");
+            assert_eq!(replayed, kind == Kind::Replay);
+            let Ok(body) = answer.into_body().collect().await else { panic!("bytes do not fail") };
+            assert_eq!(body.to_bytes().len(), 200);
+        }
+        spent += cpu() - before;
     }
-    (cpu() - before) as f64 / REQUESTS as f64
+    spent as f64 / REQUESTS as f64
 }
 
 fn main() -> ExitCode {
@@ -99,11 +110,12 @@ fn main() -> ExitCode {
         Guard::builder(engine.build().expect("the defaults work")).build().expect("the defaults work");
     let echo = Echo(vec![b'x'; 200].into());
     let kinds = [
+        ("the service alone", Kind::Bare, f64::INFINITY),
         ("passed on (GET)", Kind::PassedOn, 600.0),
         ("keyed, first run", Kind::FirstRun, 7_000.0),
         ("keyed, replay", Kind::Replay, 3_000.0),
     ];
-    let mut samples = [(); 3].map(|()| Vec::new());
+    let mut samples = [(); 4].map(|()| Vec::new());
     for round in 0..=REPEATS {
         for ((_, kind, _), samples) in kinds.iter().zip(&mut samples) {
             let sample = runtime.block_on(measure(&guard, &echo, *kind, round));
@@ -119,8 +131,12 @@ fn main() -> ExitCode {
         let (median, least, most) = (samples[REPEATS / 2], samples[0], samples[REPEATS - 1]);
         let met = median <= *budget;
         all_met &= met;
-        let word = if met { "met" } else { "missed" };
-        println!("  {name:18} {median:6.0} ns  (spread {least:.0} to {most:.0}; budget {budget:.0}: {word})");
+        let word = match (budget.is_finite(), met) {
+            (false, _) => String::new(),
+            (true, true) => format!("; budget {budget:.0}: met"),
+            (true, false) => format!("; budget {budget:.0}: missed"),
+        };
+        println!("  {name:18} {median:6.0} ns  (spread {least:.0} to {most:.0}{word})");
     }
     if check && !all_met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
