@@ -77,11 +77,12 @@ run_doc_tests() {
 
 # Every example must run and exit well; each counts as one test.
 run_examples() {
-  local example name
-  cargo build -p semel --examples --all-features --locked --quiet
-  for example in crates/semel/examples/*.rs; do
+  local example name package
+  cargo build --workspace --examples --all-features --locked --quiet
+  for example in crates/*/examples/*.rs; do
     name=$(basename "$example" .rs)
-    if timeout 60 cargo run -p semel --example "$name" --all-features --locked --quiet >"$log" 2>&1; then
+    package=$(basename "$(dirname "$(dirname "$example")")")
+    if timeout 60 cargo run -p "$package" --example "$name" --all-features --locked --quiet >"$log" 2>&1; then
       echo "ok      example $name"
       passed=$((passed + 1))
     else

@@ -30,7 +30,6 @@ pub use self::error::Error;
 pub use self::options::{Forwarded, Host, Options, Protocol};
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::body::outgoing;
 use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};
 use self::pool::{Pool, Ride, Unsent};
 use self::tunnel::Entrance;
@@ -86,7 +85,7 @@ impl Proxy {
     }
 
     /// Makes the upstream's request of the client's.
-    fn prepare<B>(&self, mut request: Request<B>) -> Result<Errand, Error>
+    fn prepare<B>(&self, mut request: Request<B>) -> Result<Box<Errand>, Error>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -119,19 +118,21 @@ impl Proxy {
             append(&mut parts.headers, header::VIA, &format!("{} {via}", version_of(parts.version)));
         }
         parts.extensions = Extensions::new();
-        let mut request = Request::from_parts(parts, outgoing(body));
+        let mut request = Request::from_parts(parts, Body::stream(body));
         if let Some(entrance) = &entrance {
             entrance.ask(&mut request);
         }
         let deadline = pool.options.total.map(|total| Instant::now() + total);
-        Ok(Errand { pool: Arc::clone(pool), request: Box::new(request), target, entrance, is_head, deadline })
+        let request = Some(Box::new(request));
+        Ok(Box::new(Errand { pool: Arc::clone(pool), request, target, entrance, is_head, deadline }))
     }
 }
 
 /// A request that is ready to go.
 struct Errand {
     pool: Arc<Pool>,
-    request: Box<Request<Body>>,
+    /// There unless it is under way.
+    request: Option<Box<Request<Body>>>,
     target: PathAndQuery,
     entrance: Option<Entrance>,
     is_head: bool,
@@ -139,14 +140,15 @@ struct Errand {
 }
 
 impl Errand {
-    async fn run(mut self) -> Result<Response<Reply>, Error> {
+    async fn run(mut self: Box<Self>) -> Result<Response<Reply>, Error> {
         let (response, mut loan) = loop {
             let ride = self.pool.ride().await?;
-            address(&mut self.request, &ride, &self.pool, self.target.clone());
             let may_ride_again = ride.was_used();
-            match ride.send(self.request, &self.pool, self.deadline).await {
+            let mut request = self.request.take().expect("it came back, or was never sent");
+            address(&mut request, &ride, &self.pool, self.target.clone());
+            match ride.send(request, &self.pool, self.deadline).await {
                 Ok(answer) => break answer,
-                Err(Unsent::Back(back)) if may_ride_again => self.request = back,
+                Err(Unsent::Back(back)) if may_ride_again => self.request = Some(back),
                 Err(Unsent::Back(_)) => return Err(Error::Closed),
                 Err(Unsent::Failed(error)) if error.is_user() => return Err(Error::RequestBody(error)),
                 Err(Unsent::Failed(error)) => return Err(Error::Cut(error)),
@@ -155,7 +157,7 @@ impl Errand {
         };
         let mut response = clean(response, &self.pool, self.is_head);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            match self.entrance {
+            match self.entrance.take() {
                 Some(entrance) => entrance.open(&mut response),
                 // Nobody asked for it, so nobody could understand it.
                 None => return Err(Error::Switched),

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -223,7 +223,7 @@ impl Ride {
                 if !line.sender.is_ready() && line.sender.ready().await.is_err() {
                     return Err(Unsent::Back(request));
                 }
-                let answer = line.sender.try_send_request(*request);
+                let answer = pin!(line.sender.try_send_request(*request));
                 let response = in_time(answer, &mut line.silence, limit, deadline).await?;
                 Ok((response, Some(Loan { line, pool: Arc::clone(pool) })))
             }
@@ -232,21 +232,20 @@ impl Ride {
                     return Err(Unsent::Back(request));
                 }
                 let mut silence = Timer::default();
-                let answer = sender.try_send_request(*request);
-                Ok((in_time(answer, &mut silence, limit, deadline).await?, None))
+                let mut answer = Box::pin(sender.try_send_request(*request));
+                Ok((in_time(answer.as_mut(), &mut silence, limit, deadline).await?, None))
             }
         }
     }
 }
 
-async fn in_time(
-    answer: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>>,
+fn in_time(
+    mut answer: Pin<&mut impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>>>,
     silence: &mut Timer,
     limit: Duration,
     deadline: Option<Instant>,
-) -> Result<Response<Incoming>, Unsent> {
-    let mut answer = pin!(answer);
-    poll_fn(|context| match answer.as_mut().poll(context) {
+) -> impl Future<Output = Result<Response<Incoming>, Unsent>> {
+    poll_fn(move |context| match answer.as_mut().poll(context) {
         Poll::Ready(answered) => {
             silence.clear();
             Poll::Ready(answered.map_err(Unsent::from))
@@ -254,7 +253,6 @@ async fn in_time(
         Poll::Pending if silence.overdue_or_past(context, limit, deadline) => Poll::Ready(Err(Unsent::Late)),
         Poll::Pending => Poll::Pending,
     })
-    .await
 }
 
 /// A connection that is busy with one answer.
