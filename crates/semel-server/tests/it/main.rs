@@ -11,6 +11,7 @@ mod guide;
 mod killed;
 mod kit;
 mod reload;
+mod sealed;
 mod serve;
 mod stores;
 mod tls;
