@@ -186,11 +186,7 @@ impl<'a> Fields<'a> {
 
     fn note(&mut self, name: &[u8], value: &'a [u8], rules: &Rules) -> Result<(), Refusal> {
         match name.len() {
-            4 if is(name, b"host") => {
-                if self.host.replace(value).is_some() {
-                    return Err(Refusal::Malformed("there is more than one Host"));
-                }
-            }
+            4 if is(name, b"host") => set_once(&mut self.host, value, "there is more than one Host")?,
             6 if is(name, b"expect") && !is(value, b"100-continue") => return Err(Refusal::Expectation),
             7 if is(name, b"upgrade") => self.upgrade = !is(value, b"h2c"),
             10 if is(name, b"connection") => {
@@ -199,9 +195,7 @@ impl<'a> Fields<'a> {
                     value.split(|byte| *byte == b',').any(|token| is(trim(token), b"upgrade"));
             }
             14 if is(name, b"content-length") => {
-                if self.length.replace(length(value)?).is_some() {
-                    return Err(Refusal::Malformed("there is more than one Content-Length"));
-                }
+                set_once(&mut self.length, length(value)?, "there is more than one Content-Length")?;
             }
             17 if is(name, b"transfer-encoding") => {
                 if self.chunked || !is(value, b"chunked") {
@@ -253,6 +247,13 @@ impl<'a> Fields<'a> {
             && request.version == Version::Http11
             && framing == Framing::None;
         Ok(Head { framing, upgrade })
+    }
+}
+
+fn set_once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<(), Refusal> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Refusal::Malformed(twice)),
     }
 }
 
