@@ -91,7 +91,7 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
         _ => return None,
     };
     if let Some(host) = &host
-        && !(!host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)))
+        && (host.is_empty() || !host.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)))
     {
         return None;
     }
@@ -132,7 +132,7 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
             if length.is_empty() || length.len() > 18 || !length.iter().all(u8::is_ascii_digit) {
                 return None;
             }
-            let length: usize = String::from_utf8(length.to_vec()).ok()?.parse().ok()?;
+            let length: usize = String::from_utf8((*length).clone()).ok()?.parse().ok()?;
             if rest.len() < length || length > 256 * 1024 {
                 return None;
             }
