@@ -172,7 +172,8 @@ fn read_chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
         if line.is_empty() {
             return Some((body, bytes));
         }
-        let text = std::str::from_utf8(line).ok()?;
+        // Bytes beyond ASCII may stand in a value; read this way they are letters.
+        let text: String = line.iter().copied().map(char::from).collect();
         let (name, value) = text.split_once(':')?;
         let named = !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c));
@@ -188,7 +189,7 @@ fn read_chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
             "upgrade",
         ];
         let banned = banned.contains(&&*name.to_lowercase().replace('_', "-"));
-        if !named || banned || value.chars().any(|c| c.is_control() && c != '\t') {
+        if !named || banned || value.chars().any(|c| c.is_ascii_control() && c != '\t') {
             return None;
         }
     }
