@@ -96,6 +96,12 @@ pub(crate) fn keep(
     Outcome::new(KIND, whole).with_metadata(metadata)
 }
 
+/// The outcome that an answer leaves, for whoever settles a key by hand.
+#[must_use]
+pub fn outcome(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Outcome {
+    keep(status, headers, &[body], None, &StoredHeaders::All)
+}
+
 /// An outcome that says only that it happened.
 pub(crate) fn tombstone(reason: &str) -> Outcome {
     Outcome::tombstone(KIND, reason)
