@@ -87,6 +87,11 @@ impl Semel {
         self.url("admin")
     }
 
+    /// The gateway.
+    pub(crate) fn gateway_url(&self) -> &str {
+        self.url("gateway")
+    }
+
     pub(crate) fn admin(&self) -> Http {
         Http::new(self.url("admin"))
     }

@@ -8,5 +8,6 @@ mod drain;
 mod gateway;
 mod guide;
 mod kit;
+mod real_clients;
 mod reload;
 mod serve;
