@@ -1,5 +1,6 @@
 //! One body type for requests and answers: bytes that are at hand, or a stream that is passed on.
 
+use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 use std::pin::Pin;
@@ -50,10 +51,17 @@ impl Body {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        if http_body::Body::is_end_stream(&body) {
-            return Self::empty();
+        // One that is of this type already is taken as it is, without a box around it.
+        let mut body = Some(body);
+        if let Some(own) = (&mut body as &mut dyn Any).downcast_mut::<Option<Self>>() {
+            return own.take().unwrap_or_default();
         }
-        Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
+        match body {
+            Some(body) if !http_body::Body::is_end_stream(&body) => {
+                Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
+            }
+            _ => Self::empty(),
+        }
     }
 }
 

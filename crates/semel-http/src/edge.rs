@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -49,12 +49,27 @@ use crate::BoxError;
 const REST: Duration = Duration::from_millis(50);
 
 /// Who sent a request, among its extensions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
     /// Whether it came over TLS.
     pub tls: bool,
+    /// The address as a header value: written once for a connection, not once for every request.
+    value: HeaderValue,
+}
+
+impl Peer {
+    /// A client at this address, without TLS.
+    #[must_use]
+    pub fn new(address: SocketAddr) -> Self {
+        let value = HeaderValue::try_from(address.ip().to_string()).expect("addresses are visible ASCII");
+        Self { address, tls: false, value }
+    }
+
+    pub(crate) fn address_value(&self) -> &HeaderValue {
+        &self.value
+    }
 }
 
 /// How a listener ended.
@@ -100,7 +115,7 @@ where
         };
         match accepted {
             Ok((stream, address, place)) => {
-                let peer = Peer { address, tls: false };
+                let peer = Peer::new(address);
                 let link = Link::new(place);
                 connections.spawn(connection::serve(
                     Arc::clone(&shared),

@@ -24,6 +24,7 @@ mod steering;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,6 +115,8 @@ impl Guard {
     /// `service` must have been polled ready. Where the request is not guarded its error is passed on; where it is,
     /// every failure is told as a problem, and the error is never returned.
     ///
+    /// Needs a tokio runtime with its timer, to run the call detached and to stop it at `in_flight_max`.
+    ///
     /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish in a
     /// task of their own.
     ///
@@ -144,7 +147,7 @@ impl Guard {
             let answer = pass_on(service, request.map(Body::stream), policy).await?;
             return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
         }
-        let (parts, body) = request.into_parts();
+        let (parts, body) = request.map(Body::stream).into_parts();
         let (admitted, body) = match inner.admit(policy, &parts, body).await {
             Admission::Keyed(admitted, body) => (admitted, body),
             Admission::Refused(problem) => {
@@ -159,7 +162,8 @@ impl Guard {
         };
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
-        let answer = inner.once(route, service, request, &admitted).await?;
+        // Boxed: what most requests do not need must not make every future large.
+        let answer = Box::pin(inner.once(route, service, request, &admitted)).await?;
         Ok(inner.say(route.number, Some(&admitted.key), arrived, answer))
     }
 }
@@ -281,7 +285,11 @@ impl Inner {
             let hint = key.map(Hint::new);
             let exchange = Exchange { outcome, status, route, key: hint.as_ref(), took };
             for observer in &self.observers {
-                observer.answered(&exchange);
+                // A client is answered whatever becomes of a counter.
+                let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.answered(&exchange)));
+                if told.is_err() {
+                    tracing::error!(target: "semel", "an observer panicked and is told on all the same");
+                }
             }
         }
         answer

@@ -19,7 +19,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use http::{Extensions, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -30,7 +30,6 @@ pub use self::error::Error;
 pub use self::options::{Forwarded, Host, Options, Protocol};
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::body::outgoing;
 use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};
 use self::pool::{Pool, Ride, Unsent};
 use self::tunnel::Entrance;
@@ -72,7 +71,21 @@ impl Proxy {
     ///
     /// # Errors
     /// Where there is no answer; [`Error::fate`] says whether the upstream may have acted.
-    pub async fn forward<B>(&self, mut request: Request<B>) -> Result<Response<Reply>, Error>
+    pub fn forward<B>(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<Response<Reply>, Error>> + Send + 'static
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        // Before the future is made: it is moved about, and a request is large.
+        let errand = self.prepare(request);
+        async move { errand?.run().await }
+    }
+
+    /// Makes the upstream's request of the client's.
+    fn prepare<B>(&self, mut request: Request<B>) -> Result<Box<Errand>, Error>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -81,17 +94,70 @@ impl Proxy {
             None => &self.first,
             Some(call::Upstream(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
         };
-        let deadline = pool.options.total.map(|total| Instant::now() + total);
         let entrance = Entrance::take(&mut request);
         let is_head = request.method() == Method::HEAD;
-        let (mut request, target) = prepare(request, pool)?;
+        let (mut parts, body) = request.into_parts();
+        let uri = std::mem::take(&mut parts.uri);
+        let client_host = client_host(&parts.headers, &uri);
+        let target = pool.upstream.target(uri).ok_or(Error::Target)?;
+        let trailers = takes_trailers(&parts.headers);
+        drop_hop_by_hop(&mut parts.headers);
+        // The listener has sent the 100 itself, when the body was asked for.
+        parts.headers.remove(header::EXPECT);
+        if trailers {
+            parts.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+        let peer = parts.extensions.get::<Peer>();
+        forward(&mut parts.headers, pool.options.forwarded, peer, client_host.as_ref());
+        let host = match (pool.options.host, client_host) {
+            (Host::Client, Some(host)) => host,
+            _ => pool.upstream.host_value.clone(),
+        };
+        parts.headers.insert(header::HOST, host);
+        if let Some(via) = &pool.options.via {
+            append(&mut parts.headers, header::VIA, &format!("{} {via}", version_of(parts.version)));
+        }
+        parts.extensions = Extensions::new();
+        let mut request = Request::from_parts(parts, Body::stream(body));
         if let Some(entrance) = &entrance {
             entrance.ask(&mut request);
         }
-        let (response, mut loan) = exchange(pool, request, target, deadline).await?;
-        let mut response = clean(response, pool, is_head);
+        let deadline = pool.options.total.map(|total| Instant::now() + total);
+        let request = Some(Box::new(request));
+        Ok(Box::new(Errand { pool: Arc::clone(pool), request, target, entrance, is_head, deadline }))
+    }
+}
+
+/// A request that is ready to go.
+struct Errand {
+    pool: Arc<Pool>,
+    /// There unless it is under way.
+    request: Option<Box<Request<Body>>>,
+    target: PathAndQuery,
+    entrance: Option<Entrance>,
+    is_head: bool,
+    deadline: Option<Instant>,
+}
+
+impl Errand {
+    async fn run(mut self: Box<Self>) -> Result<Response<Reply>, Error> {
+        let (response, mut loan) = loop {
+            let ride = self.pool.ride().await?;
+            let may_ride_again = ride.was_used();
+            let mut request = self.request.take().expect("it came back, or was never sent");
+            address(&mut request, &ride, &self.pool, self.target.clone());
+            match ride.send(request, &self.pool, self.deadline).await {
+                Ok(answer) => break answer,
+                Err(Unsent::Back(back)) if may_ride_again => self.request = Some(back),
+                Err(Unsent::Back(_)) => return Err(Error::Closed),
+                Err(Unsent::Failed(error)) if error.is_user() => return Err(Error::RequestBody(error)),
+                Err(Unsent::Failed(error)) => return Err(Error::Cut(error)),
+                Err(Unsent::Late) => return Err(Error::Timeout),
+            }
+        };
+        let mut response = clean(response, &self.pool, self.is_head);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            match entrance {
+            match self.entrance.take() {
                 Some(entrance) => entrance.open(&mut response),
                 // Nobody asked for it, so nobody could understand it.
                 None => return Err(Error::Switched),
@@ -99,40 +165,9 @@ impl Proxy {
             // The connection is the tunnel's now.
             loan = None;
         }
-        let read = pool.options.read;
-        Ok(response.map(|incoming| Reply::new(incoming, loan, read, deadline)))
+        let read = self.pool.options.read;
+        Ok(response.map(|incoming| Reply::new(incoming, loan, read, self.deadline)))
     }
-}
-
-/// Makes the upstream's request of the client's.
-fn prepare<B>(request: Request<B>, pool: &Pool) -> Result<(Request<Body>, PathAndQuery), Error>
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    let (mut parts, body) = request.into_parts();
-    let uri = std::mem::take(&mut parts.uri);
-    let client_host = client_host(&parts.headers, &uri);
-    let target = pool.upstream.target(uri).ok_or(Error::Target)?;
-    let peer = parts.extensions.remove::<Peer>();
-    let trailers = takes_trailers(&parts.headers);
-    drop_hop_by_hop(&mut parts.headers);
-    // The listener has sent the 100 itself, when the body was asked for.
-    parts.headers.remove(header::EXPECT);
-    if trailers {
-        parts.headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    }
-    forward(&mut parts.headers, pool.options.forwarded, peer, client_host.as_ref());
-    let host = match (pool.options.host, client_host) {
-        (Host::Client, Some(host)) => host,
-        _ => pool.upstream.host_value.clone(),
-    };
-    parts.headers.insert(header::HOST, host);
-    if let Some(via) = &pool.options.via {
-        append(&mut parts.headers, header::VIA, &format!("{} {via}", version_of(parts.version)));
-    }
-    parts.extensions.clear();
-    Ok((Request::from_parts(parts, outgoing(body)), target))
 }
 
 fn client_host(headers: &http::HeaderMap, uri: &Uri) -> Option<HeaderValue> {
@@ -147,31 +182,6 @@ fn version_of(version: Version) -> &'static str {
         Version::HTTP_2 => "2",
         Version::HTTP_10 => "1.0",
         _ => "1.1",
-    }
-}
-
-/// Sends, on another connection too where the first was found closed before a byte went out.
-async fn exchange(
-    pool: &Arc<Pool>,
-    mut request: Request<Body>,
-    target: PathAndQuery,
-    deadline: Option<Instant>,
-) -> Result<(Response<Incoming>, Option<pool::Loan>), Error> {
-    loop {
-        let ride = pool.ride().await?;
-        address(&mut request, &ride, pool, target.clone());
-        let may_ride_again = ride.was_used();
-        let limit = deadline.map_or(pool.options.read, |deadline| {
-            pool.options.read.min(deadline.saturating_duration_since(Instant::now()))
-        });
-        match tokio::time::timeout(limit, ride.send(request, pool)).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(Unsent::Back(back))) if may_ride_again => request = *back,
-            Ok(Err(Unsent::Back(_))) => return Err(Error::Closed),
-            Ok(Err(Unsent::Failed(error))) if error.is_user() => return Err(Error::RequestBody(error)),
-            Ok(Err(Unsent::Failed(error))) => return Err(Error::Cut(error)),
-            Err(_) => return Err(Error::Timeout),
-        }
     }
 }
 
@@ -227,8 +237,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let proxy = self.clone();
-        Box::pin(async move { proxy.forward(request).await.map_err(CallError::from) })
+        let answer = self.forward(request);
+        Box::pin(async move { answer.await.map_err(CallError::from) })
     }
 }
 

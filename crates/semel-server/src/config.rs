@@ -23,7 +23,7 @@ use toml::de::DeTable;
 pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
 pub(crate) use self::problem::{Invalid, Problem};
-pub(crate) use self::records::{Loss, Place, Records};
+pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::values::{parse_duration, show_duration};
 
@@ -96,6 +96,14 @@ impl Config {
         let read = wrong.is_empty().then(|| Self::read(Table::root(&table, &problems), args, environment));
         problems.into_result()?;
         Ok(read.expect("a file without problems was read"))
+    }
+
+    /// What a reload cannot change, in a form that can only be compared.
+    pub(crate) fn fixed(&self) -> String {
+        let gateway = self.gateway.as_ref().map(|gateway| {
+            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
+        });
+        format!("{:?}", (self.admin.listen, &self.records, self.log, self.drain, gateway))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {

@@ -1,14 +1,16 @@
 //! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
 
 mod log;
+mod story;
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use anyhow::Context as _;
-use http::{HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, Fate, ServiceCaller};
@@ -16,15 +18,14 @@ use semel_http::edge::{self, Options, Tls};
 use semel_http::observe::Counters;
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
-use semel_http::{Body, Guard, Situation};
+use semel_http::{Body, Guard, Scope, Situation};
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::Log;
+use self::story::Story;
 use crate::config;
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+use crate::otlp::Exporter;
 
 /// A gateway whose routes can be changed while it runs.
 pub(crate) struct Gateway {
@@ -38,6 +39,8 @@ pub(crate) struct Gateway {
 struct Live {
     guard: Guard,
     proxy: Proxy,
+    /// Said once: the credential by which principals are told apart is a JWT.
+    told_of_jwt: AtomicBool,
 }
 
 impl Gateway {
@@ -75,9 +78,9 @@ impl Gateway {
         &self.counters
     }
 
-    /// What answers requests.
-    pub(crate) fn service(&self) -> Front {
-        Front(Arc::clone(&self.live))
+    /// What answers requests, and tells `exporter` of each.
+    pub(crate) fn service(&self, exporter: Option<Arc<Exporter>>) -> Front {
+        Front { live: Arc::clone(&self.live), exporter }
     }
 
     /// How the listener behaves.
@@ -119,13 +122,41 @@ impl Live {
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
-        Ok(Self { guard: guard.build()?, proxy })
+        let by_credential = matches!(&config.scope, Scope::Header(name) if *name == header::AUTHORIZATION);
+        Ok(Self { guard: guard.build()?, proxy, told_of_jwt: AtomicBool::new(!by_credential) })
+    }
+}
+
+impl Live {
+    async fn answer(&self, request: Request<edge::Body>) -> Response<Body> {
+        let answered = self.guard.handle(self.proxy.clone(), request).await;
+        answered.unwrap_or_else(|error| failed(&self.guard, &error))
+    }
+
+    /// A refreshed JWT is another principal, and a retry with it another effect. Worth a word, once.
+    fn look_at_credential(&self, headers: &HeaderMap) {
+        if self.told_of_jwt.load(Ordering::Relaxed) {
+            return;
+        }
+        let credential = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_jwt = credential.get(7..10) == Some(b"eyJ")
+            && credential.iter().filter(|byte| **byte == b'.').count() == 2;
+        if is_jwt && !self.told_of_jwt.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "semel",
+                "clients send JWTs, and scope = \"authorization\" takes each token for a principal of its own: a retry \
+                 with a refreshed token runs again; use scope = \"jwt:sub\""
+            );
+        }
     }
 }
 
 /// Answers the requests of a listener, by whatever routes are in force.
 #[derive(Clone)]
-pub(crate) struct Front(Arc<RwLock<Arc<Live>>>);
+pub(crate) struct Front {
+    live: Arc<RwLock<Arc<Live>>>,
+    exporter: Option<Arc<Exporter>>,
+}
 
 impl Service<Request<edge::Body>> for Front {
     type Response = Response<Body>;
@@ -137,34 +168,26 @@ impl Service<Request<edge::Body>> for Front {
     }
 
     fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
-        let live = Arc::clone(&self.0.read());
-        // Reads stream through; there is no story to tell of them.
-        let span = if request.method().is_safe() { tracing::Span::none() } else { span(&mut request) };
+        let live = Arc::clone(&self.live.read());
+        live.look_at_credential(request.headers());
+        // Reads stream through; without a collector there is no story to tell of them.
+        let exporter = self.exporter.as_ref();
+        if request.method().is_safe() && exporter.is_none() {
+            return Box::pin(async move { Ok(live.answer(request).await) });
+        }
+        let story = Story::begin(request.headers_mut(), exporter);
+        let span = story.span();
         let answer = async move {
-            let answered = live.guard.handle(live.proxy.clone(), request).await;
-            Ok(answered.unwrap_or_else(|error| failed(&live.guard, &error)))
+            let name = story.is_traced().then(|| {
+                let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
+                format!("{} {}", request.method(), pattern.rsplit(' ').next().unwrap_or_default())
+            });
+            let answer = live.answer(request).await;
+            story.end(name.unwrap_or_default(), &answer);
+            Ok(answer)
         };
         Box::pin(answer.instrument(span))
     }
-}
-
-/// Ties together what is said about one request (P12). A request without an id gets one, which the upstream sees too.
-fn span(request: &mut Request<edge::Body>) -> tracing::Span {
-    let id = request.headers().get(&REQUEST_ID).filter(|id| id.len() <= 128).and_then(|id| id.to_str().ok());
-    let id = match id {
-        Some(id) => id.to_owned(),
-        None => {
-            let id = format!("{:032x}", rand::random::<u128>());
-            if let Ok(value) = HeaderValue::from_str(&id) {
-                request.headers_mut().insert(REQUEST_ID, value);
-            }
-            id
-        }
-    };
-    // traceparent is version-trace-parent-flags.
-    let trace = request.headers().get(&TRACE_PARENT).and_then(|parent| parent.to_str().ok());
-    let trace_id = trace.and_then(|parent| parent.split('-').nth(1)).filter(|id| id.len() == 32);
-    tracing::info_span!(target: "semel", "request", request_id = id, trace_id)
 }
 
 /// A request that is not guarded and has no answer.

@@ -111,21 +111,30 @@ async fn ask_with(
 struct Pages {
     client: Client,
     query: Query,
-    /// Where the next page starts; none after the last.
-    cursor: Option<Option<String>>,
+    next: Next,
+}
+
+/// Which page comes next.
+enum Next {
+    First,
+    After(String),
+    None,
 }
 
 impl Pages {
     fn new(remote: &Remote, query: Query) -> anyhow::Result<Self> {
-        Ok(Self { client: Client::new(&remote.admin, remote.token.clone())?, query, cursor: Some(None) })
+        Ok(Self { client: Client::new(&remote.admin, remote.token.clone())?, query, next: Next::First })
     }
 
     async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
-        let Some(cursor) = self.cursor.take() else { return Ok(None) };
         let mut query = self.query.clone();
-        query.add("cursor", cursor.as_deref());
+        match &self.next {
+            Next::First => {}
+            Next::After(cursor) => query.add("cursor", Some(cursor)),
+            Next::None => return Ok(None),
+        }
         let page = ask_with(&mut self.client, Method::GET, &format!("/v1/keys{}", query.0), None).await?;
-        self.cursor = page["next"].as_str().map(|next| Some(next.to_owned()));
+        self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
         Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
     }
 }

@@ -9,7 +9,7 @@
 //! - [`admin`]: the admin API: health, metrics, keys, claims.
 //! - [`keys`], [`client`]: the commands that talk to a running server.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
-//! - [`store`], [`logs`], [`metrics`], [`signals`]: what the others share.
+//! - [`store`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
 mod admin;
 mod cli;
@@ -20,6 +20,7 @@ mod gateway;
 mod keys;
 mod logs;
 mod metrics;
+mod otlp;
 mod serve;
 mod signals;
 mod store;

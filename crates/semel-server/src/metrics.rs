@@ -10,6 +10,8 @@ use semel::engine::{Event, Observer, Subject};
 use semel::store::RedisStore;
 use semel_http::observe::Counters;
 
+use crate::otlp::Exporter;
+
 /// Upper bounds of the buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
@@ -31,6 +33,7 @@ pub(crate) struct Metrics {
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<Arc<Counters>>,
     redis: OnceLock<Arc<RedisStore>>,
+    exporter: OnceLock<Arc<Exporter>>,
 }
 
 /// Counters that differ in one label.
@@ -66,6 +69,11 @@ impl Metrics {
     /// Shows whether this store lost data.
     pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
         let _ = self.redis.set(store);
+    }
+
+    /// Shows how many spans this exporter dropped.
+    pub(crate) fn watch_exporter(&self, exporter: Arc<Exporter>) {
+        let _ = self.exporter.set(exporter);
     }
 
     /// Shows these counters too.
@@ -155,6 +163,10 @@ impl Metrics {
         );
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
+        if let Some(exporter) = self.exporter.get() {
+            head(&mut text, "semel_spans_dropped_total", "counter", "Spans that found no room.");
+            let _ = writeln!(text, "semel_spans_dropped_total {}", exporter.dropped());
+        }
         head(&mut text, "semel_build_info", "gauge", "The version of this binary.");
         let _ = writeln!(text, "semel_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
         text

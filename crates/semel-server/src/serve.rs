@@ -20,6 +20,7 @@ use crate::config::{Config, PROCESS};
 use crate::gateway::Gateway;
 use crate::logs;
 use crate::metrics::Metrics;
+use crate::otlp::Exporter;
 use crate::signals::{Signals, Wish};
 use crate::store::{self, Opened};
 
@@ -47,11 +48,8 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     let drain = config.drain;
     let server = Server::start(config).await?;
     server.announce()?;
-    loop {
-        match signals.next().await {
-            Wish::Reload => server.reload(args),
-            Wish::Stop => break,
-        }
+    while signals.next().await == Wish::Reload {
+        server.reload(args);
     }
     tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
     tokio::select! {
@@ -70,6 +68,9 @@ pub(crate) struct Server {
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
+    /// What a reload cannot change.
+    fixed: String,
+    exporter: Option<Arc<Exporter>>,
 }
 
 impl Server {
@@ -78,6 +79,13 @@ impl Server {
     /// # Errors
     /// A store or a port that cannot be had.
     pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
+        let fixed = config.fixed();
+        let metrics = Arc::new(Metrics::default());
+        let exporter = Exporter::start(&PROCESS)?;
+        if let Some(exporter) = &exporter {
+            tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
+            metrics.watch_exporter(Arc::clone(exporter));
+        }
         let Opened { store, redis, warnings } = store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
@@ -86,7 +94,6 @@ impl Server {
             Some(secret) => secret,
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
         };
-        let metrics = Arc::new(Metrics::default());
         if let Some(redis) = redis {
             metrics.watch_redis(redis);
         }
@@ -126,7 +133,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let (service, options) = (gateway.service(), gateway.options(settings, config.drain));
+                let (service, options) =
+                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
                 listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
                 Some((gateway, at))
             }
@@ -142,7 +150,7 @@ impl Server {
         }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners })
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter })
     }
 
     /// Says where it listens, for people and for whoever started it.
@@ -166,27 +174,32 @@ impl Server {
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
     fn reload(&self, args: &ServeArgs) {
-        let loaded = Config::load(args, &PROCESS);
-        let replaced = loaded.as_ref().map_or(Ok(()), |config| self.replace_routes(config));
-        match loaded {
-            Ok(_) if replaced.is_err() => {
-                self.metrics.reload(Err(()));
-                let error = replaced.expect_err("it is one");
-                tracing::error!(target: "semel", "the new config is refused, the old one stays in force: {error:#}");
-            }
-            Ok(config) => {
-                self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
+        match config.and_then(|config| self.replace(&config)) {
+            Ok(()) => {
                 self.metrics.reload(Ok(()));
-                tracing::info!(target: "semel", tokens = config.tokens.len(), "the config was read anew");
+                tracing::info!(target: "semel", "the config was read anew");
             }
-            Err(invalid) => {
+            Err(error) => {
                 self.metrics.reload(Err(()));
-                for problem in &invalid.0 {
-                    tracing::error!(target: "semel", "{problem}");
+                for line in format!("{error:#}").lines() {
+                    tracing::error!(target: "semel", "{line}");
                 }
                 tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
             }
         }
+    }
+
+    fn replace(&self, config: &Config) -> anyhow::Result<()> {
+        self.replace_routes(config)?;
+        self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        if config.fixed() != self.fixed {
+            tracing::warn!(
+                target: "semel",
+                "the new config changes what only a restart can: listeners and their limits, the store, logs, drain"
+            );
+        }
+        Ok(())
     }
 
     fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
@@ -205,7 +218,7 @@ impl Server {
 
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
     pub(crate) async fn stop(self, limit: Duration) {
-        let Self { engine, closing, listeners, .. } = self;
+        let Self { engine, closing, listeners, exporter, .. } = self;
         // Without receivers there is nobody left to tell.
         let _ = closing.send(true);
         let drained = async {
@@ -217,6 +230,9 @@ impl Server {
         if tokio::time::timeout(limit, drained).await.is_err() {
             let left = engine.in_flight();
             tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
+        }
+        if let Some(exporter) = exporter {
+            exporter.flush().await;
         }
     }
 }

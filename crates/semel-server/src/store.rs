@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use semel::record::Terms;
-use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store};
+use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, TieredStore};
 
-use crate::config::{Loss, Place, Records};
+use crate::config::{Coordinate, Loss, Place, Records};
 
 /// An open store, and what has to be said about it.
 pub(crate) struct Opened {
@@ -56,18 +56,24 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
             let warnings = store.warnings();
             Ok(Opened { store: Arc::clone(&store) as Arc<dyn Store>, redis: Some(store), warnings })
         }
-        Place::Postgres { coordinate: Some(_), .. } => anyhow::bail!(
-            "coordinate: a Redis in front of PostgreSQL is not built in yet; leave `coordinate` out and PostgreSQL \
-             does it alone"
-        ),
-        Place::Postgres { url, schema, pooling, async_commit, connections, coordinate: None } => {
-            let builder = PostgresStore::builder(url)
+        Place::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
+            let postgres = PostgresStore::builder(url)
                 .schema(schema.clone())
                 .pooling(*pooling)
                 .async_commit(*async_commit)
                 .connections(*connections)
                 .patience(records.timeout.unwrap_or(Duration::from_secs(5)));
-            let store = builder.open().await.context("the PostgreSQL store")?;
+            let store: Arc<dyn Store> = match coordinate {
+                None => Arc::new(postgres.open().await.context("the PostgreSQL store")?),
+                Some(Coordinate { url, prefix, ca }) => {
+                    let mut redis = RedisStore::builder(url).prefix(prefix);
+                    if let Some(ca) = ca {
+                        redis = redis.root_certificate(ca.clone());
+                    }
+                    let tiered = TieredStore::builder(postgres, redis).open().await;
+                    Arc::new(tiered.context("the PostgreSQL store with Redis in front of it")?)
+                }
+            };
             let mut warnings = Vec::new();
             if *async_commit == semel::store::AsyncCommit::Accept {
                 warnings.push(
@@ -81,7 +87,7 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
                     "pooling = \"transaction\": waiters poll once a second instead of being woken".to_owned(),
                 );
             }
-            Ok(plain(Arc::new(store), warnings))
+            Ok(plain(store, warnings))
         }
     }
 }

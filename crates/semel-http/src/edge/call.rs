@@ -56,7 +56,7 @@ where
             // Without the wire's consent what follows is read as HTTP, so nobody may switch.
             request.extensions_mut().remove::<OnUpgrade>();
         }
-        request.extensions_mut().insert(self.peer);
+        request.extensions_mut().insert(self.peer.clone());
         let (parts, incoming) = request.into_parts();
         let (body, flaw) = Body::new(incoming, &self.rules, self.patience);
         let mut service = self.service.clone();

@@ -92,6 +92,7 @@ async fn speak<IO, S, B>(
             () = told(&mut draining) => None,
         },
     };
+    let address = peer.address;
     let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer };
     let io = TokioIo::new(wire);
     let limits = shared.options.limits;
@@ -127,7 +128,7 @@ async fn speak<IO, S, B>(
                 biased;
                 ended = connection.as_mut() => ended,
                 () = link.flooded() => {
-                    tracing::warn!(peer = %peer.address, "connection closed: too many streams abandoned");
+                    tracing::warn!(peer = %address, "connection closed: too many streams abandoned");
                     return;
                 }
                 () = told(&mut draining) => {
@@ -138,7 +139,7 @@ async fn speak<IO, S, B>(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(peer = %peer.address, %error, "connection ended");
+        tracing::debug!(peer = %address, %error, "connection ended");
     }
 }
 

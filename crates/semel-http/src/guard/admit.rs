@@ -1,14 +1,13 @@
 //! Admission: everything that is checked before the store is touched (R1).
 
-use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use semel::fingerprint::Payload;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::read::{Read, STREAMED, read};
-use crate::body::{Body, BoxError};
+use super::read::{Read, Stopped, read};
+use crate::body::Body;
 use crate::key_source::Sought;
 use crate::policy::{KeyRequired, RoutePolicy};
 use crate::problem::{Problem, Situation};
@@ -32,11 +31,7 @@ pub(super) enum Admission {
 }
 
 impl Inner {
-    pub(super) async fn admit<B>(&self, policy: &RoutePolicy, parts: &Parts, body: B) -> Admission
-    where
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+    pub(super) async fn admit(&self, policy: &RoutePolicy, parts: &Parts, body: Body) -> Admission {
         let found = policy.pattern.found(parts.uri.path());
         // What the head says is checked first: a request that will be refused need not send its body.
         let in_head = policy.key.in_head(parts, &found, policy.key_length);
@@ -44,7 +39,7 @@ impl Inner {
             (Sought::Key(key), _) => Some(key),
             (Sought::Absent, true) => None,
             (Sought::Absent, false) if policy.required == KeyRequired::Optional => {
-                return Admission::Unkeyed(Body::stream(body));
+                return Admission::Unkeyed(body);
             }
             (refused, _) => return Admission::Refused(problem_of(refused)),
         };
@@ -59,8 +54,8 @@ impl Inner {
         }
         let whole = match read(body, policy.request_limit, Instant::now() + policy.body_timeout).await {
             Read::Whole(whole) => whole,
-            Read::Partly(_, STREAMED) => return Admission::Refused(Situation::BodyTimeout.into()),
-            Read::Partly(_, _) => return Admission::Refused(too_large(policy)),
+            Read::Partly(_, Stopped::Streaming) => return Admission::Refused(Situation::BodyTimeout.into()),
+            Read::Partly(_, Stopped::TooLarge) => return Admission::Refused(too_large(policy)),
             Read::Cut(_) => {
                 return Admission::Refused(Problem::new(Situation::BodyMalformed, "the body was cut off"));
             }

@@ -107,6 +107,10 @@ impl GuardBuilder {
     /// The first setting that cannot work, as a sentence that says what to do.
     pub fn build(self) -> Result<Guard, PolicyError> {
         let Self { engine, profile, namespace, scope, routes, fallback, caller, observers, publish } = self;
+        let length = namespace.len();
+        if !(1..=semel::key::MAX_NAMESPACE).contains(&length) {
+            return Err(PolicyError::Namespace { length });
+        }
         let fallback = match fallback {
             Some(fallback) => fallback,
             None => RoutePolicy::fallback(&profile)?,

@@ -97,7 +97,7 @@ impl Inner {
                         whole.trailers.as_ref(),
                         &policy.stored_headers,
                     ),
-                    Read::Partly(_, reason) => stored::tombstone(reason),
+                    Read::Partly(_, stopped) => stored::tombstone(stopped.reason()),
                     Read::Cut(_) => return soon,
                 };
                 let outcome = Arc::new(outcome);

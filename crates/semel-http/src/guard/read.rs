@@ -7,18 +7,37 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderMap};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, timeout_at};
 
 use crate::body::{Body, BoxError};
 
 /// What came of reading a body.
-pub(super) enum Read<B> {
+pub(super) enum Read {
     Whole(Whole),
-    /// It is more than the limit, or does not end: the part that was read, and the rest.
-    Partly(Resumed<B>, &'static str),
+    /// The part that was read, the rest, and why reading stopped.
+    Partly(Resumed, Stopped),
     /// It was cut off.
     Cut(BoxError),
+}
+
+/// Why a body was not read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// It is more than the limit.
+    TooLarge,
+    /// It did not end in time, or is not meant to.
+    Streaming,
+}
+
+impl Stopped {
+    /// For whoever asks for the body later.
+    pub(super) const fn reason(self) -> &'static str {
+        match self {
+            Self::TooLarge => "it was larger than the limit",
+            Self::Streaming => "it was streamed",
+        }
+    }
 }
 
 /// A body that was read to its end.
@@ -51,31 +70,23 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
     })
 }
 
-pub(super) const TOO_LARGE: &str = "it was larger than the limit";
-pub(super) const STREAMED: &str = "it was streamed";
-
 /// Reads a body of at most `limit` bytes, until `deadline`.
-pub(super) async fn read<B>(body: B, limit: usize, deadline: Instant) -> Read<B>
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Read {
     let mut whole = Whole::default();
     if body.is_end_stream() {
         return Read::Whole(whole);
     }
-    let (mut length, large) = (0, body.size_hint().lower() > limit as u64);
-    let mut body = Box::pin(body);
-    if large {
-        return Read::Partly(Resumed::new(whole, body), TOO_LARGE);
+    if body.size_hint().lower() > limit as u64 {
+        return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
     }
+    let mut length = 0;
     loop {
-        let next = poll_fn(|context| body.as_mut().poll_frame(context));
+        let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
         let frame = match timeout_at(deadline, next).await {
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) => return Read::Cut(error.into()),
+            Ok(Some(Err(error))) => return Read::Cut(error),
             Ok(None) => return Read::Whole(whole),
-            Err(_) => return Read::Partly(Resumed::new(whole, body), STREAMED),
+            Err(_) => return Read::Partly(Resumed::new(whole, body), Stopped::Streaming),
         };
         match frame.into_data() {
             Ok(data) => {
@@ -84,7 +95,7 @@ where
                     whole.pieces.push(data);
                 }
                 if length > limit {
-                    return Read::Partly(Resumed::new(whole, body), TOO_LARGE);
+                    return Read::Partly(Resumed::new(whole, body), Stopped::TooLarge);
                 }
             }
             Err(frame) => {
@@ -97,48 +108,42 @@ where
 }
 
 /// A body that goes on where reading it stopped.
-pub(super) struct Resumed<B> {
+pub(super) struct Resumed {
     read: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
-    rest: Pin<Box<B>>,
+    rest: Body,
 }
 
-impl<B> Resumed<B> {
-    fn new(read: Whole, rest: Pin<Box<B>>) -> Self {
+impl Resumed {
+    fn new(read: Whole, rest: Body) -> Self {
         Self { read: read.pieces.into(), trailers: read.trailers, rest }
     }
 
     /// Nothing of it was read.
-    pub(super) fn unread(body: B) -> Self {
-        Self::new(Whole::default(), Box::pin(body))
+    pub(super) fn unread(body: Body) -> Self {
+        Self::new(Whole::default(), body)
     }
-}
 
-impl<B> Resumed<B>
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
     pub(super) fn into_body(self) -> Body {
-        Body::stream(self)
+        if self.read.is_empty() && self.trailers.is_none() { self.rest } else { Body::stream(self) }
     }
 }
 
-impl<B: http_body::Body<Data = Bytes>> http_body::Body for Resumed<B> {
+impl http_body::Body for Resumed {
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Some(piece) = self.read.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         if let Some(trailers) = self.trailers.take() {
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }
-        self.rest.as_mut().poll_frame(context)
+        Pin::new(&mut self.rest).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {

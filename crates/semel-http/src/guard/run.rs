@@ -10,7 +10,7 @@ use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
-use super::read::{Read, Resumed, STREAMED, Whole, is_event_stream, read};
+use super::read::{Read, Resumed, Stopped, Whole, is_event_stream, read};
 use super::{Answered, Inner, Steering, StoreError, unprotected};
 use crate::body::{Body, BoxError};
 use crate::call::{CallError, Fate};
@@ -81,7 +81,7 @@ impl Inner {
             Ok(answer) => answer,
             Err(error) => return Ran::Answered(self.failed(policy, running, &error).await),
         };
-        let (mut parts, body) = answer.into_parts();
+        let (mut parts, body) = answer.map(Body::stream).into_parts();
         let steering = Steering::take(&mut parts.headers);
         Ran::Answered(match policy.verdict(parts.status) {
             Verdict::Keep if !steering.discard => {
@@ -89,37 +89,33 @@ impl Inner {
             }
             Verdict::Keep | Verdict::Release => {
                 running.release().await;
-                (unprotected(Response::from_parts(parts, Body::stream(body))), Outcome::Released)
+                (unprotected(Response::from_parts(parts, body)), Outcome::Released)
             }
             Verdict::Doubt => {
                 running.abandon().await;
-                (unprotected(Response::from_parts(parts, Body::stream(body))), Outcome::Doubtful)
+                (unprotected(Response::from_parts(parts, body)), Outcome::Doubtful)
             }
         })
     }
 
     /// Keeps an answer, and gives it; or gives the one that stands.
-    async fn keep<R>(
+    async fn keep(
         self: &Arc<Self>,
         policy: &RoutePolicy,
         running: Running,
-        (parts, body): (Parts, R),
+        (parts, body): (Parts, Body),
         steering: Steering,
         limit: Instant,
-    ) -> Answered
-    where
-        R: http_body::Body<Data = Bytes> + Send + 'static,
-        R::Error: Into<BoxError>,
-    {
+    ) -> Answered {
         let body = if is_event_stream(&parts.headers) {
-            Read::Partly(Resumed::unread(body), STREAMED)
+            Read::Partly(Resumed::unread(body), Stopped::Streaming)
         } else {
             read(body, policy.response_limit, limit).await
         };
         match body {
             Read::Whole(whole) => self.keep_whole(policy, running, parts, whole, steering).await,
-            Read::Partly(rest, reason) => {
-                let outcome = Arc::new(stored::tombstone(reason));
+            Read::Partly(rest, stopped) => {
+                let outcome = Arc::new(stored::tombstone(stopped.reason()));
                 // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
                 match running.complete_or_follow(&outcome, steering.retention, policy.wait()).await {
                     Concluded::Instead(acquired) => self.tell(policy, acquired),

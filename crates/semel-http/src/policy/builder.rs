@@ -257,11 +257,15 @@ impl PolicyBuilder {
         if policy.terms.mode == Mode::Atomic {
             return Err(PolicyError::Atomic);
         }
-        if let Some((least, most)) = retention_bounds
-            && !(least..=most).contains(&policy.terms.retention)
-        {
-            let given = policy.terms.retention;
-            return Err(PolicyError::Retention { profile, least, most, given });
+        if let Some((least, most)) = retention_bounds {
+            let Terms { retention: given, in_flight_max, .. } = policy.terms;
+            if !(least..=most).contains(&given) {
+                return Err(PolicyError::Retention { profile, least, most, given });
+            }
+            if in_flight_max > given {
+                let retention = given;
+                return Err(PolicyError::InFlightAboveRetention { profile, in_flight_max, retention });
+            }
         }
         let (min, max) = (policy.key_length.min, policy.key_length.max);
         if min == 0 || min > max || max > semel::key::MAX_VALUE {

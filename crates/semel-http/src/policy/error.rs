@@ -118,6 +118,24 @@ pub enum PolicyError {
         /// As given.
         given: Duration,
     },
+    /// A profile that publishes bounds cannot let a call run longer than its answer is kept.
+    #[error(
+        "in_flight_max ({in_flight_max:?}) is above the retention ({retention:?}), which the profile {profile} does not allow: shorten it"
+    )]
+    InFlightAboveRetention {
+        /// The profile.
+        profile: &'static str,
+        /// As given.
+        in_flight_max: Duration,
+        /// As given.
+        retention: Duration,
+    },
+    /// The namespace cannot stand in a key.
+    #[error("the namespace must have 1 to 255 bytes, and has {length}")]
+    Namespace {
+        /// Its length.
+        length: usize,
+    },
     /// A limit that lets nothing through.
     #[error("{setting} is zero, which would refuse every request")]
     Zero {

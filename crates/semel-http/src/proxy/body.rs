@@ -1,6 +1,5 @@
-//! Bodies on their way to the upstream and back.
+//! The body of an upstream's answer.
 
-use std::any::Any;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,21 +11,7 @@ use tokio::time::Instant;
 
 use super::error::Error;
 use super::pool::Loan;
-use crate::BoxError;
 use crate::edge::timer::Timer;
-
-/// What goes to the upstream: the crate's own body as it is, any other boxed.
-pub(super) fn outgoing<B>(body: B) -> crate::Body
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    let mut body = Some(body);
-    match (&mut body as &mut dyn Any).downcast_mut::<Option<crate::Body>>() {
-        Some(own) => own.take().unwrap_or_default(),
-        None => body.map(crate::Body::stream).unwrap_or_default(),
-    }
-}
 
 /// The body of an upstream's answer. Gives its connection back to the pool when it was read to the end; dropped
 /// before, the connection is closed.

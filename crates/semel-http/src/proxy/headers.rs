@@ -1,7 +1,5 @@
 //! Headers on their way through.
 
-use std::fmt::Write as _;
-
 use http::header::{self, Entry, HeaderName};
 use http::{HeaderMap, HeaderValue};
 
@@ -27,12 +25,14 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// Drops what is meant for this hop.
 pub(super) fn drop_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(header::CONNECTION) {
+    // Most messages have one of them or none: a walk over what is there is cheaper than nine searches.
+    let found: Vec<HeaderName> = headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned().collect();
+    if found.contains(&header::CONNECTION) {
         for name in named_in_connection(headers) {
             headers.remove(name);
         }
     }
-    for name in &HOP_BY_HOP {
+    for name in &found {
         headers.remove(name);
     }
 }
@@ -64,23 +64,34 @@ pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
 pub(super) fn forward(
     headers: &mut HeaderMap,
     policy: Forwarded,
-    peer: Option<Peer>,
+    peer: Option<&Peer>,
     host: Option<&HeaderValue>,
 ) {
-    if policy != Forwarded::Append {
-        headers.remove(X_FORWARDED_FOR);
-        headers.remove(X_FORWARDED_HOST);
-        headers.remove(X_FORWARDED_PROTO);
-        headers.remove(header::FORWARDED);
+    let claims = [X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, header::FORWARDED];
+    let claimed = headers.keys().any(|name| claims.contains(name));
+    if claimed && policy != Forwarded::Append {
+        for name in &claims {
+            headers.remove(name);
+        }
     }
     let Some(peer) = peer.filter(|_| policy != Forwarded::Remove) else {
         return;
     };
-    let mut address = String::with_capacity(40);
-    // Writing to a string does not fail.
-    let _ = write!(address, "{}", peer.address.ip());
-    append(headers, X_FORWARDED_FOR, &address);
     let scheme = if peer.tls { "https" } else { "http" };
+    if claimed && policy == Forwarded::Append {
+        return extend(headers, peer, scheme, host);
+    }
+    headers.insert(X_FORWARDED_FOR, peer.address_value().clone());
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
+    if let Some(host) = host {
+        headers.insert(X_FORWARDED_HOST, host.clone());
+    }
+}
+
+/// Adds to what a trusted proxy has said.
+fn extend(headers: &mut HeaderMap, peer: &Peer, scheme: &'static str, host: Option<&HeaderValue>) {
+    let address = peer.address.ip().to_string();
+    append(headers, X_FORWARDED_FOR, &address);
     if let Entry::Vacant(entry) = headers.entry(X_FORWARDED_PROTO) {
         entry.insert(HeaderValue::from_static(scheme));
     }

@@ -5,8 +5,12 @@
 //! later is the caller's to judge.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -21,6 +25,7 @@ use super::stream::{Connector, Spoken, Stream};
 use super::upstream::Upstream;
 use crate::Body;
 use crate::edge::TlsError;
+use crate::edge::timer::Timer;
 
 type Sender1 = http1::SendRequest<Body>;
 type Sender2 = http2::SendRequest<Body>;
@@ -41,15 +46,22 @@ pub(super) struct Pool {
 }
 
 struct Idle {
-    sender: Sender1,
+    line: Line,
     since: Instant,
+}
+
+/// An HTTP/1 connection.
+pub(super) struct Line {
+    sender: Sender1,
+    /// Waits for answers. Stays with the connection, so that a request need not arm one of its own.
+    silence: Timer,
 }
 
 /// A connection for one request.
 pub(super) enum Ride {
     /// It has served before.
-    Reused(Sender1),
-    Fresh(Sender1),
+    Reused(Line),
+    Fresh(Line),
     Shared(Sender2),
 }
 
@@ -73,8 +85,13 @@ impl Pool {
             return Ok(ride);
         }
         if self.speaks_http1.load(Ordering::Acquire) {
-            return self.connect().await;
+            // Boxed, and so is the other: a rare way must not make every request's future large.
+            return Box::pin(self.connect()).await;
         }
+        Box::pin(self.connect_in_turn()).await
+    }
+
+    async fn connect_in_turn(&self) -> Result<Ride, Error> {
         let _turn = self.connecting.lock().await;
         match self.shared() {
             Some(ride) => Ok(ride),
@@ -95,14 +112,14 @@ impl Pool {
 
     fn unused(&self) -> Option<Ride> {
         let mut idle = self.idle.lock();
-        while let Some(Idle { sender, since }) = idle.pop() {
+        while let Some(Idle { line, since }) = idle.pop() {
             if since.elapsed() > self.options.idle {
                 // All others are older still.
                 idle.clear();
                 return None;
             }
-            if !sender.is_closed() {
-                return Some(Ride::Reused(sender));
+            if !line.sender.is_closed() {
+                return Some(Ride::Reused(line));
             }
         }
         None
@@ -113,7 +130,10 @@ impl Pool {
             let (stream, spoken) = self.connector.connect(&self.upstream).await?;
             self.speaks_http1.store(spoken == Spoken::Http1, Ordering::Release);
             match spoken {
-                Spoken::Http1 => open_http1(stream).await.map(Ride::Fresh),
+                Spoken::Http1 => {
+                    let sender = open_http1(stream).await?;
+                    Ok(Ride::Fresh(Line { sender, silence: Timer::default() }))
+                }
                 Spoken::Http2 => {
                     let sender = open_http2(stream, &self.options).await?;
                     *self.shared.lock() = Some(sender.clone());
@@ -124,15 +144,15 @@ impl Pool {
         tokio::time::timeout(self.options.connect, open).await.unwrap_or(Err(Error::ConnectTimeout))
     }
 
-    fn keep(&self, sender: Sender1) {
-        if sender.is_closed() {
+    fn keep(&self, line: Line) {
+        if line.sender.is_closed() {
             return;
         }
         let mut idle = self.idle.lock();
         if idle.len() >= self.options.idle_connections {
             idle.remove(0);
         }
-        idle.push(Idle { sender, since: Instant::now() });
+        idle.push(Idle { line, since: Instant::now() });
     }
 }
 
@@ -165,6 +185,8 @@ pub(super) enum Unsent {
     /// The connection was closed before a byte went out; the request is whole.
     Back(Box<Request<Body>>),
     Failed(hyper::Error),
+    /// No answer in time.
+    Late,
 }
 
 impl From<TrySendError<Request<Body>>> for Unsent {
@@ -186,41 +208,63 @@ impl Ride {
         !matches!(self, Self::Fresh(_))
     }
 
-    /// Sends a request and waits for the head of the answer. The loan is of a connection that serves one at a time.
+    /// Sends a request and waits for the head of the answer, as long as the upstream may be silent and at most until
+    /// `deadline`. The loan is of a connection that serves one at a time.
     pub(super) async fn send(
         self,
-        request: Request<Body>,
+        request: Box<Request<Body>>,
         pool: &Arc<Pool>,
+        deadline: Option<Instant>,
     ) -> Result<(Response<Incoming>, Option<Loan>), Unsent> {
+        let limit = pool.options.read;
         match self {
-            Self::Reused(mut sender) | Self::Fresh(mut sender) => {
+            Self::Reused(mut line) | Self::Fresh(mut line) => {
                 // It may still be putting the last answer away.
-                if !sender.is_ready() && sender.ready().await.is_err() {
-                    return Err(Unsent::Back(Box::new(request)));
+                if !line.sender.is_ready() && line.sender.ready().await.is_err() {
+                    return Err(Unsent::Back(request));
                 }
-                let response = sender.try_send_request(request).await?;
-                Ok((response, Some(Loan { sender, pool: Arc::clone(pool) })))
+                let answer = pin!(line.sender.try_send_request(*request));
+                let response = in_time(answer, &mut line.silence, limit, deadline).await?;
+                Ok((response, Some(Loan { line, pool: Arc::clone(pool) })))
             }
             Self::Shared(mut sender) => {
                 if sender.ready().await.is_err() {
-                    return Err(Unsent::Back(Box::new(request)));
+                    return Err(Unsent::Back(request));
                 }
-                Ok((sender.try_send_request(request).await?, None))
+                let mut silence = Timer::default();
+                let mut answer = Box::pin(sender.try_send_request(*request));
+                Ok((in_time(answer.as_mut(), &mut silence, limit, deadline).await?, None))
             }
         }
     }
 }
 
+fn in_time(
+    mut answer: Pin<&mut impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>>>,
+    silence: &mut Timer,
+    limit: Duration,
+    deadline: Option<Instant>,
+) -> impl Future<Output = Result<Response<Incoming>, Unsent>> {
+    poll_fn(move |context| match answer.as_mut().poll(context) {
+        Poll::Ready(answered) => {
+            silence.clear();
+            Poll::Ready(answered.map_err(Unsent::from))
+        }
+        Poll::Pending if silence.overdue_or_past(context, limit, deadline) => Poll::Ready(Err(Unsent::Late)),
+        Poll::Pending => Poll::Pending,
+    })
+}
+
 /// A connection that is busy with one answer.
 pub(super) struct Loan {
-    sender: Sender1,
+    line: Line,
     pool: Arc<Pool>,
 }
 
 impl Loan {
     /// The answer was read to its end.
     pub(super) fn give_back(self) {
-        self.pool.keep(self.sender);
+        self.pool.keep(self.line);
     }
 }
 

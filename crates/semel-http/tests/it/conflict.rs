@@ -193,6 +193,20 @@ async fn json_compares_values_and_exact_bytes() {
     }
 }
 
+// X20: an envelope whose id changes with every try is the same request where the route leaves the id out.
+#[tokio::test]
+async fn excluded_members_do_not_count() {
+    let exclude = Fingerprinting::Json(Exclusions::new(["/id", "/params/_meta"]).unwrap());
+    let kit = Kit::route(Upstream::counting(), |route| route.fingerprint(exclude));
+    let call = |id: u32, amount: u32| {
+        let body =
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"params":{{"amount":{amount},"_meta":{{"try":{id}}}}}}}"#);
+        post_body("k", body)
+    };
+    assert!(same(&kit, call(1, 5), call(2, 5)).await);
+    kit.send(call(3, 6)).await.assert_problem(422, "conflict");
+}
+
 // dup_members, lone_surrogate, bom, invalid_utf8, trailing_data, depth_size: 400 as JSON, bytes as exact; no record.
 #[tokio::test]
 async fn what_has_no_json_form() {

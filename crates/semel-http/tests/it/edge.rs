@@ -1,6 +1,7 @@
 //! The listening side: what gets in, what does not, and what becomes of connections.
 
 mod differential;
+mod guarded;
 mod http2;
 mod lifecycle;
 mod smuggling;

@@ -6,13 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
 use parking_lot::Mutex;
+use semel::Engine;
+use semel::store::MemoryStore;
 use semel_http::edge::{self, Drained, Options, Patience};
+use semel_http::layer::Guarded;
 use semel_http::proxy::{self, Proxy};
+use semel_http::{BoxError, Guard, RoutePolicy, Scope};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tower_service::Service;
 
 /// Nothing in these tests takes longer.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
@@ -242,7 +249,27 @@ impl Gateway {
     }
 
     pub(crate) async fn with(upstream: &str, edge: Options, proxy: proxy::Options) -> Self {
-        let service = Proxy::new(upstream.parse().unwrap(), proxy).unwrap();
+        Self::of(Proxy::new(upstream.parse().unwrap(), proxy).unwrap(), edge).await
+    }
+
+    /// With a guard between listener and proxy, on the memory store.
+    pub(crate) async fn guarded(upstream: &str, route: Option<RoutePolicy>) -> Self {
+        let options = proxy::Options { read: Duration::from_secs(2), ..proxy::Options::default() };
+        let proxy = Proxy::new(upstream.parse().unwrap(), options).unwrap();
+        let engine = Engine::builder(MemoryStore::new()).build().unwrap();
+        let guard = Guard::builder(engine).scope(Scope::SingleTenant);
+        let guard = route.into_iter().fold(guard, |guard, route| guard.route(route)).build().unwrap();
+        Self::of(Guarded::new(guard, proxy), small()).await
+    }
+
+    async fn of<S, B>(service: S, edge: Options) -> Self
+    where
+        S: Service<Request<edge::Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Error: Into<BoxError> + Send,
+        S::Future: Send,
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

@@ -80,6 +80,17 @@ fn retention_within_the_profile() {
         RoutePolicy::builder(&profile, "POST /a").retention(Duration::from_secs(seconds)).build().is_ok()
     };
     assert_eq!([3599, 3600, 604_800, 604_801].map(built), [false, true, true, false]);
+    let long = RoutePolicy::builder(&profile, "POST /a").in_flight_max(Duration::from_secs(100_000)).build();
+    assert!(matches!(long, Err(PolicyError::InFlightAboveRetention { .. })));
+}
+
+#[test]
+fn a_namespace_that_no_key_can_have() {
+    for namespace in [String::new(), "x".repeat(256)] {
+        let engine = Engine::builder(MemoryStore::new()).build().unwrap();
+        let error = Guard::builder(engine).namespace(namespace).build().unwrap_err();
+        assert!(matches!(error, PolicyError::Namespace { .. }), "{error}");
+    }
 }
 
 #[test]

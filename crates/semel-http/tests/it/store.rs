@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use http::Response;
 use semel::Mode;
-use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, When};
+use semel::record::Phase;
+use semel::store::{ErrorKind, Scan, Store};
+use semel::testkit::fault::{Call, Delivery, Fault, Gate, When};
 use semel_http::Body;
+use semel_http::call::CallError;
 use semel_http::observe::Outcome;
 use semel_http::policy::StoreDown;
 
@@ -204,4 +206,92 @@ async fn a_call_longer_than_its_lease_keeps_its_claim() {
     one.unwrap();
     other.unwrap();
     assert_eq!(upstream.calls(), 1);
+}
+
+// X11, zombie_effect: an owner that stands still between claim and begin holds the key for a lease, not for a retention;
+// when it goes on it does not call, and answers with the winner's outcome.
+#[tokio::test]
+async fn stopped_between_claim_and_begin() {
+    let kit = Kit::new(Upstream::counting());
+    let gate = Gate::closed();
+    kit.store.script(Call::Begin, When::First(1), Fault::HoldRequest(gate.clone()));
+    let stopped = tokio::spawn({
+        let kit = kit.clone();
+        async move { kit.send(post("k")).await }
+    });
+    gate.reached_by(1).await;
+    kit.clock.advance(Duration::from_secs(30));
+    let taken_over = kit.send(post("k")).await;
+    assert_eq!((taken_over.text(), taken_over.is_replay()), ("call 1", false));
+    gate.open();
+    let late = stopped.await.unwrap();
+    assert_eq!((late.text(), late.is_replay()), ("call 1", true));
+    assert_eq!(kit.upstream.calls(), 1);
+}
+
+// notify_lost: without a push a duplicate is answered all the same, by the backstop.
+#[tokio::test]
+async fn a_lost_wake_up_only_delays() {
+    let (sender, receiver) = tokio::sync::watch::channel(false);
+    let upstream = Upstream::new(move |number, _| {
+        let mut may = receiver.clone();
+        async move {
+            may.wait_for(|may| *may).await.unwrap();
+            Ok(Response::new(Body::from(format!("call {number}"))))
+        }
+    });
+    let kit = Kit::new(upstream);
+    kit.store.deliver(Delivery::Lost);
+    let spawn = || {
+        let kit = kit.clone();
+        tokio::spawn(async move { kit.send(post("k")).await })
+    };
+    let first = spawn();
+    eventually("the first runs", || kit.upstream.calls() == 1).await;
+    let second = spawn();
+    eventually("the second waits", || kit.guard.engine().waiters() == 1).await;
+    sender.send_replace(true);
+    assert_eq!((first.await.unwrap().text(), second.await.unwrap().text()), ("call 1", "call 1"));
+}
+
+// X13: whatever a handler does, no claim is left behind.
+#[tokio::test]
+async fn every_way_out_ends_the_claim() {
+    type Way = (&'static str, fn() -> crate::kit::Reply, Phase);
+    let ways: [Way; 8] = [
+        ("200", || Ok(Response::new(Body::empty())), Phase::Done),
+        ("404", || Ok(status(404)), Phase::Done),
+        ("401", || Ok(status(401)), Phase::Vacant),
+        ("500", || Ok(status(500)), Phase::Vacant),
+        ("504", || Ok(status(504)), Phase::InDoubt),
+        ("undelivered", || Err(CallError::undelivered("refused").into()), Phase::Vacant),
+        ("an error", || Err("something".into()), Phase::InDoubt),
+        ("a panic", || panic!("the handler panicked, as this test wants"), Phase::InDoubt),
+    ];
+    for (what, way, expected) in ways {
+        let kit = Kit::new(Upstream::new(move |_, _| async move { way() }));
+        kit.send(post("k")).await;
+        kit.guard.engine().drain().await;
+        let query = Scan { phase: None, after: None, limit: 10 };
+        let page = kit.store.scan(query).await.unwrap();
+        let phases: Vec<Phase> = page.items.iter().map(|item| item.phase()).collect();
+        assert_eq!(phases, [expected], "{what}");
+        assert_eq!(kit.guard.engine().in_flight(), 0, "{what}");
+    }
+}
+
+fn status(status: u16) -> Response<Body> {
+    Response::builder().status(status).body(Body::empty()).unwrap()
+}
+
+// X25: two services on one store do not share keys.
+#[tokio::test]
+async fn namespaces_are_apart() {
+    let kit = Kit::new(Upstream::counting());
+    kit.send(post("k")).await;
+    let engine = kit.guard.engine().clone();
+    let other = semel_http::Guard::builder(engine).namespace("other").build().unwrap();
+    let answer = other.handle(kit.upstream.clone(), post("k")).await.unwrap();
+    assert!(!answer.headers().contains_key("idempotent-replayed"));
+    assert_eq!(kit.upstream.calls(), 2);
 }

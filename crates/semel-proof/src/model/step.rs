@@ -82,7 +82,15 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
             world.now = world.now.after(LEASE / 2);
         }
         Action::Pass => world.pass()?,
-        Action::Sweep => world.sweep(protocol),
+        Action::Sweep => {
+            let epoch = before.slot.0.as_ref().map_or(0, |record| record.epoch.get());
+            world.sweep(protocol);
+            // Long after retention the epoch goes with its record, and with it the key that the receiver knew: what
+            // it did under that key protects the next life no longer.
+            if protocol.mode == Mode::Keyed && epoch > 0 && world.slot.0.is_none() {
+                world.new_life()?;
+            }
+        }
         Action::Settle => world.settle(protocol)?,
         Action::SettleRashly => {
             world.left.rash_settlements -= 1;

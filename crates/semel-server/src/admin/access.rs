@@ -72,7 +72,7 @@ impl Caller {
             (Role::Viewer, Right::Look) => true,
             (Role::Producer, Right::Produce) => true,
             (Role::Operator, Right::Administrate | Right::Produce) => false,
-            (Role::Viewer, _) | (Role::Producer, _) => false,
+            (Role::Viewer | Role::Producer, _) => false,
         };
         if allowed {
             return Ok(());

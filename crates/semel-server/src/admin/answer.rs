@@ -19,13 +19,19 @@ pub(crate) struct Refusal {
     code: &'static str,
     detail: String,
     retry_after: Option<Duration>,
-    more: Map<String, Value>,
+    more: Box<More>,
+}
+
+/// Members beside those of every problem.
+#[derive(Debug, Default)]
+struct More {
+    members: Map<String, Value>,
     returned: Option<Returned>,
 }
 
 impl Refusal {
     pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), retry_after: None, more: Map::new(), returned: None }
+        Self { status, code, detail: detail.into(), retry_after: None, more: Box::default() }
     }
 
     pub(super) fn not_found(detail: impl Into<String>) -> Self {
@@ -47,13 +53,13 @@ impl Refusal {
 
     /// The same refusal with the outcome that stands.
     pub(super) fn returning(mut self, returned: Returned) -> Self {
-        self.returned = Some(returned);
+        self.more.returned = Some(returned);
         self
     }
 
     /// The same refusal with a member more.
     pub(super) fn with(mut self, member: &str, value: Value) -> Self {
-        self.more.insert(member.to_owned(), value);
+        self.more.members.insert(member.to_owned(), value);
         self
     }
 }
@@ -79,9 +85,9 @@ impl IntoResponse for Refusal {
             "retryable": retryable,
         });
         if let Value::Object(members) = &mut problem {
-            members.extend(self.more);
+            members.extend(self.more.members);
         }
-        let problem = WithReturned { members: &problem, returned: self.returned };
+        let problem = WithReturned { members: &problem, returned: self.more.returned };
         let problem = serde_json::to_string(&problem).unwrap_or_default();
         let mut response =
             (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();

@@ -101,7 +101,7 @@ fn route(
     route = key(table, route, usual.profile, &mut routes.key_headers);
     route = set(route, table.get("scope", scope), PolicyBuilder::scope);
     route = set(route, table.get("in_flight", choice(&IN_FLIGHT)), PolicyBuilder::in_flight);
-    let lengths: [(&'static str, fn(PolicyBuilder, Duration) -> PolicyBuilder); 7] = [
+    let lengths: [(&'static str, Setter); 7] = [
         ("wait", PolicyBuilder::wait),
         ("lease", PolicyBuilder::lease),
         ("in_flight_max", PolicyBuilder::in_flight_max),
@@ -132,6 +132,9 @@ fn route(
     route = set(route, limits(table), PolicyBuilder::limits);
     route
 }
+
+/// Sets a duration of a route.
+type Setter = fn(PolicyBuilder, Duration) -> PolicyBuilder;
 
 fn set<T>(
     route: PolicyBuilder,

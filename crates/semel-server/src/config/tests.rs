@@ -202,6 +202,16 @@ fn weaker_promises_are_named() {
     assert_eq!(usual.gateway.unwrap().warnings(), Vec::<String>::new());
 }
 
+#[test]
+fn a_jwt_is_a_scope_only_with_what_verifies_it() {
+    let text = |jwt: &str| format!("[gateway]\nupstream = \"http://h\"\nscope = \"jwt:tenant\"\n{jwt}");
+    let config = parse(&text("jwt = { secret = { env = \"JWT_SECRET\" }, issuer = \"i\" }")).unwrap();
+    assert_eq!(config.gateway.unwrap().scope.to_string(), "jwt:tenant");
+    assert!(parse(&text("")).unwrap_err()[0].starts_with("semel.toml:3:9: scope: "));
+    let unused = text("jwt = { secret = { env = \"JWT_SECRET\" } }").replace("jwt:tenant", "authorization");
+    assert!(parse(&unused).unwrap_err()[0].contains("jwt: is not used"));
+}
+
 /// The paths of all properties of a schema.
 fn properties(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     if let Some(name) = schema["$ref"].as_str().and_then(|name| name.strip_prefix("#/$defs/")) {

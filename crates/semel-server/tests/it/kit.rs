@@ -52,6 +52,14 @@ impl Semel {
         Self::spawn(command)
     }
 
+    /// Starts a server whose standard error is a pipe that nobody reads.
+    pub(crate) fn with_unread_log(args: &[&str]) -> Self {
+        let mut command = semel();
+        command.args(["serve", "--admin", "127.0.0.1:0", "--listen", "127.0.0.1:0"]).args(args);
+        command.stderr(Stdio::piped());
+        Self::spawn_with(command, tempfile::NamedTempFile::new().expect("a temporary file"))
+    }
+
     /// Starts a server with this config file, whose ports should be 0.
     pub(crate) fn with_config(file: &Path, env: &[(&str, &str)]) -> Self {
         let mut command = semel();
@@ -61,8 +69,12 @@ impl Semel {
 
     fn spawn(mut command: Command) -> Self {
         let log = tempfile::NamedTempFile::new().expect("a temporary file");
-        let stderr = log.reopen().expect("the file can be opened again");
-        let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().expect("the binary runs");
+        command.stderr(log.reopen().expect("the file can be opened again"));
+        Self::spawn_with(command, log)
+    }
+
+    fn spawn_with(mut command: Command, log: tempfile::NamedTempFile) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {

@@ -1,4 +1,5 @@
 //! The binary, from outside: started as a user starts it, read by its ready line.
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
 mod access;
 mod claims;
@@ -7,7 +8,11 @@ mod demo;
 mod drain;
 mod gateway;
 mod guide;
+mod killed;
 mod kit;
 mod real_clients;
 mod reload;
 mod serve;
+mod stores;
+mod tls;
+mod trace;

@@ -40,3 +40,20 @@ fn routes_are_read_anew_and_a_bad_file_is_refused() {
     assert_eq!(metric(&semel.admin(), "semel_reloads_total{result=\"refused\"}"), 1.0);
     assert_eq!(metric(&semel.admin(), "semel_reloads_total{result=\"taken\"}"), 1.0);
 }
+
+// What cannot be changed is not overheard.
+#[test]
+fn a_change_that_needs_a_restart_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let write = |store: &str| {
+        std::fs::write(&file, format!("[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{store}\"\n"))
+            .unwrap();
+    };
+    write("memory:");
+    let semel = Semel::with_config(&file, &[]);
+    write("embedded:elsewhere");
+    semel.signal(Signal::HUP);
+    semel.logged("the new config changes what only a restart can");
+    assert!(!folder.path().join("elsewhere").exists());
+}

@@ -111,3 +111,37 @@ fn logs_are_json_with_the_known_fields() {
     assert_eq!(line["span"]["request_id"], "req-7", "{line}");
     assert_eq!(line["span"]["trace_id"], "0af7651916cd43dd8448eb211c80319c", "{line}");
 }
+
+// A refreshed token is another principal: said once, when the first one is seen.
+#[test]
+fn a_jwt_as_credential_is_worth_a_word() {
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    for token in ["eyJhbGciOiJub25lIn0.e30.x", "eyJhbGciOiJub25lIn0.e30.y"] {
+        let gateway =
+            semel.gateway().with("authorization", &format!("Bearer {token}")).with("idempotency-key", "k");
+        assert_eq!(gateway.post("/pay", "{}").header("idempotent-replayed"), None);
+    }
+    semel.logged("clients send JWTs");
+    assert_eq!(semel.log().matches("clients send JWTs").count(), 1);
+}
+
+// log_disk_full: a reader of the logs that does not read holds up nobody.
+#[test]
+fn nobody_waits_for_the_logs() {
+    let upstream = Upstream::start();
+    let semel = Semel::with_unread_log(&[
+        "--store",
+        "memory:",
+        "--upstream",
+        &upstream.url(),
+        "--scope",
+        "single-tenant",
+    ]);
+    let gateway = semel.gateway().with("idempotency-key", "k");
+    assert_eq!(gateway.post("/pay", "{}").status, 201);
+    // A conflict is a log line of some 300 bytes; a pipe holds 64 KiB.
+    for _ in 0..600 {
+        assert_eq!(gateway.post("/pay", "other").status, 422);
+    }
+}

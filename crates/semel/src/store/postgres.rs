@@ -35,6 +35,8 @@
 
 mod builder;
 mod caller;
+#[cfg(feature = "redis")]
+mod copies;
 mod fault;
 mod judge;
 mod lane;
@@ -60,6 +62,8 @@ use tokio::time::{Instant, timeout};
 
 use self::builder::Settings;
 pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
+#[cfg(feature = "redis")]
+pub(super) use self::copies::{Copies, Generation};
 use self::fault::Fault;
 use self::lane::{Lane, Runner};
 use self::link::Link;

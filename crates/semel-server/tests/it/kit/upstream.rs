@@ -16,6 +16,8 @@ pub(crate) struct Upstream {
 
 #[derive(Default)]
 struct Shared {
+    /// The `traceparent` of the last request.
+    traceparent: Mutex<String>,
     calls: Mutex<HashMap<String, usize>>,
     /// Requests to `/slow` wait until it is open.
     open: Mutex<bool>,
@@ -46,6 +48,26 @@ impl Upstream {
         self.shared.calls.lock().get(key).copied().unwrap_or_default()
     }
 
+    /// The `traceparent` of the last request that had one.
+    pub(crate) fn traceparent(&self) -> String {
+        self.shared.traceparent.lock().clone()
+    }
+
+    /// How often it was called at all.
+    pub(crate) fn total(&self) -> usize {
+        self.shared.calls.lock().values().sum()
+    }
+
+    /// With how many keys it was called.
+    pub(crate) fn keys(&self) -> usize {
+        self.shared.calls.lock().len()
+    }
+
+    /// Makes requests to `/slow` wait again.
+    pub(crate) fn close(&self) {
+        *self.shared.open.lock() = false;
+    }
+
     /// Lets requests to `/slow` go on.
     pub(crate) fn open(&self) {
         *self.shared.open.lock() = true;
@@ -65,11 +87,16 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().ok()?,
             "idempotency-key" => value.trim().clone_into(&mut key),
+            "traceparent" => value.trim().clone_into(&mut shared.traceparent.lock()),
             _ => {}
         }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
+    if path.starts_with("/by-key/") {
+        // A probe is no effect. What was asked by this key has happened, or it would not be asked for.
+        return write(stream, "201 Created", "{\"found\": true}");
+    }
     let number = {
         let mut calls = shared.calls.lock();
         let count = calls.entry(key).or_default();
@@ -84,11 +111,13 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
             }
         }
     }
-    let body = format!("{{\"call\": {number}}}");
+    write(stream, "201 Created", &format!("{{\"call\": {number}}}"))
+}
+
+fn write(mut stream: &TcpStream, status: &str, body: &str) -> Option<()> {
+    let length = body.len();
     let answer = format!(
-        "HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     );
-    let mut stream = stream;
     stream.write_all(answer.as_bytes()).ok()
 }

@@ -284,7 +284,10 @@ impl Runner {
                 shared.acks.expect(swap.version);
             }
         }
-        let query = columns.bind(shared.settings.query(&shared.settings.statements.swap));
+        let invalidates = groups.iter().any(|group| group.swap.as_ref().is_some_and(|swap| swap.invalidate));
+        let statements = &shared.settings.statements;
+        let statement = if invalidates { &statements.swap_and_invalidate } else { &statements.swap };
+        let query = columns.bind(shared.settings.query(statement));
         let result = self.link.fetch(query.bind(shared.channel()).bind(shared.name())).await;
         let mut written: HashMap<KeyId, ()> = HashMap::new();
         let mut failed = None;

@@ -65,12 +65,27 @@ macro_rules! clock {
     };
 }
 
+/// Makes every copy of an outcome outside this database an old one. The row is there only where copies are. The clock
+/// keeps a database that was set back to an earlier state from counting the same numbers again.
+macro_rules! next_generation {
+    ($where:literal) => {
+        concat!(
+            "UPDATE {schema}.meta SET number = greatest(number + 1, ",
+            clock!(),
+            ") WHERE name = 'copies' AND ",
+            $where
+        )
+    };
+}
+
 /// Statements with the schema's name filled in.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) claim: Statement,
     pub(super) write: Statement,
     pub(super) swap: Statement,
+    /// As `swap`, where some of it takes outcomes away: with that a new generation of copies begins.
+    pub(super) swap_and_invalidate: Statement,
     pub(super) read: Statement,
     pub(super) scan: Statement,
     pub(super) arm: Statement,
@@ -90,6 +105,12 @@ pub(super) struct Statements {
     pub(super) others: Statement,
     pub(super) tidy: Statement,
     pub(super) notify: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) keep_copies: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) read_copies: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) renew_copies: Statement,
 }
 
 /// SQL that holds nothing of a caller's: a schema name that was checked, and our own words.
@@ -113,6 +134,7 @@ impl Statements {
             claim: fill(CLAIM),
             write: fill(WRITE),
             swap: fill(SWAP),
+            swap_and_invalidate: fill(SWAP_AND_INVALIDATE),
             read: fill(READ),
             scan: fill(SCAN),
             arm: fill(ARM),
@@ -158,6 +180,20 @@ impl Statements {
                 " - 3600000000"
             )),
             notify: fill("SELECT pg_notify($1, $2)::text"),
+            #[cfg(feature = "redis")]
+            keep_copies: fill(concat!(
+                "INSERT INTO {schema}.meta (name, number, bytes) VALUES ('copies', ",
+                clock!(),
+                ", $1) ON CONFLICT (name) DO NOTHING"
+            )),
+            #[cfg(feature = "redis")]
+            read_copies: fill(concat!(
+                "SELECT number, bytes, ",
+                clock!(),
+                " FROM {schema}.meta WHERE name = 'copies'"
+            )),
+            #[cfg(feature = "redis")]
+            renew_copies: fill(concat!(next_generation!("true"), " RETURNING number, bytes, ", clock!())),
         }
     }
 }
@@ -216,7 +252,9 @@ const WRITE: &str = concat!(
 
 /// Writes records that were judged by the rules, where they are still what was judged. Never waits for a row
 /// that somebody else holds: it comes back as not written, and is read again.
-const SWAP: &str = concat!(
+macro_rules! swap {
+    ($more:expr) => {
+        concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], \
      $5::bool[], $6::bool[], $7::smallint[], $8::smallint[], $9::bytea[], $10::bytea[], $11::bigint[], \
      $12::bigint[], $13::bigint[], $14::bytea[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], \
@@ -234,11 +272,20 @@ const SWAP: &str = concat!(
      expires_at = i.expires_at, forget_at = i.forget_at, sweep_at = i.sweep_at, lease = i.lease, \
      in_flight_max = i.in_flight_max, retention = i.retention, grace = i.grace, memory = i.memory, \
      outcome = i.outcome FROM input i, locked l WHERE r.id = i.id AND l.id = r.id \
-     RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate) \
-     SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
+     RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate)",
+    $more,
+    " SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
      CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0') || $28)::text END \
      FROM put"
-);
+)
+    };
+}
+
+const SWAP: &str = swap!("");
+
+/// In the same transaction: whoever reads the number afterwards, or asks for the record, sees both or neither.
+const SWAP_AND_INVALIDATE: &str =
+    swap!(concat!(", generation AS (", next_generation!("EXISTS (SELECT FROM put WHERE invalidate)"), ")"));
 
 const READ: &str = concat!(
     "SELECT ",
