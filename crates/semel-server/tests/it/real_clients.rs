@@ -52,7 +52,8 @@ fn svix_for_python() {
     play(&Client {
         program: Program::Python("svix"),
         api: Api::Svix,
-        profile: "ietf",
+        // This client cannot read a 422 of another shape than its API's; here a conflict is a 409.
+        profile: "ucp",
         route: "POST /api/v1/app",
         own_key: "auto_",
         half_an_answer: Retries::Yes,

@@ -72,7 +72,7 @@ fn marked(client: &Client) {
         Fault::UpstreamCut,
         Fault::UpstreamUnavailable,
     ] {
-        calls.extend((0..many).map(|_| play.call(fault, None)));
+        calls.extend((0..many).map(|_| play.call(fault)));
     }
     let mut ended: HashMap<String, Ended> = calls.iter().map(|_| play.driver.ended()).collect();
     for (order, fault) in calls {
@@ -93,13 +93,15 @@ fn marked(client: &Client) {
         }
     }
     for _ in 0..many {
-        play.halved(client);
+        // Clients that do not retry half an answer raise.
+        play.repeated(Fault::AnswerHalved, client.half_an_answer);
     }
+    play.conflict();
     for _ in 0..kills {
-        let (order, fault) = play.call(Fault::GatewayRestarted, None);
+        let (order, fault) = play.call(Fault::GatewayRestarted);
         let (_, ended) = play.driver.ended();
         play.once(&order, fault, ended);
-        let (order, _) = play.call(Fault::GatewayKilled, None);
+        let (order, _) = play.call(Fault::GatewayKilled);
         let (_, ended) = play.driver.ended();
         play.in_doubt(&order, ended, "in_doubt");
     }
@@ -115,7 +117,7 @@ fn keyed(client: &Client) {
     let mut calls: Vec<_> = [Fault::None, Fault::AnswerCut, Fault::UpstreamUnavailable].repeat(many);
     calls.extend(vec![Fault::GatewayKilled; kills]);
     for fault in calls {
-        let (order, _) = play.call(fault, None);
+        let (order, _) = play.call(fault);
         let (_, ended) = play.driver.ended();
         play.once(&order, fault, ended);
         play.derived(&order);
@@ -141,9 +143,9 @@ impl Play {
     }
 
     /// Starts a logical call with a fault planned for its first attempt.
-    fn call(&mut self, fault: Fault, key: Option<&str>) -> (String, Fault) {
+    fn call(&mut self, fault: Fault) -> (String, Fault) {
         let order = self.next(fault);
-        self.driver.call(&order, timeout(fault), key);
+        self.driver.call(&order, timeout(fault), None);
         (order, fault)
     }
 
@@ -189,9 +191,14 @@ impl Play {
         assert_ne!(seen[0], own[0], "the client's key does not cross");
     }
 
-    /// Half an answer: clients that do not retry it raise, and the application calls again with the key it chose.
-    fn halved(&mut self, client: &Client) {
-        self.repeated(Fault::AnswerHalved, client.half_an_answer);
+    /// A key that the application uses for two things: the second does not happen, and the client can say why.
+    fn conflict(&mut self) {
+        let (first, second) = (self.next(Fault::None), self.next(Fault::None));
+        let id = self.driver.run(&first, timeout(Fault::None), Some("key-of-two")).expect("the first is new");
+        let error =
+            self.driver.run(&second, timeout(Fault::None), Some("key-of-two")).expect_err("a conflict");
+        assert!(error.contains("conflict"), "{error}");
+        assert_eq!((self.fake.effects(&first), self.fake.effects(&second)), (vec![id], vec![]));
     }
 
     /// A call with a key of the application, which repeats it where the client does not.
