@@ -8,12 +8,19 @@ use crate::kit::{Http, Semel};
 /// A gateway with an embedded store.
 pub(super) struct Gateway {
     folder: TempDir,
-    running: Mutex<Option<Semel>>,
+    running: Mutex<Running>,
+}
+
+enum Running {
+    Not,
+    Semel(Semel),
+    /// No gateway: requests go to the upstream itself.
+    Without(String),
 }
 
 impl Gateway {
     pub(super) fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a temporary folder"), running: Mutex::new(None) }
+        Self { folder: tempfile::tempdir().expect("a temporary folder"), running: Mutex::new(Running::Not) }
     }
 
     /// Starts it with this upstream, and `settings`: the rest of `[gateway]` and what follows it.
@@ -25,7 +32,12 @@ impl Gateway {
             data.display()
         );
         std::fs::write(self.folder.path().join("semel.toml"), config).expect("the folder takes files");
-        *self.running.lock() = Some(self.run());
+        *self.running.lock() = Running::Semel(self.run());
+    }
+
+    /// Leaves it out, to see what happens without it.
+    pub(super) fn leave_out(&self, upstream: &str) {
+        *self.running.lock() = Running::Without(upstream.to_owned());
     }
 
     fn run(&self) -> Semel {
@@ -35,24 +47,34 @@ impl Gateway {
     /// Kills it with SIGKILL and starts it again. Whoever asks for it meanwhile waits.
     pub(super) fn restart(&self) {
         let mut running = self.running.lock();
-        running.take().expect("it was started").kill();
-        *running = Some(self.run());
+        let Running::Semel(semel) = std::mem::replace(&mut *running, Running::Not) else {
+            panic!("there is no gateway to kill")
+        };
+        semel.kill();
+        *running = Running::Semel(self.run());
     }
 
     /// Where it listens, as `host:port`.
     pub(super) fn address(&self) -> String {
-        self.with(|semel| semel.gateway_url().trim_start_matches("http://").to_owned())
+        let url = match &*self.running.lock() {
+            Running::Semel(semel) => semel.gateway_url().to_owned(),
+            Running::Without(upstream) => upstream.clone(),
+            Running::Not => panic!("it was not started"),
+        };
+        url.trim_start_matches("http://").to_owned()
     }
 
     pub(super) fn admin(&self) -> Http {
-        self.with(Semel::admin)
+        match &*self.running.lock() {
+            Running::Semel(semel) => semel.admin(),
+            _ => panic!("there is no gateway to ask"),
+        }
     }
 
     pub(super) fn log(&self) -> String {
-        self.with(Semel::log)
-    }
-
-    fn with<T>(&self, look: impl FnOnce(&Semel) -> T) -> T {
-        look(self.running.lock().as_ref().expect("it was started"))
+        match &*self.running.lock() {
+            Running::Semel(semel) => semel.log(),
+            _ => String::new(),
+        }
     }
 }

@@ -54,8 +54,23 @@ struct Play {
 
 /// Plays every fault in the mode that needs nothing of the API, then those in which the API's help counts.
 pub(super) fn play(client: &Client) {
+    without(client);
     marked(client);
     keyed(client);
+}
+
+/// The witness can see two effects: without the gateway, a client that retries makes them.
+fn without(client: &Client) {
+    let (world, fake, upstream) = behind(client, Keys::Ignored);
+    world.gateway.leave_out(&upstream);
+    let mut play = Play::before(client, world, fake);
+    for fault in [Fault::AnswerCut, Fault::AnswerLate, Fault::UpstreamCut] {
+        let (order, _) = play.call(fault);
+        let (_, ended) = play.driver.ended();
+        let id = ended.expect("the retry is answered");
+        let made = play.fake.effects(&order);
+        assert_eq!((made.len(), made.last()), (2, Some(&id)), "{fault:?}");
+    }
 }
 
 /// At most one effect; where nobody can know, the client is told so.
@@ -128,16 +143,27 @@ fn keyed(client: &Client) {
     }
 }
 
+/// A fake, its address, and the world it is in.
+fn behind(client: &Client, keys: Keys) -> (Arc<World>, Arc<Fake>, String) {
+    let world = Arc::new(World::new(Gateway::new()));
+    let (fake, upstream) = Fake::start(client.api, keys, &world);
+    (world, fake, upstream)
+}
+
 impl Play {
     fn start(client: &Client, keys: Keys, settings: &str) -> Self {
-        let world = Arc::new(World::new(Gateway::new()));
-        let (fake, upstream) = Fake::start(client.api, keys, &world);
+        let (world, fake, upstream) = behind(client, keys);
         // A killed gateway's claim stands for one lease; a retry waits longer than that.
         let settings = format!(
             "profile = \"{}\"\n[[route]]\nmatch = \"{}\"\nlease = \"3s\"\nwait = \"20s\"\n{settings}",
             client.profile, client.route
         );
         world.gateway.start(&upstream, &settings);
+        Self::before(client, world, fake)
+    }
+
+    /// Puts the client before them.
+    fn before(client: &Client, world: Arc<World>, fake: Arc<Fake>) -> Self {
         let driver = Driver::start(client.program, &stage::start(&world));
         Self { world, fake, driver, own_key: client.own_key, orders: 0 }
     }
