@@ -147,24 +147,8 @@ impl Guard {
             let answer = pass_on(service, request.map(Body::stream), policy).await?;
             return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
         }
-        let (parts, body) = request.map(Body::stream).into_parts();
-        let (admitted, body) = match inner.admit(policy, &parts, body).await {
-            Admission::Keyed(admitted, body) => (admitted, body),
-            Admission::Refused(problem) => {
-                let answer = inner.refuse(policy, &problem);
-                return Ok(inner.say(route.number, None, arrived, answer));
-            }
-            Admission::Unkeyed(body) => {
-                let answer = pass_on(service, Request::from_parts(parts, body), policy).await?;
-                let answer = (unprotected(answer), Outcome::Unkeyed);
-                return Ok(inner.say(route.number, None, arrived, answer));
-            }
-        };
-        let mut request = Request::from_parts(parts, body);
-        prepare(&mut request, policy);
-        // Boxed: what most requests do not need must not make every future large.
-        let answer = Box::pin(inner.once(route, service, request, &admitted)).await?;
-        Ok(inner.say(route.number, Some(&admitted.key), arrived, answer))
+        // Boxed, so that requests which are only passed on need not carry the room for all of this.
+        Box::pin(inner.guarded(route, service, request.map(Body::stream), arrived)).await
     }
 }
 
@@ -176,6 +160,41 @@ impl Inner {
 
     fn route(&self, number: Option<usize>) -> &Route {
         number.and_then(|number| self.routes.get(number)).unwrap_or(&self.fallback)
+    }
+
+    /// Answers a request of a guarded method.
+    async fn guarded<S, R>(
+        self: &Arc<Self>,
+        route: &Route,
+        service: S,
+        request: Request<Body>,
+        arrived: Instant,
+    ) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let policy = &route.policy;
+        let (parts, body) = request.into_parts();
+        let (admitted, body) = match self.admit(policy, &parts, body).await {
+            Admission::Keyed(admitted, body) => (admitted, body),
+            Admission::Refused(problem) => {
+                let answer = self.refuse(policy, &problem);
+                return Ok(self.say(route.number, None, arrived, answer));
+            }
+            Admission::Unkeyed(body) => {
+                let answer = pass_on(service, Request::from_parts(parts, body), policy).await?;
+                let answer = (unprotected(answer), Outcome::Unkeyed);
+                return Ok(self.say(route.number, None, arrived, answer));
+            }
+        };
+        let mut request = Request::from_parts(parts, body);
+        prepare(&mut request, policy);
+        let answer = self.once(route, service, request, &admitted).await?;
+        Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
     }
 
     /// Claims and runs, or finds out why not.
@@ -228,7 +247,7 @@ impl Inner {
         match (away, policy.store_down) {
             (Some(error), StoreDown::Open) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
-                let answer = pass_on(service, request, policy).await?;
+                let answer = Box::pin(pass_on(service, request, policy)).await?;
                 Ok((unprotected(answer), Outcome::Unprotected))
             }
             (error, _) => {

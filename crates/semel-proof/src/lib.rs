@@ -1,4 +1,7 @@
 //! Not shipped: models, fault tests and process-level proofs of Semel.
 
+pub mod grounds;
 pub mod model;
+pub mod place;
+pub mod remote;
 pub mod victim;

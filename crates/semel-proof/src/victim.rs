@@ -5,6 +5,7 @@
 //! victim reported did happen; what it did not report may have happened all the same: the word was not out yet.
 
 pub mod atomic;
+pub mod crowd;
 pub mod flood;
 pub mod life;
 mod report;
@@ -35,6 +36,10 @@ pub enum Job {
     Flood(flood::Flood),
     /// Executes a script, one step after the other.
     Steady(steady::Steady),
+    /// Wants the same key with many callers at once, round by round.
+    Crowd(crowd::Crowd),
+    /// Executes what another process asks of a store.
+    Serve(crate::place::Place),
 }
 
 impl Job {
@@ -56,6 +61,8 @@ impl Job {
             Self::Life(life) => life.run(),
             Self::Flood(flood) => flood.run(),
             Self::Steady(steady) => steady.run(),
+            Self::Crowd(crowd) => crowd.run(),
+            Self::Serve(place) => crate::remote::serve(&place),
         }
     }
 }

@@ -10,6 +10,7 @@ mod problem;
 mod reader;
 mod records;
 mod routes;
+mod sealing;
 mod secrets;
 mod values;
 
@@ -24,6 +25,7 @@ pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
+pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::values::{parse_duration, show_duration};
 
@@ -42,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) admin: Admin,
     pub(crate) tokens: Vec<Token>,
     pub(crate) records: Records,
+    /// None where outcomes are kept as they are.
+    pub(crate) sealing: Option<Sealing>,
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -103,7 +107,8 @@ impl Config {
         let gateway = self.gateway.as_ref().map(|gateway| {
             (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
         });
-        format!("{:?}", (self.admin.listen, &self.records, self.log, self.drain, gateway))
+        let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
+        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
@@ -111,11 +116,11 @@ impl Config {
         let tokens = access::tokens(&mut root, environment);
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
-        let records = Records::read(&mut root, args, environment);
+        let (records, sealing) = Records::read(&mut root, args, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, log, drain }
+        Self { secret, gateway, admin, tokens, records, sealing, log, drain }
     }
 }
 

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use semel::Engine;
 use semel::engine::WaiterCaps;
 use semel::secret::Secret;
+use semel::store::{EncryptedStore, Store};
 use semel_http::edge::Drained;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -16,13 +17,13 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Access, Admin, Parts};
 use crate::cli::ServeArgs;
-use crate::config::{Config, PROCESS};
+use crate::config::{Config, PROCESS, Sealing};
 use crate::gateway::Gateway;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::signals::{Signals, Wish};
-use crate::store::{self, Opened};
+use crate::store::{self as stores, Opened};
 
 /// How often keys in doubt are counted.
 const COUNT_DOUBT_EVERY: Duration = Duration::from_secs(15);
@@ -71,6 +72,8 @@ pub(crate) struct Server {
     /// What a reload cannot change.
     fixed: String,
     exporter: Option<Arc<Exporter>>,
+    /// Where outcomes are sealed: its keys can be changed.
+    sealed: Option<Arc<EncryptedStore>>,
 }
 
 impl Server {
@@ -86,10 +89,19 @@ impl Server {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
         }
-        let Opened { store, redis, warnings } = store::open(&config.records).await?;
+        let Opened { store, redis, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
+        // Everything above speaks to the sealed store, so that nothing is ever written in plain.
+        let sealed = config.sealing.as_ref().map(|Sealing { ring, plain }| {
+            tracing::info!(target: "semel", key = ring.current_id(), "outcomes are sealed at rest");
+            Arc::new(EncryptedStore::over(Arc::clone(&store), ring.clone()).plain(*plain))
+        });
+        let store = match &sealed {
+            Some(sealed) => Arc::clone(sealed) as Arc<dyn Store>,
+            None => store,
+        };
         let secret = match config.secret {
             Some(secret) => secret,
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
@@ -150,7 +162,7 @@ impl Server {
         }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter })
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter, sealed })
     }
 
     /// Says where it listens, for people and for whoever started it.
@@ -191,7 +203,14 @@ impl Server {
     }
 
     fn replace(&self, config: &Config) -> anyhow::Result<()> {
+        if self.sealed.is_some() != config.sealing.is_some() {
+            anyhow::bail!("encryption is switched on or off only with a restart");
+        }
         self.replace_routes(config)?;
+        if let (Some(sealed), Some(sealing)) = (&self.sealed, &config.sealing) {
+            sealed.rotate(sealing.ring.clone());
+            tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
+        }
         self.admin.replace_access(Access::new(&config.admin, &config.tokens));
         if config.fixed() != self.fixed {
             tracing::warn!(

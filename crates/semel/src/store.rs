@@ -6,6 +6,8 @@
 
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "encryption")]
+mod encrypted;
 mod error;
 mod local;
 mod memory;
@@ -18,6 +20,8 @@ mod tiered;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod wraps;
 
 use std::fmt;
 use std::pin::Pin;
@@ -35,6 +39,8 @@ pub use sqlx;
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
+#[cfg(feature = "encryption")]
+pub use self::encrypted::{EncryptedStore, Keyring, KeyringError, Plain, SealingKey, Sealings};
 pub use self::error::{Error, ErrorKind};
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -44,6 +50,10 @@ pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 #[cfg(all(feature = "postgres", feature = "redis"))]
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub(crate) use self::wraps::Veil;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub use self::wraps::Wraps;
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Record, Ruling};
 use crate::secret::Secret;

@@ -69,7 +69,7 @@ impl Inner {
         match acquired {
             Acquired::Won(claim) => Claimed::Won(claim),
             Acquired::Replay(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
-            Acquired::InDoubt => match self.settle(policy, admitted, headers).await {
+            Acquired::InDoubt => match Box::pin(self.settle(policy, admitted, headers)).await {
                 Settled::Done(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
                 Settled::Run => Claimed::Again,
                 Settled::Not { retry_after } => {
@@ -110,7 +110,7 @@ impl Inner {
     /// The same, after the credential was checked where the route wants that (reauthorise_replay).
     async fn replay_to(&self, policy: &RoutePolicy, outcome: &Arc<Kept>, headers: &HeaderMap) -> Answered {
         let Some(verify) = &policy.verify else { return self.replay(policy, outcome) };
-        let call = self.call(policy, verify, "", headers);
+        let call = Box::pin(self.call(policy, verify, "", headers));
         match tokio::time::timeout(VERIFY, call).await {
             Ok(Some(answer)) if answer.status().is_success() => self.replay(policy, outcome),
             Ok(Some(answer))
@@ -136,7 +136,7 @@ impl Inner {
         let Err(after) = limiter.take(principal, Budget::Writes) else { return Ok(Budgeted::Write) };
         let refused = |after| Claimed::Answer(self.limited(&route.policy, after));
         limiter.take(principal, Budget::Reads).map_err(refused)?;
-        match self.engine.get(&self.key(admitted)).await {
+        match Box::pin(self.engine.get(&self.key(admitted))).await {
             Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant => Ok(Budgeted::Read),
             Ok(_) => Err(refused(after)),
             Err(error) => Err(self.failed_claim(&route.policy, error)),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -82,11 +82,11 @@ pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Rea
     let mut length = 0;
     loop {
         let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
-        let frame = match timeout_at(deadline, next).await {
-            Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) => return Read::Cut(error),
-            Ok(None) => return Read::Whole(whole),
-            Err(_) => return Read::Partly(Resumed::new(whole, body), Stopped::Streaming),
+        let frame = match within(deadline, next).await {
+            Some(Some(Ok(frame))) => frame,
+            Some(Some(Err(error))) => return Read::Cut(error),
+            Some(None) => return Read::Whole(whole),
+            None => return Read::Partly(Resumed::new(whole, body), Stopped::Streaming),
         };
         match frame.into_data() {
             Ok(data) => {
@@ -105,6 +105,15 @@ pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Rea
             }
         }
     }
+}
+
+/// The answer to `work`, or `None` if it takes until `deadline`. What answers at once needs no timer.
+pub(super) async fn within<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    if let Poll::Ready(answer) = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
+        return Some(answer);
+    }
+    Box::pin(timeout_at(deadline, work)).await.ok()
 }
 
 /// A body that goes on where reading it stopped.

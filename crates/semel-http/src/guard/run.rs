@@ -7,10 +7,10 @@ use http::header::HeaderValue;
 use http::response::Parts;
 use http::{Request, Response};
 use semel::engine::{Claim, Concluded, NotBegun, Running};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tower_service::Service;
 
-use super::read::{Read, Resumed, Stopped, Whole, is_event_stream, read};
+use super::read::{Read, Resumed, Stopped, Whole, is_event_stream, read, within};
 use super::{Answered, Inner, Steering, StoreError, unprotected};
 use crate::body::{Body, BoxError};
 use crate::call::{CallError, Fate};
@@ -73,13 +73,13 @@ impl Inner {
         };
         let limit = Instant::from_std(running.limit());
         // Nothing of the service's own error type lives across the next await: it need not be `Send`.
-        let called = match timeout_at(limit, service.call(request)).await {
-            Ok(called) => called.map_err(|error| CallError::from_any(error.into())),
-            Err(_) => Err(CallError::timed_out("no answer within in_flight_max")),
+        let called = match within(limit, service.call(request)).await {
+            Some(called) => called.map_err(|error| CallError::from_any(error.into())),
+            None => Err(CallError::timed_out("no answer within in_flight_max")),
         };
         let answer = match called {
             Ok(answer) => answer,
-            Err(error) => return Ran::Answered(self.failed(policy, running, &error).await),
+            Err(error) => return Ran::Answered(Box::pin(self.failed(policy, running, &error)).await),
         };
         let (mut parts, body) = answer.map(Body::stream).into_parts();
         let steering = Steering::take(&mut parts.headers);
@@ -125,7 +125,7 @@ impl Inner {
                     }
                 }
             }
-            Read::Cut(error) => self.failed(policy, running, &CallError::unknown(error)).await,
+            Read::Cut(error) => Box::pin(self.failed(policy, running, &CallError::unknown(error))).await,
         }
     }
 

@@ -69,7 +69,7 @@ pub enum Fate {
 
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Mode")]
-enum ModeName {
+pub(super) enum ModeName {
     Atomic,
     Keyed,
     Marked,

@@ -5,6 +5,8 @@ use std::io::Write as _;
 use semel::store::Error;
 use serde::{Deserialize, Serialize};
 
+use super::crowd::Crowded;
+
 /// One line on a victim's standard output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
@@ -59,6 +61,13 @@ pub enum Report {
         /// What the store said.
         answer: String,
     },
+    /// Every caller of a crowd waits, or stands in the effect.
+    AllWait {
+        /// Whether one of them stands in the effect.
+        in_effect: bool,
+    },
+    /// Every caller of a crowd has its answer.
+    Crowded(Crowded),
     /// Said by the disk below: a fault hits.
     Fault {
         /// Whether it was a sync, and not a write, that failed.

@@ -13,7 +13,7 @@ mod openers;
 mod points;
 mod power_cut;
 mod shim;
-mod supervisor;
+pub(crate) mod supervisor;
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+pub(crate) enum Form {
     Short,
     Full,
 }
 
 impl Form {
-    fn asked() -> Self {
+    pub(crate) fn asked() -> Self {
         if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") {
             Self::Full
         } else {
@@ -38,7 +38,7 @@ impl Form {
         }
     }
 
-    fn pick<T>(self, short: T, full: T) -> T {
+    pub(crate) fn pick<T>(self, short: T, full: T) -> T {
         match self {
             Self::Short => short,
             Self::Full => full,
@@ -57,7 +57,7 @@ fn seed() -> u64 {
 }
 
 /// A folder that is gone after the test.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     tempfile::Builder::new().prefix("semel-proof-").tempdir().expect("a folder for the test")
 }
 

@@ -1,8 +1,10 @@
 //! The proofs, in one binary.
 
+mod contract;
 mod crash;
 mod hygiene;
 mod model;
+mod multi_process;
 mod schedules;
 
 // The registry's source is compiled a second time here, and finds these two under `crate::`.

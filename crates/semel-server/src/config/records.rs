@@ -8,6 +8,7 @@ use semel::store::{AsyncCommit, OnCorruption, Pooling};
 
 use super::problem::Problems;
 use super::reader::{Located, Table};
+use super::sealing::Sealing;
 use super::values::{choice, count, duration, size, text};
 use super::{Environment, secrets};
 use crate::cli::ServeArgs;
@@ -101,7 +102,11 @@ struct Extras {
 }
 
 impl Records {
-    pub(super) fn read(root: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
+    pub(super) fn read(
+        root: &mut Table<'_>,
+        args: &ServeArgs,
+        environment: &Environment<'_>,
+    ) -> (Self, Option<Sealing>) {
         let problems = root.problems();
         let mut table = root.table("store").unwrap_or_else(|| Table::empty("[store]", problems));
         let url = url(&mut table, "url", ("--store", args.store.as_deref()), environment);
@@ -139,9 +144,10 @@ impl Records {
             per_key: as_usize(table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000)),
             in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
         };
+        let sealing = Sealing::read(&mut table, environment);
         table.done();
         let place = place(&url, coordinate, extras, problems);
-        Self { place, timeout, hot_cache, waiters, max_outcome: as_usize(max_outcome) }
+        (Self { place, timeout, hot_cache, waiters, max_outcome: as_usize(max_outcome) }, sealing)
     }
 }
 

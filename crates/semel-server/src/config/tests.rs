@@ -44,6 +44,7 @@ fn the_example_can_be_read() {
     );
     assert_eq!((config.drain, config.log, config.admin.listen), (bare.drain, bare.log, bare.admin.listen));
     assert_eq!(format!("{:?}", config.records), format!("{:?}", bare.records));
+    assert_eq!(config.sealing.unwrap().ring.current_id(), "2026-11");
 }
 
 #[test]
@@ -133,6 +134,11 @@ fn mistakes_are_told_with_their_place() {
         ),
         ("[[route]]\nmode = \"marked\"\n", &["semel.toml:1:1: [[route]] needs `match`"]),
         ("secret = { file = \"/no/such/file\" }\n", &["semel.toml:1:10: secret: /no/such/file: "]),
+        ("[store.encryption]\n", &["semel.toml:1:1: [store.encryption] needs keys"]),
+        (
+            "[[store.encryption.key]]\nid = \"a b\"\nvalue = { env = \"SEALING_KEY\" }\n",
+            &["cannot be the id of a sealing key"],
+        ),
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {

@@ -17,7 +17,7 @@ use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
 use crate::record::{Begin, Claim, Command, Mode, Owner, Ruling};
-use crate::store::{self, EmbeddedStore, ErrorKind, Store, Writing};
+use crate::store::{self, EmbeddedStore, ErrorKind, Veil, Wraps, Writing};
 use crate::sync::Mutex;
 use crate::time::instant;
 
@@ -32,24 +32,30 @@ impl Once {
     ///
     /// # Errors
     /// As [`run`](Self::run). A failure, of either kind, and a panic leave nothing behind, so the next call runs
-    /// the effect again. [`RunError::OtherStore`] where `store` is not the engine's own.
-    pub async fn run_in<T, E, F>(self, store: &EmbeddedStore, effect: F) -> Result<Answer<T>, RunError<E>>
+    /// the effect again. [`RunError::OtherStore`] where `store` is not the engine's own: of a store that
+    /// is wrapped, give the wrapper to both.
+    pub async fn run_in<T, E, F>(
+        self,
+        store: &impl Wraps<EmbeddedStore>,
+        effect: F,
+    ) -> Result<Answer<T>, RunError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
         F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
     {
         let inner = Arc::clone(&self.inner);
-        if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(store)) {
+        let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
+        if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(outside)) {
             return Err(RunError::OtherStore);
         }
         let ask = Arc::new(self.mode(Mode::Atomic).ask().await?);
         let effect = Arc::new(Mutex::new(Some(effect)));
         let deadline = instant() + ask.wait;
         // Only a claim of another mode can be in the way: the writer runs one transaction after the other.
-        let mut changes = store.watch(ask.subject.id);
+        let mut changes = outside.watch(ask.subject.id);
         loop {
-            let acquired = match transact(&inner, store, &ask, &effect).await? {
+            let acquired = match transact(&inner, (store, &veil), &ask, &effect).await? {
                 Ran::Own(value, _) => return Ok(Answer { value, replayed: false, stored: true }),
                 Ran::Other(acquired) => acquired,
             };
@@ -69,7 +75,11 @@ impl Once {
     ///
     /// # Errors
     /// As [`run_in`](Self::run_in).
-    pub fn run_in_blocking<T, E, F>(self, store: &EmbeddedStore, effect: F) -> Result<Answer<T>, RunError<E>>
+    pub fn run_in_blocking<T, E, F>(
+        self,
+        store: &impl Wraps<EmbeddedStore>,
+        effect: F,
+    ) -> Result<Answer<T>, RunError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
@@ -89,7 +99,7 @@ enum Ran<T> {
 /// Claims, runs and completes in one transaction. `effect` is taken only if the claim is won.
 async fn transact<T, E, F>(
     inner: &Arc<Inner>,
-    store: &EmbeddedStore,
+    (store, veil): (&EmbeddedStore, &Veil),
     ask: &Arc<Ask>,
     effect: &Arc<Mutex<Option<F>>>,
 ) -> Result<Ran<T>, RunError<E>>
@@ -100,7 +110,7 @@ where
 {
     // How the effect failed. It travels beside the job's own result, which only says that it is to be undone.
     let failed: Arc<Mutex<Option<RunError<E>>>> = Arc::default();
-    let job = Job { inner: Arc::clone(inner), ask: Arc::clone(ask) };
+    let job = Job { inner: Arc::clone(inner), ask: Arc::clone(ask), veil: veil.clone() };
     let (effect, of_job) = (Arc::clone(effect), Arc::clone(&failed));
     let began = instant();
     let ran = store.write(move |writing| job.run(writing, &effect, &of_job)).await;
@@ -126,6 +136,7 @@ where
 struct Job {
     inner: Arc<Inner>,
     ask: Arc<Ask>,
+    veil: Veil,
 }
 
 impl Job {
@@ -139,7 +150,7 @@ impl Job {
         T: Serialize,
         F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>>,
     {
-        let Self { inner, ask } = self;
+        let Self { inner, ask, veil } = self;
         let (id, fingerprint) = (ask.subject.id, ask.fingerprint);
         let claim = Claim {
             owner: Owner::random(),
@@ -149,7 +160,7 @@ impl Job {
             hint: ask.subject.hint.clone(),
         };
         let sent = instant();
-        let win = match writing.apply(id, Command::Claim(claim))? {
+        let win = match veil.lift(id, writing.apply(id, Command::Claim(claim))?)? {
             Ruling::Won(win) => win,
             Ruling::Replay { outcome, .. } => return Ok(Ran::Other(Acquired::Replay(outcome))),
             Ruling::Busy { lease_left } => return Ok(Ran::Other(Acquired::in_flight(&ask, lease_left))),
@@ -178,7 +189,7 @@ impl Job {
         };
         let outcome = Arc::new(inner.encode(&value));
         let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
-        match writing.apply(id, complete)? {
+        match writing.apply(id, veil.cover(id, complete))? {
             Ruling::Accepted { .. } => Ok(Ran::Own(value, win.attempt)),
             // The clock stepped past the retention inside the transaction: nothing of it may stay.
             _ => Err(undone()),

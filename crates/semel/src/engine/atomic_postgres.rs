@@ -20,7 +20,7 @@ use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
 use crate::record::{Begin, Claim, Command, Mode, Owner, Ruling, Win};
-use crate::store::{self, ErrorKind, PostgresStore, Store};
+use crate::store::{self, ErrorKind, PostgresStore, Store, Veil, Wraps};
 use crate::time::instant;
 
 impl Once {
@@ -31,15 +31,19 @@ impl Once {
     /// is held by the transaction, behind a savepoint; `effect` runs; and the outcome is written. Whoever is refused
     /// there, and a failure of `effect`, are rolled back to the savepoint: a later commit carries nothing of the effect.
     ///
-    /// Nothing is stored before the caller commits. A caller that rolls back instead, or whose future is dropped, leaves
-    /// a claim that ends with its lease; the next call then runs the effect.
+    /// Nothing is stored before the caller commits. Where the caller rolls back instead, or the future is dropped, the
+    /// claim is given back as soon as the transaction has ended: this process looks after it, in growing pauses of at most
+    /// 128 ms. The next call then runs the effect. If the process dies meanwhile, the claim ends with its lease.
+    ///
+    /// While the transaction is open nobody takes the record over, also after its lease: others are told that it is in
+    /// flight, after the time they chose to wait.
     ///
     /// # Errors
     /// As [`run`](Self::run). [`RunError::OtherStore`] where `store` is not the engine's own. A store error where the
     /// transaction is not READ COMMITTED and cannot see the claim.
     pub async fn run_in_transaction<T, E, F>(
         self,
-        store: &PostgresStore,
+        store: &impl Wraps<PostgresStore>,
         transaction: &mut Transaction<'_, Postgres>,
         effect: F,
     ) -> Result<Answer<T>, RunError<E>>
@@ -48,23 +52,26 @@ impl Once {
         F: AsyncFnOnce(&mut PgConnection, &Attempt) -> Result<T, Failure<E>>,
     {
         let inner = Arc::clone(&self.inner);
-        if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(store)) {
+        let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
+        if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(outside)) {
             return Err(RunError::OtherStore);
         }
         let ask = self.mode(Mode::Atomic).ask().await?;
-        let (win, sent) = match claim(&inner, store, &ask).await? {
+        let (win, sent) = match claim(&inner, outside, &ask).await? {
             Asked::Won(win, sent) => (win, sent),
             Asked::Other(acquired) => {
                 inner.say(&ask, &acquired);
                 return decode(&*acquired.outcome()?);
             }
         };
+        // However this ends, and also where this future is dropped: a claim of which nothing came is given back.
+        let _parting = store.parting(ask.subject.id, win.grant, win.lease_left);
         let began = instant();
         inner.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
         let connection: &mut PgConnection = transaction;
         let held = Arc::new(Held::new(sent, win.lease_left));
         let attempt = Attempt::new(&win, &ask.subject, &ask.secret, &held);
-        match inside(&inner, store, connection, (&ask, &win, &attempt), effect).await {
+        match inside(&inner, (store, &veil), connection, (&ask, &win, &attempt), effect).await {
             Ok(value) => {
                 let took = instant().saturating_duration_since(began);
                 inner.events.emit(&ask.subject, &Event::Completed { took });
@@ -84,7 +91,7 @@ impl Once {
 /// Holds the record, runs the effect and writes its outcome; or leaves the transaction as it was.
 async fn inside<T, E, F>(
     inner: &Inner,
-    store: &PostgresStore,
+    (store, veil): (&PostgresStore, &Veil),
     connection: &mut PgConnection,
     (ask, win, attempt): (&Ask, &Win, &Attempt),
     effect: F,
@@ -119,7 +126,7 @@ where
         let outcome = Arc::new(inner.encode(&value));
         let complete =
             Command::Complete { grant: win.grant, fingerprint: ask.fingerprint, outcome, retention: None };
-        match store.apply_in(connection, id, &complete).await? {
+        match store.apply_in(connection, id, &veil.cover(id, complete)).await? {
             Some(Ruling::Accepted { .. }) => Ok(value),
             _ => Err(taken().into()),
         }
@@ -168,7 +175,7 @@ enum Asked {
 }
 
 /// Claims and commits; waits while somebody else holds it. There are no heartbeats: the transaction holds the record.
-async fn claim(inner: &Arc<Inner>, store: &PostgresStore, ask: &Ask) -> Result<Asked, store::Error> {
+async fn claim(inner: &Arc<Inner>, store: &dyn Store, ask: &Ask) -> Result<Asked, store::Error> {
     let deadline = instant() + ask.wait;
     let mut changes = None;
     let claim = Claim {

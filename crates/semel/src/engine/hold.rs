@@ -153,7 +153,7 @@ impl Claim {
         if self.hold.held.left() <= terms.lease / 10 {
             self.hold.emit(&Event::SelfFenced);
             // Written before the caller claims again: it would meet itself, as busy or in doubt.
-            self.release().await;
+            Box::pin(self.release()).await;
             return Err(NotBegun::Lost);
         }
         self.hold.on_drop = Some(Command::Abandon(self.hold.win.grant));
@@ -232,7 +232,7 @@ impl Running {
                 let Tenure { subject, terms, .. } = tenure;
                 let (terms, begin) = (Arc::new(terms), Begin::Later);
                 let ask = Ask { subject, fingerprint, terms, begin, wait, secret };
-                Concluded::Instead(inner.follow(&ask).await)
+                Concluded::Instead(Box::pin(inner.follow(&ask)).await)
             }
         }
     }

@@ -159,7 +159,7 @@ impl Record {
 }
 
 /// For stores that keep an outcome apart from the rest of its record.
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "encryption", feature = "postgres"))]
 impl Outcome {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.size() + 9);

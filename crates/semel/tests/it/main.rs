@@ -4,6 +4,8 @@
 mod atomic;
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "encryption")]
+mod encrypted;
 mod fault;
 mod memory;
 mod mutants;

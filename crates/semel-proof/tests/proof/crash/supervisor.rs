@@ -12,18 +12,18 @@ use semel_proof::victim::{Job, Report};
 use super::PATIENCE;
 
 /// A running victim. Dropped, it is killed and reaped.
-pub(super) struct Victim {
+pub(crate) struct Victim {
     child: Child,
     reports: Receiver<Report>,
 }
 
 impl Victim {
-    pub(super) fn start(job: &Job) -> Self {
+    pub(crate) fn start(job: &Job) -> Self {
         Self::start_with(job, |_| ())
     }
 
     /// Starts a victim whose environment `prepare` changes.
-    pub(super) fn start_with(job: &Job, prepare: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn start_with(job: &Job, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_semel-victim"));
         command.arg(serde_json::to_string(job).expect("a job is plain data"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -48,12 +48,12 @@ impl Victim {
     }
 
     /// The next report; none once the victim has ended and everything it said was heard.
-    pub(super) fn hear(&self) -> Option<Report> {
+    pub(crate) fn hear(&self) -> Option<Report> {
         self.hear_within(PATIENCE).unwrap_or_else(|Silence| panic!("nothing was heard for {PATIENCE:?}"))
     }
 
     /// The same, with a time of its own.
-    pub(super) fn hear_within(&self, time: Duration) -> Result<Option<Report>, Silence> {
+    pub(crate) fn hear_within(&self, time: Duration) -> Result<Option<Report>, Silence> {
         match self.reports.recv_timeout(time) {
             Ok(report) => Ok(Some(report)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
@@ -62,7 +62,7 @@ impl Victim {
     }
 
     /// Listens until `pick` finds what it wants.
-    pub(super) fn wait_for<T>(&self, what: &str, mut pick: impl FnMut(&Report) -> Option<T>) -> T {
+    pub(crate) fn wait_for<T>(&self, what: &str, mut pick: impl FnMut(&Report) -> Option<T>) -> T {
         let mut heard = Vec::new();
         while let Some(report) = self.hear() {
             if let Some(found) = pick(&report) {
@@ -74,32 +74,32 @@ impl Victim {
     }
 
     /// Sends a line to its standard input.
-    pub(super) fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("its input is piped");
         writeln!(input, "{line}").expect("it still listens");
     }
 
     /// Stops it, and returns once it stands still.
-    pub(super) fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         kill_process(self.pid(), Signal::STOP).expect("it is ours to stop");
         // Does not reap: it has not ended.
         let stopped = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("it is ours to wait for");
         assert!(stopped.is_some_and(|(_, status)| status.stopped()), "it ended instead: {stopped:?}");
     }
 
-    pub(super) fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         kill_process(self.pid(), Signal::CONT).expect("it is ours to wake");
     }
 
     /// Kills it with `kill -9`, and returns what it had said and nobody had heard yet.
-    pub(super) fn kill(&mut self) -> Vec<Report> {
+    pub(crate) fn kill(&mut self) -> Vec<Report> {
         self.child.kill().expect("it is ours to kill");
         self.child.wait().expect("it is ours to wait for");
         std::iter::from_fn(|| self.hear()).collect()
     }
 
     /// Waits for its own end; what was said and not heard before, and how it ended.
-    pub(super) fn end(mut self) -> (Vec<Report>, ExitStatus) {
+    pub(crate) fn end(mut self) -> (Vec<Report>, ExitStatus) {
         let said = std::iter::from_fn(|| self.hear()).collect();
         // Its output is closed, so it is about to end.
         let status = self.child.wait().expect("it is ours to wait for");
@@ -107,7 +107,7 @@ impl Victim {
     }
 
     /// Waits for an end by `kill -9`, by its own hand or the system's.
-    pub(super) fn end_by_kill(self) -> Vec<Report> {
+    pub(crate) fn end_by_kill(self) -> Vec<Report> {
         let (said, status) = self.end();
         assert_eq!(
             status.signal(),
@@ -120,7 +120,7 @@ impl Victim {
 
 /// Nothing was heard.
 #[derive(Debug)]
-pub(super) struct Silence;
+pub(crate) struct Silence;
 
 impl Drop for Victim {
     fn drop(&mut self) {

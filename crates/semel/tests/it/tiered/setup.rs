@@ -1,6 +1,7 @@
 //! Wrong settings end in a sentence; a Redis that is away is none of them.
 
 use semel::store::ErrorKind;
+use semel_testbed::RedisCluster;
 
 use super::*;
 
@@ -82,4 +83,27 @@ async fn it_shows_itself_without_passwords() {
     let shown = format!("{store} {store:?}");
     assert!(shown.contains(&guarded.addr().to_string()) && shown.contains("postgres://"), "{shown}");
     assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+// Entries and channels of a key are on its shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_will_do() {
+    let servers = Servers::start();
+    let cluster = RedisCluster::start().expect("a cluster");
+    let nodes: Vec<String> = cluster.addrs().iter().map(ToString::to_string).collect();
+    let url = format!("redis-cluster://{}", nodes.join(","));
+    let (owner, other) = (open(servers.builder_at(&url)).await, open(servers.builder_at(&url)).await);
+    uses_copies(&owner).await;
+    uses_copies(&other).await;
+    for _ in 0..20 {
+        let id = key();
+        let grant = win(&*owner, id).await;
+        let mut watch = other.watch(id);
+        busy(ask(&*other, id, &claim()).await);
+        accepted(owner.apply(id, complete(grant, "once")).await);
+        tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.expect("woken");
+        assert_eq!(replayed(ask(&*other, id, &claim()).await), text("once"));
+    }
+    let stats = other.stats();
+    assert!(stats.coordination == Coordination::Working && stats.replayed_copies >= 20, "{stats:?}");
 }

@@ -1,0 +1,159 @@
+//! The stores that there are, each made fresh on servers that are started when they are first needed.
+//!
+//! To add a store: a word in [`Ground`], its name, and how a fresh one is made.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use semel::store::{EmbeddedStore, EncryptedStore, MemoryStore, Store};
+use semel::testkit::contract::Context;
+use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::time::ManualClock;
+use semel_testbed::{Postgres, Redis, RedisCluster};
+use tempfile::TempDir;
+
+use crate::place::{Place, SealedWith};
+
+/// A kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each says it")]
+pub enum Ground {
+    Memory,
+    Embedded,
+    Redis,
+    RedisCluster,
+    Postgres,
+    /// Outcomes sealed, over the embedded store.
+    Encrypted,
+    /// A memory store that keeps no outcome, so that whoever checks stores can be checked.
+    Broken,
+}
+
+impl Ground {
+    /// All that are meant to hold.
+    pub const ALL: [Self; 6] =
+        [Self::Memory, Self::Embedded, Self::Redis, Self::RedisCluster, Self::Postgres, Self::Encrypted];
+
+    /// Its name on a command line and in a table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Embedded => "embedded",
+            Self::Redis => "redis",
+            Self::RedisCluster => "redis-cluster",
+            Self::Postgres => "postgres",
+            Self::Encrypted => "encrypted",
+            Self::Broken => "broken",
+        }
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain([Self::Broken]).find(|ground| ground.name() == name)
+    }
+}
+
+/// Servers, started when they are first asked for and gone with this value.
+#[derive(Debug, Default)]
+pub struct Servers {
+    redis: Mutex<Option<Redis>>,
+    cluster: Mutex<Option<RedisCluster>>,
+    postgres: Mutex<Option<Postgres>>,
+    places: AtomicUsize,
+}
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+impl Servers {
+    /// A place that nobody has used, on a store that several processes can share; `None` for one that has one opener.
+    /// Blocks while a server starts.
+    ///
+    /// # Errors
+    /// Where a server cannot be started.
+    pub fn place(&self, ground: Ground) -> Result<Option<Place>> {
+        let prefix = format!("place-{}", self.places.fetch_add(1, Ordering::Relaxed));
+        Ok(Some(match ground {
+            Ground::Memory | Ground::Embedded | Ground::Encrypted | Ground::Broken => return Ok(None),
+            Ground::Redis => {
+                let url = with(&self.redis, Redis::start, |redis| Ok(redis.url()))?;
+                Place::Redis { url, prefix }
+            }
+            Ground::RedisCluster => {
+                let nodes = with(&self.cluster, RedisCluster::start, |cluster| Ok(cluster.addrs()))?;
+                let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+                Place::Redis { url: format!("redis-cluster://{}", nodes.join(",")), prefix }
+            }
+            Ground::Postgres => {
+                let url = with(&self.postgres, Postgres::start, |server| {
+                    Ok(server.url_at(server.addr(), &server.fresh_database()?))
+                })?;
+                Place::Postgres { url }
+            }
+        }))
+    }
+
+    /// What the contract suite needs of a fresh store: two handles where there can be two, a clock that can be moved
+    /// where there is one, and how to open it again.
+    ///
+    /// # Errors
+    /// Where a server cannot be started or a store cannot be opened.
+    pub async fn context(&self, ground: Ground) -> Result<Context> {
+        if let Some(place) = tokio::task::block_in_place(|| self.place(ground))? {
+            let context = Context::new(place.open().await?).peer(place.open().await?);
+            return Ok(context.reopen(move || {
+                let place = place.clone();
+                async move { place.open().await.unwrap_or_else(|error| panic!("it opens again: {error}")) }
+            }));
+        }
+        let clock = ManualClock::default();
+        match ground {
+            Ground::Embedded => on_disk(clock, |store| Arc::new(store)),
+            Ground::Encrypted => {
+                let ring = SealedWith::New.ring()?;
+                on_disk(clock, move |store| Arc::new(EncryptedStore::new(store, ring.clone())))
+            }
+            Ground::Broken => {
+                let store = FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone())));
+                store.script(
+                    Call::Complete,
+                    When::Always,
+                    Fault::Refuse(semel::store::ErrorKind::Unavailable),
+                );
+                Ok(Context::new(Arc::new(store)).clock(clock))
+            }
+            Ground::Memory | Ground::Redis | Ground::RedisCluster | Ground::Postgres => {
+                Ok(Context::new(Arc::new(MemoryStore::with_clock(clock.clone()))).clock(clock))
+            }
+        }
+    }
+}
+
+fn with<S, T>(
+    server: &Mutex<Option<S>>,
+    start: impl FnOnce() -> semel_testbed::Result<S>,
+    ask: impl FnOnce(&S) -> semel_testbed::Result<T>,
+) -> Result<T> {
+    let mut server = server.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = match &mut *server {
+        Some(server) => server,
+        none => none.insert(start()?),
+    };
+    Ok(ask(server)?)
+}
+
+fn on_disk(
+    clock: ManualClock,
+    wrap: impl Fn(EmbeddedStore) -> Arc<dyn Store> + Send + Sync + 'static,
+) -> Result<Context> {
+    let folder: io::Result<TempDir> = tempfile::tempdir();
+    let folder = folder?;
+    let open = {
+        let clock = clock.clone();
+        move || EmbeddedStore::builder(folder.path()).clock(clock.clone()).open().map(&wrap)
+    };
+    Ok(Context::new(open()?).clock(clock).reopen(move || {
+        let store = open();
+        async move { store.unwrap_or_else(|error| panic!("it opens again: {error}")) }
+    }))
+}

@@ -1,0 +1,294 @@
+//! The words between the two sides: the library's own, as plain data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::fingerprint::Fingerprint;
+use semel::key::{Hint, KeyId};
+use semel::outcome::{self, Outcome as RealOutcome};
+use semel::record::{
+    self, Begin, Claim, Epoch, Fence, Force, Grant as RealGrant, Mode, Owner, Phase, Record, Settlement,
+    Terms, Win as RealWin,
+};
+use semel::store::{self, Error, ErrorKind};
+use semel::time::Timestamp;
+use serde::{Deserialize, Serialize};
+
+type Id = [u8; 16];
+
+/// A question. Each has a number.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Ask {
+    Apply(Id, Command),
+    Get(Id),
+    Scan { phase: Option<usize>, after: Option<Id>, limit: usize },
+    Sweep(usize),
+    Watch(Id),
+}
+
+/// A line back.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Told {
+    Answer(u64, Answer),
+    Woken(Id),
+    Invalid(Id),
+    Trust(bool),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Ruled(Ruling),
+    Found(Option<Snapshot>),
+    Listed { items: Vec<Snapshot>, next: Option<Id> },
+    Swept { shrunk: usize, removed: usize, more: bool },
+    Failed { kind: String, message: String },
+}
+
+/// Owner and fence.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Grant(Id, u64);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    kind: String,
+    metadata: Vec<u8>,
+    body: Result<Vec<u8>, String>,
+}
+
+/// Id, the record's bytes, and when it was read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Snapshot(Id, Vec<u8>, u64);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    Claim {
+        owner: Id,
+        fingerprint: [u8; 32],
+        mode: usize,
+        times: [Duration; 5],
+        begin_later: bool,
+        hint: String,
+    },
+    Begin(Grant),
+    Renew(Grant),
+    Complete {
+        grant: Grant,
+        fingerprint: [u8; 32],
+        outcome: Outcome,
+        retention: Option<Duration>,
+    },
+    Release(Grant),
+    Bind(Grant),
+    Abandon(Grant),
+    SettleDone(Outcome),
+    SettleRun,
+    Forget {
+        force: bool,
+    },
+    Reexecute,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Ruling {
+    Won { grant: Grant, attempt: u32, epoch: u32, lease_left: Duration },
+    Busy(Duration),
+    Replay(Outcome, Duration),
+    Conflict,
+    InDoubt,
+    Expired,
+    Accepted(Duration),
+    Lost(Option<Outcome>),
+    Refused(usize),
+}
+
+const MODES: [Mode; 4] = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun];
+
+const PHASES: [Phase; 8] = [
+    Phase::Vacant,
+    Phase::Bound,
+    Phase::Claimed,
+    Phase::Begun,
+    Phase::Lapsed,
+    Phase::InDoubt,
+    Phase::Done,
+    Phase::Expired,
+];
+
+pub(super) fn phase_number(phase: Phase) -> usize {
+    PHASES.iter().position(|known| *known == phase).expect("every phase is listed")
+}
+
+pub(super) fn phase(number: usize) -> Phase {
+    PHASES[number]
+}
+
+/// The error that the other side had.
+pub(super) fn error(kind: &str, message: String) -> Error {
+    let kinds = [
+        ErrorKind::Unavailable,
+        ErrorKind::Ambiguous,
+        ErrorKind::Full,
+        ErrorKind::Poisoned,
+        ErrorKind::Corrupt,
+        ErrorKind::Incompatible,
+        ErrorKind::Locked,
+        ErrorKind::Setup,
+        ErrorKind::Closed,
+    ];
+    let known = kinds.into_iter().find(|known| format!("{known:?}") == kind);
+    Error::new(known.unwrap_or(ErrorKind::Ambiguous), message)
+}
+
+pub(super) fn unexpected(answer: &Answer) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the other process gave an answer to something else: {answer:?}"))
+}
+
+impl From<RealGrant> for Grant {
+    fn from(grant: RealGrant) -> Self {
+        Self(*grant.owner().as_bytes(), grant.fence().get())
+    }
+}
+
+impl From<Grant> for RealGrant {
+    fn from(Grant(owner, fence): Grant) -> Self {
+        Self::from_parts(Owner::from_bytes(owner), Fence::new(fence))
+    }
+}
+
+impl From<&RealOutcome> for Outcome {
+    fn from(outcome: &RealOutcome) -> Self {
+        let body = match outcome.body() {
+            outcome::Body::Kept(bytes) => Ok(bytes.clone()),
+            outcome::Body::Tombstone(reason) => Err(reason.clone()),
+        };
+        Self { kind: outcome.kind().to_owned(), metadata: outcome.metadata().to_vec(), body }
+    }
+}
+
+impl From<Outcome> for Arc<RealOutcome> {
+    fn from(Outcome { kind, metadata, body }: Outcome) -> Self {
+        let outcome = match body {
+            Ok(bytes) => RealOutcome::new(kind, bytes),
+            Err(reason) => RealOutcome::tombstone(kind, reason),
+        };
+        Arc::new(outcome.with_metadata(metadata))
+    }
+}
+
+impl From<&store::Snapshot> for Snapshot {
+    fn from(snapshot: &store::Snapshot) -> Self {
+        Self(*snapshot.id.as_bytes(), snapshot.record.encode(), snapshot.now.as_micros())
+    }
+}
+
+impl From<Snapshot> for store::Snapshot {
+    fn from(Snapshot(id, bytes, now): Snapshot) -> Self {
+        let record = Record::decode(&bytes).expect("the other side encoded it");
+        Self { id: KeyId::from_bytes(id), record, now: Timestamp::from_micros(now) }
+    }
+}
+
+impl From<&record::Command> for Command {
+    fn from(command: &record::Command) -> Self {
+        match command {
+            record::Command::Claim(claim) => {
+                let Terms { mode, lease, in_flight_max, retention, grace, memory } = *claim.terms;
+                Self::Claim {
+                    owner: *claim.owner.as_bytes(),
+                    fingerprint: *claim.fingerprint.as_bytes(),
+                    mode: MODES.iter().position(|known| *known == mode).expect("every mode is listed"),
+                    times: [lease, in_flight_max, retention, grace, memory],
+                    begin_later: claim.begin == Begin::Later,
+                    hint: claim.hint.as_str().to_owned(),
+                }
+            }
+            record::Command::Begin(grant) => Self::Begin((*grant).into()),
+            record::Command::Renew(grant) => Self::Renew((*grant).into()),
+            record::Command::Complete { grant, fingerprint, outcome, retention } => Self::Complete {
+                grant: (*grant).into(),
+                fingerprint: *fingerprint.as_bytes(),
+                outcome: (&**outcome).into(),
+                retention: *retention,
+            },
+            record::Command::Release(grant) => Self::Release((*grant).into()),
+            record::Command::Bind(grant) => Self::Bind((*grant).into()),
+            record::Command::Abandon(grant) => Self::Abandon((*grant).into()),
+            record::Command::Settle(Settlement::Done(outcome)) => Self::SettleDone((&**outcome).into()),
+            record::Command::Settle(Settlement::Run) => Self::SettleRun,
+            record::Command::Forget(force) => Self::Forget { force: *force == Force::Yes },
+            record::Command::Reexecute => Self::Reexecute,
+        }
+    }
+}
+
+impl From<Command> for record::Command {
+    fn from(command: Command) -> Self {
+        match command {
+            Command::Claim { owner, fingerprint, mode, times, begin_later, hint } => {
+                let [lease, in_flight_max, retention, grace, memory] = times;
+                let terms = Terms { mode: MODES[mode], lease, in_flight_max, retention, grace, memory };
+                Self::Claim(Claim {
+                    owner: Owner::from_bytes(owner),
+                    fingerprint: Fingerprint::from_bytes(fingerprint),
+                    terms: Arc::new(terms),
+                    begin: if begin_later { Begin::Later } else { Begin::WithClaim },
+                    hint: Hint::new(&hint),
+                })
+            }
+            Command::Begin(grant) => Self::Begin(grant.into()),
+            Command::Renew(grant) => Self::Renew(grant.into()),
+            Command::Complete { grant, fingerprint, outcome, retention } => Self::Complete {
+                grant: grant.into(),
+                fingerprint: Fingerprint::from_bytes(fingerprint),
+                outcome: outcome.into(),
+                retention,
+            },
+            Command::Release(grant) => Self::Release(grant.into()),
+            Command::Bind(grant) => Self::Bind(grant.into()),
+            Command::Abandon(grant) => Self::Abandon(grant.into()),
+            Command::SettleDone(outcome) => Self::Settle(Settlement::Done(outcome.into())),
+            Command::SettleRun => Self::Settle(Settlement::Run),
+            Command::Forget { force } => Self::Forget(if force { Force::Yes } else { Force::No }),
+            Command::Reexecute => Self::Reexecute,
+        }
+    }
+}
+
+impl From<&record::Ruling> for Ruling {
+    fn from(ruling: &record::Ruling) -> Self {
+        match ruling {
+            record::Ruling::Won(win) => Self::Won {
+                grant: win.grant.into(),
+                attempt: win.attempt,
+                epoch: win.epoch.get(),
+                lease_left: win.lease_left,
+            },
+            record::Ruling::Busy { lease_left } => Self::Busy(*lease_left),
+            record::Ruling::Replay { outcome, expires_in } => Self::Replay((&**outcome).into(), *expires_in),
+            record::Ruling::Conflict => Self::Conflict,
+            record::Ruling::InDoubt => Self::InDoubt,
+            record::Ruling::Expired => Self::Expired,
+            record::Ruling::Accepted { lease_left } => Self::Accepted(*lease_left),
+            record::Ruling::Lost { winner } => Self::Lost(winner.as_deref().map(Into::into)),
+            record::Ruling::Refused { phase } => Self::Refused(phase_number(*phase)),
+        }
+    }
+}
+
+impl From<Ruling> for record::Ruling {
+    fn from(ruling: Ruling) -> Self {
+        match ruling {
+            Ruling::Won { grant, attempt, epoch, lease_left } => {
+                Self::Won(RealWin { grant: grant.into(), attempt, epoch: Epoch::new(epoch), lease_left })
+            }
+            Ruling::Busy(lease_left) => Self::Busy { lease_left },
+            Ruling::Replay(outcome, expires_in) => Self::Replay { outcome: outcome.into(), expires_in },
+            Ruling::Conflict => Self::Conflict,
+            Ruling::InDoubt => Self::InDoubt,
+            Ruling::Expired => Self::Expired,
+            Ruling::Accepted(lease_left) => Self::Accepted { lease_left },
+            Ruling::Lost(winner) => Self::Lost { winner: winner.map(Into::into) },
+            Ruling::Refused(number) => Self::Refused { phase: phase(number) },
+        }
+    }
+}

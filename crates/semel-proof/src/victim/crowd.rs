@@ -1,0 +1,261 @@
+//! Many callers of one process, who all want the same key at the same time.
+//!
+//! The crowd is told what to do by lines on its standard input ([`Order`]). It says when every caller of a round waits
+//! or runs the effect, so that nothing has to be timed: only then the test opens the effect's gate.
+//!
+//! Wake-ups are proven by leaving no other way: the backstop and, in rounds where nobody dies, the lease are far longer
+//! than any caller waits. A caller that hears of an outcome has heard of it by a push. The one question that is asked in
+//! any case, when somebody begins to lead the waiters, is over before the crowd says that all wait.
+
+use std::collections::BTreeMap;
+use std::io::BufRead as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use semel::store::Store;
+use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::{Engine, Failure, Key, Mode};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{Id, JoinSet, try_id};
+
+use super::Report;
+use super::life::ModeName;
+use super::witness::Witness;
+use crate::place::Place;
+
+/// How long a caller waits: longer than a round takes on a busy machine, far shorter than [`NEVER`].
+const WAIT: Duration = Duration::from_secs(100);
+const NEVER: Duration = Duration::from_secs(100_000);
+
+/// A process full of callers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Crowd {
+    /// The store.
+    pub place: Place,
+    /// The file that the effect writes to.
+    pub witness: PathBuf,
+    /// How many callers.
+    pub callers: usize,
+}
+
+/// A line that a crowd is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// All callers want a key.
+    Round {
+        /// The key.
+        key: String,
+        /// What is promised of the effect.
+        #[serde(with = "ModeName")]
+        mode: Mode,
+        /// Whether somebody is going to die.
+        deaths: Deaths,
+    },
+    /// Effects may go on.
+    Go,
+}
+
+/// Whether somebody dies in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Deaths {
+    /// Nobody: leases are so long that only a push ends a wait.
+    None,
+    /// The owner: leases are short, since a dead owner pushes nothing.
+    Owner,
+}
+
+/// What came of a round, in one process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crowded {
+    /// How many callers got which answer; what is no value begins with `no: `.
+    pub answers: BTreeMap<String, usize>,
+    /// How often the store was asked after all callers were waiting.
+    pub asked: u64,
+    /// How many callers were waiting.
+    pub waited: u64,
+    /// How many effects this process ran.
+    pub won: u64,
+}
+
+impl Order {
+    /// The line.
+    pub fn line(&self) -> String {
+        serde_json::to_string(self).expect("orders are plain data")
+    }
+}
+
+impl Crowd {
+    pub(super) fn run(self) -> ExitCode {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime can be started").block_on(self.listen())
+    }
+
+    async fn listen(self) -> ExitCode {
+        let store = match self.place.open().await {
+            Ok(store) => Arc::new(FaultStore::new(store)),
+            Err(error) => {
+                Report::not_opened(&error).send();
+                return ExitCode::FAILURE;
+            }
+        };
+        let leader = Arc::new(Leader::default());
+        leader.follow(&store);
+        let mut orders = orders();
+        let gate = watch::Sender::new(false);
+        Report::Ready.send();
+        while let Some(order) = orders.recv().await {
+            match order {
+                Order::Round { key, mode, deaths } => {
+                    gate.send_replace(false);
+                    leader.forget();
+                    let engine = engine(store.clone(), mode, deaths);
+                    let round = Round {
+                        crowd: self.clone(),
+                        key,
+                        mode,
+                        store: Arc::clone(&store),
+                        leader: Arc::clone(&leader),
+                    };
+                    tokio::spawn(round.play(engine, gate.subscribe()));
+                }
+                Order::Go => {
+                    gate.send_replace(true);
+                }
+            }
+        }
+        ExitCode::SUCCESS
+    }
+}
+
+/// The orders, read on a thread of their own: standard input knows no other way.
+fn orders() -> mpsc::UnboundedReceiver<Order> {
+    let (sender, orders) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let Ok(Ok(order)) = line.map(|line| serde_json::from_str(&line)) else { break };
+            if sender.send(order).is_err() {
+                break;
+            }
+        }
+    });
+    orders
+}
+
+fn engine(store: Arc<dyn Store>, mode: Mode, deaths: Deaths) -> Engine {
+    let (lease, in_flight_max) = match deaths {
+        Deaths::None => (NEVER, NEVER),
+        Deaths::Owner => (Duration::from_secs(3), WAIT),
+    };
+    let engine = Engine::over(store).mode(mode).lease(lease).in_flight_max(in_flight_max).retention(NEVER);
+    engine.wait(WAIT).backstop(NEVER).sweep_every(None).build().expect("the terms fit together")
+}
+
+struct Round {
+    crowd: Crowd,
+    key: String,
+    mode: Mode,
+    store: Arc<FaultStore>,
+    leader: Arc<Leader>,
+}
+
+/// Whoever leads the waiters of this process: it watches the key, asks the store once, and then waits for a push.
+#[derive(Debug, Default)]
+struct Leader {
+    /// The task that began to watch.
+    task: Mutex<Option<Id>>,
+    /// Whether the store has answered it since.
+    settled: AtomicBool,
+}
+
+impl Leader {
+    fn follow(self: &Arc<Self>, store: &FaultStore) {
+        let watching = Arc::clone(self);
+        let begins = Fault::before(move || *watching.task() = try_id());
+        store.script(Call::Watch, When::Always, begins);
+        let answered = Arc::clone(self);
+        let settles = Fault::after(move || {
+            if try_id().is_some() && *answered.task() == try_id() {
+                answered.settled.store(true, Ordering::SeqCst);
+            }
+        });
+        store.script(Call::Claim, When::Always, settles);
+    }
+
+    /// A new round begins.
+    fn forget(&self) {
+        *self.task() = None;
+        self.settled.store(false, Ordering::SeqCst);
+    }
+
+    fn task(&self) -> MutexGuard<'_, Option<Id>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Round {
+    async fn play(self, engine: Engine, gate: watch::Receiver<bool>) {
+        let at_gate = Arc::new(AtomicUsize::new(0));
+        let mut callers = JoinSet::new();
+        for _ in 0..self.crowd.callers {
+            let effect = Effect {
+                witness: self.crowd.witness.clone(),
+                key: self.key.clone(),
+                mode: self.mode,
+                at_gate: Arc::clone(&at_gate),
+                gate: gate.clone(),
+            };
+            let once = engine.once(Key::new("crowd").value(self.key.clone())).fingerprint("the same");
+            callers.spawn(async move {
+                match once.run(async move |attempt| effect.happen(&attempt).await).await {
+                    Ok(answer) => answer.value,
+                    Err(error) => format!("no: {error}"),
+                }
+            });
+        }
+        let all_wait = || {
+            let sitting = engine.waiters() + at_gate.load(Ordering::SeqCst);
+            sitting == self.crowd.callers && self.leader.settled.load(Ordering::SeqCst)
+        };
+        while !all_wait() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        self.store.reset_calls();
+        Report::AllWait { in_effect: at_gate.load(Ordering::SeqCst) > 0 }.send();
+        let mut answers: BTreeMap<String, usize> = BTreeMap::new();
+        while let Some(answer) = callers.join_next().await {
+            *answers.entry(answer.expect("a caller does not panic")).or_default() += 1;
+        }
+        let stats = engine.stats();
+        let (waited, won) = (stats.count("waited"), stats.count("won"));
+        Report::Crowded(Crowded { answers, asked: self.store.calls(Call::Claim), waited, won }).send();
+    }
+}
+
+struct Effect {
+    witness: PathBuf,
+    key: String,
+    mode: Mode,
+    at_gate: Arc<AtomicUsize>,
+    gate: watch::Receiver<bool>,
+}
+
+impl Effect {
+    /// Leaves a trace, and stands at the gate. The receipt names the attempt whose trace stands.
+    async fn happen(mut self, attempt: &semel::Attempt) -> Result<String, Failure<std::io::Error>> {
+        let mut witness = Witness::open(&self.witness).map_err(Failure::Unknown)?;
+        let fence = attempt.fence().get();
+        let row = match self.mode {
+            // A receiver that honours keys.
+            Mode::Keyed => witness.act_once(&self.key, &attempt.derived_key("receiver").to_string(), fence),
+            Mode::Atomic | Mode::Marked | Mode::Rerun => witness.act(&self.key, &self.key, fence),
+        };
+        let row = row.map_err(Failure::Unknown)?;
+        self.at_gate.fetch_add(1, Ordering::SeqCst);
+        self.gate.wait_for(|open| *open).await.expect("the crowd holds the gate");
+        Ok(format!("receipt {}", row.fence))
+    }
+}

@@ -1,0 +1,127 @@
+//! Which stores an effect can share a transaction with: a store itself, or a wrapper that changes what it sees.
+
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(feature = "embedded")]
+use super::Error;
+use super::Store;
+use crate::key::KeyId;
+use crate::record::Command;
+#[cfg(feature = "embedded")]
+use crate::record::Ruling;
+
+/// A store that is `S`, or that seals outcomes on their way into `S`: what `run_in` and `run_in_transaction` take.
+///
+/// Implemented by the stores that have transactions, by `EncryptedStore` over them, and by an `Arc` of either. Nothing
+/// else can implement it: a wrapper that were passed by would not see the outcome.
+pub trait Wraps<S>: sealed::Reach<S> {}
+
+impl<S, W: sealed::Reach<S> + ?Sized> Wraps<S> for W {}
+
+/// What stands between a caller and the store below, inside a transaction.
+#[derive(Clone)]
+pub struct Veil {
+    #[cfg(feature = "encryption")]
+    sealer: Option<Arc<super::encrypted::Sealer>>,
+}
+
+impl Veil {
+    /// Nothing stands between them.
+    pub(crate) const NONE: Self = Self {
+        #[cfg(feature = "encryption")]
+        sealer: None,
+    };
+
+    /// The command as the store below may see it.
+    pub(crate) fn cover(&self, id: KeyId, command: Command) -> Command {
+        #[cfg(feature = "encryption")]
+        if let Some(sealer) = &self.sealer {
+            return sealer.seal_command(id, command).0;
+        }
+        let _ = id;
+        command
+    }
+
+    /// The ruling as the caller may see it.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn lift(&self, id: KeyId, ruling: Ruling) -> Result<Ruling, Error> {
+        #[cfg(feature = "encryption")]
+        if let Some(sealer) = &self.sealer {
+            return sealer.open_ruling(id, ruling);
+        }
+        let _ = id;
+        Ok(ruling)
+    }
+}
+
+impl fmt::Debug for Veil {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Veil")
+    }
+}
+
+pub(crate) mod sealed {
+    use super::{Store, Veil};
+
+    /// The way through a wrapper.
+    pub trait Reach<S>: Send + Sync {
+        /// The store that the engine knows.
+        fn outside(&self) -> &dyn Store;
+        /// The store that has the transactions.
+        fn inside(&self) -> &S;
+        /// What stands between the two.
+        fn veil(&self) -> Veil;
+    }
+}
+
+impl<S, W: sealed::Reach<S> + ?Sized> sealed::Reach<S> for Arc<W> {
+    fn outside(&self) -> &dyn Store {
+        (**self).outside()
+    }
+
+    fn inside(&self) -> &S {
+        (**self).inside()
+    }
+
+    fn veil(&self) -> Veil {
+        (**self).veil()
+    }
+}
+
+macro_rules! reaches_itself {
+    ($feature:literal, $store:ty) => {
+        #[cfg(feature = $feature)]
+        impl sealed::Reach<$store> for $store {
+            fn outside(&self) -> &dyn Store {
+                self
+            }
+
+            fn inside(&self) -> &$store {
+                self
+            }
+
+            fn veil(&self) -> Veil {
+                Veil::NONE
+            }
+        }
+
+        #[cfg(all(feature = $feature, feature = "encryption"))]
+        impl sealed::Reach<$store> for super::EncryptedStore<$store> {
+            fn outside(&self) -> &dyn Store {
+                self
+            }
+
+            fn inside(&self) -> &$store {
+                self.inner()
+            }
+
+            fn veil(&self) -> Veil {
+                Veil { sealer: Some(Arc::clone(self.sealer())) }
+            }
+        }
+    };
+}
+
+reaches_itself!("embedded", super::EmbeddedStore);
+reaches_itself!("postgres", super::PostgresStore);
