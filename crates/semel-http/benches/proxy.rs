@@ -179,6 +179,14 @@ enum Traffic {
 }
 
 impl Traffic {
+    fn plain(_turn: usize) -> Self {
+        Self::Plain
+    }
+
+    fn repeated(_turn: usize) -> Self {
+        Self::Repeated
+    }
+
     fn request(self, client: usize, number: usize) -> String {
         let key = match self {
             Self::Plain => String::new(),
@@ -260,14 +268,13 @@ fn compare(check: bool) -> ExitCode {
     let ours = Part::start(&["gateway", &format!("http://{}", upstream.address)]);
     println!("proxy CPU a request, {CLIENTS} clients | nginx, one worker");
     let mut met = true;
-    met &= rows("pass-through | proxy_pass", 1.3, (&ours, |_| Traffic::Plain), (&passing, Traffic::Plain));
+    met &= rows("pass-through | proxy_pass", 1.3, (&ours, Traffic::plain), (&passing, Traffic::Plain));
     met &= rows("first run | proxy_pass", 1.8, (&ours, Traffic::Fresh), (&passing, Traffic::Plain));
-    met &=
-        rows("replay | proxy_cache hit", 0.8, (&ours, |_| Traffic::Repeated), (&caching, Traffic::Repeated));
+    met &= rows("replay | proxy_cache hit", 0.8, (&ours, Traffic::repeated), (&caching, Traffic::Repeated));
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn rows(name: &str, goal: f64, ours: (&Part, impl Fn(usize) -> Traffic), theirs: (&Part, Traffic)) -> bool {
+fn rows(name: &str, goal: f64, ours: (&Part, fn(usize) -> Traffic), theirs: (&Part, Traffic)) -> bool {
     // Warm both: connections to the upstream, memory, code, what is replayed.
     turn(ours.0, ours.1(REPEATS));
     turn(theirs.0, theirs.1);

@@ -40,7 +40,7 @@ use tower_service::Service;
 use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
-use self::run::{NotStarted, Ran};
+use self::run::{Call, Ran};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{Caller, Upstream};
@@ -213,10 +213,10 @@ impl Inner {
         R::Error: Into<BoxError>,
     {
         let policy = &route.policy;
-        let (mut service, mut request) = (service, request);
+        let mut call = Box::new(Call { service, request });
         let mut away = None;
         for _ in 0..STARTS {
-            let claim = match self.claim(route, admitted, request.headers()).await {
+            let claim = match self.claim(route, admitted, call.request.headers()).await {
                 Claimed::Won(claim) => claim,
                 Claimed::Again => continue,
                 Claimed::Answer(answer) => return Ok(answer),
@@ -225,12 +225,11 @@ impl Inner {
                     break;
                 }
             };
-            let task = tokio::spawn(Arc::clone(self).run(route.number, claim, service, request));
+            let task = tokio::spawn(Arc::clone(self).run(route.number, claim, call));
             match task.await {
                 Ok(Ran::Answered(answer)) => return Ok(answer),
-                Ok(Ran::NotStarted(not)) => {
-                    let NotStarted { service: back, request: given, error } = *not;
-                    (service, request) = (back, given);
+                Ok(Ran::NotStarted(back, error)) => {
+                    call = back;
                     if error.is_some() {
                         away = error;
                         break;
@@ -247,7 +246,7 @@ impl Inner {
         match (away, policy.store_down) {
             (Some(error), StoreDown::Open) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
-                let answer = Box::pin(pass_on(service, request, policy)).await?;
+                let answer = Box::pin(pass_on(call.service, call.request, policy)).await?;
                 Ok((unprotected(answer), Outcome::Unprotected))
             }
             (error, _) => {

@@ -162,8 +162,9 @@ impl Errand {
                 // Nobody asked for it, so nobody could understand it.
                 None => return Err(Error::Switched),
             }
-            // The connection is the tunnel's now.
-            loan = None;
+            if let Some(loan) = loan.take() {
+                loan.let_go();
+            }
         }
         let read = self.pool.options.read;
         Ok(response.map(|incoming| Reply::new(incoming, loan, read, self.deadline)))

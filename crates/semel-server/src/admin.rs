@@ -50,14 +50,16 @@ pub(crate) struct Parts {
     pub(crate) waiters: usize,
     /// The largest outcome that is kept.
     pub(crate) max_outcome: usize,
+    /// A namespace that is not for claims: the gateway's.
+    pub(crate) reserved: Option<String>,
 }
 
 impl Admin {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { engine, secret, metrics, access, waiters, max_outcome } = parts;
+        let Parts { engine, secret, metrics, access, waiters, max_outcome, reserved } = parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
-            claims: Claims::new(&engine, &secret, waiters, max_outcome),
+            claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
             access: RwLock::new(Arc::new(access)),
             engine,
             metrics,
@@ -70,12 +72,14 @@ impl Admin {
         *self.access.write() = Arc::new(access);
     }
 
-    /// Counts the keys in doubt now and then, for as long as the server runs.
-    pub(crate) async fn watch_doubt(self: Arc<Self>, every: Duration) {
+    /// Looks at the store and counts the keys in doubt now and then, for as long as the server runs.
+    pub(crate) async fn watch_store(self: Arc<Self>, every: Duration) {
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            // Kept by itself, for the metric.
+            let _ = self.health.probe().await;
             match keys::count_in_doubt(&self.engine).await {
                 Ok(count) => self.metrics.in_doubt(count),
                 Err(error) => tracing::debug!(target: "semel", %error, "keys in doubt were not counted"),

@@ -25,8 +25,8 @@ use crate::otlp::Exporter;
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
-/// How often keys in doubt are counted.
-const COUNT_DOUBT_EVERY: Duration = Duration::from_secs(15);
+/// How often the store is looked at and keys in doubt are counted.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
 
 /// Runs the server until it is told to stop.
 ///
@@ -126,6 +126,7 @@ impl Server {
             access: Access::new(&config.admin, &config.tokens),
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
+            reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
         });
         let gateway = match &config.gateway {
             Some(settings) => {
@@ -161,7 +162,7 @@ impl Server {
             }
         }));
         // Ends with the runtime.
-        drop(tokio::spawn(Arc::clone(&admin).watch_doubt(COUNT_DOUBT_EVERY)));
+        drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
         Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter, sealed })
     }
 

@@ -21,6 +21,9 @@ use super::rules::Rules;
 use super::wire::{Protocol, Wire};
 use crate::BoxError;
 
+/// How many headers hyper takes by itself.
+const HYPERS_HEADERS: usize = 100;
+
 /// What all connections of a listener share.
 pub(super) struct Shared {
     pub(super) options: Options,
@@ -102,7 +105,11 @@ async fn speak<IO, S, B>(
             let mut builder = http1::Builder::new();
             // The wire keeps the times and the limits. A client that closes its side still gets its answer, and work
             // in flight is not cut by one that leaves.
-            builder.half_close(true).header_read_timeout(None).max_headers(limits.headers.max(1));
+            builder.half_close(true).header_read_timeout(None);
+            if limits.headers > HYPERS_HEADERS {
+                // Not otherwise: told a number, hyper prepares for as many headers with every request.
+                builder.max_headers(limits.headers);
+            }
             builder.max_buf_size((2 * limits.head_bytes).max(64 * 1024));
             let mut connection = pin!(builder.serve_connection(io, calls).with_upgrades());
             tokio::select! {

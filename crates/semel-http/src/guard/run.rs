@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::HeaderValue;
-use http::response::Parts;
 use http::{Request, Response};
 use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::read::{Read, Resumed, Stopped, Whole, is_event_stream, read, within};
+use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
 use super::{Answered, Inner, Steering, StoreError, unprotected};
 use crate::body::{Body, BoxError};
 use crate::call::{CallError, Fate};
@@ -20,19 +19,17 @@ use crate::policy::{RoutePolicy, Verdict};
 use crate::problem::{Problem, Situation};
 use crate::stored;
 
+/// A call that is about to be made.
+pub(super) struct Call<S> {
+    pub(super) service: S,
+    pub(super) request: Request<Body>,
+}
+
 /// What became of a claim.
 pub(super) enum Ran<S> {
     Answered(Answered),
-    /// The claim was lost before the call began.
-    NotStarted(Box<NotStarted<S>>),
-}
-
-/// Everything that is needed to claim again.
-pub(super) struct NotStarted<S> {
-    pub(super) service: S,
-    pub(super) request: Request<Body>,
-    /// Where the store was the reason.
-    pub(super) error: Option<StoreError>,
+    /// The claim was lost before the call began: here it is, for another claim; and why, where the store was the reason.
+    NotStarted(Box<Call<S>>, Option<StoreError>),
 }
 
 impl Inner {
@@ -41,8 +38,8 @@ impl Inner {
         self: Arc<Self>,
         route: Option<usize>,
         claim: Claim,
-        mut service: S,
-        mut request: Request<Body>,
+        // Boxed, because the future of this is moved into its task as a whole.
+        mut call: Box<Call<S>>,
     ) -> Ran<S>
     where
         S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
@@ -57,9 +54,9 @@ impl Inner {
             let key = HeaderValue::try_from(key).expect("hex is a header value");
             // The caller's own key does not cross a trust boundary (R12).
             if let KeySource::Header(name) = &policy.key {
-                request.headers_mut().remove(name);
+                call.request.headers_mut().remove(name);
             }
-            request.headers_mut().insert(policy.derived.header.clone(), key);
+            call.request.headers_mut().insert(policy.derived.header.clone(), key);
         }
         let running = match claim.begin().await {
             Ok(running) => running,
@@ -68,10 +65,11 @@ impl Inner {
                     NotBegun::Store(error) => Some(error),
                     _ => None,
                 };
-                return Ran::NotStarted(Box::new(NotStarted { service, request, error }));
+                return Ran::NotStarted(call, error);
             }
         };
         let limit = Instant::from_std(running.limit());
+        let Call { mut service, request } = *call;
         // Nothing of the service's own error type lives across the next await: it need not be `Send`.
         let called = match within(limit, service.call(request)).await {
             Some(called) => called.map_err(|error| CallError::from_any(error.into())),
@@ -81,19 +79,17 @@ impl Inner {
             Ok(answer) => answer,
             Err(error) => return Ran::Answered(Box::pin(self.failed(policy, running, &error)).await),
         };
-        let (mut parts, body) = answer.map(Body::stream).into_parts();
-        let steering = Steering::take(&mut parts.headers);
-        Ran::Answered(match policy.verdict(parts.status) {
-            Verdict::Keep if !steering.discard => {
-                self.keep(policy, running, (parts, body), steering, limit).await
-            }
+        let mut answer = answer.map(Body::stream);
+        let steering = Steering::take(answer.headers_mut());
+        Ran::Answered(match policy.verdict(answer.status()) {
+            Verdict::Keep if !steering.discard => self.keep(policy, running, answer, steering, limit).await,
             Verdict::Keep | Verdict::Release => {
                 running.release().await;
-                (unprotected(Response::from_parts(parts, body)), Outcome::Released)
+                (unprotected(answer), Outcome::Released)
             }
             Verdict::Doubt => {
                 running.abandon().await;
-                (unprotected(Response::from_parts(parts, body)), Outcome::Doubtful)
+                (unprotected(answer), Outcome::Doubtful)
             }
         })
     }
@@ -103,53 +99,38 @@ impl Inner {
         self: &Arc<Self>,
         policy: &RoutePolicy,
         running: Running,
-        (parts, body): (Parts, Body),
+        answer: Response<Body>,
         steering: Steering,
         limit: Instant,
     ) -> Answered {
-        let body = if is_event_stream(&parts.headers) {
+        let (parts, body) = answer.into_parts();
+        let read = if is_event_stream(&parts.headers) {
             Read::Partly(Resumed::unread(body), Stopped::Streaming)
         } else {
             read(body, policy.response_limit, limit).await
         };
-        match body {
-            Read::Whole(whole) => self.keep_whole(policy, running, parts, whole, steering).await,
-            Read::Partly(rest, stopped) => {
-                let outcome = Arc::new(stored::tombstone(stopped.reason()));
-                // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
-                match running.complete_or_follow(&outcome, steering.retention, policy.wait()).await {
-                    Concluded::Instead(acquired) => self.tell(policy, acquired),
-                    concluded => {
-                        let answer = unprotected(Response::from_parts(parts, rest.into_body()));
-                        (answer, if_kept(&concluded, Outcome::Tombstone))
-                    }
-                }
-            }
-            Read::Cut(error) => Box::pin(self.failed(policy, running, &CallError::unknown(error))).await,
-        }
-    }
-
-    async fn keep_whole(
-        self: &Arc<Self>,
-        policy: &RoutePolicy,
-        running: Running,
-        parts: Parts,
-        whole: Whole,
-        steering: Steering,
-    ) -> Answered {
-        let Whole { pieces, trailers } = &whole;
-        let rule = &policy.stored_headers;
-        let outcome = Arc::new(stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule));
-        match running.complete_or_follow(&outcome, steering.retention, policy.wait()).await {
-            Concluded::Instead(acquired) => self.tell(policy, acquired),
-            concluded => {
+        let (outcome, body, word) = match read {
+            Read::Whole(whole) => {
                 let (data, trailers) = whole.join();
-                let answer = Response::from_parts(parts, Body::with_trailers(data, trailers));
-                match concluded {
-                    Concluded::Kept => (answer, Outcome::Ran),
-                    _ => (unprotected(answer), Outcome::NotStored),
-                }
+                let pieces = std::slice::from_ref(&data);
+                let rule = &policy.stored_headers;
+                let kept = stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule);
+                (kept, Body::with_trailers(data, trailers), Outcome::Ran)
             }
+            Read::Partly(rest, stopped) => {
+                (stored::tombstone(stopped.reason()), rest.into_body(), Outcome::Tombstone)
+            }
+            Read::Cut(error) => {
+                return Box::pin(self.failed(policy, running, &CallError::unknown(error))).await;
+            }
+        };
+        let answer = Response::from_parts(parts, body);
+        // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
+        match running.complete_or_follow(&Arc::new(outcome), steering.retention, policy.wait()).await {
+            Concluded::Kept if word == Outcome::Ran => (answer, word),
+            Concluded::Kept => (unprotected(answer), word),
+            Concluded::Instead(acquired) => self.tell(policy, acquired),
+            _ => (unprotected(answer), Outcome::NotStored),
         }
     }
 
@@ -168,12 +149,5 @@ impl Inner {
                 self.unknown(policy, error.status())
             }
         }
-    }
-}
-
-fn if_kept(concluded: &Concluded, outcome: Outcome) -> Outcome {
-    match concluded {
-        Concluded::NotStored(_) => Outcome::NotStored,
-        _ => outcome,
     }
 }

@@ -58,7 +58,11 @@ impl Body for Reply {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.incoming).poll_frame(context) {
+        let polled = match &mut this.loan {
+            Some(loan) => loan.poll_body(&mut this.incoming, context),
+            None => Pin::new(&mut this.incoming).poll_frame(context),
+        };
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 this.silence.clear();
                 this.settle();

@@ -9,10 +9,12 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -53,8 +55,54 @@ struct Idle {
 /// An HTTP/1 connection.
 pub(super) struct Line {
     sender: Sender1,
+    drive: Drive,
     /// Waits for answers. Stays with the connection, so that a request need not arm one of its own.
     silence: Timer,
+}
+
+/// Who makes a connection move.
+enum Drive {
+    /// Whoever waits for its answer. Saves two changes of task with every request.
+    Waiter(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// A task of its own, since something large was sent: an upstream may answer before it has read everything, and then
+    /// both ways must move whether or not the answer is being read.
+    Task,
+    /// Nobody any more.
+    Ended,
+}
+
+/// Larger bodies make a connection move in a task of its own.
+const SMALL: u64 = 16 * 1024;
+
+impl Drive {
+    /// Moves the connection along. True where it has ended.
+    fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        match self {
+            Self::Waiter(connection) => {
+                if connection.as_mut().poll(context).is_ready() {
+                    *self = Self::Ended;
+                }
+            }
+            Self::Task | Self::Ended => {}
+        }
+        matches!(self, Self::Ended)
+    }
+
+    /// Polls what the connection brings. Where it only moves by this very task, it must not wake it besides: that would
+    /// be one more round for nothing with every message.
+    fn quietly<T>(&self, context: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        match self {
+            Self::Waiter(_) => poll(&mut Context::from_waker(Waker::noop())),
+            Self::Task | Self::Ended => poll(context),
+        }
+    }
+
+    /// Gives the connection a task of its own.
+    fn detach(&mut self) {
+        if let Self::Waiter(connection) = std::mem::replace(self, Self::Task) {
+            tokio::spawn(connection);
+        }
+    }
 }
 
 /// A connection for one request.
@@ -131,8 +179,8 @@ impl Pool {
             self.speaks_http1.store(spoken == Spoken::Http1, Ordering::Release);
             match spoken {
                 Spoken::Http1 => {
-                    let sender = open_http1(stream).await?;
-                    Ok(Ride::Fresh(Line { sender, silence: Timer::default() }))
+                    let (sender, drive) = open_http1(stream).await?;
+                    Ok(Ride::Fresh(Line { sender, drive, silence: Timer::default() }))
                 }
                 Spoken::Http2 => {
                     let sender = open_http2(stream, &self.options).await?;
@@ -149,22 +197,25 @@ impl Pool {
             return;
         }
         let mut idle = self.idle.lock();
-        if idle.len() >= self.options.idle_connections {
+        // The oldest goes where it has been unused for too long, or there are too many.
+        if idle.len() >= self.options.idle_connections
+            || idle.first().is_some_and(|oldest| oldest.since.elapsed() > self.options.idle)
+        {
             idle.remove(0);
         }
         idle.push(Idle { line, since: Instant::now() });
     }
 }
 
-async fn open_http1(stream: Stream) -> Result<Sender1, Error> {
+async fn open_http1(stream: Stream) -> Result<(Sender1, Drive), Error> {
     let handshake = http1::Builder::new().handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|error| Error::Handshake(error.into()))?;
-    tokio::spawn(async move {
+    let connection = async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "upstream connection ended");
         }
-    });
-    Ok(sender)
+    };
+    Ok((sender, Drive::Waiter(Box::pin(connection))))
 }
 
 async fn open_http2(stream: Stream, options: &Options) -> Result<Sender2, Error> {
@@ -219,12 +270,16 @@ impl Ride {
         let limit = pool.options.read;
         match self {
             Self::Reused(mut line) | Self::Fresh(mut line) => {
-                // It may still be putting the last answer away.
-                if !line.sender.is_ready() && line.sender.ready().await.is_err() {
+                if request.body().size_hint().upper().is_none_or(|length| length > SMALL) {
+                    line.drive.detach();
+                }
+                // It may still be putting the last answer away, or have been closed since.
+                if poll_fn(|context| line.poll_ready(context)).await.is_err() {
                     return Err(Unsent::Back(request));
                 }
-                let answer = pin!(line.sender.try_send_request(*request));
-                let response = in_time(answer, &mut line.silence, limit, deadline).await?;
+                let Line { sender, drive, silence } = &mut line;
+                let answer = pin!(sender.try_send_request(*request));
+                let response = in_time(answer, drive, silence, limit, deadline).await?;
                 Ok((response, Some(Loan { line, pool: Arc::clone(pool) })))
             }
             Self::Shared(mut sender) => {
@@ -233,7 +288,7 @@ impl Ride {
                 }
                 let mut silence = Timer::default();
                 let mut answer = Box::pin(sender.try_send_request(*request));
-                Ok((in_time(answer.as_mut(), &mut silence, limit, deadline).await?, None))
+                Ok((in_time(answer.as_mut(), &mut Drive::Task, &mut silence, limit, deadline).await?, None))
             }
         }
     }
@@ -241,18 +296,41 @@ impl Ride {
 
 fn in_time(
     mut answer: Pin<&mut impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>>>,
+    drive: &mut Drive,
     silence: &mut Timer,
     limit: Duration,
     deadline: Option<Instant>,
 ) -> impl Future<Output = Result<Response<Incoming>, Unsent>> {
-    poll_fn(move |context| match answer.as_mut().poll(context) {
-        Poll::Ready(answered) => {
-            silence.clear();
-            Poll::Ready(answered.map_err(Unsent::from))
+    poll_fn(move |context| {
+        drive.poll(context);
+        match drive.quietly(context, |context| answer.as_mut().poll(context)) {
+            Poll::Ready(answered) => {
+                silence.clear();
+                Poll::Ready(answered.map_err(Unsent::from))
+            }
+            Poll::Pending if silence.overdue_or_past(context, limit, deadline) => {
+                Poll::Ready(Err(Unsent::Late))
+            }
+            Poll::Pending => Poll::Pending,
         }
-        Poll::Pending if silence.overdue_or_past(context, limit, deadline) => Poll::Ready(Err(Unsent::Late)),
-        Poll::Pending => Poll::Pending,
     })
+}
+
+impl Line {
+    /// Whether it can take a request. Looks at the connection first: nobody has while it was unused.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        // Without this task's waker at first: the request that is about to be handed over would wake it for nothing.
+        if self.drive.poll(&mut Context::from_waker(Waker::noop())) {
+            return Poll::Ready(Err(()));
+        }
+        if self.sender.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        if self.drive.poll(context) {
+            return Poll::Ready(Err(()));
+        }
+        self.sender.poll_ready(context).map_err(drop)
+    }
 }
 
 /// A connection that is busy with one answer.
@@ -262,6 +340,26 @@ pub(super) struct Loan {
 }
 
 impl Loan {
+    /// Polls the answer's body, moving the connection along where that is the waiter's part.
+    pub(super) fn poll_body(
+        &mut self,
+        body: &mut Incoming,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let drive = &mut self.line.drive;
+        let at_hand = drive.quietly(context, |context| Pin::new(&mut *body).poll_frame(context));
+        if at_hand.is_ready() {
+            return at_hand;
+        }
+        drive.poll(context);
+        drive.quietly(context, |context| Pin::new(body).poll_frame(context))
+    }
+
+    /// The connection is a tunnel now, and moves by itself.
+    pub(super) fn let_go(mut self) {
+        self.line.drive.detach();
+    }
+
     /// The answer was read to its end.
     pub(super) fn give_back(self) {
         self.pool.keep(self.line);

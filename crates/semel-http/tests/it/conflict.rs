@@ -49,6 +49,15 @@ async fn every_part_of_a_request_counts() {
         assert!(!same(&Kit::new(Upstream::counting()), post("k"), request).await, "{what}");
     }
     assert!(same(&Kit::new(Upstream::counting()), post("k"), post("k")).await);
+    let to = |address: &str| {
+        let mut request = post("k");
+        *request.uri_mut() = address.parse().unwrap();
+        request
+    };
+    for (one, other) in [("/a?x=1", "/a?x=2"), ("/a?x=1&y=2", "/a?y=2&x=1"), ("/a/b", "/a?b"), ("/a", "/a/")]
+    {
+        assert!(!same(&Kit::new(Upstream::counting()), to(one), to(other)).await, "{one} {other}");
+    }
 }
 
 // X19: the whole body, not a prefix of it.

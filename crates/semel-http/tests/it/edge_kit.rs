@@ -68,6 +68,8 @@ pub(crate) fn send(bytes: impl AsRef<[u8]>) -> Step {
     Step::Send(bytes.as_ref().to_vec())
 }
 
+type Act = Arc<dyn Fn(&Seen) -> Vec<Step> + Send + Sync>;
+
 /// A small server that counts.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
@@ -82,7 +84,7 @@ impl Upstream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (seen, begun) = (Arc::default(), Arc::default());
-        let act: Arc<dyn Fn(&Seen) -> Vec<Step> + Send + Sync> = Arc::new(act);
+        let act: Act = Arc::new(act);
         let (log, count) = (Arc::clone(&seen), Arc::clone(&begun));
         let task = tokio::spawn(async move {
             let mut number = 0;
@@ -136,7 +138,7 @@ async fn converse(
     connection: usize,
     seen: Arc<Mutex<Vec<Seen>>>,
     begun: Arc<AtomicUsize>,
-    act: Arc<dyn Fn(&Seen) -> Vec<Step> + Send + Sync>,
+    act: Act,
 ) {
     let mut buffer = Vec::new();
     while let Some(request) = read_request(&mut stream, &mut buffer, connection, &begun).await {
@@ -337,9 +339,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
                     return String::from_utf8_lossy(&self.unread.drain(..at + end.len()).collect::<Vec<_>>())
                         .into_owned();
                 }
-                if self.stream.read_buf(&mut self.unread).await.unwrap_or(0) == 0 {
-                    panic!("closed before {end:?}; had {:?}", String::from_utf8_lossy(&self.unread));
-                }
+                let count = self.stream.read_buf(&mut self.unread).await.unwrap_or(0);
+                assert!(count > 0, "closed before {end:?}; had {:?}", String::from_utf8_lossy(&self.unread));
             }
         };
         tokio::time::timeout(DEADLINE, read).await.unwrap_or_else(|_| panic!("{end:?} comes"))

@@ -44,15 +44,23 @@ pub(super) struct Claims {
     sealer: Sealer,
     waiters: Semaphore,
     max_outcome: usize,
+    reserved: Option<String>,
     store: Arc<dyn store::Store>,
 }
 
 impl Claims {
-    pub(super) fn new(engine: &Engine, secret: &Secret, waiters: usize, max_outcome: usize) -> Self {
+    pub(super) fn new(
+        engine: &Engine,
+        secret: &Secret,
+        waiters: usize,
+        max_outcome: usize,
+        reserved: Option<String>,
+    ) -> Self {
         Self {
             sealer: Sealer::new(secret),
             waiters: Semaphore::new(waiters.min(Semaphore::MAX_PERMITS)),
             max_outcome,
+            reserved,
             store: Arc::clone(engine.store()),
         }
     }
@@ -190,6 +198,10 @@ pub(super) async fn claim(
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let asked: ClaimRequest = answer::body(&body)?;
+    // Its keys are clients' own; a worker that claimed one would answer for somebody else.
+    if admin.claims.reserved.as_ref() == Some(&asked.namespace) {
+        return Err(Refusal::bad("namespace: this one is the gateway's; take another"));
+    }
     let (key, terms, owner) = (asked.key(&caller), asked.terms()?, asked.owner()?);
     let wait =
         length("wait", asked.wait.as_deref())?.unwrap_or_default().min(LONGEST_WAIT).min(terms.in_flight_max);

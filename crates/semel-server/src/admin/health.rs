@@ -32,11 +32,10 @@ impl Health {
     }
 
     /// Claims and releases a key of its own.
-    async fn probe(&self) -> Result<Duration, String> {
+    pub(super) async fn probe(&self) -> Result<Duration, String> {
         // Held across the probe on purpose: everybody who asks meanwhile gets its answer.
         let mut last = self.last.lock().await;
-        if let Some((at, answer)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
-            let _ = at;
+        if let Some((_, answer)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
             return answer.clone();
         }
         let answer = match tokio::time::timeout(PATIENCE, self.engine.verify(1)).await {

@@ -162,13 +162,32 @@ pub(super) async fn forget(
     Path(id): Path<String>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let Forget { reason, force } = answer::body(&body)?;
+    let asked = answer::body(&body)?;
+    to_the_end(async move { forget_key(&admin, &caller, &id, asked).await }).await
+}
+
+/// Runs what a person asked for in a task of its own: a client that hangs up midway leaves no gap in the audit log.
+async fn to_the_end(
+    action: impl Future<Output = Result<Response, Refusal>> + Send + 'static,
+) -> Result<Response, Refusal> {
+    let ended = tokio::spawn(action).await;
+    ended.unwrap_or_else(|error| {
+        Err(Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            format!("it was not finished: {error}"),
+        ))
+    })
+}
+
+async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> Result<Response, Refusal> {
+    let Forget { reason, force } = asked;
     let force = if force { Force::Yes } else { Force::No };
     if force == Force::Yes {
         caller.may(Right::Administrate)?;
     }
-    let (id, before) = find(&admin.engine, &id).await?;
-    let action = Action { caller: &caller, name: "forget", reason: checked(&reason)?, before: &before };
+    let (id, before) = find(&admin.engine, id).await?;
+    let action = Action { caller, name: "forget", reason: checked(&reason)?, before: &before };
     let ruling = admin.engine.forget(id, force).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
@@ -195,15 +214,20 @@ pub(super) async fn settle(
     Path(id): Path<String>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let Settle { reason, run, outcome } = answer::body(&body)?;
+    let asked = answer::body(&body)?;
+    to_the_end(async move { settle_key(&admin, &caller, &id, asked).await }).await
+}
+
+async fn settle_key(admin: &Admin, caller: &Caller, id: &str, asked: Settle) -> Result<Response, Refusal> {
+    let Settle { reason, run, outcome } = asked;
     let settlement = match (run, outcome) {
         (true, None) => Settlement::Run,
         (false, Some(outcome)) => Settlement::Done(Arc::new(settled(&outcome)?)),
         _ => return Err(Refusal::bad("give either `outcome` (it happened) or `run: true` (it did not)")),
     };
-    let (id, before) = find(&admin.engine, &id).await?;
+    let (id, before) = find(&admin.engine, id).await?;
     let name = if settlement == Settlement::Run { "settle_run" } else { "settle_done" };
-    let action = Action { caller: &caller, name, reason: checked(&reason)?, before: &before };
+    let action = Action { caller, name, reason: checked(&reason)?, before: &before };
     let ruling = admin.engine.settle(id, settlement).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);

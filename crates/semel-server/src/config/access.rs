@@ -72,7 +72,7 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
             table.need("name", text);
         }
         let role = table.need("role", choice(&Role::NAMES));
-        let tenant = table.get("tenant", text);
+        let tenant = table.located("tenant", text);
         if !table.has("value") {
             problems.at(&table.span(), "[[token]] needs `value`, as in { env = \"NAME\" }");
         }
@@ -86,7 +86,11 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
         if tokens.iter().any(|other| other.value == value) {
             problems.at(&span, "value: another token has the same value, so nobody could tell them apart");
         }
-        tokens.push(Token { name: name.value, role, tenant, value });
+        if let Some(tenant) = tenant.as_ref().filter(|_| role != Role::Producer) {
+            let why = format!("tenant: goes with the role producer; a {role} sees the keys of all tenants");
+            problems.at(&tenant.span, why);
+        }
+        tokens.push(Token { name: name.value, role, tenant: tenant.map(|tenant| tenant.value), value });
     }
     tokens
 }

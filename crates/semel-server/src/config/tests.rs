@@ -132,6 +132,10 @@ fn mistakes_are_told_with_their_place() {
                 "semel.toml:8:9: value: another token has the same value",
             ],
         ),
+        (
+            "[[token]]\nname = \"a\"\nrole = \"viewer\"\nvalue = { env = \"X\" }\ntenant = \"t\"\n",
+            &["semel.toml:5:10: tenant: goes with the role producer"],
+        ),
         ("[[route]]\nmode = \"marked\"\n", &["semel.toml:1:1: [[route]] needs `match`"]),
         ("secret = { file = \"/no/such/file\" }\n", &["semel.toml:1:10: secret: /no/such/file: "]),
         ("[store.encryption]\n", &["semel.toml:1:1: [store.encryption] needs keys"]),

@@ -1,5 +1,9 @@
 //! The demo: it runs, its numbers add up, and it leaves nothing behind.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::kit::semel;
@@ -28,4 +32,20 @@ fn the_demo_says_what_to_try() {
     for expected in ["curl -i http://127.0.0.1:", "Idempotency-Key: my-order-1", "one charge per key"] {
         assert!(said.contains(expected), "{expected} in {said}");
     }
+}
+
+#[test]
+fn ctrl_c_ends_the_demo_and_removes_its_data() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut demo = semel();
+    demo.arg("demo").env("TMPDIR", temporary.path()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut demo = demo.spawn().unwrap();
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
+    // The first numbers: it runs.
+    assert!(lines.any(|line| line.contains("requests")), "it shows numbers until it is told to stop");
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 1);
+    kill_process(Pid::from_child(&demo), Signal::INT).unwrap();
+    assert!(lines.any(|line| line.contains("one charge per key")), "it ends with the verdict");
+    assert!(demo.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0, "its data is gone");
 }

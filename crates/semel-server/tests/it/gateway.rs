@@ -34,6 +34,10 @@ fn a_request_with_a_key_happens_once() {
     let found = admin.get("/v1/keys?hint=order-1&phase=done").expect(200);
     assert_eq!(found["items"].as_array().unwrap().len(), 2);
 
+    // squatting: keys of the gateway's clients are not for workers.
+    let squatted = admin.post("/v1/claims", r#"{"namespace": "http", "key": "order-1"}"#).expect(400);
+    assert!(squatted["detail"].as_str().unwrap().contains("the gateway's"), "{squatted}");
+
     // A restart forgets nothing.
     semel.kill();
     let semel = Semel::start(&["--store", &store, "--upstream", &upstream.url()]);

@@ -91,7 +91,7 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
         _ => return None,
     };
     if let Some(host) = &host
-        && !(!host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)))
+        && (host.is_empty() || !host.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)))
     {
         return None;
     }
@@ -132,7 +132,7 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
             if length.is_empty() || length.len() > 18 || !length.iter().all(u8::is_ascii_digit) {
                 return None;
             }
-            let length: usize = String::from_utf8(length.to_vec()).ok()?.parse().ok()?;
+            let length: usize = String::from_utf8((*length).clone()).ok()?.parse().ok()?;
             if rest.len() < length || length > 256 * 1024 {
                 return None;
             }
@@ -172,7 +172,8 @@ fn read_chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
         if line.is_empty() {
             return Some((body, bytes));
         }
-        let text = std::str::from_utf8(line).ok()?;
+        // Bytes beyond ASCII may stand in a value; read this way they are letters.
+        let text: String = line.iter().copied().map(char::from).collect();
         let (name, value) = text.split_once(':')?;
         let named = !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c));
@@ -188,7 +189,7 @@ fn read_chunks(mut bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
             "upgrade",
         ];
         let banned = banned.contains(&&*name.to_lowercase().replace('_', "-"));
-        if !named || banned || value.chars().any(|c| c.is_control() && c != '\t') {
+        if !named || banned || value.chars().any(|c| c.is_ascii_control() && c != '\t') {
             return None;
         }
     }
