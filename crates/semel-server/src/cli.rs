@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 /// Makes effects happen once.
 #[derive(Debug, Parser)]
-#[command(name = "semel", version, about, max_term_width = 100)]
+#[command(name = "semel", version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
