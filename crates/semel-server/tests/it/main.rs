@@ -10,6 +10,7 @@ mod gateway;
 mod guide;
 mod killed;
 mod kit;
+mod real_clients;
 mod reload;
 mod sealed;
 mod serve;
