@@ -28,12 +28,17 @@ impl RedisCluster {
         Self::start_with(&Redis::options().storage(Storage::Memory).persistence(Persistence::None))
     }
 
-    /// As [`start`](Self::start), with options for all nodes.
+    /// As [`start`](Self::start), with options for all nodes. With TLS, they have one certificate and speak it among
+    /// themselves too.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_with(options: &Options) -> Result<Self> {
-        let nodes = (0..2 * PRIMARIES).map(|_| options.start_cluster_node()).collect::<Result<Vec<_>>>()?;
+        let mut nodes: Vec<Redis> = Vec::new();
+        for _ in 0..2 * PRIMARIES {
+            let certificates = nodes.first().and_then(Redis::certificates);
+            nodes.push(options.clone().certificates(certificates).start_cluster_node()?);
+        }
         let ids = nodes
             .iter()
             .map(|node| Ok(node.tell(&["CLUSTER", "MYID"])?.text()))
@@ -261,7 +266,8 @@ impl Options {
 fn meeting_point(node: &Redis) -> Result<(String, String, String)> {
     let bus = node.tell(&["CONFIG", "GET", "cluster-port"])?.text();
     let bus = bus.rsplit(' ').next().unwrap_or_default().to_owned();
-    Ok((node.addr().ip().to_string(), node.port().to_string(), bus))
+    let addr = node.tls_addr().unwrap_or(node.addr());
+    Ok((addr.ip().to_string(), addr.port().to_string(), bus))
 }
 
 /// Whether a line of `CLUSTER NODES` lists the slot: single, or in a range. Slots under way stand in brackets.

@@ -31,6 +31,7 @@ pub(crate) const HARNESS_USER: &str = "testbed";
 pub struct Redis {
     daemon: Daemon,
     tls: Option<Port>,
+    certificates: Option<PathBuf>,
     // Kept, so that no other server of this process gets it while this one is down.
     _bus: Option<Port>,
 }
@@ -76,7 +77,12 @@ impl Redis {
 
     /// The certificate (PEM) of the authority that signed the server's, if started [with TLS](Options::tls).
     pub fn ca_cert(&self) -> Option<PathBuf> {
-        self.tls.as_ref().map(|_| tls::ca_cert(self.daemon.folder().path()))
+        self.certificates.as_deref().map(tls::ca_cert)
+    }
+
+    /// Where its certificates lie, if started [with TLS](Options::tls).
+    pub(crate) fn certificates(&self) -> Option<PathBuf> {
+        self.certificates.clone()
     }
 
     /// Its process number.

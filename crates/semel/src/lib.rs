@@ -40,6 +40,7 @@
 //! | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |
 //! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no |
 //! | `postgres` | the PostgreSQL store and `run_in_transaction` (sqlx, rustls) | no |
+//! | `redis` | the Redis store; with `postgres`, the tiered store as well | no |
 //! | `testkit` | the contract suite and the fault-injecting store, for whoever writes a store or tests a handler | no |
 
 pub mod canonical;

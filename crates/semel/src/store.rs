@@ -15,6 +15,8 @@ mod memory;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(all(feature = "postgres", feature = "redis"))]
+mod tiered;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
@@ -45,6 +47,8 @@ pub use self::memory::MemoryStore;
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
 pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
+#[cfg(all(feature = "postgres", feature = "redis"))]
+pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 pub(crate) use self::wraps::Veil;

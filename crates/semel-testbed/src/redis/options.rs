@@ -1,6 +1,10 @@
 //! What can be chosen before a Redis starts.
 
-use std::{fs, net::Ipv4Addr, path::Path};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use super::{HARNESS_USER, Redis, command, explain, is_ready, tls};
 use crate::{Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports::Port, process::Ending};
@@ -26,6 +30,7 @@ pub struct Options {
     persistence: Persistence,
     role: Role,
     transport: Transport,
+    certificates: Option<PathBuf>,
     lines: Vec<String>,
 }
 
@@ -78,6 +83,12 @@ impl Options {
         self
     }
 
+    /// The certificates of another server instead of own ones: nodes that talk to each other trust one authority.
+    pub(crate) fn certificates(mut self, folder: Option<PathBuf>) -> Self {
+        self.certificates = folder;
+        self
+    }
+
     /// A node that can become part of a cluster, with a port for the bus between the nodes.
     pub(crate) fn cluster_node(mut self) -> Self {
         self.role = Role::ClusterNode;
@@ -91,9 +102,14 @@ impl Options {
     /// start, with the end of its log.
     pub fn start(&self) -> Result<Redis> {
         let folder = Folder::create("redis", self.storage, None)?;
-        if self.transport == Transport::PlainAndTls {
-            tls::make_certificates(folder.path())?;
-        }
+        let certificates = match (self.transport, &self.certificates) {
+            (Transport::Plain, _) => None,
+            (Transport::PlainAndTls, Some(others)) => Some(others.clone()),
+            (Transport::PlainAndTls, None) => {
+                tls::make_certificates(folder.path())?;
+                Some(folder.path().to_owned())
+            }
+        };
         let (mut tls, mut bus) = (None, None);
         let daemon = Daemon::start(
             "redis-server",
@@ -101,13 +117,17 @@ impl Options {
             folder,
             |folder, port| {
                 let mut lines = self.lines(folder.path(), port);
-                if self.transport == Transport::PlainAndTls {
+                if let Some(certificates) = &certificates {
                     let port = tls.insert(Port::pick()?).number();
-                    lines.push_str(&tls::lines(folder.path(), port));
+                    lines.push_str(&tls::lines(certificates, port));
                 }
                 if self.role == Role::ClusterNode {
                     let port = bus.insert(Port::pick()?).number();
                     lines.push_str(&format!("cluster-enabled yes\ncluster-port {port}\n"));
+                    if certificates.is_some() {
+                        // Only then do nodes tell clients of their ports for TLS.
+                        lines.push_str("tls-cluster yes\ntls-replication yes\n");
+                    }
                 }
                 let config = folder.path().join(CONFIG);
                 lines.push_str(&self.lines.join("\n"));
@@ -117,7 +137,7 @@ impl Options {
             |_, port, pid| is_ready((Ipv4Addr::LOCALHOST, port).into(), pid),
         )
         .map_err(explain)?;
-        Ok(Redis { daemon, tls, _bus: bus })
+        Ok(Redis { daemon, tls, certificates, _bus: bus })
     }
 
     fn lines(&self, folder: &Path, port: u16) -> String {

@@ -22,7 +22,7 @@ subjectKeyIdentifier = hash
 [server]
 basicConstraints = CA:FALSE
 subjectAltName = DNS:localhost, IP:127.0.0.1
-extendedKeyUsage = serverAuth
+extendedKeyUsage = serverAuth, clientAuth
 ";
 
 pub(super) fn ca_cert(folder: &Path) -> PathBuf {

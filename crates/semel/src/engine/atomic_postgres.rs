@@ -31,8 +31,12 @@ impl Once {
     /// is held by the transaction, behind a savepoint; `effect` runs; and the outcome is written. Whoever is refused
     /// there, and a failure of `effect`, are rolled back to the savepoint: a later commit carries nothing of the effect.
     ///
-    /// Nothing is stored before the caller commits. A caller that rolls back instead, or whose future is dropped, leaves
-    /// a claim that ends with its lease; the next call then runs the effect.
+    /// Nothing is stored before the caller commits. Where the caller rolls back instead, or the future is dropped, the
+    /// claim is given back as soon as the transaction has ended: this process looks after it, in growing pauses of at most
+    /// 128 ms. The next call then runs the effect. If the process dies meanwhile, the claim ends with its lease.
+    ///
+    /// While the transaction is open nobody takes the record over, also after its lease: others are told that it is in
+    /// flight, after the time they chose to wait.
     ///
     /// # Errors
     /// As [`run`](Self::run). [`RunError::OtherStore`] where `store` is not the engine's own. A store error where the
@@ -60,6 +64,8 @@ impl Once {
                 return decode(&*acquired.outcome()?);
             }
         };
+        // However this ends, and also where this future is dropped: a claim of which nothing came is given back.
+        let _parting = store.parting(ask.subject.id, win.grant, win.lease_left);
         let began = instant();
         inner.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
         let connection: &mut PgConnection = transaction;

@@ -19,6 +19,9 @@
 //! waits for a row that another process holds, and a command that changes nothing (replay, busy, conflict) costs
 //! one read and no transaction id.
 //!
+//! A claim of a key that can be seen tries no insert: beside a row that a caller's transaction is changing, that would
+//! wait for its end. A record that may be taken but is held counts as busy after a moment.
+//!
 //! A claim never answers "nothing" (finding 9): a key that another process inserts between our snapshot and our
 //! insert is neither inserted nor seen, and is asked for again.
 //!
@@ -35,7 +38,11 @@
 
 mod builder;
 mod caller;
+mod columns;
+#[cfg(feature = "redis")]
+mod copies;
 mod fault;
+mod guard;
 mod judge;
 mod lane;
 mod link;
@@ -60,8 +67,10 @@ use tokio::time::{Instant, timeout};
 
 use self::builder::Settings;
 pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
+#[cfg(feature = "redis")]
+pub(super) use self::copies::{Copies, Generation};
 use self::fault::Fault;
-use self::lane::{Lane, Runner};
+use self::lane::{Found, Lane, Runner};
 use self::link::Link;
 use self::listen::Pulse;
 use self::queue::{Item, Queue};
@@ -205,8 +214,9 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
     let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, failures: 0 }.run());
+        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, last: Found::Nothing, failures: 0 }.run());
     }
+    tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
         let pulse = Arc::new(Pulse::default());
         let (ready, listening) = oneshot::channel();
@@ -284,6 +294,7 @@ impl Store for PostgresStore {
                 unheard: false,
                 refused: false,
                 attempt: None,
+                held: None,
                 above: None,
             })?;
             answered.await.unwrap_or_else(|_| {

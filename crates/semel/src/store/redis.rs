@@ -16,6 +16,8 @@ mod listing;
 mod names;
 mod replicas;
 mod script;
+#[cfg(feature = "postgres")]
+mod side;
 #[cfg(all(test, feature = "testkit"))]
 mod timed_tests;
 
@@ -38,6 +40,8 @@ use self::listing::{Listing, Sweeper};
 use self::names::Names;
 use self::replicas::Replicas;
 use self::script::{Answer, Dialect, Rules};
+#[cfg(feature = "postgres")]
+pub(super) use self::side::{Running, Side, Wake};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
     Watch,

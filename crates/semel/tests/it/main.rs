@@ -13,3 +13,5 @@ mod mutants;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(all(feature = "postgres", feature = "redis"))]
+mod tiered;

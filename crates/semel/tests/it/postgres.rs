@@ -14,6 +14,11 @@ pub(crate) async fn open(url: &str) -> PostgresStore {
     PostgresStore::open(url).await.unwrap_or_else(|error| panic!("the store can be opened: {error}"))
 }
 
+/// How much a test does: `short` in the normal run, `full` where `SEMEL_PROVE` is set.
+fn rounds(short: usize, full: usize) -> usize {
+    if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { full } else { short }
+}
+
 async fn fresh() -> Context {
     let server = Arc::new(Postgres::start().expect("a PostgreSQL server can be started"));
     let store = open(&server.url()).await;

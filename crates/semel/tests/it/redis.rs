@@ -50,6 +50,11 @@ async fn long_random_sequences_agree_with_the_rules() {
     }
 }
 
+/// How much a test does: `short` in the normal run, `full` where `SEMEL_PROVE` is set.
+fn rounds(short: usize, full: usize) -> usize {
+    if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { full } else { short }
+}
+
 fn key() -> KeyId {
     KeyId::from_bytes(*Owner::random().as_bytes())
 }

@@ -175,6 +175,11 @@ fn postgres() {
 }
 
 #[test]
+fn tiered() {
+    together(Ground::Tiered);
+}
+
+#[test]
 fn memory() {
     alone(|_| Place::Memory);
 }

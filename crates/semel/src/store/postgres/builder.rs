@@ -12,6 +12,7 @@ use super::PostgresStore;
 use super::fault::Fault;
 use super::sql::{Statement, Statements};
 use crate::store::Error;
+use crate::sync::Mutex;
 
 /// What stands between the store and the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,8 +102,11 @@ impl PostgresBuilder {
     /// server, `synchronous_commit = off`. `Incompatible` where a newer Semel wrote the schema. `Unavailable`
     /// where nobody answers.
     pub async fn open(self) -> Result<PostgresStore, Error> {
-        let settings = Settings::new(self)?;
-        PostgresStore::start(Arc::new(settings)).await
+        PostgresStore::start(Arc::new(self.settings()?)).await
+    }
+
+    pub(super) fn settings(self) -> Result<Settings, Fault> {
+        Settings::new(self)
     }
 }
 
@@ -120,6 +124,8 @@ pub(super) struct Settings {
     pub(super) connections: u32,
     pub(super) patience: Duration,
     pub(super) statements: Statements,
+    /// The timeline of the server that was last connected to. It changes with every promotion.
+    pub(super) timeline: Mutex<Option<String>>,
 }
 
 impl Settings {
@@ -171,6 +177,7 @@ impl Settings {
             async_commit,
             connections,
             patience,
+            timeline: Mutex::default(),
         })
     }
 

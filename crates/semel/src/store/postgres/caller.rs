@@ -5,8 +5,9 @@ use std::sync::Arc;
 use sqlx::PgConnection;
 
 use super::PostgresStore;
+use super::columns::{Swap, SwapColumns};
 use super::fault::Fault;
-use super::row::{self, RowError, Stored, Swap, SwapColumns};
+use super::row::{self, RowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;
@@ -27,16 +28,19 @@ impl PostgresStore {
         else {
             return Ok(None);
         };
-        let mut record = Some(record);
-        let ruling = record::apply(&mut record, command, now, Fence::default());
-        if let (Ruling::Won(_) | Ruling::Accepted { .. }, Some(record)) = (&ruling, record) {
+        let mut changed = Some(record.clone());
+        let ruling = record::apply(&mut changed, command, now, Fence::default());
+        // It is held by the read already: what the rules leave as it is needs no write.
+        if let (Ruling::Won(_) | Ruling::Accepted { .. }, Some(changed)) = (&ruling, changed)
+            && changed != record
+        {
             let swap = Swap {
                 id,
                 seen: version,
                 // It is held: nobody else can judge it meanwhile.
                 judged_until: Timestamp::from_micros(i64::MAX as u64),
                 version: rand::random(),
-                record,
+                record: changed,
                 wake: super::Shared::wakes(command),
                 invalidate: false,
             };

@@ -120,7 +120,7 @@ impl Fault {
             ),
             "25006" => undone(
                 ErrorKind::Unavailable,
-                format!("{target} has become a read-only standby: point the URL at the primary"),
+                format!("{target} takes no writes any more ({said}): point the URL at the primary"),
                 Cure::Reconnect,
             ),
             "53100" => undone(

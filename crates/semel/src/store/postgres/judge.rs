@@ -1,7 +1,8 @@
 //! The rules, applied to what was read: all commands of a batch on one key, in order.
 
+use super::columns::Swap;
 use super::queue::Item;
-use super::row::{Stored, Swap};
+use super::row::{Answer, Stored};
 use super::shared::Shared;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Record, Ruling};
@@ -30,6 +31,16 @@ pub(super) enum Judged {
         now: Timestamp,
         version: i64,
     },
+}
+
+impl Answer {
+    /// What is known of a key after this answer; `version` is what its insert wrote.
+    pub(super) fn judged(self, version: i64) -> Judged {
+        match self {
+            Self::Stored(stored) => Judged::Stored(stored),
+            Self::Inserted { fence, floor, now } => Judged::Inserted { fence, floor, now, version },
+        }
+    }
 }
 
 /// What comes of a group.
@@ -178,7 +189,7 @@ impl Group {
 const FOR_EVER: Timestamp = Timestamp::from_micros(i64::MAX as u64);
 
 /// When time alone next changes what the record is: a judgement is worth nothing after that.
-fn next_edge(record: &Record, now: Timestamp) -> Timestamp {
+pub(super) fn next_edge(record: &Record, now: Timestamp) -> Timestamp {
     [record.lease_until, record.expires_at, record.forget_at]
         .into_iter()
         .filter(|edge| *edge > now)

@@ -8,17 +8,25 @@ use std::time::Duration;
 use sqlx::Row as _;
 use tokio::time::Instant;
 
+use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
 use super::fault::{Cure, Fate, Fault};
 use super::judge::{Group, Judged, Judgement};
 use super::link::Link;
 use super::queue::{Attempt, Item, Queue};
-use super::row::{self, Answer, ClaimColumns, Stored, SwapColumns};
+use super::row::{self, Answer, Stored};
 use super::shared::Shared;
 use crate::key::KeyId;
-use crate::record::{Command, Ruling};
+use crate::record::{Claim, Command, Ruling};
 
 /// The most commands in one statement: many syncs' worth, and the wait of the first one is bounded.
 const BATCH: usize = 512;
+
+/// How long a record that may be claimed, but that somebody holds, is tried again before the claim counts as busy. Longer
+/// than a commit: whoever only writes it is gone by then, and who is left is a caller's transaction.
+const HELD_FOR: Duration = Duration::from_millis(100);
+
+/// When to come back then. A transaction says nothing about when it ends.
+const HELD_HINT: Duration = Duration::from_millis(50);
 
 /// What a lane is for. Owners' writes have a connection of their own, so that no crowd of claims delays them.
 /// Operators' commands go with the claims: a forget takes every earlier claim of this process along, also one whose
@@ -38,7 +46,16 @@ pub(super) struct Runner {
     pub(super) link: Link,
     /// How many commands the next rounds take one by one, after a statement of many was refused.
     pub(super) alone: usize,
+    /// What the last lone claim found; the next one is sent in the form that suits it.
+    pub(super) last: Found,
     pub(super) failures: u32,
+}
+
+/// What a lone claim found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    Record,
 }
 
 impl Runner {
@@ -165,9 +182,28 @@ impl Runner {
         if swaps.is_empty() { Ok(()) } else { self.swap(swaps, batch).await }
     }
 
+    /// A lone claim of a fresh key: the plain insert. Where keys are mostly known already it would be in vain, so that the
+    /// next one is then sent as one of many, which reads in the same round trip.
+    async fn claim_alone(&mut self, batch: &[Item], claim: &Claim) -> Result<HashMap<KeyId, Judged>, Fault> {
+        let shared = Arc::clone(&self.shared);
+        let (id, version) = (batch[0].id, rand::random());
+        let query = shared.settings.query(&shared.settings.statements.claim_one);
+        let rows = self.link.fetch(columns::bind_alone(query, &id, claim, version)).await?;
+        let Some(row) = rows.first() else {
+            self.last = Found::Record;
+            return self.read(batch, |_| true).await;
+        };
+        let answer = row::inserted(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
+        Ok(HashMap::from([(id, answer.judged(version))]))
+    }
+
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
     async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
+        if let ([Item { command: Command::Claim(claim), .. }], Found::Nothing) = (batch, self.last) {
+            return self.claim_alone(batch, claim).await;
+        }
         let shared = Arc::clone(&self.shared);
+        let explain = |error: &row::RowError| Fault::row(&shared.settings.target, error);
         let mut versions = HashMap::new();
         let rows = {
             let mut columns = ClaimColumns::default();
@@ -185,16 +221,12 @@ impl Runner {
         };
         let mut known = HashMap::with_capacity(rows.len());
         for row in &rows {
-            let explain = |error| Fault::row(&shared.settings.target, &error);
-            let id = row::id(row).map_err(explain)?;
-            let judged = match row::answer(row).map_err(explain)? {
-                Answer::Stored(stored) => Judged::Stored(stored),
-                Answer::Inserted { fence, floor, now } => {
-                    let version = versions.get(&id).copied().unwrap_or_default();
-                    Judged::Inserted { fence, floor, now, version }
-                }
-            };
-            known.insert(id, judged);
+            let id = row::id(row).map_err(|error| explain(&error))?;
+            let answer = row::answer(row).map_err(|error| explain(&error))?;
+            if let Answer::Inserted { .. } = answer {
+                self.last = Found::Nothing;
+            }
+            known.insert(id, answer.judged(versions.get(&id).copied().unwrap_or_default()));
         }
         Ok(known)
     }
@@ -284,7 +316,10 @@ impl Runner {
                 shared.acks.expect(swap.version);
             }
         }
-        let query = columns.bind(shared.settings.query(&shared.settings.statements.swap));
+        let invalidates = groups.iter().any(|group| group.swap.as_ref().is_some_and(|swap| swap.invalidate));
+        let statements = &shared.settings.statements;
+        let statement = if invalidates { &statements.swap_and_invalidate } else { &statements.swap };
+        let query = columns.bind(shared.settings.query(statement));
         let result = self.link.fetch(query.bind(shared.channel()).bind(shared.name())).await;
         let mut written: HashMap<KeyId, ()> = HashMap::new();
         let mut failed = None;
@@ -299,6 +334,7 @@ impl Runner {
             }
             Err(fault) => failed = Some(fault),
         }
+        let held_for = HELD_FOR.min(shared.settings.patience / 2);
         let unknown = failed.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
         for group in groups {
             if written.contains_key(&group.id) {
@@ -312,58 +348,18 @@ impl Runner {
             for (mut item, ruling) in group.items.into_iter().zip(group.rulings) {
                 if unknown {
                     item.attempt = Some(Attempt { seen: swap.seen, version: swap.version, ruling });
+                } else if failed.is_none()
+                    && item.note_held(swap.seen) >= held_for
+                    // A write of its own that nobody heard of may be what holds the record.
+                    && !item.unheard
+                    && matches!(item.command, Command::Claim(_))
+                {
+                    item.tell(Ok(Ruling::Busy { lease_left: HELD_HINT }));
+                    continue;
                 }
                 batch.push(item);
             }
         }
         failed.map_or(Ok(()), Err)
-    }
-}
-
-/// The columns of an owner's writes.
-#[derive(Debug, Default)]
-struct WriteColumns<'a> {
-    ids: Vec<&'a [u8]>,
-    versions: Vec<i64>,
-    kinds: Vec<i16>,
-    owners: Vec<&'a [u8]>,
-    fences: Vec<i64>,
-    outcomes: Vec<Option<Vec<u8>>>,
-    retentions: Vec<Option<i64>>,
-}
-
-impl<'a> WriteColumns<'a> {
-    fn push(&mut self, item: &'a Item) {
-        let (kind, grant, outcome, retention) = match &item.command {
-            Command::Complete { grant, outcome, retention, .. } => {
-                (0, grant, Some(outcome.encode()), retention.map(row::micros))
-            }
-            Command::Begin(grant) => (1, grant, None, None),
-            Command::Renew(grant) => (2, grant, None, None),
-            _ => return,
-        };
-        // A fence that no column can hold was never granted.
-        let Ok(fence) = i64::try_from(grant.fence.get()) else { return };
-        self.ids.push(item.id.as_bytes());
-        self.versions.push(rand::random());
-        self.kinds.push(kind);
-        self.owners.push(grant.owner.as_bytes());
-        self.fences.push(fence);
-        self.outcomes.push(outcome);
-        self.retentions.push(retention);
-    }
-
-    fn bind<'q>(
-        &'q self,
-        query: sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>,
-    ) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> {
-        query
-            .bind(&self.ids)
-            .bind(&self.versions)
-            .bind(&self.kinds)
-            .bind(&self.owners)
-            .bind(&self.fences)
-            .bind(&self.outcomes)
-            .bind(&self.retentions)
     }
 }

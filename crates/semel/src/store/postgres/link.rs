@@ -110,20 +110,37 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     // Not prepared: a transaction pooler would give the two halves of it to two servers.
     let row = sqlx::raw_sql(
         "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
-         current_setting('synchronous_commit')",
+         current_setting('synchronous_commit'), current_setting('default_transaction_read_only')::bool",
     )
-    .fetch_one(connection)
+    .fetch_one(&mut *connection)
     .await
     .map_err(|error| unreadable(&error))?;
     let standby: bool = row.try_get(0).map_err(|error| unreadable(&error))?;
     let version: i32 = row.try_get(1).map_err(|error| unreadable(&error))?;
     let commit: String = row.try_get(2).map_err(|error| unreadable(&error))?;
+    let read_only: bool = row.try_get(3).map_err(|error| unreadable(&error))?;
+    accept(settings, &Facts { standby, version, commit, read_only })?;
+    notice_failover(settings, connection).await;
+    Ok(())
+}
+
+/// What a server says of itself.
+#[derive(Debug)]
+struct Facts {
+    standby: bool,
+    version: i32,
+    commit: String,
+    read_only: bool,
+}
+
+fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
+    let (target, version) = (&settings.target, facts.version);
     if version < OLDEST {
         return Err(Fault::setup(format!(
             "{target} is PostgreSQL {version}: Semel needs {OLDEST} or later, upgrade the server"
         )));
     }
-    if standby {
+    if facts.standby {
         // It may be promoted in a moment: worth trying again where somebody waits.
         return Err(Fault::new(
             ErrorKind::Setup,
@@ -134,10 +151,64 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
             Cure::Reconnect,
         ));
     }
-    if commit == "off" && settings.async_commit == AsyncCommit::Refuse {
+    if facts.read_only {
+        return Err(Fault::setup(format!(
+            "{target} gives this user read-only transactions: ALTER ROLE or ALTER DATABASE SET default_transaction_read_only = off"
+        )));
+    }
+    if facts.commit == "off" && settings.async_commit == AsyncCommit::Refuse {
         return Err(Fault::setup(format!(
             "{target} has synchronous_commit = off, so a crash can lose acknowledged claims and effects happen twice: ALTER ROLE or ALTER DATABASE SET synchronous_commit = on, or accept it with AsyncCommit::Accept"
         )));
     }
     Ok(())
+}
+
+/// Says so when a promoted standby has taken the server's place: a new timeline begins with it, and what had not reached
+/// it is gone. Where the server does not tell, nothing is said.
+async fn notice_failover(settings: &Settings, connection: &mut PgConnection) {
+    let asked = sqlx::raw_sql("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)");
+    let Ok(timeline) = asked.fetch_one(connection).await.and_then(|row| row.try_get::<String, _>(0)) else {
+        return;
+    };
+    let before = settings.timeline.lock().replace(timeline.clone());
+    if let Some(before) = before.filter(|before| *before != timeline) {
+        tracing::error!(
+            store = %settings.address,
+            store_failover = true,
+            before,
+            timeline,
+            "another server has taken the primary's place: commits that had not reached it are lost, unless replication was synchronous; effects whose records were lost can run again"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::PostgresStore;
+
+    fn refused(version: i32, commit: &str) -> Option<String> {
+        let builder = PostgresStore::builder("postgres://db.internal/app");
+        let facts = Facts { standby: false, version, commit: commit.to_owned(), read_only: false };
+        accept(&builder.settings().expect("a URL that can be read"), &facts)
+            .err()
+            .map(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn an_old_server_is_told_what_to_do() {
+        let refused = refused(OLDEST - 1, "on").expect("refused");
+        assert!(
+            refused.contains("is PostgreSQL 12: Semel needs 13 or later, upgrade the server"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn what_keeps_the_promises_is_accepted() {
+        for commit in ["on", "remote_apply", "remote_write", "local"] {
+            assert_eq!(refused(OLDEST, commit), None, "{commit}");
+        }
+    }
 }

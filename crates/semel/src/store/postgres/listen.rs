@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use sqlx::Row as _;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::columns;
 use super::row;
 use super::shared::{Shared, TRUST};
 use crate::hex;
@@ -175,7 +177,7 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 /// Written before it is said: whoever forgets from then on waits for this process.
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
-    let trust = row::micros(TRUST);
+    let trust = columns::micros(TRUST);
     shared.appeared.store(true, Ordering::Release);
     shared
         .fetch(shared.settings.query(&statements.appear).bind(shared.process.as_slice()).bind(trust))
@@ -185,8 +187,12 @@ async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
+/// When to look again at a record that a transaction holds.
+const HELD_LOOK: Duration = Duration::from_millis(20);
+
 /// Marks what somebody waits for, so that whoever changes it notifies. What is no longer in flight has changed
-/// already: whoever waits is woken at once.
+/// already: whoever waits is woken at once. What a caller's transaction holds cannot be marked, and nobody waits for
+/// it inside the server: it is looked at again, for as long as somebody waits here.
 pub(super) async fn arm(shared: Arc<Shared>) {
     loop {
         let ids: Vec<KeyId> = shared.arms.lock().drain().collect();
@@ -198,9 +204,29 @@ pub(super) async fn arm(shared: Arc<Shared>) {
         let armed = shared.fetch(shared.settings.query(&shared.settings.statements.arm).bind(&keys)).await;
         match armed {
             Ok(rows) => {
-                let in_flight: Vec<KeyId> = rows.iter().filter_map(|row| row::id(row).ok()).collect();
-                for id in ids.into_iter().filter(|id| !in_flight.contains(id)) {
-                    shared.wakeups.wake(id);
+                let in_flight: HashMap<KeyId, (bool, bool)> = rows
+                    .iter()
+                    .filter_map(|row| {
+                        Some((row::id(row).ok()?, (row.try_get(1).ok()?, row.try_get(2).ok()?)))
+                    })
+                    .collect();
+                let mut held = Vec::new();
+                for id in ids {
+                    match in_flight.get(&id) {
+                        // Over already, or its owner gave up before it was marked.
+                        None | Some((true, false)) => shared.wakeups.wake(id),
+                        Some((false, _)) => held.push(id),
+                        Some((true, true)) => {}
+                    }
+                }
+                if !held.is_empty() {
+                    let shared = Arc::clone(&shared);
+                    tokio::spawn(async move {
+                        sleep(HELD_LOOK).await;
+                        for id in held.into_iter().filter(|id| shared.wakeups.is_watched(*id)) {
+                            shared.arm(id);
+                        }
+                    });
                 }
             }
             Err(error) => {

@@ -1,5 +1,7 @@
 //! What waits for a lane.
 
+use std::time::Duration;
+
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -24,6 +26,8 @@ pub(super) struct Item {
     pub(super) refused: bool,
     /// A write of it that may have happened.
     pub(super) attempt: Option<Attempt>,
+    /// The record could not be written because somebody holds it, and which version of it since when.
+    pub(super) held: Option<(i64, Instant)>,
     /// It was granted below the floor; it is told only a fence above this one.
     pub(super) above: Option<Fence>,
 }
@@ -37,6 +41,17 @@ pub(super) struct Attempt {
 }
 
 impl Item {
+    /// Notes that this version of the record could not be written, and says for how long that has been so.
+    pub(super) fn note_held(&mut self, version: i64) -> Duration {
+        let now = Instant::now();
+        let since = match self.held {
+            Some((seen, since)) if seen == version => since,
+            _ => now,
+        };
+        self.held = Some((version, since));
+        now - since
+    }
+
     pub(super) fn tell(self, result: Result<Ruling, Error>) {
         // Whoever asked may be gone; the command stands all the same.
         drop(self.answer.send(result));

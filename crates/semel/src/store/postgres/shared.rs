@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::builder::{Pooling, Settings};
 use super::fault::Fault;
+use super::guard::Parted;
 use super::judge::Group;
 use super::link;
 use crate::key::KeyId;
@@ -40,6 +41,8 @@ pub(super) struct Shared {
     /// Keys that somebody waits for, to be marked in the table.
     pub(super) arms: Mutex<HashSet<KeyId>>,
     pub(super) to_arm: Notify,
+    /// Claims whose transactions their callers may yet roll back.
+    pub(super) parted: Parted,
     caches: Mutex<Vec<Weak<dyn Invalidate>>>,
     pub(super) attached: Notify,
     /// Others may wait for this process when they forget.
@@ -58,6 +61,7 @@ impl Shared {
             acks: Acks::default(),
             arms: Mutex::default(),
             to_arm: Notify::new(),
+            parted: Parted::default(),
             caches: Mutex::default(),
             attached: Notify::new(),
             appeared: AtomicBool::new(false),

@@ -65,13 +65,30 @@ macro_rules! clock {
     };
 }
 
+/// Makes every copy of an outcome outside this database an old one. The row is there only where copies are. The clock
+/// keeps a database that was set back to an earlier state from counting the same numbers again.
+macro_rules! next_generation {
+    ($where:literal) => {
+        concat!(
+            "UPDATE {schema}.meta SET number = greatest(number + 1, ",
+            clock!(),
+            ") WHERE name = 'copies' AND ",
+            $where
+        )
+    };
+}
+
 /// Statements with the schema's name filled in.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) claim: Statement,
+    pub(super) claim_one: Statement,
     pub(super) write: Statement,
     pub(super) swap: Statement,
+    /// As `swap`, where some of it takes outcomes away: with that a new generation of copies begins.
+    pub(super) swap_and_invalidate: Statement,
     pub(super) read: Statement,
+    pub(super) standing: Statement,
     pub(super) scan: Statement,
     pub(super) arm: Statement,
     pub(super) due: Statement,
@@ -90,6 +107,12 @@ pub(super) struct Statements {
     pub(super) others: Statement,
     pub(super) tidy: Statement,
     pub(super) notify: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) keep_copies: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) read_copies: Statement,
+    #[cfg(feature = "redis")]
+    pub(super) renew_copies: Statement,
 }
 
 /// SQL that holds nothing of a caller's: a schema name that was checked, and our own words.
@@ -111,9 +134,12 @@ impl Statements {
         let fill = |template: &str| Statement::new(template, schema);
         Self {
             claim: fill(CLAIM),
+            claim_one: fill(CLAIM_ONE),
             write: fill(WRITE),
             swap: fill(SWAP),
+            swap_and_invalidate: fill(SWAP_AND_INVALIDATE),
             read: fill(READ),
+            standing: fill(STANDING),
             scan: fill(SCAN),
             arm: fill(ARM),
             due: fill(DUE),
@@ -158,12 +184,29 @@ impl Statements {
                 " - 3600000000"
             )),
             notify: fill("SELECT pg_notify($1, $2)::text"),
+            #[cfg(feature = "redis")]
+            keep_copies: fill(concat!(
+                "INSERT INTO {schema}.meta (name, number, bytes) VALUES ('copies', ",
+                clock!(),
+                ", $1) ON CONFLICT (name) DO NOTHING"
+            )),
+            #[cfg(feature = "redis")]
+            read_copies: fill(concat!(
+                "SELECT number, bytes, ",
+                clock!(),
+                " FROM {schema}.meta WHERE name = 'copies'"
+            )),
+            #[cfg(feature = "redis")]
+            renew_copies: fill(concat!(next_generation!("true"), " RETURNING number, bytes, ", clock!())),
         }
     }
 }
 
 /// Inserts the fresh ones and reads the others, in one round trip. A key that somebody inserts at the same
 /// moment can come back as neither: it is asked for again, never answered with nothing.
+///
+/// What can be seen is not tried: an insert beside a row that a transaction of somebody's is changing would wait for its
+/// end, and with it everybody in the batch.
 const CLAIM: &str = concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], \
      $4::smallint[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], \
@@ -173,19 +216,35 @@ const CLAIM: &str = concat!(
      clock AS MATERIALIZED (SELECT ",
     clock!(),
     " AS now, last_value AS floor FROM {schema}.fence_floor), \
+     known AS MATERIALIZED (SELECT ",
+    columns!("r."),
+    " FROM {schema}.record r WHERE r.id = ANY($1)), \
      won AS (INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, \
      claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, \
      memory) SELECT i.id, i.version, i.state, i.mode, i.fingerprint, i.owner, greatest(c.now, c.floor + 1), i.hint, \
      c.now, c.now, c.now + i.lease_for, c.now + i.expires_in, c.now + i.forget_in, c.now + i.sweep_in, i.lease, \
-     i.in_flight_max, i.retention, i.grace, i.memory FROM input i, clock c ON CONFLICT (id) DO NOTHING \
+     i.in_flight_max, i.retention, i.grace, i.memory FROM input i, clock c \
+     WHERE NOT EXISTS (SELECT FROM known k WHERE k.id = i.id) ON CONFLICT (id) DO NOTHING \
      RETURNING r.id, r.version, r.fence, r.claimed_at, \
      (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL) AS floor) \
      SELECT ",
-    columns!("r."),
-    ", c.now, NULL::bigint AS floor FROM {schema}.record r, clock c \
-     WHERE r.id = ANY($1) UNION ALL \
+    columns!("k."),
+    ", c.now, NULL::bigint AS floor FROM known k, clock c UNION ALL \
      SELECT id, version, false, NULL, NULL, NULL, NULL, fence, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
      NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
+);
+
+/// The insert alone, for a lone claim: as cheap as one would write it by hand. No row means that the key is known.
+/// The fence is compared with the floor afterwards, as it is for all.
+const CLAIM_ONE: &str = concat!(
+    "INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, claimed_at, \
+     changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, memory) \
+     SELECT $1, $2, $3, $4, $5, $6, c.now, $7, c.now, c.now, c.now + $8, c.now + $9, c.now + $10, c.now + $11, $12, \
+     $13, $14, $15, $16 FROM (SELECT ",
+    clock!(),
+    " AS now OFFSET 0) c \
+     WHERE NOT EXISTS (SELECT FROM {schema}.record k WHERE k.id = $1) ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
+     (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL)"
 );
 
 /// What an owner writes while its lease stands: complete (0), begin (1), renew (2). Everything else, and
@@ -216,7 +275,9 @@ const WRITE: &str = concat!(
 
 /// Writes records that were judged by the rules, where they are still what was judged. Never waits for a row
 /// that somebody else holds: it comes back as not written, and is read again.
-const SWAP: &str = concat!(
+macro_rules! swap {
+    ($more:expr) => {
+        concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], \
      $5::bool[], $6::bool[], $7::smallint[], $8::smallint[], $9::bytea[], $10::bytea[], $11::bigint[], \
      $12::bigint[], $13::bigint[], $14::bytea[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], \
@@ -234,11 +295,20 @@ const SWAP: &str = concat!(
      expires_at = i.expires_at, forget_at = i.forget_at, sweep_at = i.sweep_at, lease = i.lease, \
      in_flight_max = i.in_flight_max, retention = i.retention, grace = i.grace, memory = i.memory, \
      outcome = i.outcome FROM input i, locked l WHERE r.id = i.id AND l.id = r.id \
-     RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate) \
-     SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
+     RETURNING r.id, r.version, r.watched AND i.wake AS wake, i.invalidate)",
+    $more,
+    " SELECT id, CASE WHEN wake THEN pg_notify($27, 'w' || encode(id, 'hex'))::text END, \
      CASE WHEN invalidate THEN pg_notify($27, 'f' || encode(id, 'hex') || lpad(to_hex(version), 16, '0') || $28)::text END \
      FROM put"
-);
+)
+    };
+}
+
+const SWAP: &str = swap!("");
+
+/// In the same transaction: whoever reads the number afterwards, or asks for the record, sees both or neither.
+const SWAP_AND_INVALIDATE: &str =
+    swap!(concat!(", generation AS (", next_generation!("EXISTS (SELECT FROM put WHERE invalidate)"), ")"));
 
 const READ: &str = concat!(
     "SELECT ",
@@ -246,6 +316,15 @@ const READ: &str = concat!(
     ", ",
     clock!(),
     ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1)"
+);
+
+/// Those of the records that are still claimed by these owners.
+const STANDING: &str = concat!(
+    "SELECT ",
+    columns!("r."),
+    ", ",
+    clock!(),
+    ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1) AND r.owner = ANY($2) AND r.state IN (2, 3)"
 );
 
 const SCAN: &str = concat!(
@@ -257,13 +336,21 @@ const SCAN: &str = concat!(
      WHERE r.id > $1 ORDER BY r.id LIMIT $2"
 );
 
-/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those that are;
-/// the others are no longer in flight.
-const ARM: &str = "WITH held AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
-     AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE), \
-     armed AS (UPDATE {schema}.record r SET watched = true FROM held WHERE r.id = held.id RETURNING r.id) \
-     SELECT id FROM armed UNION ALL \
-     SELECT id FROM {schema}.record WHERE id = ANY($1) AND state IN (2, 3) AND watched";
+/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those in flight, whether
+/// they are marked, and whether their lease stands: what somebody holds at this moment is not marked, and not waited for.
+const ARM: &str = concat!(
+    "WITH free AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
+     AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE SKIP LOCKED), \
+     armed AS (UPDATE {schema}.record r SET watched = true FROM free WHERE r.id = free.id \
+     RETURNING r.id, r.lease_until) \
+     SELECT id, true, lease_until > ",
+    clock!(),
+    " FROM armed UNION ALL \
+     SELECT r.id, r.watched, r.lease_until > ",
+    clock!(),
+    " FROM {schema}.record r WHERE r.id = ANY($1) AND r.state IN (2, 3) \
+     AND NOT EXISTS (SELECT FROM armed a WHERE a.id = r.id)"
+);
 
 /// What is due, found by the index on its time, and held until the sweep commits. What others hold is theirs.
 const DUE: &str = concat!(

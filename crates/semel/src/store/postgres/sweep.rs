@@ -2,6 +2,7 @@
 
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
+use super::columns::moment;
 use super::fault::Fault;
 use super::row::{self, RowError, Stored};
 use super::shared::Shared;
@@ -67,7 +68,7 @@ async fn step(shared: &Shared, limit: usize) -> Result<(usize, Swept), RowError>
         let (ids, versions) = columns(&shrunk);
         let fresh: Vec<i64> = shrunk.iter().map(|_| rand::random()).collect();
         let sweep_at: Vec<Option<i64>> =
-            shrunk.iter().map(|(_, stored)| stored.record.sweep_at().map(row::moment)).collect();
+            shrunk.iter().map(|(_, stored)| stored.record.sweep_at().map(moment)).collect();
         shared
             .settings
             .query(&statements.shrink)

@@ -18,6 +18,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::script::Dialect;
 use crate::store::{Error, ErrorKind};
 
+/// How many commands the connection takes before it writes them. With fewer, a packet would hold no more than those.
+const QUEUED: usize = 1024;
+
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
@@ -80,7 +83,15 @@ impl Address {
         let parts = Parts::read(url).ok_or_else(|| {
             setup("a Redis URL looks like redis://user:password@host:6379/0".to_owned(), None)
         })?;
-        let bad = |error| setup(format!("the Redis URL ({}) cannot be read", shown(url)), Some(error));
+        let bad = |error| {
+            setup(
+                format!(
+                    "the Redis URL ({}) cannot be read: it looks like redis://user:password@host:6379/0",
+                    shown(url)
+                ),
+                Some(error),
+            )
+        };
         let resp3 = |info: ConnectionInfo| {
             let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             info.set_tcp_settings(TcpSettings::default().set_nodelay(true)).set_redis_settings(redis)
@@ -140,7 +151,8 @@ impl Address {
     ) -> RedisResult<Wire> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeouts.connect))
-            .set_response_timeout(Some(timeouts.response));
+            .set_response_timeout(Some(timeouts.response))
+            .set_pipeline_buffer_size(QUEUED);
         let config = match &pushes {
             Some(pushes) => config.set_push_sender(pushes.clone()),
             None => config,

@@ -120,35 +120,12 @@ impl RedisBuilder {
     /// Says what is wrong with the settings or the server, and what to do: an evicting policy, a replica, a server
     /// too old, missing rights.
     pub async fn connect(self) -> Result<RedisStore, Error> {
-        let names = Names::new(&self.prefix).map_err(|why| Error::new(ErrorKind::Setup, why))?;
-        let certificates =
-            self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
-        let address = Address::parse(&self.url, certificates)?;
-        let rules = Rules::new(address.dialect());
-        #[cfg(all(test, feature = "testkit"))]
-        let rules = self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES)));
-        // Replicas that do not answer must not make a call seem unanswered.
-        let patience = self.timeouts.response / 2;
-        let shared = Arc::new(Shared {
-            name: shown(&self.url),
-            process: rand::random(),
-            link: Arc::new(Link::new(address, self.timeouts)),
-            names,
-            rules,
-            replicas: Replicas::new(self.require_replicas, patience),
-            wakeups: Wakeups::new(),
-            caches: Caches::new(),
-            clock: ServerClock::default(),
-            health: Health::new(self.on_store_loss),
-            guess: Guess::default(),
-            listing: Listing::default(),
-            sweeper: Sweeper::default(),
-        });
+        let check_every = self.check_every;
+        let shared = self.shared(Wakeups::new())?;
         let (watched, watches) = unbounded_channel();
         let (calls, called) = unbounded_channel();
         let (running, stopped) = oneshot::channel();
         let (greeting, greeted) = oneshot::channel();
-        let check_every = self.check_every;
         let background = Arc::clone(&shared);
         let work = move || {
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -172,9 +149,50 @@ impl RedisBuilder {
         greeted.await.map_err(thread_failed)??;
         Ok(RedisStore { shared, calls, watched, _running: running })
     }
+
+    /// The same server for values of another store: under names of their own, and never waited for long.
+    #[cfg(feature = "postgres")]
+    pub(super) fn beside(
+        mut self,
+        space: &str,
+        patience: Duration,
+        wakeups: Wakeups,
+    ) -> Result<Arc<Shared>, Error> {
+        self.prefix = format!("{}:{space}", self.prefix);
+        self.timeouts = Timeouts { connect: patience, response: patience };
+        self.shared(wakeups)
+    }
+
+    /// What calls and background tasks share, before anybody has spoken to the server.
+    fn shared(self, wakeups: Wakeups) -> Result<Arc<Shared>, Error> {
+        let names = Names::new(&self.prefix).map_err(|why| Error::new(ErrorKind::Setup, why))?;
+        let certificates =
+            self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
+        let address = Address::parse(&self.url, certificates)?;
+        let rules = Rules::new(address.dialect());
+        #[cfg(all(test, feature = "testkit"))]
+        let rules = self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES)));
+        // Replicas that do not answer must not make a call seem unanswered.
+        let patience = self.timeouts.response / 2;
+        Ok(Arc::new(Shared {
+            name: shown(&self.url),
+            process: rand::random(),
+            link: Arc::new(Link::new(address, self.timeouts)),
+            names,
+            rules,
+            replicas: Replicas::new(self.require_replicas, patience),
+            wakeups,
+            caches: Caches::new(),
+            clock: ServerClock::default(),
+            health: Health::new(self.on_store_loss),
+            guess: Guess::default(),
+            listing: Listing::default(),
+            sweeper: Sweeper::default(),
+        }))
+    }
 }
 
-fn thread_failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+pub(super) fn thread_failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(ErrorKind::Unavailable, "the thread of the Redis store could not be started")
         .with_source(error)
 }

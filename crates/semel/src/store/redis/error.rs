@@ -42,10 +42,14 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ),
     ("OOM", ErrorKind::Full, "the server's memory is full: raise maxmemory or shorten the retention"),
     ("NOAUTH", ErrorKind::Setup, "the server wants a password: put it into the URL"),
-    ("WRONGPASS", ErrorKind::Setup, "user or password is wrong"),
+    ("WRONGPASS", ErrorKind::Setup, "user or password is wrong: correct them in the URL"),
     ("NOPERM", ErrorKind::Setup, "the user lacks rights: see docs/redis-store.md for the list"),
     ("WRONGTYPE", ErrorKind::Corrupt, "a key of Semel holds something else: give Semel a prefix of its own"),
-    ("CROSSSLOT", ErrorKind::Setup, "keys of one call are on different shards"),
+    (
+        "CROSSSLOT",
+        ErrorKind::Setup,
+        "keys of one call are on different shards: does a proxy stand between? Connect to the cluster itself",
+    ),
     (
         "SEMELVERSION",
         ErrorKind::Incompatible,
@@ -78,7 +82,7 @@ fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
         return (ErrorKind::Setup, format!("Redis refused the call: {code} {detail}"));
     }
     if error.kind() == redis::ErrorKind::AuthenticationFailed {
-        return (ErrorKind::Setup, "Redis refused the user or password in the URL".to_owned());
+        return (ErrorKind::Setup, "Redis refused the user or password: correct them in the URL".to_owned());
     }
     if error.is_connection_refusal() {
         return (

@@ -37,12 +37,14 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
     let mut failures = 0;
     loop {
         let (pushes, mut messages) = unbounded_channel();
+        // All who watch are subscribed for once there is a connection; until then their number has no bound.
+        while watched.try_recv().is_ok() {}
         let opened = shared.link.address().open(shared.link.timeouts(), Some(pushes)).await;
         match opened {
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };
                 if let Err(error) = ear.hear(&mut watched, &mut messages, &mut failures).await {
-                    tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; waiters poll until it is back");
+                    tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; its wake-ups are missing until it is back");
                 }
             }
             Err(error) => {

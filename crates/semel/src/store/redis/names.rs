@@ -49,6 +49,12 @@ impl Names {
         format!("{}:receipt:{{{hex}}}", self.prefix).into_bytes()
     }
 
+    /// Where a store in front of another one tries whether the server takes writes.
+    #[cfg(feature = "postgres")]
+    pub(super) fn probe(&self) -> Vec<u8> {
+        format!("{}:probe", self.prefix).into_bytes()
+    }
+
     /// The deployment's secret.
     pub(super) fn secret(&self) -> Vec<u8> {
         format!("{}:secret", self.prefix).into_bytes()

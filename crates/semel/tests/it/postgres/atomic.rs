@@ -11,8 +11,11 @@ use semel_testbed::Postgres;
 
 use super::open;
 
+/// A lease that no test waits for.
+const LONG: Duration = Duration::from_secs(60);
+
 struct Bench {
-    server: Postgres,
+    server: Arc<Postgres>,
     store: Arc<PostgresStore>,
     engine: Engine,
     pool: PgPool,
@@ -25,11 +28,19 @@ async fn pay(connection: &mut PgConnection, order: &str) -> Result<i64, Failure<
 
 impl Bench {
     async fn new() -> Self {
-        let server = Postgres::start().expect("a PostgreSQL server can be started");
+        let server = Arc::new(Postgres::start().expect("a PostgreSQL server can be started"));
         server.sql("CREATE TABLE paid (order_id text)").expect("a healthy server");
+        Self::on(server, Duration::from_secs(2)).await
+    }
+
+    /// As another process on the same database.
+    async fn peer(&self, lease: Duration) -> Self {
+        Self::on(Arc::clone(&self.server), lease).await
+    }
+
+    async fn on(server: Arc<Postgres>, lease: Duration) -> Self {
         let store = Arc::new(open(&server.url()).await);
-        let engine =
-            Engine::over(store.clone()).lease(Duration::from_secs(2)).build().expect("a healthy server");
+        let engine = Engine::over(store.clone()).lease(lease).build().expect("a healthy server");
         let pool = PgPool::connect(&server.url()).await.expect("a healthy server");
         Self { server, store, engine, pool }
     }
@@ -122,19 +133,115 @@ async fn a_failure_is_rolled_back_to_the_savepoint() {
     assert!(!bench.pay("a").await.expect("a healthy server").replayed);
 }
 
-// The caller's rollback takes the outcome along; the claim ends with its lease, and is never in doubt.
+// The caller's rollback takes the outcome along, and the claim is given back long before its lease is over: for the same
+// process and for another one, which waited already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolled_back_transaction_never_happened() {
     let bench = Bench::new().await;
-    let mut transaction = bench.pool.begin().await.expect("a healthy server");
-    let once = bench.engine.once(Key::new("pay").value("a"));
-    let ran = once
-        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| pay(connection, "a").await);
-    assert_eq!(ran.await.expect("a healthy server").value, 1);
-    transaction.rollback().await.expect("a healthy server");
-    assert_eq!(bench.rows(), "0");
+    let (one, other) = (bench.peer(LONG).await, Arc::new(bench.peer(LONG).await));
+    for waiter in [Arc::new(bench.peer(LONG).await), other] {
+        let began = tokio::time::Instant::now();
+        let mut transaction = one.pool.begin().await.expect("a healthy server");
+        let once = one.engine.once(Key::new("pay").value("a"));
+        let ran = once.run_in_transaction(&one.store, &mut transaction, async |connection, _| {
+            pay(connection, "a").await
+        });
+        assert_eq!(ran.await.expect("a healthy server").value, 1);
+        let waits = {
+            let waiter = Arc::clone(&waiter);
+            tokio::spawn(async move {
+                let mut transaction = waiter.pool.begin().await.expect("a healthy server");
+                let once = waiter.engine.once(Key::new("pay").value("a"));
+                let ran = once
+                    .run_in_transaction(&waiter.store, &mut transaction, async |connection, _| {
+                        pay(connection, "a").await
+                    })
+                    .await
+                    .expect("a healthy server");
+                transaction.rollback().await.expect("a healthy server");
+                ran
+            })
+        };
+        // Longer than the longest pause between two looks: it is not given back while the transaction is open.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        assert!(!waits.is_finished(), "two transactions ran the effect at the same time");
+        assert_eq!(bench.phase("a").await, Some(Phase::Begun));
+        transaction.rollback().await.expect("a healthy server");
+        let waited = waits.await.expect("a healthy server");
+        assert_eq!((waited.value, waited.replayed, bench.rows().as_str()), (1, false, "0"));
+        assert!(began.elapsed() < LONG / 2, "the lease was waited for");
+    }
+    let again = one.pay("a").await.expect("a healthy server");
+    assert_eq!((again.value, again.replayed, bench.rows().as_str()), (1, false, "1"));
+}
+
+// A caller that goes away in the middle of the effect drops its transaction with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_call_is_given_back() {
+    let bench = Arc::new(Bench::new().await.peer(LONG).await);
+    let began = tokio::time::Instant::now();
+    let call = {
+        let bench = Arc::clone(&bench);
+        tokio::spawn(async move {
+            let mut transaction = bench.pool.begin().await.expect("a healthy server");
+            let once = bench.engine.once(Key::new("pay").value("a"));
+            let ran = once.run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+                pay(connection, "a").await?;
+                std::future::pending::<Result<i64, _>>().await
+            });
+            ran.await.expect("never")
+        })
+    };
+    let deadline = began + Duration::from_secs(10);
+    while bench.phase("a").await != Some(Phase::Begun) {
+        assert!(tokio::time::Instant::now() < deadline, "the effect does not start");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    call.abort();
     let again = bench.pay("a").await.expect("a healthy server");
     assert_eq!((again.value, again.replayed, bench.rows().as_str()), (1, false, "1"));
+    assert!(began.elapsed() < LONG / 2, "the lease was waited for");
+}
+
+// long_effect_tx: beyond its lease the record is held by the transaction all the same. Whoever asks is told that it is in
+// flight, in bounded time; nobody waits inside the server; vacuum is held back by nothing but the caller's own transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_effect_tx() {
+    let bench = Arc::new(Bench::new().await);
+    let short = bench.peer(Duration::from_secs(1)).await;
+    let mut transaction = short.pool.begin().await.expect("a healthy server");
+    let once = short.engine.once(Key::new("pay").value("a"));
+    let ran = once
+        .run_in_transaction(&short.store, &mut transaction, async |connection, _| pay(connection, "a").await);
+    assert_eq!(ran.await.expect("a healthy server").value, 1);
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!(bench.phase("a").await, Some(Phase::Lapsed));
+    for wait in [Duration::ZERO, Duration::from_millis(600)] {
+        let began = tokio::time::Instant::now();
+        let mut second = bench.pool.begin().await.expect("a healthy server");
+        let once = bench.engine.once(Key::new("pay").value("a")).wait(wait);
+        let busy = once
+            .run_in_transaction(&bench.store, &mut second, async |connection, _| pay(connection, "a").await)
+            .await;
+        assert!(matches!(busy, Err(RunError::InFlight { .. })), "{busy:?}");
+        assert!(began.elapsed() < wait + Duration::from_secs(3), "{:?}", began.elapsed());
+        let once = bench.engine.once(Key::new("pay").value("a")).wait(wait);
+        let busy = once.run(async |_| Ok::<i64, _>(2).map_err(Failure::<sqlx::Error>::Failed)).await;
+        assert!(matches!(busy, Err(RunError::InFlight { .. })), "{busy:?}");
+        drop(second);
+    }
+    let waiter = {
+        let bench = Arc::clone(&bench);
+        tokio::spawn(async move { bench.pay("a").await })
+    };
+    let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    for _ in 0..20 {
+        assert_eq!(bench.server.sql(blocked).expect("a healthy server"), "0", "somebody waits in the server");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    transaction.commit().await.expect("a healthy server");
+    let answer = waiter.await.expect("a healthy server").expect("a healthy server");
+    assert_eq!((answer.value, answer.replayed, bench.rows().as_str()), (1, true, "1"));
 }
 
 // now_frozen: the transaction is seconds old when the claim is made; its lease counts from the claim all the same.

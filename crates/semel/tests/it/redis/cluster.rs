@@ -1,11 +1,12 @@
-//! A cluster: the whole contract over three shards, and slots that move under load.
+//! A cluster: the whole contract over three shards, TLS, and slots that move under load.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use semel::record::Force;
 use semel::store::{Invalidate, Trust};
 use semel::testkit::contract;
-use semel_testbed::RedisCluster;
+use semel_testbed::redis::Persistence;
+use semel_testbed::{RedisCluster, Storage};
 
 use super::*;
 
@@ -19,11 +20,13 @@ async fn open(url: &str, prefix: &str) -> Arc<dyn Store> {
     Arc::new(store.unwrap_or_else(|error| panic!("{error}")))
 }
 
-// One cluster for all cases, since six servers take their time; every case has a prefix of its own.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_contract_holds_on_a_cluster() {
+/// In so many tests, each with a cluster of its own.
+const PARTS: usize = 4;
+
+/// One part of the contract's cases, each with a prefix of its own: six servers take their time.
+async fn contract(part: usize) {
     let cluster = RedisCluster::start().expect("a cluster");
-    for case in contract::cases() {
+    for case in contract::cases().iter().skip(part).step_by(PARTS) {
         let (url, prefix) = (url(&cluster), format!("case:{}", case.name()));
         let context = Context::new(open(&url, &prefix).await).peer(open(&url, &prefix).await);
         let context = context.reopen(move || {
@@ -32,6 +35,60 @@ async fn the_contract_holds_on_a_cluster() {
         });
         case.run(&context).await;
     }
+}
+
+mod the_contract_holds_on_a_cluster {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn part_one() {
+        super::contract(0).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn part_two() {
+        super::contract(1).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn part_three() {
+        super::contract(2).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn part_four() {
+        super::contract(3).await;
+    }
+}
+
+// rediss-cluster://: calls and subscriptions over TLS, to every shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_on_a_cluster() {
+    let options = Redis::options().storage(Storage::Memory).persistence(Persistence::None).tls();
+    let cluster = RedisCluster::start_with(&options).expect("a cluster");
+    let authority = cluster.node(0).ca_cert().expect("it has TLS");
+    let authority = std::fs::read(authority).expect("a certificate");
+    let ports: Vec<String> =
+        cluster.nodes().iter().filter_map(Redis::tls_addr).map(|a| a.to_string()).collect();
+    let url = format!("rediss-cluster://{}", ports.join(","));
+    let connect = async || {
+        let builder = RedisStore::builder(&url).root_certificate(authority.clone());
+        Arc::new(builder.connect().await.unwrap_or_else(|error| panic!("{error}")))
+    };
+    let (store, other) = (connect().await, connect().await);
+    let mut shards = std::collections::HashSet::new();
+    while shards.len() < 3 {
+        let id = key();
+        let slot = cluster.slot_of(&format!("semel:{{{id}}}")).expect("a healthy cluster");
+        shards.insert(cluster.primary_of(slot).expect("a healthy cluster"));
+        let grant = win(&store, id).await;
+        let mut watch = other.watch(id);
+        // The subscription's own word, then that of the change.
+        tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.expect("subscribed");
+        accepted(store.apply(id, complete(grant, "once")).await);
+        tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.expect("woken by push");
+        replayed(ask(&other, id, &claim()).await);
+    }
+    let stranger = RedisStore::connect(&url).await.map(|_| ()).expect_err("an unknown authority");
+    assert!(stranger.to_string().contains("certificate"), "{stranger}");
 }
 
 // slot_migration: MOVED and ASK during claims and completes: one effect per key, and every outcome is replayed.

@@ -109,7 +109,9 @@ async fn an_old_server_is_refused() {
         assert_eq!(connected.is_ok(), fit, "{version}: {connected:?}");
         if let Err(error) = connected {
             assert_eq!(error.kind(), ErrorKind::Setup);
-            assert!(error.to_string().contains(version) && error.to_string().contains("6.2"), "{error}");
+            let sentence = error.to_string();
+            assert!(sentence.contains(version) && sentence.contains("6.2"), "{error}");
+            assert!(sentence.contains("upgrade"), "says what to do: {error}");
         }
     }
 }

@@ -23,17 +23,24 @@ async fn noscript() {
     assert_eq!(replayed(Ok(outcome)).body(), &semel::outcome::Body::Kept(b"once".to_vec()));
 }
 
-// redis_stall: a server that stands still is an unknown fate, and the same owner learns it afterwards.
+// redis_stall: a server that stands still for two seconds is an unknown fate, and the same owner learns it afterwards.
+// Leases do not stand still with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_stall() {
     let server = server();
     let store =
         RedisStore::builder(&server.url()).response_timeout(Duration::from_millis(200)).connect().await;
     let store = Arc::new(store.expect("a healthy server"));
+    let second = Duration::from_secs(1);
+    let terms = Arc::new(Terms { lease: second, in_flight_max: second, ..Terms::default() });
+    let early = key();
+    won(ask(&store, early, &Claim { terms, ..claim() }).await);
     let (id, mine) = (key(), claim());
     server.pause().expect("it runs");
+    let stall = tokio::time::sleep(2 * second);
     let fate = ask(&store, id, &mine).await.expect_err("nobody answers");
     assert_eq!(fate.kind(), ErrorKind::Ambiguous, "{fate}");
+    stall.await;
     server.resume().expect("it is paused");
     let grant = eventually("the claim is mine", async || ask(&store, id, &mine).await.ok()).await;
     let grant = won(Ok(grant));
@@ -42,6 +49,8 @@ async fn redis_stall() {
         "somebody else's comes second"
     );
     accepted(store.apply(id, complete(grant, "once")).await);
+    let after = ask(&store, early, &claim()).await;
+    assert!(matches!(after, Ok(Ruling::InDoubt)), "begun, and its lease ended meanwhile: {after:?}");
 }
 
 // A reply that is lost on the way: the write happened, and its repetition says so.
@@ -65,7 +74,8 @@ async fn lost_reply_is_ambiguous_and_repeatable() {
     assert_eq!(again.attempt, 1, "one claim, asked twice");
 }
 
-// reply_desync: callers that hang up leave no answer behind for others. Every outcome names its own key.
+// reply_desync: callers that hang up, a fifth of them, leave no answer behind for others. Every outcome names its own
+// key. A million calls in the full form.
 #[tokio::test(flavor = "multi_thread")]
 async fn reply_desync() {
     let server = server();
@@ -75,7 +85,7 @@ async fn reply_desync() {
         let grant = win(&store, *id).await;
         accepted(store.apply(*id, complete(grant, &id.to_string())).await);
     }
-    for round in 0..200 {
+    for round in 0..rounds(200, 20_000) {
         let calls: Vec<_> = ids
             .iter()
             .map(|id| {
@@ -88,6 +98,7 @@ async fn reply_desync() {
             .collect();
         for (number, call) in calls.iter().enumerate() {
             if (number + round) % 5 == 0 {
+                // Some before they were sent, some while they wait for the answer.
                 call.abort();
             }
         }
@@ -163,7 +174,14 @@ async fn key_deleted() {
 async fn crossslot() {
     let server = server();
     let store = connect(&server.url()).await;
-    for bytes in [*b"{}{}{}{}{}{}{}{}", *b"}}}}}}}}{{{{{{{{", [0; 16], [0xff; 16]] {
+    let chosen = [*b"{}{}{}{}{}{}{}{}", *b"}}}}}}}}{{{{{{{{", [0; 16], [0xff; 16]];
+    let drawn = (0..rounds(100, 10_000)).map(|_| {
+        // Mostly braces.
+        let mut bytes = *Owner::random().as_bytes();
+        bytes.iter_mut().for_each(|byte| *byte = [b'{', b'}', *byte][usize::from(*byte % 3)]);
+        bytes
+    });
+    for bytes in chosen.into_iter().chain(drawn) {
         let id = KeyId::from_bytes(bytes);
         let grant = win(&store, id).await;
         accepted(store.apply(id, complete(grant, "once")).await);

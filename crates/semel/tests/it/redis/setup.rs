@@ -19,7 +19,7 @@ async fn a_wrong_url_is_named() {
         ("localhost:6379", "redis://"),
         ("http://localhost", "redis-cluster://"),
         ("redis-sentinel://localhost:26379", "names the service"),
-        ("redis://:hun ter2@@localhost:x", "cannot be read"),
+        ("redis://:hun ter2@@localhost:x", "cannot be read: it looks like redis://"),
     ] {
         let error = refusal(url).await;
         assert_eq!(error.kind(), ErrorKind::Setup, "{url}: {error}");
@@ -41,6 +41,7 @@ async fn a_wrong_password_is_named() {
         let error = refusal(&format!("redis://{user}{}", server.addr())).await;
         assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
         assert!(error.to_string().contains("password"), "{error}");
+        assert!(error.to_string().contains("URL"), "says what to do: {error}");
         assert!(!error.to_string().contains("wrong@"), "{error}");
     }
     let store = connect(&format!("redis://:right@{}", server.addr())).await;
@@ -54,7 +55,7 @@ async fn a_replica_is_refused() {
     replica.replica_of(&primary).expect("a replica");
     let error = refusal(&replica.url()).await;
     assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
-    assert!(error.to_string().contains("replica"), "{error}");
+    assert!(error.to_string().contains("give the URL of its primary, or of Sentinel"), "{error}");
 }
 
 /// The rights that docs/redis-store.md lists: enough, and CONFIG is not among them.
@@ -78,7 +79,8 @@ async fn missing_rights_are_named() {
         let server = Redis::options().user("app", &rules).start().expect("redis-server starts");
         let error = refusal(&format!("redis://app:pw@{}", server.addr())).await;
         assert_eq!(error.kind(), ErrorKind::Setup, "{lacks}: {error}");
-        assert!(error.to_string().contains("NOPERM"), "{lacks}: {error}");
+        let sentence = error.to_string();
+        assert!(sentence.contains("NOPERM") && sentence.contains("docs/redis-store.md"), "{lacks}: {error}");
     }
 }
 

@@ -1,0 +1,93 @@
+//! What a store in front of this one has to know: which copies of outcomes are still good.
+//!
+//! The row `copies` of `meta` holds the id of this database's records (`bytes`) and the generation of copies
+//! (`number`). Every forget and re-execute begins a new generation in its own transaction, by whatever process and
+//! whether it knows of copies or not. Without a store in front there is no row, and nothing to pay.
+
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::PostgresStore;
+use super::fault::Fault;
+use super::row::RowError;
+use super::shared::Shared;
+use crate::record::DecodeError;
+use crate::store::{Error, Wakeups};
+use crate::time::Timestamp;
+
+/// Counts up with every forget and re-execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::store) struct Generation(pub(in crate::store) i64);
+
+/// The state of copies at a moment of the server's clock.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) struct Copies {
+    /// Names the records of this database.
+    pub(in crate::store) store: [u8; 16],
+    pub(in crate::store) generation: Generation,
+    pub(in crate::store) now: Timestamp,
+}
+
+impl PostgresStore {
+    /// Reads the generation of copies; the first to ask makes it.
+    pub(in crate::store) async fn copies(&self) -> Result<Copies, Error> {
+        let shared = std::sync::Arc::clone(&self.shared);
+        self.on_thread(async move {
+            let read = async || {
+                let query = shared.settings.query(&shared.settings.statements.read_copies);
+                first(&shared.fetch(query).await?)
+            };
+            let found = match read().await {
+                Ok(None) => {
+                    keep(&shared).await.map_err(|error| explain(&shared, &error.into()))?;
+                    read().await
+                }
+                found => found,
+            };
+            settled(&shared, found)
+        })
+        .await
+    }
+
+    /// Begins a new generation: every copy made until now is an old one.
+    pub(in crate::store) async fn begin_generation(&self) -> Result<Copies, Error> {
+        let shared = std::sync::Arc::clone(&self.shared);
+        self.on_thread(async move {
+            keep(&shared).await.map_err(|error| explain(&shared, &error.into()))?;
+            let query = shared.settings.query(&shared.settings.statements.renew_copies);
+            let rows = shared.fetch(query).await.map_err(|error| explain(&shared, &error.into()))?;
+            settled(&shared, first(&rows))
+        })
+        .await
+    }
+
+    /// Those who wait here, for somebody who hears of changes in another way.
+    pub(in crate::store) fn wakeups(&self) -> Wakeups {
+        self.shared.wakeups.clone()
+    }
+}
+
+async fn keep(shared: &Shared) -> Result<(), sqlx::Error> {
+    let id: [u8; 16] = rand::random();
+    let query = shared.settings.query(&shared.settings.statements.keep_copies);
+    shared.fetch(query.bind(id.as_slice())).await.map(drop)
+}
+
+fn first(rows: &[PgRow]) -> Result<Option<Copies>, RowError> {
+    let Some(row) = rows.first() else { return Ok(None) };
+    let store: &[u8] = row.try_get(1)?;
+    Ok(Some(Copies {
+        store: store.try_into().map_err(|_| DecodeError::Damaged("copies"))?,
+        generation: Generation(row.try_get(0)?),
+        now: Timestamp::from_micros(u64::try_from(row.try_get::<i64, _>(2)?).unwrap_or(0)),
+    }))
+}
+
+fn settled(shared: &Shared, found: Result<Option<Copies>, RowError>) -> Result<Copies, Fault> {
+    let found = found.map_err(|error| explain(shared, &error))?;
+    found.ok_or_else(|| explain(shared, &sqlx::Error::RowNotFound.into()))
+}
+
+fn explain(shared: &Shared, error: &RowError) -> Fault {
+    Fault::row(&shared.settings.target, error)
+}

@@ -1,0 +1,137 @@
+//! Claims for a caller's own transaction that came to nothing: given back as soon as that is certain.
+//!
+//! The claim was committed before the transaction held the record, and it stands when the caller rolls back. But then
+//! nobody holds the record any more, and it still says what the claim wrote. While the transaction lives, it is held;
+//! once it has committed, it is done. So a record that can be locked and is unchanged belongs to an effect of which
+//! nothing is left, and its owner may say so: release. The look never waits for the lock, and holds no connection while
+//! the transaction goes on. If this process dies, the claim ends with its lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::PostgresStore;
+use super::columns::{Swap, SwapColumns};
+use super::judge::next_edge;
+use super::row::{self, RowError};
+use super::shared::Shared;
+use crate::key::KeyId;
+use crate::record::{self, Command, Fence, Grant, Ruling};
+use crate::sync::Mutex;
+
+/// The first look, soon after the call has returned, and the longest pause between two: how long a rolled-back key may
+/// stay taken.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(128));
+
+/// A claim that its caller is about to commit or to roll back, or has left behind. Made once the claim is won; from when
+/// it is dropped on, the claim is given back where nothing holds it and nothing came of it.
+pub(crate) struct Parting {
+    shared: Arc<Shared>,
+    id: KeyId,
+    grant: Grant,
+    lease_until: Instant,
+}
+
+/// Partings that the task has yet to see.
+#[derive(Debug, Default)]
+pub(super) struct Parted {
+    fresh: Mutex<Vec<Look>>,
+    came: Notify,
+}
+
+/// A claim to look at.
+#[derive(Debug)]
+struct Look {
+    id: KeyId,
+    grant: Grant,
+    lease_until: Instant,
+    at: Instant,
+    pause: Duration,
+}
+
+impl PostgresStore {
+    /// Watches over a claim that was just won for a caller's transaction.
+    pub(crate) fn parting(&self, id: KeyId, grant: Grant, lease_left: Duration) -> Parting {
+        Parting { shared: Arc::clone(&self.shared), id, grant, lease_until: Instant::now() + lease_left }
+    }
+}
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        let pause = PAUSES.0;
+        let (id, grant, lease_until) = (self.id, self.grant, self.lease_until);
+        let look = Look { id, grant, lease_until, at: Instant::now() + pause, pause };
+        self.shared.parted.fresh.lock().push(look);
+        self.shared.parted.came.notify_one();
+    }
+}
+
+/// Looks after all partings of a store until its runtime ends.
+pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
+    let mut open: Vec<Look> = Vec::new();
+    loop {
+        open.append(&mut shared.parted.fresh.lock());
+        let now = Instant::now();
+        // Whoever comes after the lease takes it without being asked.
+        open.retain(|look| now < look.lease_until);
+        let Some(next) = open.iter().map(|look| look.at).min() else {
+            shared.parted.came.notified().await;
+            continue;
+        };
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = shared.parted.came.notified() => continue,
+        }
+        let now = Instant::now();
+        let due: Vec<Look> = open.extract_if(.., |look| look.at <= now).collect();
+        let standing = match release(&shared, &due).await {
+            Ok(standing) => standing,
+            Err(error) => {
+                tracing::debug!(%error, "could not see what became of transactions; their claims end with their leases");
+                due.iter().map(|look| look.id).collect()
+            }
+        };
+        for mut look in due {
+            if standing.contains(&look.id) {
+                look.pause = (look.pause * 2).min(PAUSES.1);
+                look.at = Instant::now() + look.pause;
+                open.push(look);
+            } else {
+                shared.wakeups.wake(look.id);
+            }
+        }
+    }
+}
+
+/// Releases what nobody holds, and gives those that somebody still does.
+async fn release(shared: &Shared, due: &[Look]) -> Result<Vec<KeyId>, RowError> {
+    let ids: Vec<&[u8]> = due.iter().map(|look| look.id.as_bytes().as_slice()).collect();
+    let owners: Vec<&[u8]> = due.iter().map(|look| look.grant.owner.as_bytes().as_slice()).collect();
+    let statements = &shared.settings.statements;
+    let rows = shared.fetch(shared.settings.query(&statements.standing).bind(&ids).bind(&owners)).await?;
+    let (mut columns, mut standing) = (SwapColumns::default(), Vec::new());
+    for row in &rows {
+        let (id, stored) = (row::id(row)?, row::stored(row)?);
+        let mine = |look: &&Look| look.id == id && look.grant.owner == stored.record.owner;
+        let Some(look) = due.iter().find(mine) else { continue };
+        let judged_until = next_edge(&stored.record, stored.now);
+        let mut record = Some(stored.record);
+        let ruling = record::apply(&mut record, &Command::Release(look.grant), stored.now, Fence::default());
+        if let (Ruling::Accepted { .. }, Some(record)) = (ruling, record) {
+            let (seen, version) = (stored.version, rand::random());
+            columns.push(&Swap { id, seen, judged_until, version, record, wake: true, invalidate: false });
+            standing.push(id);
+        }
+    }
+    if standing.is_empty() {
+        return Ok(standing);
+    }
+    let query = columns.bind(shared.settings.query(&statements.swap));
+    for row in &shared.fetch(query.bind(shared.channel()).bind(shared.name())).await? {
+        let free = row::id(row)?;
+        standing.retain(|id| *id != free);
+    }
+    Ok(standing)
+}

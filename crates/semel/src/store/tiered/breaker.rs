@@ -1,0 +1,95 @@
+//! Keeps callers away from a Redis that does not answer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Notify;
+
+use crate::store::Error;
+
+/// Open while Redis is away. Every change is logged, and nothing else is.
+#[derive(Debug, Default)]
+pub(super) struct Breaker {
+    /// Counts the changes, so odd while closed: it begins open, until Redis was heard for the first time. A call knows
+    /// by it in which period it began, and a late failure of an earlier one does not open the breaker again.
+    changes: AtomicU64,
+    opened: Notify,
+}
+
+/// A time in which Redis answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Period(u64);
+
+impl Breaker {
+    /// Whether a call may go to Redis now.
+    pub(super) fn admit(&self) -> Option<Period> {
+        let changes = self.changes.load(Ordering::Acquire);
+        (!changes.is_multiple_of(2)).then_some(Period(changes))
+    }
+
+    /// A call of that period has failed.
+    pub(super) fn open(&self, Period(period): Period, redis: &str, error: &Error) {
+        let changed =
+            self.changes.compare_exchange(period, period + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if changed {
+            tracing::warn!(
+                redis,
+                %error,
+                "Redis is away: PostgreSQL alone goes on, nothing is lost; it is tried again in the background"
+            );
+            self.opened.notify_one();
+        }
+    }
+
+    /// Redis answers, and whatever it holds from before is no longer believed.
+    pub(super) fn close(&self) {
+        let close = |changes: u64| changes.is_multiple_of(2).then_some(changes + 1);
+        let _ = self.changes.fetch_update(Ordering::AcqRel, Ordering::Acquire, close);
+    }
+
+    /// Returns once it is open.
+    pub(super) async fn is_open(&self) {
+        while self.admit().is_some() {
+            self.opened.notified().await;
+        }
+    }
+
+    /// How often it was opened and closed. A start without Redis is neither; the first word of it is a closing.
+    pub(super) fn changes(&self) -> (u64, u64) {
+        let changes = self.changes.load(Ordering::Acquire);
+        (changes / 2, changes.div_ceil(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ErrorKind;
+
+    fn away() -> Error {
+        Error::new(ErrorKind::Unavailable, "away")
+    }
+
+    #[test]
+    fn one_failure_opens_and_only_closing_closes() {
+        let breaker = Breaker::default();
+        assert!(breaker.admit().is_none(), "nobody has heard Redis yet");
+        breaker.close();
+        let period = breaker.admit().expect("it was heard");
+        breaker.open(period, "redis", &away());
+        assert!(breaker.admit().is_none());
+        assert_eq!(breaker.changes(), (1, 1));
+    }
+
+    #[test]
+    fn a_late_failure_of_an_earlier_period_changes_nothing() {
+        let breaker = Breaker::default();
+        breaker.close();
+        let earlier = breaker.admit().expect("closed");
+        breaker.open(earlier, "redis", &away());
+        breaker.close();
+        breaker.open(earlier, "redis", &away());
+        assert!(breaker.admit().is_some());
+        breaker.close();
+        assert_eq!(breaker.changes(), (1, 2), "closed twice is closed once");
+    }
+}

@@ -1,0 +1,137 @@
+//! Settings of the tiered store, and what goes on in its background.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use quick_cache::sync::Cache;
+
+use super::breaker::Breaker;
+use super::counters::Counters;
+use super::view::{READ_EVERY, Views};
+use super::{Settings, TieredStore, Tiers, WON};
+use crate::store::redis::Side;
+use crate::store::{Error, ErrorKind, Invalidate, PostgresBuilder, RedisBuilder, Store as _};
+
+/// How long to wait before Redis is tried again, at first and at most.
+const TRY_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Settings for a [`TieredStore`]. Made by [`TieredStore::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it opens"]
+pub struct TieredBuilder {
+    postgres: PostgresBuilder,
+    redis: RedisBuilder,
+    redis_patience: Duration,
+    settings: Settings,
+}
+
+impl TieredBuilder {
+    pub(super) fn new(postgres: PostgresBuilder, redis: RedisBuilder) -> Self {
+        Self {
+            postgres,
+            redis,
+            redis_patience: Duration::from_millis(250),
+            settings: Settings { busy_for: Duration::from_secs(1), copy_limit: 256 * 1024 },
+        }
+    }
+
+    /// How long Redis may take to connect or to answer (250 ms), instead of the timeouts of its own builder. Whoever
+    /// waited longer goes on without it, and the breaker opens: so this is what a Redis that stands still costs, once.
+    pub fn redis_patience(mut self, patience: Duration) -> Self {
+        self.redis_patience = patience.max(Duration::from_millis(1));
+        self
+    }
+
+    /// For how long a claim is known in Redis as busy (1 s), and at most for half of its lease. After that PostgreSQL
+    /// is asked again. Zero asks it always.
+    pub fn busy_for(mut self, length: Duration) -> Self {
+        self.settings.busy_for = length;
+        self
+    }
+
+    /// The largest outcome in bytes that is copied to Redis (256 KiB). Larger ones are replayed from PostgreSQL.
+    pub fn copy_limit(mut self, bytes: usize) -> Self {
+        self.settings.copy_limit = bytes;
+        self
+    }
+
+    /// Connects to PostgreSQL, and to Redis if it is there.
+    ///
+    /// # Errors
+    /// As [`PostgresBuilder::open`]; and `Setup` where the URL, the password or the rights for Redis are wrong. A Redis
+    /// that is away is a warning.
+    pub async fn open(self) -> Result<TieredStore, Error> {
+        let postgres = self.postgres.open().await?;
+        let copies = postgres.copies().await?;
+        let id: String = copies.store.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let space = format!("copies:{id}");
+        let (redis, running) = Side::start(self.redis, &space, self.redis_patience, postgres.wakeups())?;
+        let views = Arc::new(Views::new(copies.store));
+        let guard: Weak<Views> = Arc::downgrade(&views);
+        postgres.attach(guard as Weak<dyn Invalidate>);
+        let tiers = Arc::new(Tiers {
+            postgres,
+            redis,
+            breaker: Breaker::default(),
+            views,
+            counters: Counters::default(),
+            won: Cache::new(WON),
+            settings: self.settings,
+        });
+        match tiers.redis.probe().await {
+            Ok(()) => tiers.breaker.close(),
+            Err(error) if error.kind() == ErrorKind::Setup => return Err(error),
+            Err(error) => {
+                tracing::warn!(
+                    redis = tiers.redis.name(),
+                    %error,
+                    "Redis is away at the start: PostgreSQL alone goes on; it is tried again in the background"
+                );
+            }
+        }
+        tiers.redis.spawn(keep_view(Arc::clone(&tiers)));
+        tiers.redis.spawn(mend(Arc::clone(&tiers)));
+        Ok(TieredStore { tiers, _running: running })
+    }
+}
+
+/// Reads the generation of copies whenever it is wanted, and before what is known gets old.
+async fn keep_view(tiers: Arc<Tiers>) {
+    loop {
+        let mut pause = READ_EVERY;
+        if let Some(reading) = tiers.views.begin() {
+            match tiers.postgres.copies().await {
+                Ok(copies) => tiers.views.take(reading, copies),
+                Err(error) => {
+                    tracing::debug!(%error, "the generation of copies cannot be read; none is used meanwhile");
+                    pause = TRY_AGAIN.0;
+                }
+            }
+        }
+        let _ = tokio::time::timeout(pause, tiers.views.wanted()).await;
+    }
+}
+
+/// Tries a Redis that is away until it is back.
+async fn mend(tiers: Arc<Tiers>) {
+    loop {
+        tiers.breaker.is_open().await;
+        let (mut pause, longest) = TRY_AGAIN;
+        while let Err(error) = try_again(&tiers).await {
+            tracing::debug!(redis = tiers.redis.name(), %error, "Redis is still away");
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            pause = (pause * 2).min(longest);
+        }
+        tiers.breaker.close();
+        tracing::info!(redis = tiers.redis.name(), "Redis is back, and what it held before is ignored");
+    }
+}
+
+async fn try_again(tiers: &Tiers) -> Result<(), Error> {
+    tiers.redis.probe().await?;
+    // What is in Redis by now is from before, or from others who could reach it: of an older generation. Who is told of
+    // it while it is read anew believes nothing.
+    tiers.postgres.begin_generation().await?;
+    tiers.views.drop_view();
+    Ok(())
+}
