@@ -23,6 +23,7 @@ need_servers() {
   local missing=()
   command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
   has_postgres || missing+=(postgresql)
+  command -v nginx >/dev/null 2>&1 || [ -x /usr/sbin/nginx ] || missing+=(nginx) # the yardstick of the proxy
   command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || missing+=(pgbouncer)
   install_packages "${missing[@]}"
   # A package starts a service of its own, which nobody asked for. One that was here before is left alone.
@@ -76,11 +77,12 @@ run_doc_tests() {
 
 # Every example must run and exit well; each counts as one test.
 run_examples() {
-  local example name
-  cargo build -p semel --examples --all-features --locked --quiet
-  for example in crates/semel/examples/*.rs; do
+  local example name package
+  cargo build --workspace --examples --all-features --locked --quiet
+  for example in crates/*/examples/*.rs; do
     name=$(basename "$example" .rs)
-    if timeout 60 cargo run -p semel --example "$name" --all-features --locked --quiet >"$log" 2>&1; then
+    package=$(basename "$(dirname "$(dirname "$example")")")
+    if timeout 60 cargo run -p "$package" --example "$name" --all-features --locked --quiet >"$log" 2>&1; then
       echo "ok      example $name"
       passed=$((passed + 1))
     else

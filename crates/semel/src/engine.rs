@@ -61,7 +61,7 @@ pub use self::answer::{Answer, DecodeError, Failure, FailureExt, RunError};
 pub use self::builder::{BuildError, Builder};
 pub use self::event::{Event, Observer, ReplayedFrom, Stats, Subject};
 pub use self::flight::WaiterCaps;
-pub use self::hold::{Attempt, Claim, Completed, NotBegun, Running};
+pub use self::hold::{Attempt, Claim, Completed, Concluded, NotBegun, Running};
 pub use self::once::Once;
 
 use self::background::Background;

@@ -114,7 +114,8 @@ impl Inner {
             let Joined::Seat(seat) = joined else {
                 break Acquired::TooManyWaiters { retry_after: retry_after(ask, Duration::ZERO) };
             };
-            match self.wait(ask, seat, deadline).await? {
+            // Boxed, as everything here that only slow calls meet: it would make the future of every call larger.
+            match Box::pin(self.wait(ask, seat, deadline)).await? {
                 Waited::Over(acquired) => break acquired,
                 Waited::Late => {}
             }
@@ -206,7 +207,7 @@ impl Inner {
                     if !unknown || tries >= TRIES || instant() + pause >= give_up {
                         return Err(error);
                     }
-                    self.background.sleep_until(instant() + pause).await;
+                    Box::pin(self.background.sleep_until(instant() + pause)).await;
                 }
             }
         }

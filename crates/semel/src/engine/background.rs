@@ -159,7 +159,7 @@ impl Background {
         tokio::select! {
             biased;
             answer = work => Some(answer),
-            () = self.sleep_until(moment) => None,
+            () = Box::pin(self.sleep_until(moment)) => None,
         }
     }
 

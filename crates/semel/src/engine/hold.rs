@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::acquire::{Acquired, Ask};
 use super::background::{Beat, Held, Ticket};
-use super::event::{Event, Subject};
+use super::event::{Event, ReplayedFrom, Subject};
 use super::parting::{Before, Tenure};
 use super::{Counted, Inner};
 use crate::fingerprint::Fingerprint;
@@ -54,6 +55,18 @@ pub enum Completed {
     /// The store did not take it within a lease: the effect happened, and a later caller may never be told what
     /// came of it. Where the store may recover, the background goes on trying for `in_flight_max`.
     NotStored(store::Error),
+}
+
+/// What became of a completion, and of the claim that stood against it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Concluded {
+    /// The outcome is kept: answer with it.
+    Kept,
+    /// As [`Completed::NotStored`]: answer with it, and say that it is not kept.
+    NotStored(store::Error),
+    /// Somebody else's claim stands. Answer with what is known of that one; it is never [`Acquired::Won`].
+    Instead(Acquired),
 }
 
 /// What both kinds share.
@@ -140,7 +153,7 @@ impl Claim {
         if self.hold.held.left() <= terms.lease / 10 {
             self.hold.emit(&Event::SelfFenced);
             // Written before the caller claims again: it would meet itself, as busy or in doubt.
-            self.release().await;
+            Box::pin(self.release()).await;
             return Err(NotBegun::Lost);
         }
         self.hold.on_drop = Some(Command::Abandon(self.hold.win.grant));
@@ -164,8 +177,8 @@ impl Running {
         self.hold.win.grant
     }
 
-    /// When the claim ends for good, heartbeats or not.
-    pub(super) fn limit(&self) -> Instant {
+    /// When the claim ends for good, heartbeats or not: the moment to stop an effect that still runs.
+    pub fn limit(&self) -> Instant {
         self.hold.tenure.since + self.hold.tenure.terms.in_flight_max
     }
 
@@ -191,6 +204,35 @@ impl Running {
                 // The background goes on where that can help. Otherwise whoever waits is told at once.
                 self.hold.on_drop.get_or_insert(Command::Abandon(grant));
                 Completed::NotStored(error)
+            }
+        }
+    }
+
+    /// As [`complete`](Self::complete), and where somebody else claimed meanwhile, waits for its outcome for at most
+    /// `wait`. It never claims anew: the effect ran already.
+    ///
+    /// Cancel-safe, as `complete` is.
+    pub async fn complete_or_follow(
+        self,
+        outcome: &Arc<Outcome>,
+        retention: Option<Duration>,
+        wait: Duration,
+    ) -> Concluded {
+        let Hold { inner, tenure, fingerprint, secret, .. } = &*self.hold;
+        let (inner, tenure) = (Arc::clone(inner), tenure.clone());
+        let (fingerprint, secret) = (*fingerprint, Arc::clone(secret));
+        match self.complete(outcome, retention).await {
+            Completed::Kept => Concluded::Kept,
+            Completed::NotStored(error) => Concluded::NotStored(error),
+            Completed::Superseded(winner) => {
+                inner.events.emit(&tenure.subject, &Event::Replayed { from: ReplayedFrom::Store });
+                Concluded::Instead(Acquired::Replay(winner))
+            }
+            Completed::Lost => {
+                let Tenure { subject, terms, .. } = tenure;
+                let (terms, begin) = (Arc::new(terms), Begin::Later);
+                let ask = Ask { subject, fingerprint, terms, begin, wait, secret };
+                Concluded::Instead(Box::pin(inner.follow(&ask)).await)
             }
         }
     }

@@ -87,7 +87,7 @@ impl Inner {
                             _ => Event::StoreFailed { error: &error },
                         },
                     );
-                    self.background.sleep_until(instant() + pause).await;
+                    Box::pin(self.background.sleep_until(instant() + pause)).await;
                 }
                 // Given up twice is given up: the try whose reply got lost has done it.
                 Ok(Ruling::Lost { .. }) if before == Before::Unanswered && gives_up(command) => {

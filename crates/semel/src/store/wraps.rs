@@ -39,7 +39,7 @@ impl Veil {
         if let Some(sealer) = &self.sealer {
             return sealer.seal_command(id, command).0;
         }
-        let _ = id;
+        let _ = (self, id);
         command
     }
 
@@ -50,7 +50,7 @@ impl Veil {
         if let Some(sealer) = &self.sealer {
             return sealer.open_ruling(id, ruling);
         }
-        let _ = id;
+        let _ = (self, id);
         Ok(ruling)
     }
 }

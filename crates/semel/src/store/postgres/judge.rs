@@ -127,8 +127,7 @@ impl Group {
             if let Some(attempt) = item.attempt.take() {
                 if base.version == attempt.version {
                     // It was ours: the write whose fate was unknown has happened.
-                    shared.announce(item.id, &item.command, &attempt.ruling);
-                    item.tell(Ok(attempt.ruling));
+                    shared.settled(item, attempt.ruling);
                     continue;
                 }
                 if base.version != attempt.seen && !repeatable(&item.command) {

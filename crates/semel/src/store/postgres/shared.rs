@@ -16,6 +16,7 @@ use super::fault::Fault;
 use super::guard::Parted;
 use super::judge::Group;
 use super::link;
+use super::queue::Item;
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::store::{Invalidate, Trust, Wakeups};
@@ -183,6 +184,21 @@ impl Shared {
             }
             _ => tell(),
         }
+    }
+
+    /// Answers a command whose write was found to have happened although its connection broke.
+    pub(super) fn settled(&self, item: Item, ruling: Ruling) {
+        self.announce(item.id, &item.command, &ruling);
+        let forgets = matches!(item.command, Command::Forget(_) | Command::Reexecute);
+        if !forgets || !matches!(ruling, Ruling::Accepted { .. }) {
+            item.tell(Ok(ruling));
+            return;
+        }
+        // Who has heard of it was not counted while its fate was unknown; no cache remembers for longer than this.
+        self.runtime.spawn(async move {
+            tokio::time::sleep(CACHE_AGE).await;
+            item.tell(Ok(ruling));
+        });
     }
 
     /// Waits until every process that answers from caches has dropped what was forgotten, or may no longer

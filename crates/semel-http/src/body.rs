@@ -1,0 +1,147 @@
+//! One body type for requests and answers: bytes that are at hand, or a stream that is passed on.
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+
+/// Any error.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// A body: bytes that are at hand, or a stream.
+///
+/// What is replayed, and every request that was read before its key was claimed, is bytes; everything else streams
+/// through untouched. Streams are boxed once, bytes never.
+pub struct Body(Kind);
+
+enum Kind {
+    Empty,
+    Full { data: Bytes, trailers: Option<Box<HeaderMap>> },
+    Trailers(Box<HeaderMap>),
+    Stream(UnsyncBoxBody<Bytes, BoxError>),
+}
+
+impl Body {
+    /// A body without a byte.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self(Kind::Empty)
+    }
+
+    /// These bytes, followed by these trailers.
+    #[must_use]
+    pub fn with_trailers(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self(match (data.is_empty(), trailers.map(Box::new)) {
+            (true, None) => Kind::Empty,
+            (true, Some(trailers)) => Kind::Trailers(trailers),
+            (false, trailers) => Kind::Full { data, trailers },
+        })
+    }
+
+    /// Passes a stream on.
+    pub fn stream<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        // One that is of this type already is taken as it is, without a box around it.
+        let mut body = Some(body);
+        if let Some(own) = (&mut body as &mut dyn Any).downcast_mut::<Option<Self>>() {
+            return own.take().unwrap_or_default();
+        }
+        match body {
+            Some(body) if !http_body::Body::is_end_stream(&body) => {
+                Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
+            }
+            _ => Self::empty(),
+        }
+    }
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(data: Bytes) -> Self {
+        Self::with_trailers(data, None)
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Bytes::from(text).into()
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(data: Vec<u8>) -> Self {
+        Bytes::from(data).into()
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Kind::Stream(stream) = &mut self.0 {
+            return Pin::new(stream).poll_frame(context);
+        }
+        Poll::Ready(match std::mem::replace(&mut self.0, Kind::Empty) {
+            Kind::Full { data, trailers } => {
+                if let Some(trailers) = trailers {
+                    self.0 = Kind::Trailers(trailers);
+                }
+                Some(Ok(Frame::data(data)))
+            }
+            Kind::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
+            Kind::Empty | Kind::Stream(_) => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Full { .. } | Kind::Trailers(_) => false,
+            Kind::Stream(stream) => stream.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty | Kind::Trailers(_) => SizeHint::with_exact(0),
+            Kind::Full { data, .. } => SizeHint::with_exact(data.len() as u64),
+            Kind::Stream(stream) => stream.size_hint(),
+        }
+    }
+}
+
+impl fmt::Debug for Body {
+    /// Shows sizes only: bodies hold what callers sent.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Empty | Kind::Trailers(_) => f.write_str("Body(empty)"),
+            Kind::Full { data, .. } => write!(f, "Body({} bytes)", data.len()),
+            Kind::Stream(_) => f.write_str("Body(stream)"),
+        }
+    }
+}

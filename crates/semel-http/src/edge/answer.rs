@@ -1,0 +1,99 @@
+//! The body of an answer, which knows when it has been taken to the end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+
+use super::link::{End, Link};
+
+/// One call in flight. Dropped early, it counts as abandoned by the client.
+#[derive(Debug)]
+pub(super) struct Flight {
+    link: Arc<Link>,
+    most_abandoned: u32,
+    end: End,
+}
+
+impl Flight {
+    /// Counts the call; its number on this connection.
+    pub(super) fn enter(link: &Arc<Link>, most_abandoned: u32) -> (Self, u64) {
+        let number = link.enter();
+        (Self { link: Arc::clone(link), most_abandoned, end: End::Abandoned }, number)
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.link.leave(self.end, self.most_abandoned);
+    }
+}
+
+/// An answer on its way out: the service's, or our own.
+#[derive(Debug)]
+pub(super) struct Answer<B> {
+    body: Kind<B>,
+    flight: Flight,
+}
+
+#[derive(Debug)]
+enum Kind<B> {
+    Service(B),
+    Own(Full<Bytes>),
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Answer<B> {
+    pub(super) fn service(body: B, mut flight: Flight) -> Self {
+        if body.is_end_stream() {
+            flight.end = End::Finished;
+        }
+        Self { body: Kind::Service(body), flight }
+    }
+
+    pub(super) fn own(body: Full<Bytes>, mut flight: Flight) -> Self {
+        flight.end = End::Finished;
+        Self { body: Kind::Own(body), flight }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.get_mut();
+        match &mut this.body {
+            Kind::Service(body) => {
+                let polled = Pin::new(&mut *body).poll_frame(context);
+                // An error is the service's, not the client's.
+                if matches!(polled, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream() {
+                    this.flight.end = End::Finished;
+                }
+                polled
+            }
+            Kind::Own(body) => Pin::new(body)
+                .poll_frame(context)
+                .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            Kind::Service(body) => body.is_end_stream(),
+            Kind::Own(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Kind::Service(body) => body.size_hint(),
+            Kind::Own(body) => body.size_hint(),
+        }
+    }
+}

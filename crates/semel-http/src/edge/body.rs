@@ -1,0 +1,131 @@
+//! The body of a request, as it comes in: bounded in size and in time, on every version of HTTP.
+
+use std::error::Error as _;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::options::Patience;
+use super::refusal::Refusal;
+use super::rules::Rules;
+use super::timer::Timer;
+
+/// What was wrong with a body, for the call that answers the request.
+pub(super) type Flaw = Arc<OnceLock<Refusal>>;
+
+/// A request body from the listener. It fails with a [`Refusal`] where the client sends too much, too slowly, or not
+/// HTTP; the listener then answers with that refusal, whatever the service says.
+#[derive(Debug)]
+pub struct Body {
+    incoming: Incoming,
+    watch: Option<Box<Watch>>,
+}
+
+/// Only a body that holds something is watched.
+#[derive(Debug)]
+struct Watch {
+    rules: Arc<Rules>,
+    patience: Patience,
+    received: u64,
+    /// How long the client kept us waiting before the current wait.
+    waited: Duration,
+    timer: Timer,
+    flaw: Flaw,
+}
+
+impl Body {
+    /// Watches `incoming`. The flaw is there only where there is a body.
+    pub(super) fn new(incoming: Incoming, rules: &Arc<Rules>, patience: Patience) -> (Self, Option<Flaw>) {
+        if incoming.is_end_stream() {
+            return (Self { incoming, watch: None }, None);
+        }
+        let flaw = Flaw::default();
+        let watch = Watch {
+            rules: Arc::clone(rules),
+            patience,
+            received: 0,
+            waited: Duration::ZERO,
+            timer: Timer::default(),
+            flaw: Arc::clone(&flaw),
+        };
+        (Self { incoming, watch: Some(Box::new(watch)) }, Some(flaw))
+    }
+}
+
+impl Watch {
+    fn refuse(&self, refusal: Refusal) -> Refusal {
+        *self.flaw.get_or_init(|| refusal)
+    }
+
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Refusal> {
+        let earned = self.received / u64::from(self.patience.body_rate.max(1));
+        let allowed = self.patience.body + Duration::from_secs(earned);
+        if self.timer.overdue(context, allowed.saturating_sub(self.waited)) {
+            return Poll::Ready(self.refuse(Refusal::TooSlow));
+        }
+        Poll::Pending
+    }
+
+    fn take(&mut self, frame: Frame<Bytes>) -> Result<Frame<Bytes>, Refusal> {
+        if let Some(since) = self.timer.clear() {
+            self.waited += since.elapsed();
+        }
+        if let Some(data) = frame.data_ref() {
+            self.received += data.len() as u64;
+            if self.received > self.rules.limits.body_bytes {
+                return Err(self.refuse(Refusal::BodyTooLarge));
+            }
+        }
+        if let Some(Err(refusal)) = frame.trailers_ref().map(|trailers| self.check(trailers)) {
+            return Err(self.refuse(refusal));
+        }
+        Ok(frame)
+    }
+
+    fn check(&self, trailers: &HeaderMap) -> Result<(), Refusal> {
+        trailers.keys().try_for_each(|name| self.rules.trailer_name(name.as_str().as_bytes()))
+    }
+
+    /// What the wire found, or a body that stopped in its middle.
+    fn fail(&self, error: &hyper::Error) -> Refusal {
+        let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        let found = cause.and_then(|cause| cause.get_ref()).and_then(|cause| cause.downcast_ref::<Refusal>());
+        self.refuse(found.copied().unwrap_or(Refusal::Malformed("the body ends early")))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Refusal;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Refusal>>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.incoming).poll_frame(context);
+        let Some(watch) = &mut this.watch else {
+            return Poll::Ready(None);
+        };
+        match polled {
+            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(watch.take(frame))),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(watch.fail(&error)))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => watch.wait(context).map(|refusal| Some(Err(refusal))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

@@ -1,0 +1,190 @@
+//! One request on its way to the service and back.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use tower_service::Service;
+
+use super::Peer;
+use super::answer::{Answer, Flight};
+use super::body::Body;
+use super::link::{Link, Upgraded};
+use super::options::Patience;
+use super::refusal::{Refusal, problem};
+use super::rules::{Rules, host_is_sound};
+use crate::BoxError;
+use crate::call::{CallError, Fate};
+use crate::problem::Situation;
+
+/// The service as hyper sees it, for one connection.
+pub(super) struct Calls<S> {
+    pub(super) service: S,
+    pub(super) link: Arc<Link>,
+    pub(super) rules: Arc<Rules>,
+    pub(super) patience: Patience,
+    pub(super) peer: Peer,
+}
+
+impl<S, B> hyper::service::Service<Request<Incoming>> for Calls<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Answer<B>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let (flight, number) = Flight::enter(&self.link, self.rules.limits.abandoned_streams);
+        let http1 = request.version() != Version::HTTP_2;
+        let verdict = if http1 { self.verdict_of(number) } else { check_http2(&request, &self.rules) };
+        let verdict = verdict.and_then(|()| self.fits(&request));
+        if let Err(refusal) = verdict {
+            return Box::pin(std::future::ready(Ok(refuse(refusal, flight, http1))));
+        }
+        let upgrade = http1 && self.link.asks_upgrade(number);
+        if !upgrade {
+            // Without the wire's consent what follows is read as HTTP, so nobody may switch.
+            request.extensions_mut().remove::<OnUpgrade>();
+        }
+        request.extensions_mut().insert(self.peer.clone());
+        let (parts, incoming) = request.into_parts();
+        let (body, flaw) = Body::new(incoming, &self.rules, self.patience);
+        let mut service = self.service.clone();
+        let link = upgrade.then(|| Arc::clone(&self.link));
+        Box::pin(async move {
+            let called = match std::future::poll_fn(|context| service.poll_ready(context)).await {
+                Ok(()) => service.call(Request::from_parts(parts, body)).await,
+                Err(error) => Err(error),
+            };
+            if let Some(refusal) = flaw.as_deref().and_then(std::sync::OnceLock::get) {
+                return Ok(refuse(*refusal, flight, http1));
+            }
+            let response = match called {
+                Ok(response) => response,
+                Err(error) => {
+                    if let Some(link) = link {
+                        link.answer_upgrade(Upgraded::No);
+                    }
+                    return Ok(answer_for(error.into()).map(|body| Answer::own(body, flight)));
+                }
+            };
+            if let Some(link) = link {
+                let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                link.answer_upgrade(if switched { Upgraded::Yes } else { Upgraded::No });
+            }
+            Ok(response.map(|body| Answer::service(body, flight)))
+        })
+    }
+}
+
+impl<S> Calls<S> {
+    /// What the wire found.
+    fn verdict_of(&self, number: u64) -> Result<(), Refusal> {
+        self.link.refusal_of(number).map_or(Ok(()), Err)
+    }
+
+    /// Whether the announced body is small enough.
+    fn fits(&self, request: &Request<Incoming>) -> Result<(), Refusal> {
+        let announced = http_body::Body::size_hint(request.body()).exact();
+        if announced.is_some_and(|length| length > self.rules.limits.body_bytes) {
+            return Err(Refusal::BodyTooLarge);
+        }
+        Ok(())
+    }
+}
+
+fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
+    refusal: Refusal,
+    flight: Flight,
+    http1: bool,
+) -> Response<Answer<B>> {
+    tracing::debug!(status = refusal.status().as_u16(), code = refusal.code(), "request refused");
+    let mut response = refusal.response();
+    if http1 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response.map(|body| Answer::own(body, flight))
+}
+
+/// What a client is told where the service has no answer.
+fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
+    let error = CallError::from_any(error);
+    tracing::warn!(%error, "no answer");
+    match error.fate() {
+        Fate::Undelivered => problem(
+            error.status(),
+            Situation::UpstreamUnreachable.code(),
+            "nothing happened: the request was not delivered",
+            true,
+        ),
+        Fate::Unknown => problem(
+            error.status(),
+            Situation::UpstreamUnknown.code(),
+            "the request may or may not have taken effect",
+            false,
+        ),
+    }
+}
+
+/// HTTP/2 has no framing to smuggle with; who is asked and under which key must still be beyond dispute.
+fn check_http2(request: &Request<Incoming>, rules: &Rules) -> Result<(), Refusal> {
+    let (uri, headers) = (request.uri(), request.headers());
+    if request.method() == http::Method::CONNECT {
+        return Err(Refusal::Method);
+    }
+    if request.method().as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err(Refusal::Malformed("the method is not written in capital letters"));
+    }
+    if uri.path_and_query().map_or(0, |target| target.as_str().len()) > rules.limits.target_bytes {
+        return Err(Refusal::TargetTooLong);
+    }
+    if headers.len() > rules.limits.headers {
+        return Err(Refusal::HeadTooLarge);
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
+    match (authority, hosts.next().map(HeaderValue::as_bytes)) {
+        (None, None) => return Err(Refusal::Malformed("there is no Host")),
+        (Some(authority), Some(host)) if !authority.eq_ignore_ascii_case(host) => {
+            return Err(Refusal::Malformed("Host names another host than the authority"));
+        }
+        (Some(host), _) | (None, Some(host)) if !host_is_sound(host) => {
+            return Err(Refusal::Malformed("the Host is not a host"));
+        }
+        _ if hosts.next().is_some() => return Err(Refusal::Malformed("there is more than one Host")),
+        _ => {}
+    }
+    if headers.get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
+        return Err(Refusal::Malformed("there is more than one Content-Length"));
+    }
+    if headers
+        .get(header::EXPECT)
+        .is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    {
+        return Err(Refusal::Expectation);
+    }
+    let mut keys = 0_u64;
+    for (name, value) in headers {
+        let name = name.as_str().as_bytes();
+        rules.name(name)?;
+        if let Some(index) = rules.key_header(name) {
+            let bit = 1_u64 << (index % 64);
+            if keys & bit != 0 {
+                return Err(Refusal::Key("there is more than one key"));
+            }
+            keys |= bit;
+            Rules::key_value(value.as_bytes())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! One connection, from its first byte to its last.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tower_service::Service;
+
+use super::Peer;
+use super::body::Body;
+use super::call::Calls;
+use super::link::Link;
+use super::options::Options;
+use super::rules::Rules;
+use super::wire::{Protocol, Wire};
+use crate::BoxError;
+
+/// How many headers hyper takes by itself.
+const HYPERS_HEADERS: usize = 100;
+
+/// What all connections of a listener share.
+pub(super) struct Shared {
+    pub(super) options: Options,
+    pub(super) rules: Arc<Rules>,
+    /// Turns true when the listener closes.
+    pub(super) draining: watch::Receiver<bool>,
+}
+
+/// Serves a connection until it ends.
+pub(super) async fn serve<S, B>(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    mut peer: Peer,
+    link: Link,
+    service: S,
+) where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    // Answers go out when they are ready; without it small ones wait for the client's acknowledgement.
+    let _ = stream.set_nodelay(true);
+    let Some(tls) = &shared.options.tls else {
+        return speak(shared, stream, peer, link, service, None).await;
+    };
+    let handshake = tokio::time::timeout(shared.options.patience.head, tls.acceptor().accept(stream));
+    let Ok(Ok(stream)) = handshake.await else {
+        tracing::debug!(peer = %peer.address, "TLS handshake failed");
+        return;
+    };
+    peer.tls = true;
+    let known = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Some(Protocol::Http2),
+        Some(_) => Some(Protocol::Http1),
+        None => None,
+    };
+    speak(shared, stream, peer, link, service, known).await;
+}
+
+async fn speak<IO, S, B>(
+    shared: Arc<Shared>,
+    io: IO,
+    peer: Peer,
+    link: Link,
+    service: S,
+    known: Option<Protocol>,
+) where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let link = Arc::new(link);
+    let (rules, patience) = (Arc::clone(&shared.rules), shared.options.patience);
+    let mut draining = shared.draining.clone();
+    let mut wire = Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience);
+    let protocol = match known {
+        Some(Protocol::Http2) => {
+            wire.speak_http2();
+            Some(Protocol::Http2)
+        }
+        Some(Protocol::Http1) => Some(Protocol::Http1),
+        None => tokio::select! {
+            protocol = wire.sniff() => protocol,
+            () = told(&mut draining) => None,
+        },
+    };
+    let address = peer.address;
+    let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer };
+    let io = TokioIo::new(wire);
+    let limits = shared.options.limits;
+    let ended = match protocol {
+        None => return,
+        Some(Protocol::Http1) => {
+            let mut builder = http1::Builder::new();
+            // The wire keeps the times and the limits. A client that closes its side still gets its answer, and work
+            // in flight is not cut by one that leaves.
+            builder.half_close(true).header_read_timeout(None);
+            if limits.headers > HYPERS_HEADERS {
+                // Not otherwise: told a number, hyper prepares for as many headers with every request.
+                builder.max_headers(limits.headers);
+            }
+            builder.max_buf_size((2 * limits.head_bytes).max(64 * 1024));
+            let mut connection = pin!(builder.serve_connection(io, calls).with_upgrades());
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => ended,
+                () = told(&mut draining) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        }
+        Some(Protocol::Http2) => {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(limits.streams)
+                .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+                .max_pending_accept_reset_streams(limits.streams as usize)
+                .keep_alive_interval(patience.idle / 2)
+                .keep_alive_timeout(patience.head);
+            let mut connection = pin!(builder.serve_connection(io, calls));
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => ended,
+                () = link.flooded() => {
+                    tracing::warn!(peer = %address, "connection closed: too many streams abandoned");
+                    return;
+                }
+                () = told(&mut draining) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(peer = %address, %error, "connection ended");
+    }
+}
+
+/// Returns when the listener closes.
+async fn told(draining: &mut watch::Receiver<bool>) {
+    // An error means that the listener is gone altogether.
+    let _ = draining.wait_for(|draining| *draining).await;
+}

@@ -1,0 +1,100 @@
+//! What the listening side allows.
+
+use std::time::Duration;
+
+use http::HeaderName;
+
+use super::tls::Tls;
+
+/// How a listener behaves. The defaults suit an API on the open net.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// TLS for every connection, or plain text.
+    pub tls: Option<Tls>,
+    /// What a client may ask of us at most.
+    pub limits: Limits,
+    /// How long a client may take.
+    pub patience: Patience,
+    /// The headers that carry keys. A request that is ambiguous about one of them is refused.
+    pub key_headers: Vec<HeaderName>,
+    /// How long requests in flight may take to finish once the listener closes.
+    pub drain: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            limits: Limits::default(),
+            patience: Patience::default(),
+            key_headers: vec![HeaderName::from_static("idempotency-key")],
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Sizes and counts beyond which a request or a connection is refused.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Connections open at once; more wait in the listener's backlog.
+    pub connections: u32,
+    /// Bytes of a request's head. 431 beyond; the same for more than 8 KiB of trailers.
+    pub head_bytes: usize,
+    /// Bytes of a request's target. 414 beyond.
+    pub target_bytes: usize,
+    /// Header lines of a request. 431 beyond.
+    pub headers: usize,
+    /// Bytes of a request's body. 413 beyond.
+    pub body_bytes: u64,
+    /// Streams open at once on one HTTP/2 connection.
+    pub streams: u32,
+    /// How many more streams of an HTTP/2 connection may be abandoned than finished.
+    pub abandoned_streams: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            head_bytes: 32 * 1024,
+            target_bytes: 8 * 1024,
+            headers: 100,
+            body_bytes: 64 * 1024 * 1024,
+            streams: 128,
+            abandoned_streams: 200,
+        }
+    }
+}
+
+/// How long a client may take over what.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// From the first byte of a head to its last, and for the TLS handshake. 408 beyond.
+    pub head: Duration,
+    /// Time spent waiting for a body, all pauses together. 408 beyond. Every received
+    /// [`body_rate`](Self::body_rate) bytes allow a second more, so that large bodies get their time and a trickle
+    /// does not. Time in which we did not ask for more does not count.
+    pub body: Duration,
+    /// Bytes that buy a second more of [`body`](Self::body).
+    pub body_rate: u32,
+    /// How long a connection may stay open without a request.
+    pub idle: Duration,
+    /// How long a client may leave an answer unread.
+    pub write: Duration,
+    /// After a refusal: how long what the client still sends is read and thrown away, so that the answer is not lost
+    /// to a reset.
+    pub linger: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            head: Duration::from_secs(10),
+            body: Duration::from_secs(30),
+            body_rate: 1024,
+            idle: Duration::from_secs(75),
+            write: Duration::from_secs(60),
+            linger: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What a request may say about the few headers on which everybody must agree. Used on the raw bytes of HTTP/1 and on
+//! the decoded headers of HTTP/2.
+
+use http::HeaderName;
+
+use super::options::{Limits, Options};
+use super::refusal::Refusal;
+
+/// A key is at most 255 characters; quotes and escapes around them may double that.
+const KEY_BYTES: usize = 512;
+
+/// Headers that decide framing, routing, identity or trust. None of them may come under a name that some servers fold
+/// into it (`Content_Length`), be removed by naming it in `Connection`, or follow after the body.
+const DECIDING: [&str; 20] = [
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-range",
+    "content-type",
+    "cookie",
+    "expect",
+    "forwarded",
+    "host",
+    "max-forwards",
+    "proxy-authorization",
+    "set-cookie",
+    "transfer-encoding",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-request-id",
+];
+
+/// The rules of one listener.
+#[derive(Debug)]
+pub(super) struct Rules {
+    pub(super) limits: Limits,
+    keys: Vec<HeaderName>,
+}
+
+impl Rules {
+    pub(super) fn new(options: &Options) -> Self {
+        Self { limits: options.limits, keys: options.key_headers.clone() }
+    }
+
+    /// Which of the key headers `name` is, in any case.
+    pub(super) fn key_header(&self, name: &[u8]) -> Option<usize> {
+        self.keys.iter().position(|key| key.as_str().as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    /// Judges a header's name by what other readers might take it for.
+    pub(super) fn name(&self, name: &[u8]) -> Result<(), Refusal> {
+        if memchr::memchr(b'_', name).is_none() {
+            return Ok(());
+        }
+        if self.keys.iter().any(|key| folds_into(name, key.as_str())) {
+            return Err(Refusal::Key("the key header is written with an underscore"));
+        }
+        if DECIDING.iter().any(|deciding| folds_into(name, deciding)) {
+            return Err(Refusal::Malformed(
+                "a header name with an underscore that some servers read as another",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Judges one value of a key header. Its syntax is the guard's business; this is what no syntax allows.
+    pub(super) fn key_value(value: &[u8]) -> Result<(), Refusal> {
+        if value.is_empty() {
+            return Err(Refusal::Key("the key is empty"));
+        }
+        if value.len() > KEY_BYTES {
+            return Err(Refusal::Key("the key is too long"));
+        }
+        if !value.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Err(Refusal::Key("the key holds bytes other than visible ASCII"));
+        }
+        Ok(())
+    }
+
+    /// Judges a `Connection` value: it must not take away what the next server decides by.
+    pub(super) fn connection_value(&self, value: &[u8]) -> Result<(), Refusal> {
+        for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            if self.key_header(token).is_some() || DECIDING.iter().any(|name| is(token, name)) {
+                return Err(Refusal::Malformed("Connection names a header that must reach the server"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the name of a trailer: what decides about a request must come before its body.
+    pub(super) fn trailer_name(&self, name: &[u8]) -> Result<(), Refusal> {
+        self.name(name)?;
+        if self.key_header(name).is_some() {
+            return Err(Refusal::Key("the key comes in a trailer"));
+        }
+        if DECIDING.iter().any(|deciding| is(name, deciding))
+            || is(name, "te")
+            || is(name, "trailer")
+            || is(name, "upgrade")
+        {
+            return Err(Refusal::Malformed("a trailer that must be a header"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether `host` can stand in a `Host` header: a name, an address, and perhaps a port.
+pub(super) fn host_is_sound(host: &[u8]) -> bool {
+    let (name, port) = match host {
+        [b'[', ..] => match memchr::memchr(b']', host) {
+            Some(end) => (&host[..=end], &host[end + 1..]),
+            None => return false,
+        },
+        _ => host.split_at(memchr::memchr(b':', host).unwrap_or(host.len())),
+    };
+    let address = matches!(name, [b'[', inner @ .., b']'] if !inner.is_empty()
+        && inner.iter().all(|byte| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.')));
+    let name_is_sound = !name.is_empty()
+        && name.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~'));
+    let port_is_sound = match port {
+        [] => true,
+        [b':', digits @ ..] => {
+            matches!(digits.len(), 1..=5)
+                && digits.iter().all(u8::is_ascii_digit)
+                && digits.iter().fold(0_u32, |sum, digit| sum * 10 + u32::from(digit - b'0')) <= 65_535
+        }
+        _ => false,
+    };
+    (address || name_is_sound) && port_is_sound
+}
+
+fn is(name: &[u8], other: &str) -> bool {
+    name.eq_ignore_ascii_case(other.as_bytes())
+}
+
+fn folds_into(name: &[u8], other: &str) -> bool {
+    name.len() == other.len()
+        && name.iter().zip(other.bytes()).all(|(ours, theirs)| {
+            let ours = if *ours == b'_' { b'-' } else { ours.to_ascii_lowercase() };
+            ours == theirs
+        })
+}

@@ -1,0 +1,109 @@
+//! Certificates of the listener.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio_rustls::TlsAcceptor;
+
+/// TLS for a listener: a certificate chain and its key, read from PEM files and read again on
+/// [`reload`](Self::reload). Clones share the certificate.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    files: Arc<Files>,
+    config: Arc<ServerConfig>,
+}
+
+#[derive(Debug)]
+struct Files {
+    chain: PathBuf,
+    key: PathBuf,
+    current: RwLock<Arc<CertifiedKey>>,
+}
+
+/// Why a certificate cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// A file cannot be read, or is not PEM.
+    #[error("cannot read {path}: {source}")]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// The file holds no certificate.
+    #[error("{path} holds no certificate")]
+    Empty {
+        /// Which one.
+        path: PathBuf,
+    },
+    /// Key and certificate do not belong together, or are of a kind that is not supported.
+    #[error("certificate and key cannot be used: {0}")]
+    Unusable(#[from] rustls::Error),
+}
+
+impl Tls {
+    /// Reads a certificate chain (the server's own first) and its private key.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not PEM; a key that does not belong to the certificate.
+    pub fn from_files(chain: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Result<Self, TlsError> {
+        let (chain, key) = (chain.into(), key.into());
+        let current = RwLock::new(load(&chain, &key)?);
+        let files = Arc::new(Files { chain, key, current });
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::clone(&files) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { files, config: Arc::new(config) })
+    }
+
+    /// Reads the files again. Connections that are open keep what they have; on an error everything stays as it was.
+    ///
+    /// # Errors
+    /// As [`from_files`](Self::from_files).
+    pub fn reload(&self) -> Result<(), TlsError> {
+        let fresh = load(&self.files.chain, &self.files.key)?;
+        *self.files.current.write() = fresh;
+        Ok(())
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.config))
+    }
+}
+
+impl ResolvesServerCert for Files {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.current.read()))
+    }
+}
+
+fn load(chain: &Path, key: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
+    let certificates = read_certificates(chain)?;
+    let key =
+        PrivateKeyDer::from_pem_file(key).map_err(|source| TlsError::File { path: key.into(), source })?;
+    let provider = ring::default_provider();
+    let certified = CertifiedKey::from_der(certificates, key, &provider)?;
+    Ok(Arc::new(certified))
+}
+
+/// Every certificate of a PEM file; at least one.
+pub(crate) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let at = |source| TlsError::File { path: path.into(), source };
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(at)?.collect::<Result<_, _>>().map_err(at)?;
+    if certificates.is_empty() {
+        return Err(TlsError::Empty { path: path.into() });
+    }
+    Ok(certificates)
+}

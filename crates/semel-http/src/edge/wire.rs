@@ -1,0 +1,446 @@
+//! The bytes of one connection, inspected before hyper sees them.
+//!
+//! hyper repairs what it reads: it drops a `Content-Length` beside a `Transfer-Encoding`, takes bare line feeds for line
+//! ends, and so on. A gateway must refuse such requests instead, and once they are parsed there is no telling. So the
+//! wire follows HTTP/1 itself, strictly: every head is read by [`head`](super::head) before a byte of it goes up, bodies
+//! are followed to their end. What is sound is passed on in place, without a copy; only a head that arrives in pieces
+//! is gathered first.
+//!
+//! A refused head is replaced by a plain stand-in, so that hyper answers it in its turn, after what was asked before
+//! it; the [`Link`] tells the call above which one that is. After it nothing more is read.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::chunks::{Chunks, Walk};
+use super::head::{self, Framing};
+use super::link::{Link, Upgraded};
+use super::options::Patience;
+use super::refusal::Refusal;
+use super::rules::Rules;
+use super::timer::Timer;
+
+/// What every HTTP/2 connection begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+/// How much is read at once where it is not read in place.
+const PIECE: usize = 8 * 1024;
+/// How much is thrown away after a refusal before the connection is cut.
+const LINGER_BYTES: usize = 1024 * 1024;
+
+/// What is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+pub(super) struct Wire<IO> {
+    io: IO,
+    link: Arc<Link>,
+    rules: Arc<Rules>,
+    patience: Patience,
+    place: Place,
+    /// HTTP/1 heads that went up so far.
+    heads: u64,
+    /// Read, and not yet passed on. Empty as long as heads arrive in one piece.
+    held: Vec<u8>,
+    /// How many of the held bytes may go up.
+    cleared: usize,
+    /// How many of the held bytes were searched for the end of a head.
+    searched: usize,
+    reading: Timer,
+    writing: Timer,
+    closing: Closing,
+}
+
+/// What the next byte belongs to.
+#[derive(Debug)]
+enum Place {
+    Head,
+    Length(u64),
+    Chunks(Chunks),
+    /// The answer decides whether it is HTTP at all.
+    Upgrade,
+    /// Another protocol; only idleness is watched, where that applies.
+    Http2,
+    Tunnel,
+    /// The stand-in went up; nothing follows.
+    Refused,
+    /// The body went wrong.
+    Broken(Refusal),
+}
+
+#[derive(Debug, Default)]
+enum Closing {
+    #[default]
+    Open,
+    /// Our side is closed; so many bytes of theirs were thrown away.
+    Lingering(usize),
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
+    pub(super) fn new(io: IO, link: Arc<Link>, rules: Arc<Rules>, patience: Patience) -> Self {
+        Self {
+            io,
+            link,
+            rules,
+            patience,
+            place: Place::Head,
+            heads: 0,
+            held: Vec::new(),
+            cleared: 0,
+            searched: 0,
+            reading: Timer::default(),
+            writing: Timer::default(),
+            closing: Closing::default(),
+        }
+    }
+
+    /// From here on the bytes are HTTP/2.
+    pub(super) fn speak_http2(&mut self) {
+        self.place = Place::Http2;
+    }
+
+    /// Reads until the first bytes tell what is spoken. Nothing where the client left, or said nothing in time.
+    pub(super) async fn sniff(&mut self) -> Option<Protocol> {
+        let limit = self.patience.head;
+        let read = std::future::poll_fn(|context| {
+            loop {
+                let common = self.held.len().min(PREFACE.len());
+                if self.held[..common] != PREFACE[..common] {
+                    return Poll::Ready(Some(Protocol::Http1));
+                }
+                if common == PREFACE.len() {
+                    return Poll::Ready(Some(Protocol::Http2));
+                }
+                if !matches!(ready!(self.poll_hold(context)), Ok(1..)) {
+                    return Poll::Ready(None);
+                }
+            }
+        });
+        let protocol = tokio::time::timeout(limit, read).await.ok().flatten()?;
+        if protocol == Protocol::Http2 {
+            self.speak_http2();
+        }
+        Some(protocol)
+    }
+
+    /// Reads a piece to the held bytes.
+    fn poll_hold(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut piece = [0; PIECE];
+        let mut piece = ReadBuf::new(&mut piece);
+        ready!(Pin::new(&mut self.io).poll_read(context, &mut piece))?;
+        self.held.extend_from_slice(piece.filled());
+        Poll::Ready(Ok(piece.filled().len()))
+    }
+
+    /// How many of these bytes may go up. They follow on what was inspected before; what remains is shown again, with
+    /// more behind it.
+    fn inspect(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            match &mut self.place {
+                Place::Head => match self.inspect_head(rest) {
+                    0 => return at,
+                    length => at += length,
+                },
+                Place::Length(left) => {
+                    let step = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
+                    at += step;
+                    *left -= step as u64;
+                    if *left == 0 {
+                        self.place = Place::Head;
+                    }
+                }
+                Place::Chunks(chunks) => match chunks.walk(rest, &self.rules) {
+                    Walk::On => return bytes.len(),
+                    Walk::Ended(step) => {
+                        at += step;
+                        self.place = Place::Head;
+                    }
+                    Walk::Wrong(step, refusal) => {
+                        self.place = Place::Broken(refusal);
+                        return at + step;
+                    }
+                },
+                Place::Http2 | Place::Tunnel => return bytes.len(),
+                Place::Upgrade | Place::Refused | Place::Broken(_) => return at,
+            }
+        }
+        at
+    }
+
+    /// The length of the head that these bytes begin with; 0 where it is not whole, or refused.
+    fn inspect_head(&mut self, bytes: &[u8]) -> usize {
+        let Some(end) = head::end(bytes, self.searched) else {
+            // Two bytes back: the end may be cut in its middle.
+            self.searched = bytes.len().saturating_sub(2);
+            if bytes.len() > self.rules.limits.head_bytes {
+                self.refuse(head::too_large(bytes, &self.rules));
+            }
+            return 0;
+        };
+        self.searched = 0;
+        match head::read(&bytes[..end], &self.rules) {
+            Ok(head) => {
+                self.place = match head.framing {
+                    _ if head.upgrade => {
+                        self.link.ask_upgrade(self.heads);
+                        Place::Upgrade
+                    }
+                    Framing::None => Place::Head,
+                    Framing::Length(length) => Place::Length(length),
+                    Framing::Chunked => Place::Chunks(Chunks::default()),
+                };
+                self.heads += 1;
+                end
+            }
+            Err(refusal) => {
+                self.refuse(refusal);
+                0
+            }
+        }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.link.refuse(self.heads, refusal);
+        self.place = Place::Refused;
+    }
+
+    /// Keeps what may not go up yet. Nothing follows on a refusal but the stand-in.
+    fn hold(&mut self, rest: &[u8]) {
+        debug_assert!(self.held.is_empty(), "held bytes go first");
+        match self.place {
+            Place::Refused => {
+                self.held.extend_from_slice(STAND_IN);
+                self.cleared = STAND_IN.len();
+            }
+            Place::Broken(_) => {}
+            _ => self.held.extend_from_slice(rest),
+        }
+    }
+
+    /// Inspects the held bytes once more.
+    fn inspect_held(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        let cleared = self.inspect(&held);
+        self.held = held;
+        match self.place {
+            Place::Refused => {
+                self.held.truncate(cleared);
+                self.held.extend_from_slice(STAND_IN);
+                self.cleared = self.held.len();
+            }
+            Place::Broken(_) => {
+                self.held.truncate(cleared);
+                self.cleared = cleared;
+            }
+            _ => self.cleared = cleared,
+        }
+    }
+
+    /// Passes on what was cleared.
+    fn give(&mut self, buffer: &mut ReadBuf<'_>) {
+        let length = self.cleared.min(buffer.remaining());
+        buffer.put_slice(&self.held[..length]);
+        self.cleared -= length;
+        if length == self.held.len() {
+            // Its memory goes too: connections that wait should be small.
+            self.held = Vec::new();
+        } else {
+            self.held.drain(..length);
+        }
+    }
+
+    /// Nothing came. Whether the client has had its time.
+    fn out_of_patience(&mut self, context: &mut Context<'_>) -> bool {
+        match self.place {
+            Place::Head if !self.held.is_empty() => self.reading.overdue(context, self.patience.head),
+            Place::Head | Place::Http2 => {
+                while self.reading.overdue(context, self.patience.idle) {
+                    if self.link.is_idle() {
+                        return true;
+                    }
+                    self.reading.clear();
+                }
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Reads where bytes are held: to them, until they make sense.
+    fn poll_read_held(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.poll_hold(context) {
+            Poll::Ready(Ok(0)) => self.refuse_held(Refusal::Malformed("the head ends early")),
+            Poll::Ready(Ok(_)) => self.inspect_held(),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending if self.out_of_patience(context) => self.refuse_held(Refusal::TooSlow),
+            Poll::Pending => return Poll::Pending,
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn refuse_held(&mut self, refusal: Refusal) {
+        self.refuse(refusal);
+        self.held.clear();
+        self.hold(&[]);
+    }
+
+    /// Reads in place. True where something, or the end, can be passed on.
+    fn poll_read_through(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<bool>> {
+        let before = buffer.filled().len();
+        match Pin::new(&mut self.io).poll_read(context, buffer) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            // An idle connection ends as if the client had closed it.
+            Poll::Pending if self.out_of_patience(context) => return Poll::Ready(Ok(true)),
+            Poll::Pending => return Poll::Pending,
+        }
+        self.reading.clear();
+        let filled = buffer.filled().len();
+        if filled == before {
+            return Poll::Ready(Ok(true));
+        }
+        let cleared = self.inspect(&buffer.filled()[before..]);
+        if before + cleared < filled {
+            self.hold(&buffer.filled()[before + cleared..]);
+            buffer.set_filled(before + cleared);
+        }
+        Poll::Ready(Ok(cleared > 0))
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            if this.cleared > 0 {
+                this.reading.clear();
+                this.give(buffer);
+                return Poll::Ready(Ok(()));
+            }
+            match this.place {
+                Place::Upgrade => {
+                    this.place = match ready!(this.link.poll_upgrade(context)) {
+                        Upgraded::Yes => Place::Tunnel,
+                        Upgraded::No => Place::Head,
+                    };
+                    this.inspect_held();
+                }
+                // The answer is on its way, and the connection ends with it.
+                Place::Refused => return Poll::Pending,
+                Place::Broken(refusal) => {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal)));
+                }
+                _ if this.held.is_empty() => {
+                    if ready!(this.poll_read_through(context, buffer))? {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                // What sniffing has read was not inspected.
+                _ if this.searched == 0 => {
+                    this.inspect_held();
+                    if this.cleared == 0 {
+                        ready!(this.poll_read_held(context))?;
+                    }
+                }
+                _ => ready!(this.poll_read_held(context))?,
+            }
+        }
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
+    /// A write that does not move for too long ends the connection.
+    fn hurry<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.writing.clear();
+        } else if self.writing.overdue(context, self.patience.write) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        poll
+    }
+
+    /// Whether the client may still be sending what nobody reads. Closing over it would reset the connection and take
+    /// the answer with it.
+    fn leaves_unread(&self) -> bool {
+        !matches!(self.place, Place::Head | Place::Http2 | Place::Tunnel)
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.hurry(context, poll)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.hurry(context, poll)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.io).poll_flush(context);
+        self.hurry(context, poll)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            match &mut this.closing {
+                Closing::Open => {
+                    ready!(Pin::new(&mut this.io).poll_shutdown(context))?;
+                    if !this.leaves_unread() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    this.reading.clear();
+                    this.closing = Closing::Lingering(0);
+                }
+                Closing::Lingering(bytes) => {
+                    let mut piece = [0; PIECE];
+                    let mut piece = ReadBuf::new(&mut piece);
+                    match Pin::new(&mut this.io).poll_read(context, &mut piece) {
+                        Poll::Ready(Ok(())) if !piece.filled().is_empty() && *bytes < LINGER_BYTES => {
+                            *bytes += piece.filled().len();
+                        }
+                        Poll::Ready(_) => return Poll::Ready(Ok(())),
+                        Poll::Pending if this.reading.overdue(context, this.patience.linger) => {
+                            return Poll::Ready(Ok(()));
+                        }
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            }
+        }
+    }
+}

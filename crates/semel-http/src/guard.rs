@@ -1,0 +1,376 @@
+//! The guard: makes a request with a key happen once.
+//!
+//! It stands before any service. A request is checked before the store is touched; its body is read before its key is
+//! claimed; its effect runs in a task of its own, so that a client which hangs up changes nothing; and its answer is
+//! kept under the fence before the client sees it.
+//!
+//! ```text
+//!   find the route ─► not guarded, or no key ──────────────────────────────► pass on
+//!        │
+//!   admit: key, scope, body, fingerprint ─► not as it should be ───────────► problem, the store untouched
+//!        │
+//!   claim ─► replay, conflict, in flight, expired, in doubt ───────────────► answer
+//!        │ won
+//!   run: begin ─► call ─► read ─► keep, release or abandon ────────────────► answer
+//! ```
+
+mod admit;
+mod builder;
+mod claim;
+mod doubt;
+mod read;
+mod run;
+mod steering;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
+use semel::key::{Hint, KeyId};
+use semel::{Engine, store};
+use tokio::time::Instant;
+use tower_service::Service;
+
+use self::admit::{Admission, Admitted};
+pub use self::builder::{GuardBuilder, Publish};
+use self::claim::Claimed;
+use self::run::{Call, Ran};
+use self::steering::Steering;
+use crate::body::{Body, BoxError};
+use crate::call::{Caller, Upstream};
+use crate::limits::Limiter;
+use crate::observe::{Exchange, Observer, Outcome};
+use crate::policy::{RoutePolicy, StoreDown};
+use crate::problem::{Problem, Retry, Situation};
+use crate::profile::Profile;
+use crate::scope::Scope;
+use crate::stored::{REPLAYED, STORED};
+use crate::well_known;
+
+/// How often a request is claimed anew because its claim was lost before the call began, or its key was settled.
+const STARTS: usize = 3;
+/// When to come back to a store that is away.
+const STORE_AWAY: Duration = Duration::from_secs(1);
+
+/// Makes requests happen once. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    engine: Engine,
+    profile: Profile,
+    namespace: String,
+    scope: Scope,
+    /// In order; the first that matches wins.
+    routes: Vec<Route>,
+    fallback: Route,
+    caller: Option<Arc<dyn Caller>>,
+    observers: Vec<Arc<dyn Observer>>,
+    well_known: Option<Bytes>,
+    /// Keys whose upstream is being asked: one question at a time.
+    probing: Mutex<HashSet<KeyId>>,
+}
+
+struct Route {
+    policy: RoutePolicy,
+    limiter: Option<Limiter>,
+    /// Its number among the routes; none for the fallback.
+    number: Option<usize>,
+}
+
+/// An answer, and the word for it.
+type Answered = (Response<Body>, Outcome);
+
+impl Guard {
+    /// Starts to build a guard over an engine.
+    pub fn builder(engine: Engine) -> GuardBuilder {
+        GuardBuilder::new(engine)
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// The dialect it speaks.
+    pub fn profile(&self) -> &Profile {
+        &self.inner.profile
+    }
+
+    /// The policy of a request.
+    pub fn policy(&self, method: &Method, path: &str) -> &RoutePolicy {
+        &self.inner.find(method, path).policy
+    }
+
+    /// Answers a request: by `service`, or by what an earlier call left behind.
+    ///
+    /// `service` must have been polled ready. Where the request is not guarded its error is passed on; where it is,
+    /// every failure is told as a problem, and the error is never returned.
+    ///
+    /// Needs a tokio runtime with its timer, to run the call detached and to stop it at `in_flight_max`.
+    ///
+    /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish in a
+    /// task of their own.
+    ///
+    /// # Errors
+    /// What the service failed with, for a request that was passed on unguarded.
+    pub async fn handle<S, B, R>(&self, service: S, request: Request<B>) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let arrived = Instant::now();
+        let inner = &self.inner;
+        let (method, path) = (request.method(), request.uri().path());
+        if let Some(document) = &inner.well_known
+            && path == well_known::PATH
+            && matches!(*method, Method::GET | Method::HEAD)
+        {
+            return Ok(inner.say(None, None, arrived, (well_known::answer(document), Outcome::WellKnown)));
+        }
+        let route = inner.find(method, path);
+        let policy = &route.policy;
+        if !policy.guards(method) {
+            let answer = pass_on(service, request.map(Body::stream), policy).await?;
+            return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
+        }
+        // Boxed, so that requests which are only passed on need not carry the room for all of this.
+        Box::pin(inner.guarded(route, service, request.map(Body::stream), arrived)).await
+    }
+}
+
+impl Inner {
+    /// The route of a request. The first match wins.
+    fn find(&self, method: &Method, path: &str) -> &Route {
+        self.routes.iter().find(|route| route.policy.pattern.matches(method, path)).unwrap_or(&self.fallback)
+    }
+
+    fn route(&self, number: Option<usize>) -> &Route {
+        number.and_then(|number| self.routes.get(number)).unwrap_or(&self.fallback)
+    }
+
+    /// Answers a request of a guarded method.
+    async fn guarded<S, R>(
+        self: &Arc<Self>,
+        route: &Route,
+        service: S,
+        request: Request<Body>,
+        arrived: Instant,
+    ) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let policy = &route.policy;
+        let (parts, body) = request.into_parts();
+        let (admitted, body) = match self.admit(policy, &parts, body).await {
+            Admission::Keyed(admitted, body) => (admitted, body),
+            Admission::Refused(problem) => {
+                let answer = self.refuse(policy, &problem);
+                return Ok(self.say(route.number, None, arrived, answer));
+            }
+            Admission::Unkeyed(body) => {
+                let answer = pass_on(service, Request::from_parts(parts, body), policy).await?;
+                let answer = (unprotected(answer), Outcome::Unkeyed);
+                return Ok(self.say(route.number, None, arrived, answer));
+            }
+        };
+        let mut request = Request::from_parts(parts, body);
+        prepare(&mut request, policy);
+        let answer = self.once(route, service, request, &admitted).await?;
+        Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
+    }
+
+    /// Claims and runs, or finds out why not.
+    async fn once<S, R>(
+        self: &Arc<Self>,
+        route: &Route,
+        service: S,
+        request: Request<Body>,
+        admitted: &Admitted,
+    ) -> Result<Answered, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let policy = &route.policy;
+        let mut call = Box::new(Call { service, request });
+        let mut away = None;
+        for _ in 0..STARTS {
+            let claim = match self.claim(route, admitted, call.request.headers()).await {
+                Claimed::Won(claim) => claim,
+                Claimed::Again => continue,
+                Claimed::Answer(answer) => return Ok(answer),
+                Claimed::StoreAway(error) => {
+                    away = Some(error);
+                    break;
+                }
+            };
+            let task = tokio::spawn(Arc::clone(self).run(route.number, claim, call));
+            match task.await {
+                Ok(Ran::Answered(answer)) => return Ok(answer),
+                Ok(Ran::NotStarted(back, error)) => {
+                    call = back;
+                    if error.is_some() {
+                        away = error;
+                        break;
+                    }
+                }
+                // The claim was dropped with it, and so abandoned.
+                Err(error) => {
+                    tracing::error!(target: "semel", panicked = error.is_panic(), "a guarded call did not end");
+                    let status = StatusCode::INTERNAL_SERVER_ERROR;
+                    return Ok(self.unknown(policy, status));
+                }
+            }
+        }
+        match (away, policy.store_down) {
+            (Some(error), StoreDown::Open) => {
+                tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
+                let answer = Box::pin(pass_on(call.service, call.request, policy)).await?;
+                Ok((unprotected(answer), Outcome::Unprotected))
+            }
+            (error, _) => {
+                if let Some(error) = error {
+                    tracing::warn!(target: "semel", %error, "the store is away: a request is refused");
+                }
+                let problem = Problem::from(Situation::StoreUnavailable).retry_after(STORE_AWAY);
+                Ok(self.refuse(policy, &problem))
+            }
+        }
+    }
+
+    /// Tells a problem.
+    fn refuse(&self, policy: &RoutePolicy, problem: &Problem) -> Answered {
+        let mut answer = self.profile.tell(problem);
+        if problem.situation == Situation::Expired
+            && let Some(status) = policy.expired
+        {
+            let told = Problem { status: Some(status), ..problem.clone() };
+            answer = self.profile.tell(&told);
+        }
+        (unprotected(answer), Outcome::Refused(problem.situation))
+    }
+
+    /// Tells the caller of a call that nobody knows the end of.
+    fn unknown(&self, policy: &RoutePolicy, status: StatusCode) -> Answered {
+        use crate::policy::OnDoubt;
+        use semel::Mode;
+        let settled = policy.terms.mode != Mode::Marked || policy.on_doubt != OnDoubt::Hold;
+        let retry = if settled { Retry::Useful } else { Retry::Useless };
+        let problem =
+            Problem { status: Some(status), retry: Some(retry), ..Problem::from(Situation::UpstreamUnknown) };
+        let (answer, _) = self.refuse(policy, &problem);
+        (answer, Outcome::Doubtful)
+    }
+
+    /// Tells the observers.
+    fn say(
+        &self,
+        route: Option<usize>,
+        key: Option<&str>,
+        arrived: Instant,
+        (answer, outcome): Answered,
+    ) -> Response<Body> {
+        let status = answer.status();
+        tracing::debug!(
+            target: "semel",
+            outcome = outcome.name(),
+            http_status = status.as_u16(),
+            key = key.map(|key| tracing::field::display(Hint::new(key))),
+        );
+        if !self.observers.is_empty() {
+            let took = arrived.elapsed();
+            let hint = key.map(Hint::new);
+            let exchange = Exchange { outcome, status, route, key: hint.as_ref(), took };
+            for observer in &self.observers {
+                // A client is answered whatever becomes of a counter.
+                let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.answered(&exchange)));
+                if told.is_err() {
+                    tracing::error!(target: "semel", "an observer panicked and is told on all the same");
+                }
+            }
+        }
+        answer
+    }
+}
+
+/// Passes a request on and its answer back.
+async fn pass_on<S, R>(
+    mut service: S,
+    mut request: Request<Body>,
+    policy: &RoutePolicy,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<R>>,
+    R: http_body::Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    name_upstream(&mut request, policy);
+    Ok(service.call(request).await?.map(Body::stream))
+}
+
+fn name_upstream(request: &mut Request<Body>, policy: &RoutePolicy) {
+    if let Some(upstream) = &policy.upstream {
+        request.extensions_mut().insert(Upstream(Arc::clone(upstream)));
+    }
+}
+
+/// Makes a guarded request ready to be passed on: its body is at hand, and what differs between retries is gone.
+fn prepare(request: &mut Request<Body>, policy: &RoutePolicy) {
+    let headers = request.headers_mut();
+    for name in &policy.headers.strip {
+        headers.remove(name);
+    }
+    // The body was read, whatever the client expected; and a guarded call never becomes another protocol.
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE] {
+        headers.remove(name);
+    }
+    name_upstream(request, policy);
+}
+
+/// Marks an answer that no later call with the same key will get. What the upstream says to the guard goes no further.
+fn unprotected(mut answer: Response<Body>) -> Response<Body> {
+    let headers = answer.headers_mut();
+    let _ = Steering::take(headers);
+    headers.insert(STORED, HeaderValue::from_static("false"));
+    answer
+}
+
+/// Marks a replay (R4).
+fn replayed(mut answer: Response<Body>) -> Response<Body> {
+    answer.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    answer
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("profile", &self.profile.name)
+            .field("scope", &self.scope)
+            .field("routes", &self.routes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why the store cannot be asked.
+type StoreError = store::Error;

@@ -1,0 +1,107 @@
+//! Admission: everything that is checked before the store is touched (R1).
+
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use semel::fingerprint::Payload;
+use tokio::time::Instant;
+
+use super::Inner;
+use super::read::{Read, Stopped, read};
+use crate::body::Body;
+use crate::key_source::Sought;
+use crate::policy::{KeyRequired, RoutePolicy};
+use crate::problem::{Problem, Situation};
+use crate::request_fingerprint;
+use crate::scope::Principal;
+
+/// What a request that may be claimed is known by.
+pub(super) struct Admitted {
+    pub(super) principal: Option<Principal>,
+    pub(super) key: String,
+    pub(super) payload: Payload,
+}
+
+/// Whether a request may be claimed.
+pub(super) enum Admission {
+    /// It may; this is its body, read to the end.
+    Keyed(Admitted, Body),
+    /// It has no key and needs none.
+    Unkeyed(Body),
+    Refused(Problem),
+}
+
+impl Inner {
+    pub(super) async fn admit(&self, policy: &RoutePolicy, parts: &Parts, body: Body) -> Admission {
+        let found = policy.pattern.found(parts.uri.path());
+        // What the head says is checked first: a request that will be refused need not send its body.
+        let in_head = policy.key.in_head(parts, &found, policy.key_length);
+        let key = match (in_head, policy.key.is_in_body()) {
+            (Sought::Key(key), _) => Some(key),
+            (Sought::Absent, true) => None,
+            (Sought::Absent, false) if policy.required == KeyRequired::Optional => {
+                return Admission::Unkeyed(body);
+            }
+            (refused, _) => return Admission::Refused(problem_of(refused)),
+        };
+        let scope = policy.scope.as_ref().unwrap_or(&self.scope);
+        // Where the key is in the body, who asks matters only once there is a key.
+        let principal = match (scope.principal(&parts.headers), &key) {
+            (Err(problem), Some(_)) => return Admission::Refused(problem),
+            (principal, _) => principal,
+        };
+        if declared_length(parts).is_some_and(|length| length > policy.request_limit as u64) {
+            return Admission::Refused(too_large(policy));
+        }
+        let whole = match read(body, policy.request_limit, Instant::now() + policy.body_timeout).await {
+            Read::Whole(whole) => whole,
+            Read::Partly(_, Stopped::Streaming) => return Admission::Refused(Situation::BodyTimeout.into()),
+            Read::Partly(_, Stopped::TooLarge) => return Admission::Refused(too_large(policy)),
+            Read::Cut(_) => {
+                return Admission::Refused(Problem::new(Situation::BodyMalformed, "the body was cut off"));
+            }
+        };
+        let (data, trailers) = whole.join();
+        let key = match key {
+            Some(key) => key,
+            None => match policy.key.in_body(&data, policy.key_length) {
+                Sought::Key(key) => key,
+                Sought::Absent if policy.required == KeyRequired::Optional => {
+                    return Admission::Unkeyed(Body::with_trailers(data, trailers));
+                }
+                refused => return Admission::Refused(problem_of(refused)),
+            },
+        };
+        let principal = match principal {
+            Ok(principal) => principal,
+            Err(problem) => return Admission::Refused(problem),
+        };
+        match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
+            Ok(payload) => {
+                let admitted = Admitted { principal, key, payload };
+                Admission::Keyed(admitted, Body::with_trailers(data, trailers))
+            }
+            Err(reason) => Admission::Refused(Problem::new(Situation::BodyMalformed, reason)),
+        }
+    }
+}
+
+fn declared_length(parts: &Parts) -> Option<u64> {
+    parts.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn too_large(policy: &RoutePolicy) -> Problem {
+    let detail = format!(
+        "a request with an idempotency key may have a body of at most {} bytes here",
+        policy.request_limit
+    );
+    Problem::new(Situation::BodyTooLarge, detail)
+}
+
+/// Why there is no key.
+fn problem_of(sought: Sought) -> Problem {
+    match sought {
+        Sought::Malformed(malformed) => Problem::new(Situation::KeyMalformed, malformed.to_string()),
+        Sought::BodyMalformed(reason) => Problem::new(Situation::BodyMalformed, reason),
+        Sought::Absent | Sought::Key(_) => Situation::KeyMissing.into(),
+    }
+}

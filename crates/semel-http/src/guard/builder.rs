@@ -1,0 +1,158 @@
+//! Builds a guard, and refuses what cannot work.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use semel::Engine;
+
+use super::{Guard, Inner, Route};
+use crate::call::Caller;
+use crate::limits::Limiter;
+use crate::observe::Observer;
+use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
+use crate::profile::Profile;
+use crate::scope::Scope;
+use crate::well_known;
+
+/// Whether the guard answers `GET /.well-known/idempotency` itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Publish {
+    /// It does.
+    WellKnown,
+    /// It passes such requests on.
+    Nothing,
+}
+
+/// Settings of a [`Guard`].
+#[must_use = "nothing is built until build is called"]
+pub struct GuardBuilder {
+    engine: Engine,
+    profile: Profile,
+    namespace: String,
+    scope: Scope,
+    routes: Vec<RoutePolicy>,
+    fallback: Option<RoutePolicy>,
+    caller: Option<Arc<dyn Caller>>,
+    observers: Vec<Arc<dyn Observer>>,
+    publish: Publish,
+}
+
+impl GuardBuilder {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            profile: Profile::default(),
+            namespace: "http".to_owned(),
+            scope: Scope::default(),
+            routes: Vec::new(),
+            fallback: None,
+            caller: None,
+            observers: Vec::new(),
+            publish: Publish::WellKnown,
+        }
+    }
+
+    /// The dialect. Default: `ietf`.
+    pub fn profile(mut self, profile: Profile) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// The namespace of every key. Default `http`. Two services that share a store need one each.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// Who asks. Default: the hash of the header `authorization`.
+    pub fn scope(mut self, scope: Scope) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// Adds a route. The first one that matches wins.
+    pub fn route(mut self, route: RoutePolicy) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// The policy of requests that no route matches. Default: the profile's.
+    pub fn fallback(mut self, fallback: RoutePolicy) -> Self {
+        self.fallback = Some(fallback);
+        self
+    }
+
+    /// Who makes the guard's own calls: probes, and checks of credentials.
+    pub fn caller(mut self, caller: Arc<dyn Caller>) -> Self {
+        self.caller = Some(caller);
+        self
+    }
+
+    /// Adds somebody who is told of every answer.
+    pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
+    /// Whether the policy is published. Default: at `/.well-known/idempotency`.
+    pub fn publish(mut self, publish: Publish) -> Self {
+        self.publish = publish;
+        self
+    }
+
+    /// Builds the guard.
+    ///
+    /// # Errors
+    /// The first setting that cannot work, as a sentence that says what to do.
+    pub fn build(self) -> Result<Guard, PolicyError> {
+        let Self { engine, profile, namespace, scope, routes, fallback, caller, observers, publish } = self;
+        let length = namespace.len();
+        if !(1..=semel::key::MAX_NAMESPACE).contains(&length) {
+            return Err(PolicyError::Namespace { length });
+        }
+        let fallback = match fallback {
+            Some(fallback) => fallback,
+            None => RoutePolicy::fallback(&profile)?,
+        };
+        let calls = |route: &&RoutePolicy| {
+            route.verify.is_some() || (route.probe.is_some() && route.on_doubt == OnDoubt::Probe)
+        };
+        if caller.is_none()
+            && let Some(route) = routes.iter().chain([&fallback]).find(calls)
+        {
+            return Err(PolicyError::NoCaller { pattern: route.pattern().to_string() });
+        }
+        let well_known = match publish {
+            Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
+            Publish::Nothing => None,
+        };
+        let of =
+            |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
+        let routes =
+            routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
+        let inner = Inner {
+            engine,
+            profile,
+            namespace,
+            scope,
+            routes,
+            fallback: of(None, fallback),
+            caller,
+            observers,
+            well_known,
+            probing: Mutex::default(),
+        };
+        Ok(Guard { inner: Arc::new(inner) })
+    }
+}
+
+impl fmt::Debug for GuardBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardBuilder")
+            .field("profile", &self.profile.name)
+            .field("scope", &self.scope)
+            .field("routes", &self.routes.len())
+            .finish_non_exhaustive()
+    }
+}

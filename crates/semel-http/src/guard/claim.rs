@@ -1,0 +1,167 @@
+//! The claim of a request's key, and the answers of those that are not run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use semel::engine::{Acquired, Claim, RunError};
+use semel::key::Key;
+use semel::outcome::Outcome as Kept;
+use semel::record::Phase;
+
+use super::admit::Admitted;
+use super::doubt::Settled;
+use super::{Answered, Inner, Route, StoreError, replayed, unprotected};
+use crate::limits::Budget;
+use crate::observe::Outcome;
+use crate::policy::RoutePolicy;
+use crate::problem::{Problem, Situation};
+use crate::scope::Principal;
+use crate::stored::{self, Replay};
+
+/// How long a check of a credential may take.
+const VERIFY: Duration = Duration::from_secs(10);
+
+/// What came of a claim.
+pub(super) enum Claimed {
+    /// Run it.
+    Won(Claim),
+    /// Ask again: the key was settled meanwhile.
+    Again,
+    /// Somebody else ran it, or nobody may.
+    Answer(Answered),
+    /// The store cannot be asked.
+    StoreAway(StoreError),
+}
+
+impl Inner {
+    /// The key under which a request is kept.
+    pub(super) fn key(&self, admitted: &Admitted) -> Key {
+        Principal::key(admitted.principal.as_ref(), &self.namespace, &admitted.key)
+    }
+
+    /// Claims, and finds an answer where the claim is not won.
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        route: &Route,
+        admitted: &Admitted,
+        headers: &HeaderMap,
+    ) -> Claimed {
+        let policy = &route.policy;
+        let budgeted = match self.within_budget(route, admitted).await {
+            Ok(budgeted) => budgeted,
+            Err(claimed) => return claimed,
+        };
+        let once = self.engine.once(self.key(admitted)).payload(admitted.payload).terms(policy.terms);
+        let acquired = match once.wait(policy.wait()).begin_later().claim().await {
+            Ok(acquired) => acquired,
+            Err(error) => return self.failed_claim(policy, error),
+        };
+        if let (Budgeted::Write, Some(limiter)) = (budgeted, &route.limiter)
+            && !matches!(acquired, Acquired::Won(_))
+        {
+            let principal = admitted.principal.as_ref();
+            limiter.give_back_write(principal);
+            if let Err(after) = limiter.take(principal, Budget::Reads) {
+                return Claimed::Answer(self.limited(policy, after));
+            }
+        }
+        match acquired {
+            Acquired::Won(claim) => Claimed::Won(claim),
+            Acquired::Replay(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
+            Acquired::InDoubt => match Box::pin(self.settle(policy, admitted, headers)).await {
+                Settled::Done(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
+                Settled::Run => Claimed::Again,
+                Settled::Not { retry_after } => {
+                    let problem = Problem { retry_after, ..Situation::InDoubt.into() };
+                    Claimed::Answer(self.refuse(policy, &problem))
+                }
+            },
+            other => Claimed::Answer(self.tell(policy, other)),
+        }
+    }
+
+    /// The answer to what was not won.
+    pub(super) fn tell(&self, policy: &RoutePolicy, acquired: Acquired) -> Answered {
+        let problem = match acquired {
+            Acquired::Replay(outcome) => return self.replay(policy, &outcome),
+            Acquired::Conflict => Situation::Conflict.into(),
+            Acquired::InFlight { retry_after } => Problem::from(Situation::InFlight).retry_after(retry_after),
+            Acquired::InDoubt => Situation::InDoubt.into(),
+            Acquired::Expired => Situation::Expired.into(),
+            Acquired::TooManyWaiters { retry_after } => return self.limited(policy, retry_after),
+            // Nothing else is told of a claim that nobody runs: it is released when it is dropped.
+            _ => Problem::from(Situation::InFlight).retry_after(super::STORE_AWAY),
+        };
+        self.refuse(policy, &problem)
+    }
+
+    /// A kept answer, once more.
+    fn replay(&self, policy: &RoutePolicy, outcome: &Arc<Kept>) -> Answered {
+        match stored::replay(outcome) {
+            Replay::Answer(answer) => (replayed(answer), Outcome::Replayed),
+            Replay::NotKept(reason) => {
+                let detail = format!("{}; {reason}", Situation::OutcomeNotKept.detail());
+                self.refuse(policy, &Problem::new(Situation::OutcomeNotKept, detail))
+            }
+        }
+    }
+
+    /// The same, after the credential was checked where the route wants that (reauthorise_replay).
+    async fn replay_to(&self, policy: &RoutePolicy, outcome: &Arc<Kept>, headers: &HeaderMap) -> Answered {
+        let Some(verify) = &policy.verify else { return self.replay(policy, outcome) };
+        let call = Box::pin(self.call(policy, verify, "", headers));
+        match tokio::time::timeout(VERIFY, call).await {
+            Ok(Some(answer)) if answer.status().is_success() => self.replay(policy, outcome),
+            Ok(Some(answer))
+                if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
+            {
+                (unprotected(answer), Outcome::VerifyRefused)
+            }
+            _ => {
+                let problem = Problem::from(Situation::VerifyUnavailable).retry_after(super::STORE_AWAY);
+                self.refuse(policy, &problem)
+            }
+        }
+    }
+
+    fn limited(&self, policy: &RoutePolicy, after: Duration) -> Answered {
+        self.refuse(policy, &Problem::from(Situation::RateLimited).retry_after(after))
+    }
+
+    /// Whether the principal may still cause something. Without a budget for a new key, only a known one goes on.
+    async fn within_budget(&self, route: &Route, admitted: &Admitted) -> Result<Budgeted, Claimed> {
+        let Some(limiter) = &route.limiter else { return Ok(Budgeted::No) };
+        let principal = admitted.principal.as_ref();
+        let Err(after) = limiter.take(principal, Budget::Writes) else { return Ok(Budgeted::Write) };
+        let refused = |after| Claimed::Answer(self.limited(&route.policy, after));
+        limiter.take(principal, Budget::Reads).map_err(refused)?;
+        match Box::pin(self.engine.get(&self.key(admitted))).await {
+            Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant => Ok(Budgeted::Read),
+            Ok(_) => Err(refused(after)),
+            Err(error) => Err(self.failed_claim(&route.policy, error)),
+        }
+    }
+
+    fn failed_claim(&self, policy: &RoutePolicy, error: RunError<std::convert::Infallible>) -> Claimed {
+        match error {
+            RunError::Store(error) => Claimed::StoreAway(error),
+            RunError::Key(error) => {
+                let problem = Problem::new(Situation::KeyMalformed, error.to_string());
+                Claimed::Answer(self.refuse(policy, &problem))
+            }
+            error => {
+                tracing::error!(target: "semel", %error, "a claim failed in a way that a checked policy excludes");
+                let problem = Problem::from(Situation::StoreUnavailable).retry_after(super::STORE_AWAY);
+                Claimed::Answer(self.refuse(policy, &problem))
+            }
+        }
+    }
+}
+
+/// Which budget a claim was made on.
+enum Budgeted {
+    No,
+    Write,
+    Read,
+}

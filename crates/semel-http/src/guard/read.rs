@@ -1,0 +1,172 @@
+//! Reads bodies up to a limit: of requests before their key is claimed, of answers before they are kept.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderMap};
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::time::{Instant, timeout_at};
+
+use crate::body::{Body, BoxError};
+
+/// What came of reading a body.
+pub(super) enum Read {
+    Whole(Whole),
+    /// The part that was read, the rest, and why reading stopped.
+    Partly(Resumed, Stopped),
+    /// It was cut off.
+    Cut(BoxError),
+}
+
+/// Why a body was not read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// It is more than the limit.
+    TooLarge,
+    /// It did not end in time, or is not meant to.
+    Streaming,
+}
+
+impl Stopped {
+    /// For whoever asks for the body later.
+    pub(super) const fn reason(self) -> &'static str {
+        match self {
+            Self::TooLarge => "it was larger than the limit",
+            Self::Streaming => "it was streamed",
+        }
+    }
+}
+
+/// A body that was read to its end.
+#[derive(Default)]
+pub(super) struct Whole {
+    pub(super) pieces: Vec<Bytes>,
+    pub(super) trailers: Option<HeaderMap>,
+}
+
+impl Whole {
+    /// As one piece; copied only where it came in several.
+    pub(super) fn join(mut self) -> (Bytes, Option<HeaderMap>) {
+        if self.pieces.len() < 2 {
+            return (self.pieces.pop().unwrap_or_default(), self.trailers);
+        }
+        let mut joined = BytesMut::with_capacity(self.pieces.iter().map(Bytes::len).sum());
+        for piece in &self.pieces {
+            joined.extend_from_slice(piece);
+        }
+        (joined.freeze(), self.trailers)
+    }
+}
+
+/// Whether an answer is a stream of events, which may have no end and is to reach the client as it comes.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let value = value.as_bytes();
+        let start = b"text/event-stream";
+        value.len() >= start.len() && value[..start.len()].eq_ignore_ascii_case(start)
+    })
+}
+
+/// Reads a body of at most `limit` bytes, until `deadline`.
+pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Read {
+    let mut whole = Whole::default();
+    if body.is_end_stream() {
+        return Read::Whole(whole);
+    }
+    if body.size_hint().lower() > limit as u64 {
+        return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
+    }
+    let mut length = 0;
+    loop {
+        let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let frame = match within(deadline, next).await {
+            Some(Some(Ok(frame))) => frame,
+            Some(Some(Err(error))) => return Read::Cut(error),
+            Some(None) => return Read::Whole(whole),
+            None => return Read::Partly(Resumed::new(whole, body), Stopped::Streaming),
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                length += data.len();
+                if !data.is_empty() {
+                    whole.pieces.push(data);
+                }
+                if length > limit {
+                    return Read::Partly(Resumed::new(whole, body), Stopped::TooLarge);
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    whole.trailers = Some(trailers);
+                }
+            }
+        }
+    }
+}
+
+/// The answer to `work`, or `None` if it takes until `deadline`. What answers at once needs no timer.
+pub(super) async fn within<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    if let Poll::Ready(answer) = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
+        return Some(answer);
+    }
+    Box::pin(timeout_at(deadline, work)).await.ok()
+}
+
+/// A body that goes on where reading it stopped.
+pub(super) struct Resumed {
+    read: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+    rest: Body,
+}
+
+impl Resumed {
+    fn new(read: Whole, rest: Body) -> Self {
+        Self { read: read.pieces.into(), trailers: read.trailers, rest }
+    }
+
+    /// Nothing of it was read.
+    pub(super) fn unread(body: Body) -> Self {
+        Self::new(Whole::default(), body)
+    }
+
+    pub(super) fn into_body(self) -> Body {
+        if self.read.is_empty() && self.trailers.is_none() { self.rest } else { Body::stream(self) }
+    }
+}
+
+impl http_body::Body for Resumed {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(piece) = self.read.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        if let Some(trailers) = self.trailers.take() {
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+        }
+        Pin::new(&mut self.rest).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_empty() && self.trailers.is_none() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read: u64 = self.read.iter().map(|piece| piece.len() as u64).sum();
+        let rest = self.rest.size_hint();
+        let mut hint = SizeHint::new();
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(read.saturating_add(upper));
+        }
+        hint.set_lower(read.saturating_add(rest.lower()));
+        hint
+    }
+}

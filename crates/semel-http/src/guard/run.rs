@@ -1,0 +1,153 @@
+//! Runs a request that was won, in a task of its own, and writes down how it ended.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::HeaderValue;
+use http::{Request, Response};
+use semel::engine::{Claim, Concluded, NotBegun, Running};
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
+use super::{Answered, Inner, Steering, StoreError, unprotected};
+use crate::body::{Body, BoxError};
+use crate::call::{CallError, Fate};
+use crate::key_source::KeySource;
+use crate::observe::Outcome;
+use crate::policy::{RoutePolicy, Verdict};
+use crate::problem::{Problem, Situation};
+use crate::stored;
+
+/// A call that is about to be made.
+pub(super) struct Call<S> {
+    pub(super) service: S,
+    pub(super) request: Request<Body>,
+}
+
+/// What became of a claim.
+pub(super) enum Ran<S> {
+    Answered(Answered),
+    /// The claim was lost before the call began: here it is, for another claim; and why, where the store was the reason.
+    NotStarted(Box<Call<S>>, Option<StoreError>),
+}
+
+impl Inner {
+    /// Begins, calls, reads, and keeps, releases or abandons. Runs to its end whether or not anybody listens.
+    pub(super) async fn run<S, R>(
+        self: Arc<Self>,
+        route: Option<usize>,
+        claim: Claim,
+        // Boxed, because the future of this is moved into its task as a whole.
+        mut call: Box<Call<S>>,
+    ) -> Ran<S>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        R: http_body::Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let policy = &self.route(route).policy;
+        if policy.sends_derived_key() {
+            let key = claim.attempt().derived_key(&policy.derived.provider).to_string();
+            let key = HeaderValue::try_from(key).expect("hex is a header value");
+            // The caller's own key does not cross a trust boundary (R12).
+            if let KeySource::Header(name) = &policy.key {
+                call.request.headers_mut().remove(name);
+            }
+            call.request.headers_mut().insert(policy.derived.header.clone(), key);
+        }
+        let running = match claim.begin().await {
+            Ok(running) => running,
+            Err(not) => {
+                let error = match not {
+                    NotBegun::Store(error) => Some(error),
+                    _ => None,
+                };
+                return Ran::NotStarted(call, error);
+            }
+        };
+        let limit = Instant::from_std(running.limit());
+        let Call { mut service, request } = *call;
+        // Nothing of the service's own error type lives across the next await: it need not be `Send`.
+        let called = match within(limit, service.call(request)).await {
+            Some(called) => called.map_err(|error| CallError::from_any(error.into())),
+            None => Err(CallError::timed_out("no answer within in_flight_max")),
+        };
+        let answer = match called {
+            Ok(answer) => answer,
+            Err(error) => return Ran::Answered(Box::pin(self.failed(policy, running, &error)).await),
+        };
+        let mut answer = answer.map(Body::stream);
+        let steering = Steering::take(answer.headers_mut());
+        Ran::Answered(match policy.verdict(answer.status()) {
+            Verdict::Keep if !steering.discard => self.keep(policy, running, answer, steering, limit).await,
+            Verdict::Keep | Verdict::Release => {
+                running.release().await;
+                (unprotected(answer), Outcome::Released)
+            }
+            Verdict::Doubt => {
+                running.abandon().await;
+                (unprotected(answer), Outcome::Doubtful)
+            }
+        })
+    }
+
+    /// Keeps an answer, and gives it; or gives the one that stands.
+    async fn keep(
+        self: &Arc<Self>,
+        policy: &RoutePolicy,
+        running: Running,
+        answer: Response<Body>,
+        steering: Steering,
+        limit: Instant,
+    ) -> Answered {
+        let (parts, body) = answer.into_parts();
+        let read = if is_event_stream(&parts.headers) {
+            Read::Partly(Resumed::unread(body), Stopped::Streaming)
+        } else {
+            read(body, policy.response_limit, limit).await
+        };
+        let (outcome, body, word) = match read {
+            Read::Whole(whole) => {
+                let (data, trailers) = whole.join();
+                let pieces = std::slice::from_ref(&data);
+                let rule = &policy.stored_headers;
+                let kept = stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule);
+                (kept, Body::with_trailers(data, trailers), Outcome::Ran)
+            }
+            Read::Partly(rest, stopped) => {
+                (stored::tombstone(stopped.reason()), rest.into_body(), Outcome::Tombstone)
+            }
+            Read::Cut(error) => {
+                return Box::pin(self.failed(policy, running, &CallError::unknown(error))).await;
+            }
+        };
+        let answer = Response::from_parts(parts, body);
+        // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
+        match running.complete_or_follow(&Arc::new(outcome), steering.retention, policy.wait()).await {
+            Concluded::Kept if word == Outcome::Ran => (answer, word),
+            Concluded::Kept => (unprotected(answer), word),
+            Concluded::Instead(acquired) => self.tell(policy, acquired),
+            _ => (unprotected(answer), Outcome::NotStored),
+        }
+    }
+
+    /// The call has no answer: releases what was not delivered, and abandons the rest.
+    async fn failed(&self, policy: &RoutePolicy, running: Running, error: &CallError) -> Answered {
+        tracing::warn!(target: "semel", %error, "a guarded call failed");
+        match error.fate() {
+            Fate::Undelivered => {
+                running.release().await;
+                let problem =
+                    Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
+                self.refuse(policy, &problem)
+            }
+            Fate::Unknown => {
+                running.abandon().await;
+                self.unknown(policy, error.status())
+            }
+        }
+    }
+}

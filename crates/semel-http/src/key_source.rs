@@ -1,0 +1,150 @@
+//! Where a request's key comes from.
+
+mod header;
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::HeaderName;
+use http::request::Parts;
+use semel::canonical::{Exclusions, to_canonical};
+use semel::key::ContentHash;
+
+pub(crate) use self::header::{Malformed, check, one_line, parse};
+use crate::policy::{Found, PolicyError, Template};
+use crate::profile::KeyLength;
+
+/// Where the key of a request is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeySource {
+    /// In a header, bare or as a quoted string of structured fields: both are the same key.
+    Header(HeaderName),
+    /// In a JSON body, at this pointer.
+    Json(Pointer),
+    /// The hash of the JSON body without what is excluded: for clients that send no key.
+    Content(Exclusions),
+    /// Made of named segments of the path, as in `order-{id}`.
+    Route(Template),
+}
+
+impl KeySource {
+    /// The header of this name.
+    ///
+    /// # Errors
+    /// A name that no header can have.
+    pub fn header(name: &str) -> Result<Self, PolicyError> {
+        let header = HeaderName::from_bytes(name.as_bytes());
+        header.map(Self::Header).map_err(|_| PolicyError::HeaderName { name: name.to_owned() })
+    }
+
+    /// The member at a JSON pointer, such as `/params/idempotency_key`.
+    ///
+    /// # Errors
+    /// A text that is not a pointer.
+    pub fn json(pointer: &str) -> Result<Self, PolicyError> {
+        Pointer::parse(pointer).map(Self::Json)
+    }
+
+    /// The hash of the body without these members.
+    ///
+    /// # Errors
+    /// A text that is not a pointer.
+    pub fn content<P: AsRef<str>>(exclude: impl IntoIterator<Item = P>) -> Result<Self, PolicyError> {
+        Ok(Self::Content(Exclusions::new(exclude)?))
+    }
+
+    /// A text with named segments of the route, such as `order-{id}`.
+    pub fn route(template: &str) -> Self {
+        Self::Route(Template::parse(template))
+    }
+
+    /// Whether the body has to be read to know whether there is a key.
+    pub(crate) fn is_in_body(&self) -> bool {
+        matches!(self, Self::Json(_) | Self::Content(_))
+    }
+}
+
+/// What was found where a key should be.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sought {
+    Key(String),
+    Absent,
+    Malformed(Malformed),
+    /// The body that should hold it cannot be read; the text says why and quotes nothing.
+    BodyMalformed(String),
+}
+
+impl KeySource {
+    /// Looks for the key in the head of a request.
+    pub(crate) fn in_head(&self, parts: &Parts, found: &Found<'_>, length: KeyLength) -> Sought {
+        match self {
+            Self::Header(name) => match one_line(&parts.headers, name) {
+                Ok(None) => Sought::Absent,
+                Ok(Some(value)) => {
+                    parse(value.as_bytes(), length).map_or_else(Sought::Malformed, Sought::Key)
+                }
+                Err(malformed) => Sought::Malformed(malformed),
+            },
+            Self::Route(template) => match template.fill(found) {
+                Some(key) if key.len() <= semel::key::MAX_VALUE => Sought::Key(key),
+                Some(_) => Sought::Malformed(Malformed::Length { min: 1, max: semel::key::MAX_VALUE }),
+                None => Sought::Absent,
+            },
+            Self::Json(_) | Self::Content(_) => Sought::Absent,
+        }
+    }
+
+    /// Looks for the key in the body.
+    pub(crate) fn in_body(&self, body: &Bytes, length: KeyLength) -> Sought {
+        match self {
+            Self::Json(pointer) => {
+                // Refuses what two readers could read in two ways, above all a member that occurs twice.
+                let canonical = match to_canonical(body) {
+                    Ok(canonical) => canonical,
+                    Err(error) => return Sought::BodyMalformed(error.to_string()),
+                };
+                let Ok(value) = serde_json::from_slice::<serde_json::Value>(&canonical) else {
+                    return Sought::BodyMalformed("the body is not JSON".to_owned());
+                };
+                match value.pointer(&pointer.0) {
+                    None | Some(serde_json::Value::Null) => Sought::Absent,
+                    Some(serde_json::Value::String(key)) => match check(key.as_bytes(), length) {
+                        Ok(()) => Sought::Key(key.clone()),
+                        Err(malformed) => Sought::Malformed(malformed),
+                    },
+                    Some(_) => Sought::Malformed(Malformed::NotAString),
+                }
+            }
+            Self::Content(exclusions) => match ContentHash::of_json(body, exclusions) {
+                Ok(hash) => Sought::Key(hash.as_str().to_owned()),
+                Err(error) => Sought::BodyMalformed(error.to_string()),
+            },
+            Self::Header(_) | Self::Route(_) => Sought::Absent,
+        }
+    }
+}
+
+/// A JSON pointer (RFC 6901).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointer(String);
+
+impl Pointer {
+    /// Reads a pointer.
+    ///
+    /// # Errors
+    /// A text that is none, or that points to the whole document.
+    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        // Exclusions follow the same grammar, and refuse the whole document as well.
+        match Exclusions::new([text]) {
+            Ok(_) => Ok(Self(text.to_owned())),
+            Err(_) => Err(PolicyError::Pointer { pointer: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

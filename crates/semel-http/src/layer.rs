@@ -1,0 +1,88 @@
+//! The guard as a `tower` layer, for axum and any other service.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::body::{Body, BoxError};
+use crate::call::BoxFuture;
+use crate::guard::Guard;
+
+/// Puts a [`Guard`] before a service.
+///
+/// ```
+/// use semel::Engine;
+/// use semel::store::MemoryStore;
+/// use semel_http::{Guard, Scope, SemelLayer};
+///
+/// let engine = Engine::builder(MemoryStore::new()).build()?;
+/// let layer = SemelLayer::new(Guard::builder(engine).scope(Scope::SingleTenant).build()?);
+/// # let _ = layer;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SemelLayer {
+    guard: Guard,
+}
+
+impl SemelLayer {
+    /// A layer that puts this guard before every service it is given.
+    #[must_use]
+    pub fn new(guard: Guard) -> Self {
+        Self { guard }
+    }
+}
+
+impl<S> Layer<S> for SemelLayer {
+    type Service = Guarded<S>;
+
+    fn layer(&self, service: S) -> Guarded<S> {
+        Guarded { guard: self.guard.clone(), service }
+    }
+}
+
+/// A service behind a [`Guard`].
+///
+/// The service is cloned for every request, because the call may go on after the client has gone.
+#[derive(Clone, Debug)]
+pub struct Guarded<S> {
+    guard: Guard,
+    service: S,
+}
+
+impl<S> Guarded<S> {
+    /// Puts `guard` before `service`.
+    pub fn new(guard: Guard, service: S) -> Self {
+        Self { guard, service }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<R>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: http_body::Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that was polled ready is used; the clone takes its place.
+        let clone = self.service.clone();
+        let service = std::mem::replace(&mut self.service, clone);
+        let guard = self.guard.clone();
+        Box::pin(async move { guard.handle(service, request).await })
+    }
+}

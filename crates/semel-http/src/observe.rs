@@ -1,0 +1,176 @@
+//! What the guard tells about its work: one word per answer, for metrics and logs.
+//!
+//! Nothing here comes from a caller: neither keys nor paths nor tenants can become labels.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use semel::key::Hint;
+
+use crate::problem::Situation;
+
+/// How a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Not guarded: passed on.
+    PassedOn,
+    /// Guarded, but without a key: passed on unprotected.
+    Unkeyed,
+    /// It ran here, and its answer is kept.
+    Ran,
+    /// It ran here, and its answer is not kept: the answer says that nothing happened.
+    Released,
+    /// It ran here, and only the fact is kept.
+    Tombstone,
+    /// It ran here, and nobody knows what came of it.
+    Doubtful,
+    /// It ran here, and the store did not take its answer.
+    NotStored,
+    /// An earlier answer was given again.
+    Replayed,
+    /// The store was away, and the route lets requests through.
+    Unprotected,
+    /// The credential was refused before a replay.
+    VerifyRefused,
+    /// Refused.
+    Refused(Situation),
+    /// The published policy was read.
+    WellKnown,
+}
+
+const RAN: [&str; 11] = [
+    "passed_on",
+    "unkeyed",
+    "ran",
+    "released",
+    "tombstone",
+    "doubtful",
+    "not_stored",
+    "replayed",
+    "unprotected",
+    "verify_refused",
+    "well_known",
+];
+const KINDS: usize = RAN.len() + Situation::ALL.len();
+
+impl Outcome {
+    fn index(self) -> usize {
+        match self {
+            Self::PassedOn => 0,
+            Self::Unkeyed => 1,
+            Self::Ran => 2,
+            Self::Released => 3,
+            Self::Tombstone => 4,
+            Self::Doubtful => 5,
+            Self::NotStored => 6,
+            Self::Replayed => 7,
+            Self::Unprotected => 8,
+            Self::VerifyRefused => 9,
+            Self::WellKnown => 10,
+            Self::Refused(situation) => RAN.len() + situation as usize,
+        }
+    }
+
+    /// Its name in metrics and logs; a refusal has the name of its problem.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        name(self.index())
+    }
+}
+
+fn name(index: usize) -> &'static str {
+    match RAN.get(index) {
+        Some(name) => name,
+        None => Situation::ALL[index - RAN.len()].code(),
+    }
+}
+
+/// One answered request.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Exchange<'a> {
+    /// How it was answered.
+    pub outcome: Outcome,
+    /// With which status.
+    pub status: StatusCode,
+    /// The number of its route, from 0; none where no route matched.
+    pub route: Option<usize>,
+    /// The first characters of its key.
+    pub key: Option<&'a Hint>,
+    /// From its arrival to its answer's head.
+    pub took: Duration,
+}
+
+/// Is told of every answer. Called on the path of the request: it must be quick and must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// A request was answered.
+    fn answered(&self, exchange: &Exchange<'_>);
+}
+
+/// Counts answers by outcome.
+#[derive(Default)]
+pub struct Counters {
+    counts: [AtomicU64; KINDS],
+}
+
+impl Counters {
+    /// All zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many answers had this outcome.
+    #[must_use]
+    pub fn count(&self, outcome: Outcome) -> u64 {
+        self.counts[outcome.index()].load(Ordering::Relaxed)
+    }
+
+    /// Every name with its count.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.counts.iter().enumerate().map(|(index, count)| (name(index), count.load(Ordering::Relaxed)))
+    }
+}
+
+impl Observer for Counters {
+    fn answered(&self, exchange: &Exchange<'_>) {
+        self.counts[exchange.outcome.index()].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter().filter(|(_, count)| *count > 0)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outcome_has_a_place_and_a_name_of_its_own() {
+        let mut outcomes = vec![
+            Outcome::PassedOn,
+            Outcome::Unkeyed,
+            Outcome::Ran,
+            Outcome::Released,
+            Outcome::Tombstone,
+            Outcome::Doubtful,
+            Outcome::NotStored,
+            Outcome::Replayed,
+            Outcome::Unprotected,
+            Outcome::VerifyRefused,
+            Outcome::WellKnown,
+        ];
+        outcomes.extend(Situation::ALL.map(Outcome::Refused));
+        let mut indices: Vec<usize> = outcomes.iter().map(|outcome| outcome.index()).collect();
+        indices.sort_unstable();
+        assert_eq!(indices, (0..KINDS).collect::<Vec<_>>());
+        let names: std::collections::BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.name()).collect();
+        assert_eq!(names.len(), KINDS);
+    }
+}

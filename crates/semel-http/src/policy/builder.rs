@@ -1,0 +1,343 @@
+//! Builds a route's policy, and refuses what cannot work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, Method, StatusCode};
+use semel::record::{Mode, Terms, TermsError};
+
+use super::{
+    CallTemplate, Derived, Fingerprinting, Guarding, HeaderRules, InFlight, InsertLimits, KeyRequired,
+    OnDoubt, OnServerError, Pattern, Pin, PolicyError, Probe, RoutePolicy, StoreDown, StoredHeaders,
+};
+use crate::key_source::KeySource;
+use crate::profile::Profile;
+use crate::scope::Scope;
+
+/// Settings of a route, on top of a profile's defaults. Made by [`RoutePolicy::builder`].
+#[derive(Debug)]
+#[must_use = "nothing is built until build is called"]
+pub struct PolicyBuilder {
+    profile: &'static str,
+    retention_bounds: Option<(Duration, Duration)>,
+    pattern: Result<Pattern, PolicyError>,
+    policy: RoutePolicy,
+}
+
+impl PolicyBuilder {
+    pub(super) fn new(profile: &Profile, pattern: &str) -> Self {
+        let everything = Pattern::parse("* /**").expect("a method and a path");
+        let policy = RoutePolicy {
+            pattern: everything,
+            guarding: Guarding::Guarded,
+            methods: profile.methods.clone(),
+            upstream: None,
+            key: KeySource::Header(profile.key_header.clone()),
+            key_length: profile.key_length,
+            required: KeyRequired::Optional,
+            scope: None,
+            derived: Derived { header: profile.key_header.clone(), provider: "upstream".to_owned() },
+            terms: Terms {
+                retention: profile.retention,
+                grace: profile.grace,
+                memory: profile.memory,
+                ..Terms::default()
+            },
+            in_flight: profile.in_flight,
+            wait: Duration::from_secs(5),
+            pin: profile.pin,
+            on_5xx: profile.on_5xx,
+            on_doubt: profile.on_doubt,
+            probe: None,
+            verify: None,
+            fingerprint: Fingerprinting::Exact,
+            headers: HeaderRules::default(),
+            stored_headers: StoredHeaders::All,
+            request_limit: 1 << 20,
+            response_limit: 1 << 20,
+            body_timeout: Duration::from_secs(30),
+            store_down: StoreDown::Closed,
+            limits: None,
+            expired: None,
+        };
+        Self {
+            profile: profile.name,
+            retention_bounds: profile.retention_bounds,
+            pattern: Pattern::parse(pattern),
+            policy,
+        }
+    }
+
+    /// Where the key is, and whether a request without one is refused. Default: the profile's header, optional.
+    pub fn key(mut self, source: KeySource, required: KeyRequired) -> Self {
+        (self.policy.key, self.policy.required) = (source, required);
+        self
+    }
+
+    /// Who asks, instead of the guard's scope.
+    pub fn scope(mut self, scope: Scope) -> Self {
+        self.policy.scope = Some(scope);
+        self
+    }
+
+    /// The upstream that answers, by the name the proxy knows it under.
+    pub fn upstream(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.policy.upstream = Some(name.into());
+        self
+    }
+
+    /// Guards nothing: the route only names an upstream.
+    pub fn pass_through(mut self) -> Self {
+        self.policy.guarding = Guarding::PassThrough;
+        self
+    }
+
+    /// How the effect behaves when its owner is lost. Default: `marked`.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.policy.terms.mode = mode;
+        self
+    }
+
+    /// The header that carries the derived key in mode `keyed`, and the provider it is derived for.
+    pub fn derived_key(mut self, header: HeaderName, provider: impl Into<String>) -> Self {
+        self.policy.derived = Derived { header, provider: provider.into() };
+        self
+    }
+
+    /// What a duplicate meets while the first call runs.
+    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+        self.policy.in_flight = in_flight;
+        self
+    }
+
+    /// How long a duplicate waits. Default 5 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.policy.wait = wait;
+        self
+    }
+
+    /// How long a claim stands without a heartbeat. Default 30 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.policy.terms.lease = lease;
+        self
+    }
+
+    /// How long a call may run at all. Default 60 s.
+    pub fn in_flight_max(mut self, in_flight_max: Duration) -> Self {
+        self.policy.terms.in_flight_max = in_flight_max;
+        self
+    }
+
+    /// How long an answer is replayed.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.policy.terms.retention = retention;
+        self
+    }
+
+    /// How much longer it is replayed in fact. Default 60 s.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.policy.terms.grace = grace;
+        self
+    }
+
+    /// How long after that the key answers "expired". Zero: it runs again.
+    pub fn memory(mut self, memory: Duration) -> Self {
+        self.policy.terms.memory = memory;
+        self
+    }
+
+    /// Which answers are kept.
+    pub fn pin(mut self, pin: Pin) -> Self {
+        self.policy.pin = pin;
+        self
+    }
+
+    /// What a 5xx means that is not pinned.
+    pub fn on_5xx(mut self, on_5xx: OnServerError) -> Self {
+        self.policy.on_5xx = on_5xx;
+        self
+    }
+
+    /// What becomes of doubt.
+    pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
+        self.policy.on_doubt = on_doubt;
+        self
+    }
+
+    /// How the upstream is asked what became of a call.
+    pub fn probe(mut self, probe: Probe) -> Self {
+        self.policy.probe = Some(probe);
+        self
+    }
+
+    /// A call with the client's credential that must succeed before anything is replayed to it.
+    pub fn verify(mut self, call: CallTemplate) -> Self {
+        self.policy.verify = Some(call);
+        self
+    }
+
+    /// What counts as the same request. Default: the same bytes.
+    pub fn fingerprint(mut self, fingerprint: Fingerprinting) -> Self {
+        self.policy.fingerprint = fingerprint;
+        self
+    }
+
+    /// What happens to headers that change an answer.
+    pub fn headers(mut self, headers: HeaderRules) -> Self {
+        self.policy.headers = headers;
+        self
+    }
+
+    /// Which headers of an answer are kept.
+    pub fn stored_headers(mut self, stored: StoredHeaders) -> Self {
+        self.policy.stored_headers = stored;
+        self
+    }
+
+    /// The largest body of a request with a key, in bytes. Default 1 MiB.
+    pub fn request_limit(mut self, bytes: usize) -> Self {
+        self.policy.request_limit = bytes;
+        self
+    }
+
+    /// The largest body of an answer that is kept, in bytes; a larger one leaves a tombstone. Default 1 MiB.
+    pub fn response_limit(mut self, bytes: usize) -> Self {
+        self.policy.response_limit = bytes;
+        self
+    }
+
+    /// How long the body of a request with a key may take to arrive. Default 30 s.
+    pub fn body_timeout(mut self, timeout: Duration) -> Self {
+        self.policy.body_timeout = timeout;
+        self
+    }
+
+    /// What happens while the store cannot be asked. Default: refuse.
+    pub fn store_down(mut self, store_down: StoreDown) -> Self {
+        self.policy.store_down = store_down;
+        self
+    }
+
+    /// How much one principal may cause. Default: no limit.
+    pub fn limits(mut self, limits: InsertLimits) -> Self {
+        self.policy.limits = Some(limits);
+        self
+    }
+
+    /// How long a key may be.
+    pub fn key_length(mut self, min: usize, max: usize) -> Self {
+        self.policy.key_length = crate::profile::KeyLength { min, max };
+        self
+    }
+
+    /// The status of an expired key: 410 or 412.
+    pub fn expired(mut self, status: StatusCode) -> Self {
+        self.policy.expired = Some(status);
+        self
+    }
+
+    /// Checks everything and builds the policy.
+    ///
+    /// # Errors
+    /// The first setting that cannot work, as a sentence that says what to do.
+    pub fn build(self) -> Result<RoutePolicy, PolicyError> {
+        let Self { profile, retention_bounds, pattern, mut policy } = self;
+        policy.pattern = pattern?;
+        let text = policy.pattern.to_string();
+        if policy.guarding == Guarding::Guarded
+            && let Some(method) = policy.pattern.method()
+        {
+            if is_safe(method) {
+                return Err(PolicyError::SafeMethod { method: method.to_string() });
+            }
+            policy.methods = vec![method.clone()];
+        }
+        policy.methods.retain(|method| !is_safe(method));
+        check_terms(&policy, &text)?;
+        if policy.terms.mode == Mode::Atomic {
+            return Err(PolicyError::Atomic);
+        }
+        if let Some((least, most)) = retention_bounds {
+            let Terms { retention: given, in_flight_max, .. } = policy.terms;
+            if !(least..=most).contains(&given) {
+                return Err(PolicyError::Retention { profile, least, most, given });
+            }
+            if in_flight_max > given {
+                let retention = given;
+                return Err(PolicyError::InFlightAboveRetention { profile, in_flight_max, retention });
+            }
+        }
+        let (min, max) = (policy.key_length.min, policy.key_length.max);
+        if min == 0 || min > max || max > semel::key::MAX_VALUE {
+            return Err(PolicyError::KeyLength { min, max });
+        }
+        check_limits(&policy)?;
+        if let KeySource::Route(template) = &policy.key {
+            let spelled = template.to_string();
+            if template.names().next().is_none() {
+                return Err(PolicyError::TemplateConstant { template: spelled });
+            }
+            if let Some(name) = template.names().find(|name| !policy.pattern.names(name)) {
+                return Err(PolicyError::TemplateName {
+                    template: spelled,
+                    name: name.to_owned(),
+                    pattern: text,
+                });
+            }
+        }
+        match &policy.probe {
+            Some(probe) if !probe.call.names_key() => {
+                return Err(PolicyError::ProbeWithoutKey { call: probe.call.text().to_owned() });
+            }
+            None if policy.on_doubt == OnDoubt::Probe => return Err(PolicyError::NoProbe),
+            _ => {}
+        }
+        if let Some(status) = policy.expired
+            && !matches!(status, StatusCode::GONE | StatusCode::PRECONDITION_FAILED)
+        {
+            return Err(PolicyError::Expired { status: status.as_u16() });
+        }
+        Ok(policy)
+    }
+}
+
+fn is_safe(method: &Method) -> bool {
+    // CONNECT is not safe, but what goes through it is nobody's to read.
+    method.is_safe() || method == Method::CONNECT
+}
+
+fn check_terms(policy: &RoutePolicy, pattern: &str) -> Result<(), PolicyError> {
+    let wrong = |error| PolicyError::Terms { pattern: pattern.to_owned(), error };
+    policy.terms.check().map_err(wrong)?;
+    let (wait, in_flight_max) = (policy.wait(), policy.terms.in_flight_max);
+    if wait > in_flight_max {
+        return Err(wrong(TermsError::WaitAboveInFlight { wait, in_flight_max }));
+    }
+    Ok(())
+}
+
+fn check_limits(policy: &RoutePolicy) -> Result<(), PolicyError> {
+    const LARGEST: usize = 1 << 30;
+    for (setting, bytes) in
+        [("request_limit", policy.request_limit), ("response_limit", policy.response_limit)]
+    {
+        if bytes > LARGEST {
+            return Err(PolicyError::TooLarge { setting, bytes });
+        }
+    }
+    let mut zero = None;
+    if policy.body_timeout.is_zero() {
+        zero = Some("body_timeout");
+    }
+    if let Some(InsertLimits { writes, reads }) = policy.limits {
+        for (setting, rate) in [("writes", writes), ("reads", reads)] {
+            if rate.burst == 0 || rate.per_second == 0 {
+                zero = Some(setting);
+            }
+        }
+    }
+    match zero {
+        Some(setting) => Err(PolicyError::Zero { setting }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,280 @@
+//! Which requests a route is for: a method and a path template.
+//!
+//! Paths are compared segment by segment, percent-decoded, with empty and `.` segments left out and `..` taken back.
+//! Upstreams differ in what they make of such spellings; a route that requires a key must not be passed by one.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use http::Method;
+
+use super::PolicyError;
+
+/// A method and a path template, as in `POST /v1/payments/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+    method: Option<Method>,
+    segments: Vec<Segment>,
+    rest: Rest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Exact(String),
+    Any,
+    Named(String),
+}
+
+/// What may follow the segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    Nothing,
+    Anything,
+}
+
+/// The segments of a path.
+pub(crate) type Path<'a> = Vec<Cow<'a, str>>;
+
+/// A match, with what its named segments stood for.
+pub(crate) struct Found<'a> {
+    pattern: &'a Pattern,
+    path: &'a str,
+}
+
+impl Pattern {
+    /// Reads a pattern.
+    ///
+    /// # Errors
+    /// One that is not a method and a path, named.
+    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        let wrong = || PolicyError::Pattern { pattern: text.to_owned() };
+        let (method, path) = match text.trim().split_once(' ') {
+            Some((method, path)) => (method, path.trim_start()),
+            None => ("*", text.trim()),
+        };
+        let method = match method {
+            "*" => None,
+            // A method in lower case is another method, and always a mistake here.
+            name if name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') => {
+                Some(Method::from_bytes(name.as_bytes()).map_err(|_| wrong())?)
+            }
+            _ => return Err(wrong()),
+        };
+        let path = path.strip_prefix('/').ok_or_else(wrong)?;
+        let mut segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        let rest = match segments.last() {
+            Some(&"**") => {
+                segments.pop();
+                Rest::Anything
+            }
+            _ => Rest::Nothing,
+        };
+        let segments = segments
+            .into_iter()
+            .map(|segment| {
+                Segment::parse(segment).ok_or_else(|| PolicyError::Segment {
+                    pattern: text.to_owned(),
+                    segment: segment.to_owned(),
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { text: text.trim().to_owned(), method, segments, rest })
+    }
+
+    /// The method it names; none where it is for all guarded ones.
+    pub fn method(&self) -> Option<&Method> {
+        self.method.as_ref()
+    }
+
+    /// Whether it has a segment of this name.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        self.segments.iter().any(|segment| matches!(segment, Segment::Named(known) if known == name))
+    }
+
+    /// Whether it is for this request.
+    pub fn matches(&self, method: &Method, path: &str) -> bool {
+        self.method.as_ref().is_none_or(|wanted| wanted == method) && self.matches_path(path)
+    }
+
+    fn matches_path(&self, path: &str) -> bool {
+        if self.segments.is_empty() && self.rest == Rest::Anything {
+            return true;
+        }
+        if is_plain(path) {
+            let segments = path.split('/').filter(|segment| !segment.is_empty());
+            self.matches_segments(segments)
+        } else {
+            self.matches_segments(segments(path).iter().map(AsRef::as_ref))
+        }
+    }
+
+    fn matches_segments<'a>(&self, mut path: impl Iterator<Item = &'a str>) -> bool {
+        for wanted in &self.segments {
+            let Some(segment) = path.next() else { return false };
+            if matches!(wanted, Segment::Exact(exact) if exact != segment) {
+                return false;
+            }
+        }
+        self.rest == Rest::Anything || path.next().is_none()
+    }
+
+    /// A match, to read named segments from.
+    pub(crate) fn found<'a>(&'a self, path: &'a str) -> Found<'a> {
+        Found { pattern: self, path }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Segment {
+    fn parse(segment: &str) -> Option<Self> {
+        if segment == "*" {
+            return Some(Self::Any);
+        }
+        if let Some(name) = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+            let is_name = !name.is_empty() && !name.contains(['{', '}', '*']);
+            return is_name.then(|| Self::Named(name.to_owned()));
+        }
+        let odd = segment.contains(['*', '{', '}', '%', '?', '#']) || segment == "." || segment == "..";
+        (!odd).then(|| Self::Exact(segment.to_owned()))
+    }
+}
+
+impl Found<'_> {
+    /// What the segment of this name stood for, decoded.
+    pub(crate) fn segment(&self, name: &str) -> Option<String> {
+        let at = self
+            .pattern
+            .segments
+            .iter()
+            .position(|segment| matches!(segment, Segment::Named(known) if known == name))?;
+        segments(self.path).get(at).map(|segment| segment.clone().into_owned())
+    }
+}
+
+/// Whether a path can be compared as it is.
+fn is_plain(path: &str) -> bool {
+    !path.contains('%') && !path.contains("/.")
+}
+
+/// The segments of a path as any upstream might read them.
+fn segments(path: &str) -> Path<'_> {
+    let mut segments: Path<'_> = Vec::new();
+    for raw in path.split('/') {
+        let segment = decode(raw);
+        match segment.as_ref() {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            // A slash that was encoded separates for some upstreams, and matches nothing here for the others.
+            _ => segments.push(segment),
+        }
+    }
+    segments
+}
+
+fn decode(segment: &str) -> Cow<'_, str> {
+    if !segment.contains('%') {
+        return Cow::Borrowed(segment);
+    }
+    let mut decoded = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first == b'%'
+            && let [high, low, tail @ ..] = rest
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+        {
+            decoded.push(high << 4 | low);
+            rest = tail;
+        } else {
+            decoded.push(*first);
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned().into()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, method: &Method, path: &str) -> bool {
+        Pattern::parse(pattern).unwrap().matches(method, path)
+    }
+
+    #[test]
+    fn one_segment_each() {
+        for pattern in ["POST /v1/*/refunds", "POST /v1/{payment}/refunds"] {
+            assert!(matches(pattern, &Method::POST, "/v1/p_1/refunds"));
+            assert!(!matches(pattern, &Method::PUT, "/v1/p_1/refunds"));
+            assert!(!matches(pattern, &Method::POST, "/v1/p_1"));
+            assert!(!matches(pattern, &Method::POST, "/v1/p_1/x/refunds"));
+            assert!(!matches(pattern, &Method::POST, "/v1/p_1/refunds/x"));
+        }
+        assert!(matches("* /**", &Method::DELETE, "/"));
+        assert!(matches("/v1/**", &Method::PUT, "/v1/a/b/c"));
+        assert!(matches("/v1/**", &Method::PUT, "/v1"));
+        assert!(!matches("/v1/**", &Method::PUT, "/v2/a"));
+    }
+
+    // A route that requires a key must not be passed by a spelling that the upstream undoes.
+    #[test]
+    fn other_spellings_of_a_path_match() {
+        for path in [
+            "/v1/payments",
+            "/v1/payments/",
+            "//v1//payments",
+            "/v1/%70ayments",
+            "/v1/./payments",
+            "/v1/x/../payments",
+            "/v1/%2e/payments",
+            "/v1/x/%2E%2e/payments",
+        ] {
+            assert!(matches("POST /v1/payments", &Method::POST, path), "{path}");
+        }
+        assert!(!matches("POST /v1/payments", &Method::POST, "/v1/Payments"));
+        assert!(!matches("POST /v1/payments", &Method::POST, "/v1/payments%"));
+    }
+
+    #[test]
+    fn names_are_read_decoded() {
+        let pattern = Pattern::parse("PUT /orders/{id}/lines/{line}").unwrap();
+        let found = pattern.found("/orders/a%20b/lines/7");
+        assert_eq!(found.segment("id").as_deref(), Some("a b"));
+        assert_eq!(found.segment("line").as_deref(), Some("7"));
+        assert_eq!(found.segment("other"), None);
+    }
+
+    #[test]
+    fn what_is_no_pattern() {
+        for text in [
+            "",
+            "POST",
+            "POST v1",
+            "post /v1",
+            "PO ST /v1",
+            "POST /v1/{",
+            "POST /v1/{}",
+            "POST /a*b",
+            "POST /**/b",
+            "POST /a%20b",
+        ] {
+            assert!(Pattern::parse(text).is_err(), "{text:?}");
+        }
+        let sentence = Pattern::parse("POST /v1/{a").unwrap_err().to_string();
+        assert!(
+            sentence.starts_with("the segment \"{a\" of the route \"POST /v1/{a\" cannot be"),
+            "{sentence}"
+        );
+    }
+}

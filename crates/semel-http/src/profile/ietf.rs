@@ -1,0 +1,56 @@
+//! `ietf`: the header field of the IETF HTTPAPI working group, errors as problem documents (RFC 9457).
+
+use std::time::Duration;
+
+use http::{HeaderName, Method, StatusCode};
+
+use super::{KeyLength, Profile};
+use crate::policy::{InFlight, OnDoubt, OnServerError, Pin};
+use crate::problem::{Retry, Shape, Situation, Telling};
+
+/// How this profile tells of a situation.
+fn telling(situation: Situation) -> Telling {
+    let (status, retry) = match situation {
+        Situation::KeyMissing
+        | Situation::KeyMalformed
+        | Situation::ScopeMissing
+        | Situation::BodyMalformed => (StatusCode::BAD_REQUEST, Retry::Useless),
+        Situation::CredentialRefused => (StatusCode::UNAUTHORIZED, Retry::Useless),
+        Situation::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, Retry::Useless),
+        Situation::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, Retry::Useful),
+        Situation::Conflict => (StatusCode::UNPROCESSABLE_ENTITY, Retry::Useless),
+        Situation::InFlight => (StatusCode::CONFLICT, Retry::Useful),
+        Situation::Expired => (StatusCode::GONE, Retry::Useless),
+        Situation::InDoubt | Situation::OutcomeNotKept => (StatusCode::CONFLICT, Retry::Useless),
+        Situation::StoreUnavailable | Situation::VerifyUnavailable => {
+            (StatusCode::SERVICE_UNAVAILABLE, Retry::Useful)
+        }
+        Situation::RateLimited => (StatusCode::TOO_MANY_REQUESTS, Retry::Useful),
+        Situation::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, Retry::Useful),
+        Situation::UpstreamUnknown => (StatusCode::BAD_GATEWAY, Retry::Useless),
+    };
+    Telling { status, kind: "idempotency_error", retry, hint: None }
+}
+
+impl Profile {
+    /// The default profile.
+    #[must_use]
+    pub fn ietf() -> Self {
+        Self {
+            name: "ietf",
+            shape: Shape::Problem,
+            tellings: Situation::ALL.map(telling),
+            key_header: HeaderName::from_static("idempotency-key"),
+            key_length: KeyLength { min: 1, max: 255 },
+            methods: vec![Method::POST, Method::PATCH],
+            pin: Pin::Deterministic,
+            on_5xx: OnServerError::Release,
+            on_doubt: OnDoubt::Hold,
+            in_flight: InFlight::Wait,
+            retention: Duration::from_secs(24 * 60 * 60),
+            grace: Duration::from_secs(60),
+            memory: Duration::from_secs(24 * 60 * 60),
+            retention_bounds: None,
+        }
+    }
+}

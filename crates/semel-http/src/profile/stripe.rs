@@ -1,0 +1,65 @@
+//! `stripe` and `stripe-v2`: what clients of that API expect, of any API.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+
+use super::Profile;
+use crate::policy::{OnServerError, Pin};
+use crate::problem::{Shape, Situation};
+
+/// Read by these clients, which otherwise retry every 409.
+const DO_NOT_RETRY: Option<(&str, &str)> = Some(("stripe-should-retry", "false"));
+
+impl Profile {
+    /// Everything that began is kept, a 500 too; an expired key runs again; errors as `{"error": …}`.
+    #[must_use]
+    pub fn stripe() -> Self {
+        let mut profile = Self {
+            name: "stripe",
+            shape: Shape::Stripe,
+            pin: Pin::All,
+            on_5xx: OnServerError::Pin,
+            memory: Duration::ZERO,
+            ..Self::ietf()
+        };
+        for situation in Situation::ALL {
+            profile.telling_mut(situation).kind = match situation {
+                Situation::Conflict
+                | Situation::InFlight
+                | Situation::InDoubt
+                | Situation::OutcomeNotKept
+                | Situation::Expired => "idempotency_error",
+                Situation::StoreUnavailable
+                | Situation::VerifyUnavailable
+                | Situation::UpstreamUnreachable
+                | Situation::UpstreamUnknown => "api_error",
+                Situation::KeyMissing
+                | Situation::KeyMalformed
+                | Situation::ScopeMissing
+                | Situation::CredentialRefused
+                | Situation::BodyMalformed
+                | Situation::BodyTooLarge
+                | Situation::BodyTimeout
+                | Situation::RateLimited => "invalid_request_error",
+            };
+        }
+        profile.telling_mut(Situation::Conflict).status = StatusCode::BAD_REQUEST;
+        profile.telling_mut(Situation::InDoubt).hint = DO_NOT_RETRY;
+        profile.telling_mut(Situation::OutcomeNotKept).hint = DO_NOT_RETRY;
+        profile
+    }
+
+    /// Only successes are kept, for 30 days.
+    #[must_use]
+    pub fn stripe_v2() -> Self {
+        Self {
+            name: "stripe-v2",
+            pin: Pin::Success,
+            on_5xx: OnServerError::Release,
+            retention: Duration::from_secs(30 * 24 * 60 * 60),
+            methods: vec![Method::POST, Method::PATCH, Method::DELETE],
+            ..Self::stripe()
+        }
+    }
+}

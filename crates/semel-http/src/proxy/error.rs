@@ -1,0 +1,86 @@
+//! Why there is no answer from an upstream, and whether it may have acted.
+
+use std::io;
+
+use http::StatusCode;
+
+use crate::BoxError;
+use crate::call::{CallError, Fate};
+
+/// A request that has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody answers at the upstream's address.
+    #[error("the upstream cannot be reached: {0}")]
+    Connect(#[source] io::Error),
+    /// No connection within the time for one.
+    #[error("the upstream cannot be reached in time")]
+    ConnectTimeout,
+    /// The TLS or HTTP/2 handshake failed.
+    #[error("the upstream cannot be spoken to: {0}")]
+    Handshake(#[source] BoxError),
+    /// The connection was closed before the request went out.
+    #[error("the upstream closed the connection before the request was sent")]
+    Closed,
+    /// The route names an upstream that is not configured.
+    #[error("the route names an upstream that is not configured")]
+    NoUpstream,
+    /// The target does not fit behind the upstream's prefix.
+    #[error("the request target cannot be forwarded")]
+    Target,
+    /// The client's own body failed while it was passed on.
+    #[error("the request body failed: {0}")]
+    RequestBody(#[source] hyper::Error),
+    /// The connection was cut, or the answer was not HTTP.
+    #[error("the upstream gave no whole answer: {0}")]
+    Cut(#[source] hyper::Error),
+    /// The upstream switched to another protocol, which nobody had asked for.
+    #[error("the upstream switched protocols unasked")]
+    Switched,
+    /// No answer in time.
+    #[error("the upstream did not answer in time")]
+    Timeout,
+}
+
+impl Error {
+    /// Whether the upstream may have acted.
+    #[must_use]
+    pub fn fate(&self) -> Fate {
+        match self {
+            Self::Connect(_)
+            | Self::ConnectTimeout
+            | Self::Handshake(_)
+            | Self::Closed
+            | Self::NoUpstream
+            | Self::Target => Fate::Undelivered,
+            Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => Fate::Unknown,
+        }
+    }
+
+    /// The status a client is answered with.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Connect(_)
+            | Self::Handshake(_)
+            | Self::Closed
+            | Self::NoUpstream
+            | Self::Cut(_)
+            | Self::Switched => StatusCode::BAD_GATEWAY,
+            Self::ConnectTimeout | Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::Target => StatusCode::URI_TOO_LONG,
+            Self::RequestBody(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+impl From<Error> for CallError {
+    fn from(error: Error) -> Self {
+        let status = error.status();
+        match error.fate() {
+            Fate::Undelivered => Self::undelivered(error).with_status(status),
+            Fate::Unknown => Self::unknown(error).with_status(status),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What follows a `101 Switching Protocols`: bytes, both ways.
+
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+use crate::Body;
+
+/// The client's half of a tunnel that may come.
+pub(super) struct Entrance {
+    client: OnUpgrade,
+    protocol: HeaderValue,
+}
+
+impl Entrance {
+    /// Takes it from a request that asks to switch and may.
+    pub(super) fn take<B>(request: &mut Request<B>) -> Option<Self> {
+        let client = request.extensions_mut().remove::<OnUpgrade>()?;
+        let protocol = request.headers().get(header::UPGRADE)?.clone();
+        Some(Self { client, protocol })
+    }
+
+    /// Asks the upstream for the same.
+    pub(super) fn ask(&self, request: &mut Request<Body>) {
+        let headers = request.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, self.protocol.clone());
+    }
+
+    /// Joins both sides where the upstream has agreed. The tunnel lives in a task of its own until one side closes.
+    pub(super) fn open<B>(self, response: &mut Response<B>) {
+        debug_assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS, "asked only then");
+        let upstream = hyper::upgrade::on(&mut *response);
+        let protocol = response.headers().get(header::UPGRADE).cloned().unwrap_or(self.protocol);
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        response.headers_mut().insert(header::UPGRADE, protocol);
+        let client = self.client;
+        tokio::spawn(async move {
+            let (Ok(client), Ok(upstream)) = (client.await, upstream.await) else {
+                return;
+            };
+            let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+            // How a tunnel ends is the business of those who talk through it.
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
+        });
+    }
+}

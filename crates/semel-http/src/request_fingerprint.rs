@@ -1,0 +1,62 @@
+//! What counts as the same request.
+//!
+//! Method, path, query, the headers that change an answer, the body, and trailers where there are some. Each part
+//! stands behind its length, so that nothing can move from one to the next.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::HOST;
+use http::request::Parts;
+use semel::canonical::{Limits, canonicalize};
+use semel::fingerprint::{Payload, PayloadHasher};
+
+use crate::policy::{Fingerprinting, RoutePolicy};
+
+/// The fingerprint of a request whose body was read.
+///
+/// # Errors
+/// A body that cannot be compared as JSON; the text says why and quotes nothing.
+pub(crate) fn payload(
+    parts: &Parts,
+    body: &Bytes,
+    trailers: Option<&HeaderMap>,
+    policy: &RoutePolicy,
+) -> Result<Payload, String> {
+    let mut hasher = PayloadHasher::new().part(parts.method.as_str()).part(parts.uri.path());
+    // No query and an empty one are two requests.
+    hasher = match parts.uri.query() {
+        Some(query) => hasher.part("?").part(query),
+        None => hasher.part(""),
+    };
+    for name in &policy.headers.fingerprint {
+        let mut values = parts.headers.get_all(name).iter();
+        let Some(first) = values.next() else {
+            // Over HTTP/2 the host stands in the address.
+            if *name == HOST
+                && let Some(authority) = parts.uri.authority()
+            {
+                hasher = hasher.part(name).part(authority.as_str());
+            }
+            continue;
+        };
+        hasher = hasher.part(name).part(first);
+        for value in values {
+            hasher = hasher.part(name).part(value);
+        }
+    }
+    hasher = match &policy.fingerprint {
+        Fingerprinting::Exact => hasher.part("exact").part(body),
+        // No body is no JSON, and the same for everybody.
+        Fingerprinting::Json(_) if body.is_empty() => hasher.part("exact").part(body),
+        Fingerprinting::Json(exclusions) => {
+            let mut canonical = Vec::with_capacity(body.len());
+            canonicalize(body, Limits::DEFAULT, exclusions, &mut canonical)
+                .map_err(|error| error.to_string())?;
+            hasher.part("json").part(&canonical)
+        }
+    };
+    for (name, value) in trailers.into_iter().flatten() {
+        hasher = hasher.part(name).part(value);
+    }
+    Ok(hasher.finish())
+}

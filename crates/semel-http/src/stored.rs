@@ -1,0 +1,242 @@
+//! The kept answer: how a response becomes an outcome, and an outcome a response again.
+//!
+//! Status, headers and trailers are the outcome's metadata; the body is its body, byte for byte. A replay takes all of
+//! them from the outcome without copying: every header value and the body are slices of it.
+//!
+//! ```text
+//!   1        version, 1
+//!   2        status, little endian
+//!   2, 2     how many headers, how many trailers
+//!   …        each: length of name (2), length of value (4), name, value
+//! ```
+
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use semel::outcome::{Body as Kept, Outcome};
+
+use crate::body::Body;
+use crate::policy::StoredHeaders;
+
+/// The kind of outcomes that hold an answer.
+pub(crate) const KIND: &str = "http";
+/// The kind of outcomes that hold a value without a head, as a person settles them.
+const JSON: &str = "json";
+const VERSION: u8 = 1;
+
+/// Marks a replay. Made when it is given, never stored (R4).
+pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// `false` on every answer that a later call with the same key will not get.
+pub const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
+/// By which the upstream says that an answer is not to be kept: `no`.
+pub const STORE: HeaderName = HeaderName::from_static("idempotency-store");
+/// By which the upstream says for how many seconds an answer is to be kept.
+pub const RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
+
+/// Whether a header is never kept: it belongs to the connection, to one moment or to one client.
+pub(crate) fn is_never_kept(name: &HeaderName) -> bool {
+    match *name {
+        header::CONNECTION
+        | header::DATE
+        | header::SET_COOKIE
+        | header::AUTHORIZATION
+        | header::WWW_AUTHENTICATE
+        | header::PROXY_AUTHENTICATE
+        | header::PROXY_AUTHORIZATION
+        | header::TE
+        | header::TRAILER
+        | header::TRANSFER_ENCODING
+        | header::UPGRADE => true,
+        _ => {
+            let name = name.as_str();
+            matches!(
+                name,
+                "keep-alive"
+                    | "proxy-connection"
+                    | "proxy-authentication-info"
+                    | "authentication-info"
+                    | "set-cookie2"
+                    | "idempotent-replayed"
+                    | "idempotency-stored"
+                    | "idempotency-store"
+                    | "idempotency-retention"
+            ) || name.starts_with("ratelimit")
+                || name.starts_with("x-ratelimit")
+                || name.starts_with("x-rate-limit")
+        }
+    }
+}
+
+/// The headers that the `Connection` header lists: they belong to it.
+fn listed(headers: &HeaderMap) -> Vec<&str> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .collect()
+}
+
+/// An answer as an outcome. `body` is copied once, to its exact size.
+pub(crate) fn keep(
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &[Bytes],
+    trailers: Option<&HeaderMap>,
+    rule: &StoredHeaders,
+) -> Outcome {
+    let metadata = encode(status, headers, trailers, rule);
+    let mut whole = Vec::with_capacity(body.iter().map(Bytes::len).sum());
+    for piece in body {
+        whole.extend_from_slice(piece);
+    }
+    Outcome::new(KIND, whole).with_metadata(metadata)
+}
+
+/// The outcome that an answer leaves, for whoever settles a key by hand.
+#[must_use]
+pub fn outcome(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Outcome {
+    keep(status, headers, &[body], None, &StoredHeaders::All)
+}
+
+/// An outcome that says only that it happened.
+pub(crate) fn tombstone(reason: &str) -> Outcome {
+    Outcome::tombstone(KIND, reason)
+}
+
+fn encode(
+    status: StatusCode,
+    headers: &HeaderMap,
+    trailers: Option<&HeaderMap>,
+    rule: &StoredHeaders,
+) -> Vec<u8> {
+    let listed = listed(headers);
+    let kept = |name: &HeaderName| {
+        !is_never_kept(name)
+            && !listed.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_str()))
+            && match rule {
+                StoredHeaders::All => true,
+                StoredHeaders::Only(names) => names.contains(name),
+            }
+    };
+    let mut metadata = Vec::with_capacity(256);
+    metadata.push(VERSION);
+    metadata.extend_from_slice(&status.as_u16().to_le_bytes());
+    metadata.extend_from_slice(&[0; 4]);
+    let mut counts = [0_u16; 2];
+    for (fields, count) in [Some(headers), trailers].into_iter().zip(&mut counts) {
+        for (name, value) in fields.into_iter().flatten().filter(|(name, _)| kept(name)) {
+            // Longer ones cannot come through any server, and would be cut off by their length here.
+            let (Ok(name_length), Ok(value_length)) =
+                (u16::try_from(name.as_str().len()), u32::try_from(value.len()))
+            else {
+                continue;
+            };
+            let Some(next) = count.checked_add(1) else { break };
+            *count = next;
+            metadata.extend_from_slice(&name_length.to_le_bytes());
+            metadata.extend_from_slice(&value_length.to_le_bytes());
+            metadata.extend_from_slice(name.as_str().as_bytes());
+            metadata.extend_from_slice(value.as_bytes());
+        }
+    }
+    let [headers, trailers] = counts;
+    metadata[3..5].copy_from_slice(&headers.to_le_bytes());
+    metadata[5..7].copy_from_slice(&trailers.to_le_bytes());
+    metadata.shrink_to_fit();
+    metadata
+}
+
+/// What an outcome says to a later caller.
+#[derive(Debug)]
+pub(crate) enum Replay {
+    Answer(Response<Body>),
+    /// It happened, and this is why its answer is not here.
+    NotKept(String),
+}
+
+/// The answer that an outcome holds. Nothing of it is copied.
+pub(crate) fn replay(outcome: &Arc<Outcome>) -> Replay {
+    if let Kept::Tombstone(reason) = outcome.body() {
+        return Replay::NotKept(reason.clone());
+    }
+    match outcome.kind() {
+        KIND => decode(outcome).map_or_else(unreadable, Replay::Answer),
+        JSON => {
+            let mut answer = Response::new(body_of(outcome, None));
+            let json = HeaderValue::from_static("application/json");
+            answer.headers_mut().insert(header::CONTENT_TYPE, json);
+            Replay::Answer(answer)
+        }
+        _ => unreadable(),
+    }
+}
+
+fn unreadable() -> Replay {
+    Replay::NotKept("what is kept is not an answer of this surface".to_owned())
+}
+
+fn decode(outcome: &Arc<Outcome>) -> Option<Response<Body>> {
+    let mut metadata = Bytes::from_owner(Metadata(Arc::clone(outcome)));
+    if metadata.try_get_u8().ok()? != VERSION {
+        return None;
+    }
+    let status = StatusCode::from_u16(metadata.try_get_u16_le().ok()?).ok()?;
+    let counts = [metadata.try_get_u16_le().ok()?, metadata.try_get_u16_le().ok()?];
+    let headers = fields(&mut metadata, counts[0])?;
+    let trailers = if counts[1] == 0 { None } else { Some(fields(&mut metadata, counts[1])?) };
+    let mut answer = Response::new(body_of(outcome, trailers));
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
+    Some(answer)
+}
+
+fn fields(metadata: &mut Bytes, count: u16) -> Option<HeaderMap> {
+    // One more for the mark of a replay.
+    let mut fields = HeaderMap::with_capacity(usize::from(count).min(1024) + 1);
+    for _ in 0..count {
+        let name_length = usize::from(metadata.try_get_u16_le().ok()?);
+        let value_length = usize::try_from(metadata.try_get_u32_le().ok()?).ok()?;
+        if metadata.len() < name_length.checked_add(value_length)? {
+            return None;
+        }
+        let name = HeaderName::from_bytes(&metadata.split_to(name_length)).ok()?;
+        let value = HeaderValue::from_maybe_shared(metadata.split_to(value_length)).ok()?;
+        fields.try_append(name, value).ok()?;
+    }
+    Some(fields)
+}
+
+fn body_of(outcome: &Arc<Outcome>, trailers: Option<HeaderMap>) -> Body {
+    let empty = match outcome.body() {
+        Kept::Kept(bytes) => bytes.is_empty(),
+        Kept::Tombstone(_) => true,
+    };
+    let data = if empty { Bytes::new() } else { Bytes::from_owner(Data(Arc::clone(outcome))) };
+    Body::with_trailers(data, trailers)
+}
+
+struct Metadata(Arc<Outcome>);
+
+impl AsRef<[u8]> for Metadata {
+    fn as_ref(&self) -> &[u8] {
+        self.0.metadata()
+    }
+}
+
+struct Data(Arc<Outcome>);
+
+impl AsRef<[u8]> for Data {
+    fn as_ref(&self) -> &[u8] {
+        match self.0.body() {
+            Kept::Kept(bytes) => bytes,
+            Kept::Tombstone(_) => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

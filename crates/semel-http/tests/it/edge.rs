@@ -1,0 +1,8 @@
+//! The listening side: what gets in, what does not, and what becomes of connections.
+
+mod differential;
+mod guarded;
+mod http2;
+mod lifecycle;
+mod smuggling;
+mod tls;

@@ -1,0 +1,24 @@
+//! The HTTP surface, from outside: one binary.
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
+
+mod conflict;
+mod disconnect;
+mod doubt;
+mod edge;
+mod edge_kit;
+mod embedded;
+mod keys;
+mod kit;
+mod layer;
+mod limits;
+mod pinning;
+mod policy;
+mod profiles;
+mod proxy;
+mod replay;
+mod scope;
+mod store;
+mod tenants;
+mod tombstone;
+mod waiters;
+mod well_known;

@@ -1,0 +1,164 @@
+//! The admin side: health, metrics, keys, and the claims API for workers in other languages.
+
+mod access;
+mod answer;
+mod claims;
+mod health;
+mod keys;
+mod shown;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use parking_lot::RwLock;
+use semel::Engine;
+use semel::secret::Secret;
+
+pub(crate) use self::access::Access;
+use self::access::Right;
+use self::answer::Refusal;
+use self::claims::Claims;
+use self::health::Health;
+use crate::metrics::Metrics;
+
+const OPENAPI: &str = include_str!("admin/openapi.json");
+
+/// What the handlers share.
+pub(crate) struct Admin {
+    engine: Engine,
+    metrics: Arc<Metrics>,
+    health: Health,
+    claims: Claims,
+    secret: Arc<Secret>,
+    /// Changes when the config is read anew.
+    access: RwLock<Arc<Access>>,
+}
+
+/// What the admin side is built from.
+pub(crate) struct Parts {
+    pub(crate) engine: Engine,
+    pub(crate) secret: Arc<Secret>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) access: Access,
+    /// How many claims may wait at once.
+    pub(crate) waiters: usize,
+    /// The largest outcome that is kept.
+    pub(crate) max_outcome: usize,
+    /// A namespace that is not for claims: the gateway's.
+    pub(crate) reserved: Option<String>,
+}
+
+impl Admin {
+    pub(crate) fn new(parts: Parts) -> Arc<Self> {
+        let Parts { engine, secret, metrics, access, waiters, max_outcome, reserved } = parts;
+        Arc::new(Self {
+            health: Health::new(engine.clone(), Arc::clone(&metrics)),
+            claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
+            access: RwLock::new(Arc::new(access)),
+            engine,
+            metrics,
+            secret,
+        })
+    }
+
+    /// Puts other tokens in force.
+    pub(crate) fn replace_access(&self, access: Access) {
+        *self.access.write() = Arc::new(access);
+    }
+
+    /// Looks at the store and counts the keys in doubt now and then, for as long as the server runs.
+    pub(crate) async fn watch_store(self: Arc<Self>, every: Duration) {
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            // Kept by itself, for the metric.
+            let _ = self.health.probe().await;
+            match keys::count_in_doubt(&self.engine).await {
+                Ok(count) => self.metrics.in_doubt(count),
+                Err(error) => tracing::debug!(target: "semel", %error, "keys in doubt were not counted"),
+            }
+        }
+    }
+
+    /// The routes.
+    pub(crate) fn router(self: &Arc<Self>) -> Router {
+        let body_limit = DefaultBodyLimit::max(self.claims.body_limit());
+        Router::new()
+            .route("/healthz", get(health::live))
+            .route("/readyz", get(health::ready))
+            .route("/metrics", get(metrics))
+            .route("/openapi.json", get(openapi))
+            .route("/v1/keys", get(keys::list))
+            .route("/v1/keys/{id}", get(keys::show))
+            .route("/v1/keys/{id}/forget", post(keys::forget))
+            .route("/v1/keys/{id}/settle", post(keys::settle))
+            .route("/v1/claims", post(claims::claim))
+            .route("/v1/claims/{claim_id}/begin", post(claims::begin))
+            .route("/v1/claims/{claim_id}/renew", post(claims::renew))
+            .route("/v1/claims/{claim_id}/complete", post(claims::complete))
+            .route("/v1/claims/{claim_id}/release", post(claims::release))
+            .fallback(async || {
+                Refusal::not_found("there is nothing at this path; /openapi.json lists what there is")
+            })
+            .method_not_allowed_fallback(async || Refusal::method_not_allowed())
+            .layer(body_limit)
+            .layer(middleware::from_fn_with_state(Arc::clone(self), admit))
+            .with_state(Arc::clone(self))
+    }
+}
+
+/// Every request passes here: is it meant for us, may it, and what came of it.
+async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next) -> Response {
+    let since = tokio::time::Instant::now();
+    let access = Arc::clone(&admin.access.read());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut user = String::new();
+    let admitted =
+        access.admit(request.headers(), &method).and_then(|()| match Right::needed(&method, &path) {
+            None => Ok(None),
+            Some(right) => {
+                let caller = access.authenticate(request.headers())?;
+                user.clone_from(&caller.name);
+                caller.may(right).map(|()| Some(caller))
+            }
+        });
+    let mut response = match admitted {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(refusal) => refusal.into_response(),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    let status = response.status().as_u16();
+    admin.metrics.admin(status);
+    let latency_ms = since.elapsed().as_secs_f64() * 1e3;
+    // Paths hold ids and claim ids only; those are no secrets, but a claim id lets its holder finish a claim.
+    let operation = if path.starts_with("/v1/claims/") { "/v1/claims/{claim_id}" } else { path.as_str() };
+    if method == Method::GET {
+        tracing::debug!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
+    } else {
+        tracing::info!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
+    }
+    response
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    let text = admin.metrics.render(&admin.engine);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}

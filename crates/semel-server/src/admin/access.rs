@@ -1,0 +1,202 @@
+//! Who may do what on the admin side.
+
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use subtle::ConstantTimeEq as _;
+
+use super::answer::Refusal;
+use crate::config::{Admin, Role, Token};
+
+/// Checks requests. Made anew when the config is read anew.
+pub(crate) struct Access {
+    tokens: Vec<(blake3::Hash, Caller)>,
+    hosts: Hosts,
+}
+
+/// Under which names the server answers.
+enum Hosts {
+    /// It listens on loopback: those of loopback, and these. A page of another name that resolves to us is refused.
+    Local(Vec<String>),
+    /// It listens beyond, where a token is needed for everything: any.
+    Any,
+}
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// The principal of what it does.
+    pub(crate) name: String,
+    pub(crate) tenant: Option<String>,
+    role: Role,
+}
+
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Right {
+    /// To look at keys.
+    Look,
+    /// To settle and forget.
+    Operate,
+    /// To forget what is claimed or in doubt, and whatever is not listed here.
+    Administrate,
+    /// To claim.
+    Produce,
+}
+
+impl Right {
+    /// What a request needs; `None` where anybody may. Asked in one place, so that no path can forget to.
+    pub(super) fn needed(method: &Method, path: &str) -> Option<Self> {
+        match path {
+            "/healthz" | "/readyz" | "/metrics" => None,
+            _ if path == "/v1/claims" || path.starts_with("/v1/claims/") => Some(Self::Produce),
+            _ if method == Method::GET || method == Method::HEAD => Some(Self::Look),
+            _ if path.starts_with("/v1/keys/") => Some(Self::Operate),
+            _ => Some(Self::Administrate),
+        }
+    }
+}
+
+impl Caller {
+    /// Whoever is on the machine, where there are no tokens.
+    fn local() -> Self {
+        Self { name: "local".to_owned(), tenant: None, role: Role::Admin }
+    }
+
+    /// Whether it has the right.
+    ///
+    /// # Errors
+    /// 403, naming the role that would.
+    pub(crate) fn may(&self, right: Right) -> Result<(), Refusal> {
+        let allowed = match (self.role, right) {
+            (Role::Admin, _) => true,
+            (Role::Operator, Right::Look | Right::Operate) => true,
+            (Role::Viewer, Right::Look) => true,
+            (Role::Producer, Right::Produce) => true,
+            (Role::Operator, Right::Administrate | Right::Produce) => false,
+            (Role::Viewer | Role::Producer, _) => false,
+        };
+        if allowed {
+            return Ok(());
+        }
+        let needed = match right {
+            Right::Look => "viewer, operator or admin",
+            Right::Operate => "operator or admin",
+            Right::Administrate => "admin",
+            Right::Produce => "producer or admin",
+        };
+        let detail = format!("the token {:?} is a {}; this needs {needed}", self.name, self.role);
+        Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", detail))
+    }
+}
+
+impl Access {
+    pub(crate) fn new(admin: &Admin, tokens: &[Token]) -> Self {
+        let tokens = tokens
+            .iter()
+            .map(|token| {
+                let Token { name, role, tenant, value } = token.clone();
+                (blake3::hash(value.as_bytes()), Caller { name, tenant, role })
+            })
+            .collect();
+        let hosts = if admin.listen.ip().is_loopback() {
+            Hosts::Local(admin.hosts.iter().map(|host| host.to_ascii_lowercase()).collect())
+        } else {
+            Hosts::Any
+        };
+        Self { tokens, hosts }
+    }
+
+    /// Whether the request is meant for us, and not sent by a page that somebody else made (csrf, rebinding).
+    pub(super) fn admit(&self, headers: &HeaderMap, method: &Method) -> Result<(), Refusal> {
+        let refuse = |detail: &str| Err(Refusal::new(StatusCode::FORBIDDEN, "foreign_origin", detail));
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        if let Hosts::Local(names) = &self.hosts {
+            let name = host.map(without_port).unwrap_or_default().to_ascii_lowercase();
+            let local = matches!(name.as_str(), "localhost" | "127.0.0.1" | "[::1]");
+            if !local && !names.contains(&name) {
+                return refuse("the Host header names another server; allow it with `hosts` in [admin]");
+            }
+        }
+        if method == Method::GET || method == Method::HEAD {
+            return Ok(());
+        }
+        if let Some(origin) = headers.get(header::ORIGIN) {
+            let origin = origin.to_str().unwrap_or_default();
+            let same = origin.split_once("://").map(|(_, origin)| origin) == host;
+            if !same {
+                return refuse("the request comes from a page of another origin");
+            }
+        }
+        Ok(())
+    }
+
+    /// Who asks.
+    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+        if self.tokens.is_empty() {
+            return Ok(Caller::local());
+        }
+        let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
+        let Some(given) = given.and_then(bearer) else {
+            return Err(Refusal::unauthorised("a token is needed: Authorization: Bearer TOKEN"));
+        };
+        let given = blake3::hash(given.as_bytes());
+        // All are compared, each in constant time: how long it takes says nothing about any of them.
+        let found = self.tokens.iter().fold(None, |found, (hash, caller)| {
+            if bool::from(hash.as_bytes().ct_eq(given.as_bytes())) { Some(caller) } else { found }
+        });
+        found.cloned().ok_or_else(|| Refusal::unauthorised("the token is not known"))
+    }
+}
+
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // admin_auth: every role against every right.
+    #[test]
+    fn roles_have_their_rights() {
+        let may = |role, right| Caller { name: "t".into(), tenant: None, role }.may(right).is_ok();
+        let rights = [Right::Look, Right::Operate, Right::Administrate, Right::Produce];
+        let table = [
+            (Role::Viewer, [true, false, false, false]),
+            (Role::Operator, [true, true, false, false]),
+            (Role::Admin, [true, true, true, true]),
+            (Role::Producer, [false, false, false, true]),
+        ];
+        for (role, expected) in table {
+            assert_eq!(rights.map(|right| may(role, right)), expected, "{role}");
+        }
+    }
+
+    #[test]
+    fn paths_need_their_rights() {
+        let needed = |method: Method, path| Right::needed(&method, path);
+        assert_eq!(needed(Method::GET, "/metrics"), None);
+        assert_eq!(needed(Method::GET, "/openapi.json"), Some(Right::Look));
+        assert_eq!(needed(Method::GET, "/v1/keys"), Some(Right::Look));
+        assert_eq!(needed(Method::POST, "/v1/keys/x/forget"), Some(Right::Operate));
+        assert_eq!(needed(Method::POST, "/v1/claims"), Some(Right::Produce));
+        assert_eq!(needed(Method::POST, "/v1/claims/x/begin"), Some(Right::Produce));
+        assert_eq!(needed(Method::DELETE, "/v1/other"), Some(Right::Administrate));
+    }
+
+    #[test]
+    fn hosts_are_read_without_their_port() {
+        for (host, name) in
+            [("localhost", "localhost"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a.b:1", "a.b")]
+        {
+            assert_eq!(without_port(host), name);
+        }
+    }
+}

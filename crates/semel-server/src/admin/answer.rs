@@ -1,0 +1,116 @@
+//! Answers of the admin side: JSON, and problems in JSON (RFC 9457).
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use semel::store;
+
+use super::shown::{Returned, WithReturned};
+
+/// Why a request was not done.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    status: StatusCode,
+    code: &'static str,
+    detail: String,
+    retry_after: Option<Duration>,
+    more: Box<More>,
+}
+
+/// Members beside those of every problem.
+#[derive(Debug, Default)]
+struct More {
+    members: Map<String, Value>,
+    returned: Option<Returned>,
+}
+
+impl Refusal {
+    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        Self { status, code, detail: detail.into(), retry_after: None, more: Box::default() }
+    }
+
+    pub(super) fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", detail)
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path has other methods")
+    }
+
+    pub(super) fn unauthorised(detail: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorised", detail)
+    }
+
+    /// What was sent cannot be used.
+    pub(super) fn bad(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
+    }
+
+    /// The same refusal with the outcome that stands.
+    pub(super) fn returning(mut self, returned: Returned) -> Self {
+        self.more.returned = Some(returned);
+        self
+    }
+
+    /// The same refusal with a member more.
+    pub(super) fn with(mut self, member: &str, value: Value) -> Self {
+        self.more.members.insert(member.to_owned(), value);
+        self
+    }
+}
+
+impl From<store::Error> for Refusal {
+    fn from(error: store::Error) -> Self {
+        tracing::warn!(target: "semel", %error, "the store did not do what the admin side asked");
+        let mut refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", error.to_string());
+        refusal.retry_after = Some(Duration::from_secs(1));
+        refusal
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let retryable = self.retry_after.is_some();
+        let mut problem = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or_default(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+            "code": self.code,
+            "retryable": retryable,
+        });
+        if let Value::Object(members) = &mut problem {
+            members.extend(self.more.members);
+        }
+        let problem = WithReturned { members: &problem, returned: self.more.returned };
+        let problem = serde_json::to_string(&problem).unwrap_or_default();
+        let mut response =
+            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();
+        let headers = response.headers_mut();
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// An answer in JSON.
+pub(super) fn json(value: &impl Serialize) -> Result<Response, Refusal> {
+    let text = serde_json::to_string(value)
+        .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// Reads a body. An empty one counts as `{}`.
+pub(super) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| Refusal::bad(format!("the body cannot be used: {error}")))
+}

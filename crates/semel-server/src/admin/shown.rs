@@ -1,0 +1,153 @@
+//! Records and outcomes as the admin API shows them.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use semel::outcome::{Body, Outcome};
+use semel::record::{Mode, Phase, State};
+use semel::store::Snapshot;
+use semel::time::Timestamp;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::config::show_duration;
+
+/// The phases by their names, the same everywhere.
+pub(super) const PHASES: [(&str, Phase); 8] = [
+    ("vacant", Phase::Vacant),
+    ("bound", Phase::Bound),
+    ("claimed", Phase::Claimed),
+    ("begun", Phase::Begun),
+    ("lapsed", Phase::Lapsed),
+    ("in_doubt", Phase::InDoubt),
+    ("done", Phase::Done),
+    ("expired", Phase::Expired),
+];
+
+/// The modes that a caller from outside may name.
+pub(super) const MODES: [(&str, Mode); 3] =
+    [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
+
+/// A phase's name.
+pub(super) fn phase_name(phase: Phase) -> &'static str {
+    PHASES.iter().find(|(_, known)| *known == phase).map_or("unknown", |(name, _)| name)
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    MODES.iter().find(|(_, known)| *known == mode).map_or("atomic", |(name, _)| name)
+}
+
+/// A record, without what its effect returned.
+pub(super) fn record(snapshot: &Snapshot) -> Value {
+    let (record, now) = (&snapshot.record, snapshot.now);
+    let phase = snapshot.phase();
+    let held = matches!(phase, Phase::Claimed | Phase::Begun);
+    let outcome = match &record.state {
+        State::Done(outcome) => json!({
+            "kind": outcome.kind(),
+            "bytes": outcome.size(),
+            "kept": matches!(outcome.body(), Body::Kept(_)),
+        }),
+        _ => Value::Null,
+    };
+    json!({
+        "id": snapshot.id.to_string(),
+        "key": record.hint.to_string(),
+        "phase": phase_name(phase),
+        "mode": mode_name(record.terms.mode),
+        "fence": record.fence.get(),
+        "attempt": record.attempt,
+        "epoch": record.epoch.get(),
+        "claimed_at": time(record.claimed_at),
+        "changed_at": time(record.changed_at),
+        "lease_left": held.then(|| show_duration(record.lease_until.left(now))),
+        "expires_at": matches!(phase, Phase::Done | Phase::Bound | Phase::Lapsed).then(|| time(record.expires_at)),
+        "remembered_until": matches!(phase, Phase::Done | Phase::Expired).then(|| time(record.forget_at)),
+        "retention": show_duration(record.terms.retention),
+        "outcome": outcome,
+    })
+}
+
+/// What an effect returned, as members of an answer: `outcome` as it was given where it is JSON, else in base64.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct Returned {
+    outcome: Option<Box<RawValue>>,
+    outcome_kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_kept: Option<String>,
+}
+
+impl Returned {
+    pub(super) fn of(outcome: &Outcome) -> Self {
+        let outcome_kind = outcome.kind().to_owned();
+        match outcome.body() {
+            Body::Tombstone(reason) => Self { outcome: None, outcome_kind, not_kept: Some(reason.clone()) },
+            Body::Kept(body) => {
+                let text = match std::str::from_utf8(body) {
+                    Ok(text) if outcome.kind() == "json" => text.to_owned(),
+                    _ => Value::String(BASE64.encode(body)).to_string(),
+                };
+                Self { outcome: RawValue::from_string(text).ok(), outcome_kind, not_kept: None }
+            }
+        }
+    }
+}
+
+/// An answer and what an effect returned, side by side; the latter byte for byte, which no `Value` could do.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct WithReturned<'a> {
+    #[serde(flatten)]
+    pub(super) members: &'a Value,
+    #[serde(flatten)]
+    pub(super) returned: Option<Returned>,
+}
+
+/// A moment as people and programs read it: RFC 3339, UTC, milliseconds.
+pub(super) fn time(moment: Timestamp) -> String {
+    let micros = moment.as_micros();
+    let (secs, millis) = (micros / 1_000_000, micros / 1_000 % 1_000);
+    let (days, of_day) = (secs / 86_400, secs % 86_400);
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+/// The date of a day since 1970 (Hinnant's civil_from_days, for days that are not negative).
+fn civil(days: u64) -> (u64, u64, u64) {
+    let z = days + 719_468;
+    let era = z / 146_097;
+    let of_era = z % 146_097;
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let day_of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_written_as_rfc_3339() {
+        let shown = |secs: u64| time(Timestamp::from_micros(secs * 1_000_000 + 123_456));
+        assert_eq!(shown(0), "1970-01-01T00:00:00.123Z");
+        assert_eq!(shown(951_782_400), "2000-02-29T00:00:00.123Z");
+        assert_eq!(shown(1_795_000_000), "2026-11-18T11:06:40.123Z");
+    }
+
+    #[test]
+    fn json_comes_back_as_it_was_given() {
+        let text = r#"{"big":12345678901234567890,"f":1.10}"#;
+        let returned = Returned::of(&Outcome::new("json", text));
+        assert_eq!(
+            serde_json::to_string(&returned).unwrap(),
+            format!(r#"{{"outcome":{text},"outcome_kind":"json"}}"#)
+        );
+        let beside = WithReturned { members: &json!({ "status": "replay" }), returned: Some(returned) };
+        let expected = format!(r#"{{"status":"replay","outcome":{text},"outcome_kind":"json"}}"#);
+        assert_eq!(serde_json::to_string(&beside).unwrap(), expected);
+        let returned = Returned::of(&Outcome::new("http", [0xff, 0]));
+        assert_eq!(serde_json::to_string(&returned).unwrap(), r#"{"outcome":"/wA=","outcome_kind":"http"}"#);
+    }
+}

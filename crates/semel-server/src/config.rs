@@ -1,0 +1,154 @@
+//! The config file: one TOML file, read once into checked types. Flags override it.
+//!
+//! Every mistake is told at once, each with its place and what was expected. Nothing falls back silently: a key
+//! that is not known, a value that cannot be, a secret that is not there stop the start.
+
+mod access;
+pub(crate) mod commands;
+mod gateway;
+mod problem;
+mod reader;
+mod records;
+mod routes;
+mod sealing;
+mod secrets;
+mod values;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use semel::secret::Secret;
+use toml::de::DeTable;
+
+pub(crate) use self::access::{Admin, Role, Token};
+pub(crate) use self::gateway::Gateway;
+pub(crate) use self::problem::{Invalid, Problem};
+pub(crate) use self::records::{Coordinate, Loss, Place, Records};
+pub(crate) use self::sealing::Sealing;
+pub(crate) use self::secrets::{Environment, PROCESS};
+pub(crate) use self::values::{parse_duration, show_duration};
+
+use self::problem::Problems;
+use self::reader::Table;
+use self::values::{choice, duration};
+use crate::cli::ServeArgs;
+
+/// Everything a server needs to know.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// Given by the operator; otherwise one is kept in the store.
+    pub(crate) secret: Option<Secret>,
+    /// None without an upstream.
+    pub(crate) gateway: Option<Gateway>,
+    pub(crate) admin: Admin,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) records: Records,
+    /// None where outcomes are kept as they are.
+    pub(crate) sealing: Option<Sealing>,
+    pub(crate) log: Log,
+    /// How long requests in flight may take to end once the server was told to stop.
+    pub(crate) drain: Duration,
+}
+
+/// How the server talks about its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Log {
+    pub(crate) format: LogFormat,
+    pub(crate) level: tracing::Level,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    Text,
+    Json,
+}
+
+/// The port on loopback that a listener has by default.
+pub(crate) fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+impl Config {
+    /// Reads the file that the flags name, if any, and the flags.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub(crate) fn load(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self, Invalid> {
+        let Some(path) = &args.config else { return Self::parse("the flags", "", args, environment) };
+        let name = path.display().to_string();
+        let text = read(path)?;
+        Self::parse(&name, &text, args, environment)
+    }
+
+    /// Reads the text of a file.
+    pub(crate) fn parse(
+        file: &str,
+        text: &str,
+        args: &ServeArgs,
+        environment: &Environment<'_>,
+    ) -> Result<Self, Invalid> {
+        let problems = Problems::new(file, text);
+        let (table, wrong) = DeTable::parse_recoverable(text);
+        for error in &wrong {
+            problems.at(&error.span().unwrap_or_default(), error.message());
+        }
+        // A file that is no TOML would only be misunderstood further on.
+        let read = wrong.is_empty().then(|| Self::read(Table::root(&table, &problems), args, environment));
+        problems.into_result()?;
+        Ok(read.expect("a file without problems was read"))
+    }
+
+    /// What a reload cannot change, in a form that can only be compared.
+    pub(crate) fn fixed(&self) -> String {
+        let gateway = self.gateway.as_ref().map(|gateway| {
+            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
+        });
+        let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
+        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway))
+    }
+
+    fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
+        let secret = secrets::passphrase(&mut root, "secret", environment);
+        let tokens = access::tokens(&mut root, environment);
+        let admin = Admin::read(&mut root, args, &tokens);
+        let gateway = Gateway::read(&mut root, args, environment);
+        let (records, sealing) = Records::read(&mut root, args, environment);
+        let log = Log::read(&mut root);
+        let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
+        root.done();
+        Self { secret, gateway, admin, tokens, records, sealing, log, drain }
+    }
+}
+
+impl Log {
+    fn read(root: &mut Table<'_>) -> Self {
+        let mut log = Self { format: LogFormat::Auto, level: tracing::Level::INFO };
+        let Some(mut table) = root.table("log") else { return log };
+        let formats = [("auto", LogFormat::Auto), ("text", LogFormat::Text), ("json", LogFormat::Json)];
+        let levels = [
+            ("error", tracing::Level::ERROR),
+            ("warn", tracing::Level::WARN),
+            ("info", tracing::Level::INFO),
+            ("debug", tracing::Level::DEBUG),
+            ("trace", tracing::Level::TRACE),
+        ];
+        log.format = table.get("format", choice(&formats)).unwrap_or(log.format);
+        log.level = table.get("level", choice(&levels)).unwrap_or(log.level);
+        table.done();
+        log
+    }
+}
+
+fn read(path: &Path) -> Result<String, Invalid> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let place = path.display().to_string();
+        Invalid(vec![Problem { place, position: None, message: format!("the file cannot be read: {error}") }])
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,295 @@
+//! The gateway: where it listens, where requests go, and how clients are spoken to.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderName;
+use semel_http::edge::{Limits, Patience};
+use semel_http::policy::{OnDoubt, StoreDown};
+use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
+use semel_http::scope::VerifierBuilder;
+use semel_http::{Profile, RoutePolicy, Scope};
+
+use super::loopback;
+use super::problem::{Problems, meant};
+use super::reader::Table;
+use super::routes::{self, Routes, Usual};
+use super::secrets::{self, Environment};
+use super::values::{address, choice, count, duration, parse_address, size, text};
+use crate::cli::ServeArgs;
+
+/// Everything the gateway needs to know.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    pub(crate) listen: SocketAddr,
+    pub(crate) upstream: Upstream,
+    /// Those that routes name, by the text they are named with.
+    pub(crate) upstreams: Vec<(String, Upstream)>,
+    pub(crate) proxy: ProxyOptions,
+    pub(crate) profile: Profile,
+    pub(crate) scope: Scope,
+    pub(crate) namespace: String,
+    pub(crate) routes: Vec<RoutePolicy>,
+    /// Every header that carries a key.
+    pub(crate) key_headers: Vec<HeaderName>,
+    pub(crate) fallback: RoutePolicy,
+    pub(crate) tls: Option<Certificate>,
+    pub(crate) limits: Limits,
+    pub(crate) patience: Patience,
+}
+
+/// The files of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Certificate {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
+    [("closed", StoreDown::Closed), ("open", StoreDown::Open)];
+
+impl Gateway {
+    /// Reads it; `None` without an upstream.
+    pub(super) fn read(
+        root: &mut Table<'_>,
+        args: &ServeArgs,
+        environment: &Environment<'_>,
+    ) -> Option<Self> {
+        let problems = root.problems();
+        let written = root.table("gateway");
+        let is_written = written.is_some();
+        let mut table = written.unwrap_or_else(|| Table::empty("[gateway]", problems));
+
+        let listen = flag(args.listen.as_deref(), "--listen", problems, parse_address)
+            .or(table.get("listen", address))
+            .unwrap_or_else(|| loopback(8080));
+        let parse = |text: &str| text.parse::<Upstream>().map_err(|error| error.to_string());
+        let from_file = table.get("upstream", |value| parse(&text(value)?));
+        let upstream = flag(args.upstream.as_deref(), "--upstream", problems, parse).or(from_file);
+        let profile = flag(args.profile.as_deref(), "--profile", problems, profile)
+            .or(table.get("profile", |value| profile(&text(value)?)))
+            .unwrap_or_default();
+        let scope = scope(&mut table, args, environment);
+        let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
+        let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
+        let tls = certificate(&mut table);
+        let proxy = proxy(&mut table);
+        let limits = limits(&mut table);
+        let (patience, proxy) = timeouts(&mut table, proxy);
+        let span = table.span();
+        table.done();
+
+        let usual = Usual::new(&profile, store_down, proxy.host);
+        let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
+        let fallback = usual.builder("* /**").build();
+        let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
+        if upstream.is_none() {
+            let asked_for = args.listen.is_some() || args.profile.is_some() || args.scope.is_some();
+            if is_written || !routes.is_empty() {
+                problems.at(
+                    &span,
+                    "[gateway] needs `upstream`, as in \"http://127.0.0.1:3000\", or --upstream URL",
+                );
+            } else if asked_for {
+                problems.flag("--upstream", "is needed: without it there is no gateway for the other flags");
+            }
+        }
+        Some(Self {
+            listen,
+            upstream: upstream?,
+            upstreams,
+            proxy,
+            profile,
+            scope: scope?,
+            namespace,
+            routes,
+            key_headers,
+            fallback: fallback?,
+            tls,
+            limits,
+            patience,
+        })
+    }
+
+    /// Every weaker promise it was configured into, in plain words.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let mut warn = |text: String| warnings.push(text);
+        if matches!(self.scope, Scope::SingleTenant) {
+            warn("scope = \"single-tenant\": all clients are one principal, so a client that sends another's key and \
+                  request gets the other's answer"
+                .to_owned());
+        }
+        if self.tls.is_none() && !self.listen.ip().is_loopback() {
+            warn(format!(
+                "the gateway listens on {} without TLS: keys, credentials and answers can be read on the way",
+                self.listen
+            ));
+        }
+        for route in self.routes.iter().chain([&self.fallback]) {
+            let pattern = route.pattern();
+            if route.store_down() == StoreDown::Open {
+                warn(format!(
+                    "{pattern}: store_down = \"open\": while the store is away, requests run unprotected and retries \
+                     run again"
+                ));
+            }
+            if route.on_doubt() == OnDoubt::Release {
+                warn(format!(
+                    "{pattern}: on_doubt = \"release\": a call whose fate is unknown is run again, which is at least \
+                     once"
+                ));
+            }
+            match route.terms().mode {
+                semel::Mode::Rerun => warn(format!(
+                    "{pattern}: mode = \"rerun\": a call whose owner was lost is run again, which is at least once"
+                )),
+                semel::Mode::Keyed => warn(format!(
+                    "{pattern}: mode = \"keyed\": one effect only if the upstream honours the derived key it is sent"
+                )),
+                semel::Mode::Marked | semel::Mode::Atomic => {}
+            }
+        }
+        warnings
+    }
+}
+
+/// A flag's value, checked.
+fn flag<T>(
+    given: Option<&str>,
+    name: &str,
+    problems: &Problems<'_>,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Option<T> {
+    match parse(given?) {
+        Ok(value) => Some(value),
+        Err(expected) => {
+            problems.flag(name, expected);
+            None
+        }
+    }
+}
+
+fn profile(name: &str) -> Result<Profile, String> {
+    Profile::named(name).ok_or_else(|| {
+        let hint = meant(name, Profile::NAMES)
+            .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
+        format!("expected one of {}, found {name:?}{hint}", Profile::NAMES.join(", "))
+    })
+}
+
+/// Who asks, with the keys that verify a JWT where it is one.
+fn scope(table: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Option<Scope> {
+    let problems = table.problems();
+    let verifier = verifier(table, environment);
+    let written = table.located("scope", text);
+    let (word, place) = match (&args.scope, written) {
+        (Some(flag), _) => (flag.clone(), None),
+        (None, Some(written)) => (written.value, Some(written.span)),
+        (None, None) => ("authorization".to_owned(), None),
+    };
+    if verifier.is_some() && !word.starts_with("jwt:") {
+        problems.at(
+            &table.span(),
+            format!("jwt: is not used, because scope is {word:?}; set scope = \"jwt:sub\""),
+        );
+    }
+    match Scope::parse(&word, verifier) {
+        Ok(scope) => Some(scope),
+        Err(error) => {
+            match place {
+                Some(span) => problems.at(&span, format!("scope: {error}")),
+                None => problems.flag("--scope", error.to_string()),
+            }
+            None
+        }
+    }
+}
+
+fn verifier(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<VerifierBuilder> {
+    let mut jwt = table.table("jwt")?;
+    let file = |value: &toml::de::DeValue<'_>| {
+        let path = text(value)?;
+        std::fs::read(&path).map_err(|error| format!("{path}: {error}"))
+    };
+    let mut verifier = VerifierBuilder::new();
+    if let Some(jwks) = jwt.get("jwks", file) {
+        verifier = verifier.jwks(&jwks);
+    }
+    if let Some((secret, _)) = secrets::read(&mut jwt, "secret", environment) {
+        verifier = verifier.secret(secret.as_bytes());
+    }
+    if let Some(issuer) = jwt.get("issuer", text) {
+        verifier = verifier.issuer(&issuer);
+    }
+    if let Some(audience) = jwt.get("audience", text) {
+        verifier = verifier.audience(&audience);
+    }
+    jwt.done();
+    Some(verifier)
+}
+
+fn certificate(table: &mut Table<'_>) -> Option<Certificate> {
+    let mut tls = table.table("tls")?;
+    let (cert, key) = (tls.need("cert", text), tls.need("key", text));
+    let span = tls.span();
+    tls.done();
+    let certificate = Certificate { cert: cert?.into(), key: key?.into() };
+    // Read here too, so that `config check` and a reload see what is wrong with it.
+    match semel_http::edge::Tls::from_files(&certificate.cert, &certificate.key) {
+        Ok(_) => Some(certificate),
+        Err(error) => {
+            table.problems().at(&span, format!("tls: {error}"));
+            None
+        }
+    }
+}
+
+fn proxy(table: &mut Table<'_>) -> ProxyOptions {
+    let mut proxy = ProxyOptions::default();
+    let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
+    proxy.protocol = table.get("upstream_protocol", choice(&protocols)).unwrap_or(proxy.protocol);
+    proxy.ca = table.get("upstream_ca", text).map(PathBuf::from);
+    let hosts = [("upstream", Host::Upstream), ("client", Host::Client)];
+    proxy.host = table.get("host", choice(&hosts)).unwrap_or(proxy.host);
+    let forwarded =
+        [("replace", Forwarded::Replace), ("append", Forwarded::Append), ("remove", Forwarded::Remove)];
+    proxy.forwarded = table.get("forwarded", choice(&forwarded)).unwrap_or(proxy.forwarded);
+    proxy.via = table.get("via", text);
+    proxy
+}
+
+fn limits(table: &mut Table<'_>) -> Limits {
+    let mut limits = Limits::default();
+    let Some(mut table) = table.table("limits") else { return limits };
+    let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
+    let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
+    limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
+    limits.streams = table.get("streams", count(1, 10_000)).map_or(limits.streams, as_u32);
+    limits.headers = table.get("headers", count(1, 10_000)).map_or(limits.headers, as_usize);
+    limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);
+    limits.target_bytes = table.get("target", size).map_or(limits.target_bytes, as_usize);
+    limits.body_bytes = table.get("body", size).unwrap_or(limits.body_bytes);
+    table.done();
+    limits
+}
+
+fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyOptions) {
+    let mut patience = Patience::default();
+    let Some(mut table) = table.table("timeouts") else { return (patience, proxy) };
+    let mut set = |key, place: &mut Duration| {
+        if let Some(length) = table.get(key, duration) {
+            *place = length;
+        }
+    };
+    set("head", &mut patience.head);
+    set("body", &mut patience.body);
+    set("idle", &mut patience.idle);
+    set("write", &mut patience.write);
+    set("connect", &mut proxy.connect);
+    set("read", &mut proxy.read);
+    proxy.total = table.get("total", duration);
+    table.done();
+    (patience, proxy)
+}

@@ -1,0 +1,284 @@
+//! Where records are kept.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use semel::store::{AsyncCommit, OnCorruption, Pooling};
+
+use super::problem::Problems;
+use super::reader::{Located, Table};
+use super::sealing::Sealing;
+use super::values::{choice, count, duration, size, text};
+use super::{Environment, secrets};
+use crate::cli::ServeArgs;
+
+/// The store, and the engine's bounds over it.
+#[derive(Clone, Debug)]
+pub(crate) struct Records {
+    pub(crate) place: Place,
+    /// How long to wait for a server of the store.
+    pub(crate) timeout: Option<Duration>,
+    /// The most that this process keeps of done records.
+    pub(crate) hot_cache: u64,
+    pub(crate) waiters: Waiters,
+    /// The largest outcome that is kept.
+    pub(crate) max_outcome: usize,
+}
+
+/// How many callers may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiters {
+    pub(crate) per_key: usize,
+    pub(crate) in_all: usize,
+}
+
+/// A store, by its URL.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Memory,
+    Embedded {
+        folder: PathBuf,
+        on_corruption: OnCorruption,
+    },
+    Redis {
+        url: String,
+        prefix: String,
+        ca: Option<Vec<u8>>,
+        require_replicas: usize,
+        on_store_loss: Loss,
+    },
+    Postgres {
+        url: String,
+        schema: String,
+        pooling: Pooling,
+        async_commit: AsyncCommit,
+        connections: u32,
+        coordinate: Option<Coordinate>,
+    },
+}
+
+/// A Redis in front of PostgreSQL.
+#[derive(Clone, Debug)]
+pub(crate) struct Coordinate {
+    pub(crate) url: String,
+    pub(crate) prefix: String,
+    pub(crate) ca: Option<Vec<u8>>,
+}
+
+/// What to do when a Redis server comes back with less than it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Alarm,
+    /// No new claims for one retention.
+    Refuse,
+}
+
+const DEFAULT: &str = "embedded:./semel-data";
+const EXPECTED: &str = "expected memory:, embedded:PATH, redis://HOST:PORT, rediss://…, redis-cluster://…, \
+                        redis-sentinel://…/NAME or postgres://USER:PASSWORD@HOST:PORT/DATABASE";
+const REDIS: [&str; 8] = [
+    "redis",
+    "rediss",
+    "redis-cluster",
+    "rediss-cluster",
+    "redis-sentinel",
+    "rediss-sentinel",
+    "redis+unix",
+    "unix",
+];
+
+/// Settings that only some stores have, with their places.
+struct Extras {
+    prefix: Option<Located<String>>,
+    ca: Option<Located<Vec<u8>>>,
+    require_replicas: Option<Located<u64>>,
+    on_store_loss: Option<Located<Loss>>,
+    schema: Option<Located<String>>,
+    pooling: Option<Located<Pooling>>,
+    async_commit: Option<Located<AsyncCommit>>,
+    connections: Option<Located<u64>>,
+    on_corruption: Option<Located<OnCorruption>>,
+}
+
+impl Records {
+    pub(super) fn read(
+        root: &mut Table<'_>,
+        args: &ServeArgs,
+        environment: &Environment<'_>,
+    ) -> (Self, Option<Sealing>) {
+        let problems = root.problems();
+        let mut table = root.table("store").unwrap_or_else(|| Table::empty("[store]", problems));
+        let url = url(&mut table, "url", ("--store", args.store.as_deref()), environment);
+        let url = url.unwrap_or_else(|| Url { text: DEFAULT.to_owned(), from: From::Default });
+        let coordinate = url_of_redis(&mut table, ("--coordinate", args.coordinate.as_deref()), environment);
+        let file = |value: &toml::de::DeValue<'_>| {
+            let path = text(value)?;
+            std::fs::read(&path).map_err(|error| format!("{path}: {error}"))
+        };
+        let extras = Extras {
+            prefix: table.located("prefix", text),
+            ca: table.located("ca", file),
+            require_replicas: table.located("require_replicas", count(0, 100)),
+            on_store_loss: table
+                .located("on_store_loss", choice(&[("alarm", Loss::Alarm), ("refuse", Loss::Refuse)])),
+            schema: table.located("schema", text),
+            pooling: table.located(
+                "pooling",
+                choice(&[("direct", Pooling::Direct), ("transaction", Pooling::Transaction)]),
+            ),
+            async_commit: table.located(
+                "async_commit",
+                choice(&[("refuse", AsyncCommit::Refuse), ("accept", AsyncCommit::Accept)]),
+            ),
+            connections: table.located("connections", count(1, 1_000)),
+            on_corruption: table.located(
+                "on_corruption",
+                choice(&[("refuse", OnCorruption::Refuse), ("quarantine", OnCorruption::Quarantine)]),
+            ),
+        };
+        let timeout = table.get("timeout", duration);
+        let hot_cache = table.get("hot_cache", size).unwrap_or(16 << 20);
+        let max_outcome = table.get("max_outcome", size).unwrap_or(1 << 20);
+        let waiters = Waiters {
+            per_key: as_usize(table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000)),
+            in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
+        };
+        let sealing = Sealing::read(&mut table, environment);
+        table.done();
+        let place = place(&url, coordinate, extras, problems);
+        (Self { place, timeout, hot_cache, waiters, max_outcome: as_usize(max_outcome) }, sealing)
+    }
+}
+
+/// A URL and where it came from.
+struct Url {
+    text: String,
+    from: From,
+}
+
+enum From {
+    File(Range<usize>),
+    Flag(&'static str),
+    Default,
+}
+
+impl Url {
+    fn scheme(&self) -> &str {
+        self.text.split_once(':').map_or("", |(scheme, _)| scheme)
+    }
+
+    /// Says what is wrong with it. The URL may hold a password and is not repeated.
+    fn refuse(&self, problems: &Problems<'_>, key: &str, why: &str) {
+        match &self.from {
+            From::File(span) => problems.at(span, format!("{key}: {why}")),
+            From::Flag(flag) => problems.flag(flag, why),
+            From::Default => problems.whole(format!("{key}: {why}")),
+        }
+    }
+}
+
+/// A URL from the flag, else from the file: as text, or as a secret where it holds a password.
+fn url(
+    table: &mut Table<'_>,
+    key: &'static str,
+    (flag, given): (&'static str, Option<&str>),
+    environment: &Environment<'_>,
+) -> Option<Url> {
+    let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
+    let written = if is_secret {
+        secrets::read(table, key, environment).map(|(text, span)| Url { text, from: From::File(span) })
+    } else {
+        table.located(key, text).map(|url| Url { text: url.value, from: From::File(url.span) })
+    };
+    given.map(|given| Url { text: given.to_owned(), from: From::Flag(flag) }).or(written)
+}
+
+fn url_of_redis(
+    table: &mut Table<'_>,
+    flag: (&'static str, Option<&str>),
+    environment: &Environment<'_>,
+) -> Option<Url> {
+    let url = url(table, "coordinate", flag, environment)?;
+    if REDIS.contains(&url.scheme()) {
+        return Some(url);
+    }
+    url.refuse(table.problems(), "coordinate", "expected the URL of a Redis, as in redis://127.0.0.1:6379");
+    None
+}
+
+/// The store of the URL. A setting that it does not have is a mistake, not a wish that is overheard.
+fn place(url: &Url, coordinate: Option<Url>, extras: Extras, problems: &Problems<'_>) -> Place {
+    let refuse = |span: Option<Range<usize>>, key: &str, only: &str| {
+        if let Some(span) = span {
+            problems.at(&span, format!("{key}: is a setting of {only}; this store is {}", url.scheme()));
+        }
+    };
+    let Extras {
+        prefix,
+        ca,
+        require_replicas,
+        on_store_loss,
+        schema,
+        pooling,
+        async_commit,
+        connections,
+        on_corruption,
+    } = extras;
+    let scheme = url.scheme();
+    let is_postgres = matches!(scheme, "postgres" | "postgresql");
+    let is_redis = REDIS.contains(&scheme);
+    if !is_redis {
+        refuse(require_replicas.as_ref().map(|found| found.span.clone()), "require_replicas", "Redis stores");
+        refuse(on_store_loss.as_ref().map(|found| found.span.clone()), "on_store_loss", "Redis stores");
+        if coordinate.is_none() {
+            refuse(prefix.as_ref().map(|found| found.span.clone()), "prefix", "Redis stores");
+            refuse(ca.as_ref().map(|found| found.span.clone()), "ca", "Redis stores");
+        }
+    }
+    if !is_postgres {
+        refuse(schema.as_ref().map(|found| found.span.clone()), "schema", "PostgreSQL stores");
+        refuse(pooling.as_ref().map(|found| found.span.clone()), "pooling", "PostgreSQL stores");
+        refuse(async_commit.as_ref().map(|found| found.span.clone()), "async_commit", "PostgreSQL stores");
+        refuse(connections.as_ref().map(|found| found.span.clone()), "connections", "PostgreSQL stores");
+        if let Some(coordinate) = &coordinate {
+            let why = "goes with a postgres:// store only: Redis then stands in front of PostgreSQL";
+            coordinate.refuse(problems, "coordinate", why);
+        }
+    }
+    if scheme != "embedded" {
+        refuse(on_corruption.as_ref().map(|found| found.span.clone()), "on_corruption", "embedded stores");
+    }
+    let prefix = prefix.map_or_else(|| "semel".to_owned(), |found| found.value);
+    let ca = ca.map(|found| found.value);
+    match scheme {
+        "memory" if url.text == "memory:" => Place::Memory,
+        "embedded" if url.text.len() > "embedded:".len() => Place::Embedded {
+            folder: url.text["embedded:".len()..].into(),
+            on_corruption: on_corruption.map(|found| found.value).unwrap_or_default(),
+        },
+        _ if is_redis => Place::Redis {
+            url: url.text.clone(),
+            prefix,
+            ca,
+            require_replicas: as_usize(require_replicas.map_or(0, |found| found.value)),
+            on_store_loss: on_store_loss.map_or(Loss::Alarm, |found| found.value),
+        },
+        _ if is_postgres => Place::Postgres {
+            url: url.text.clone(),
+            schema: schema.map_or_else(|| "semel".to_owned(), |found| found.value),
+            pooling: pooling.map(|found| found.value).unwrap_or_default(),
+            async_commit: async_commit.map(|found| found.value).unwrap_or_default(),
+            connections: u32::try_from(connections.map_or(4, |found| found.value)).unwrap_or(u32::MAX),
+            coordinate: coordinate.map(|url| Coordinate { url: url.text, prefix, ca }),
+        },
+        _ => {
+            url.refuse(problems, "url", EXPECTED);
+            Place::Memory
+        }
+    }
+}
+
+fn as_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

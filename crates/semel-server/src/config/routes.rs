@@ -1,0 +1,312 @@
+//! `[[route]]`: what is done with which requests. What is left out is the profile's default.
+
+use std::time::Duration;
+
+use http::{HeaderName, StatusCode};
+use semel::Mode;
+use semel::canonical::Exclusions;
+use semel_http::policy::{
+    Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt,
+    OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
+};
+use semel_http::proxy::{Host, Upstream};
+use semel_http::scope::VerifierBuilder;
+use semel_http::{KeySource, Profile, RoutePolicy, Scope};
+use toml::de::DeValue;
+
+use super::gateway::STORE_DOWN;
+use super::reader::Table;
+use super::values::{choice, count, duration, size, switch, text, texts};
+
+const MODES: [(&str, Mode); 3] = [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
+const IN_FLIGHT: [(&str, InFlight); 2] = [("wait", InFlight::Wait), ("reject", InFlight::Reject)];
+const PINS: [(&str, Pin); 3] =
+    [("success", Pin::Success), ("deterministic", Pin::Deterministic), ("all", Pin::All)];
+const ON_5XX: [(&str, OnServerError); 3] =
+    [("release", OnServerError::Release), ("doubt", OnServerError::Doubt), ("pin", OnServerError::Pin)];
+const ON_DOUBT: [(&str, OnDoubt); 3] =
+    [("hold", OnDoubt::Hold), ("probe", OnDoubt::Probe), ("release", OnDoubt::Release)];
+
+/// The routes, and what others have to know of them.
+#[derive(Debug)]
+pub(super) struct Routes {
+    pub(super) policies: Vec<RoutePolicy>,
+    /// Upstreams that routes name, by the text they are named with.
+    pub(super) upstreams: Vec<(String, Upstream)>,
+    /// Every header that carries a key.
+    pub(super) key_headers: Vec<HeaderName>,
+}
+
+/// What holds for every route that does not say otherwise.
+pub(super) struct Usual<'a> {
+    pub(super) profile: &'a Profile,
+    pub(super) store_down: StoreDown,
+    pub(super) headers: HeaderRules,
+}
+
+impl<'a> Usual<'a> {
+    pub(super) fn new(profile: &'a Profile, store_down: StoreDown, host: Host) -> Self {
+        let mut headers = HeaderRules::default();
+        if host == Host::Upstream {
+            // The upstream answers under its own name, whichever gateway a retry comes through.
+            headers.fingerprint.retain(|name| *name != http::header::HOST);
+        }
+        Self { profile, store_down, headers }
+    }
+
+    pub(super) fn builder(&self, pattern: &str) -> PolicyBuilder {
+        RoutePolicy::builder(self.profile, pattern).store_down(self.store_down).headers(self.headers.clone())
+    }
+}
+
+/// Reads all routes, in their order.
+pub(super) fn read(root: &mut Table<'_>, usual: &Usual<'_>) -> Routes {
+    let problems = root.problems();
+    let key_headers = vec![usual.profile.key_header.clone()];
+    let mut routes = Routes { policies: Vec::new(), upstreams: Vec::new(), key_headers };
+    for mut table in root.tables("route") {
+        let pattern = table.need("match", text);
+        let builder = usual.builder(pattern.as_deref().unwrap_or("* /**"));
+        let builder = route(&mut table, builder, usual, &mut routes);
+        let span = table.span();
+        table.done();
+        if pattern.is_some() {
+            match builder.build() {
+                Ok(route) => routes.policies.push(route),
+                Err(error) => problems.at(&span, error.to_string()),
+            }
+        }
+    }
+    routes
+}
+
+fn route(
+    table: &mut Table<'_>,
+    mut route: PolicyBuilder,
+    usual: &Usual<'_>,
+    routes: &mut Routes,
+) -> PolicyBuilder {
+    if let Some(url) = table.get("upstream", upstream) {
+        let (name, upstream) = url;
+        route = route.upstream(name.as_str());
+        if !routes.upstreams.iter().any(|(known, _)| *known == name) {
+            routes.upstreams.push((name, upstream));
+        }
+    }
+    if table.get("guard", switch) == Some(false) {
+        route = route.pass_through();
+    }
+    let mode = table.get("mode", choice(&MODES));
+    route = set(route, mode, PolicyBuilder::mode);
+    route = key(table, route, usual.profile, &mut routes.key_headers);
+    route = set(route, table.get("scope", scope), PolicyBuilder::scope);
+    route = set(route, table.get("in_flight", choice(&IN_FLIGHT)), PolicyBuilder::in_flight);
+    let lengths: [(&'static str, Setter); 7] = [
+        ("wait", PolicyBuilder::wait),
+        ("lease", PolicyBuilder::lease),
+        ("in_flight_max", PolicyBuilder::in_flight_max),
+        ("retention", PolicyBuilder::retention),
+        ("grace", PolicyBuilder::grace),
+        ("memory", PolicyBuilder::memory),
+        ("body_timeout", PolicyBuilder::body_timeout),
+    ];
+    for (name, apply) in lengths {
+        route = set(route, table.get(name, duration), apply);
+    }
+    route = set(route, table.get("pin", choice(&PINS)), PolicyBuilder::pin);
+    route = set(route, table.get("on_5xx", choice(&ON_5XX)), PolicyBuilder::on_5xx);
+    route = set(route, table.get("on_doubt", choice(&ON_DOUBT)), PolicyBuilder::on_doubt);
+    route = set(route, table.get("store_down", choice(&STORE_DOWN)), PolicyBuilder::store_down);
+    route = set(route, table.get("request_limit", bytes), PolicyBuilder::request_limit);
+    route = set(route, table.get("response_limit", bytes), PolicyBuilder::response_limit);
+    route = set(route, table.get("verify", call), PolicyBuilder::verify);
+    route = set(route, table.get("expired", count(400, 499)), |route, code| {
+        let status = u16::try_from(code).ok().and_then(|code| StatusCode::from_u16(code).ok());
+        set(route, status, PolicyBuilder::expired)
+    });
+    route = probe(table, route, mode.unwrap_or_default());
+    route = fingerprint(table, route, &usual.headers);
+    route = set(route, table.get("stored_headers", headers), |route, names| {
+        route.stored_headers(StoredHeaders::Only(names))
+    });
+    route = set(route, limits(table), PolicyBuilder::limits);
+    route
+}
+
+/// Sets a duration of a route.
+type Setter = fn(PolicyBuilder, Duration) -> PolicyBuilder;
+
+fn set<T>(
+    route: PolicyBuilder,
+    given: Option<T>,
+    apply: impl FnOnce(PolicyBuilder, T) -> PolicyBuilder,
+) -> PolicyBuilder {
+    match given {
+        Some(value) => apply(route, value),
+        None => route,
+    }
+}
+
+fn upstream(value: &DeValue<'_>) -> Result<(String, Upstream), String> {
+    let url = text(value)?;
+    let upstream = url.parse().map_err(|error: semel_http::proxy::UpstreamError| error.to_string())?;
+    Ok((url, upstream))
+}
+
+/// A route's own scope. A JWT is verified for the whole gateway, not for one route.
+fn scope(value: &DeValue<'_>) -> Result<Scope, String> {
+    let word = text(value)?;
+    Scope::parse(&word, None::<VerifierBuilder>).map_err(|error| error.to_string())
+}
+
+fn bytes(value: &DeValue<'_>) -> Result<usize, String> {
+    size(value).map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
+    CallTemplate::parse(&text(value)?).map_err(|error| error.to_string())
+}
+
+fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
+    let name = |name: String| {
+        HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("{name:?} cannot be the name of a header"))
+    };
+    texts(value)?.into_iter().map(name).collect()
+}
+
+/// `key = { header = "…" | json = "…" | content = { exclude = […] } | route = "…", required = true, … }`
+fn key(
+    table: &mut Table<'_>,
+    mut route: PolicyBuilder,
+    profile: &Profile,
+    key_headers: &mut Vec<HeaderName>,
+) -> PolicyBuilder {
+    let problems = table.problems();
+    let Some(mut key) = table.table("key") else { return route };
+    let span = key.span();
+    let said = |result: Result<KeySource, semel_http::PolicyError>| result.map_err(|error| error.to_string());
+    let header = key.get("header", |value| said(KeySource::header(&text(value)?)));
+    let json = key.get("json", |value| said(KeySource::json(&text(value)?)));
+    let template = key.get("route", |value| Ok(KeySource::route(&text(value)?)));
+    let content = key.table("content").and_then(|mut content| {
+        let exclude = content.get("exclude", texts).unwrap_or_default();
+        content.done();
+        match KeySource::content(&exclude) {
+            Ok(source) => Some(source),
+            Err(error) => {
+                problems.at(&span, format!("key: {error}"));
+                None
+            }
+        }
+    });
+    let required = match key.get("required", switch) {
+        Some(true) => KeyRequired::Required,
+        Some(false) | None => KeyRequired::Optional,
+    };
+    let (min, max) = (key.get("min_length", count(1, 1_024)), key.get("max_length", count(1, 1_024)));
+    if let (Some(min), Some(max)) = (min.or(max.map(|_| 1)), max.or(min.map(|_| 255))) {
+        let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        route = route.key_length(as_usize(min), as_usize(max));
+    }
+    // In mode keyed: under which header the derived key goes upstream, and for whom it is derived.
+    let derived = key.get("derived_header", |value| {
+        let name = text(value)?;
+        HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("{name:?} cannot be the name of a header"))
+    });
+    let provider = key.get("provider", text);
+    key.done();
+    let mut sources = [header, json, template, content].into_iter().flatten();
+    match (sources.next(), sources.next()) {
+        (_, Some(_)) => problems.at(&span, "key: give one of header, json, content, route, not several"),
+        (Some(source), None) => {
+            if let KeySource::Header(name) = &source
+                && !key_headers.contains(name)
+            {
+                key_headers.push(name.clone());
+            }
+            route = route.key(source, required);
+        }
+        (None, None) => route = route.key(KeySource::Header(profile.key_header.clone()), required),
+    }
+    if derived.is_some() || provider.is_some() {
+        let header = derived.unwrap_or_else(|| profile.key_header.clone());
+        route = route.derived_key(header, provider.unwrap_or_else(|| "upstream".to_owned()));
+    }
+    route
+}
+
+/// `probe = "GET /by-key/{key}"`; `probe_absent` says what its 404 means.
+fn probe(table: &mut Table<'_>, route: PolicyBuilder, mode: Mode) -> PolicyBuilder {
+    let absent = table.located("probe_absent", choice(&[("unknown", Absent::Unknown), ("run", Absent::Run)]));
+    let Some(call) = table.get("probe", call) else {
+        if let Some(absent) = absent {
+            table
+                .problems()
+                .at(&absent.span, "probe_absent: says what a 404 of `probe` means, and there is no probe");
+        }
+        return route;
+    };
+    // Only an upstream that honours the key it was sent makes a second call safe.
+    let usual = if mode == Mode::Keyed { Absent::Run } else { Absent::Unknown };
+    route.probe(Probe { call, absent: absent.map_or(usual, |absent| absent.value) })
+}
+
+/// `fingerprint = "exact" | "json"`, what it leaves out, and the headers it takes in.
+fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder, usual: &HeaderRules) -> PolicyBuilder {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Word {
+        Exact,
+        Json,
+    }
+    let problems = table.problems();
+    let word = table.get("fingerprint", choice(&[("exact", Word::Exact), ("json", Word::Json)]));
+    let exclude = table.located("fingerprint_exclude", texts);
+    match (word, exclude) {
+        (Some(Word::Json), exclude) => {
+            let (pointers, span) =
+                exclude.map_or_else(|| (Vec::new(), table.span()), |exclude| (exclude.value, exclude.span));
+            match Exclusions::new(&pointers) {
+                Ok(exclusions) => route = route.fingerprint(Fingerprinting::Json(exclusions)),
+                Err(error) => problems.at(&span, format!("fingerprint_exclude: {error}")),
+            }
+        }
+        (_, Some(exclude)) => {
+            problems.at(
+                &exclude.span,
+                "fingerprint_exclude: leaves members of JSON out, so it needs fingerprint = \"json\"",
+            );
+        }
+        (Some(Word::Exact), None) => route = route.fingerprint(Fingerprinting::Exact),
+        (None, None) => {}
+    }
+    let (compared, stripped) =
+        (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
+    if compared.is_some() || stripped.is_some() {
+        let usual = usual.clone();
+        let fingerprint = compared.unwrap_or(usual.fingerprint);
+        route = route.headers(HeaderRules { fingerprint, strip: stripped.unwrap_or(usual.strip) });
+    }
+    route
+}
+
+/// `limits = { writes = { per_second = 10, burst = 100 }, reads = { … } }`
+fn limits(table: &mut Table<'_>) -> Option<InsertLimits> {
+    let mut limits = table.table("limits")?;
+    let mut rate = |name| {
+        let Some(mut rate) = limits.table(name) else {
+            limits.need(name, |_| Ok(()));
+            return None;
+        };
+        let most = u64::from(u32::MAX);
+        let (per_second, burst) =
+            (rate.need("per_second", count(1, most)), rate.need("burst", count(1, most)));
+        rate.done();
+        let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
+        Some(Rate { per_second: as_u32(per_second?), burst: as_u32(burst?) })
+    };
+    let (writes, reads) = (rate("writes"), rate("reads"));
+    limits.done();
+    Some(InsertLimits { writes: writes?, reads: reads? })
+}

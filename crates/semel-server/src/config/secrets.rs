@@ -1,0 +1,60 @@
+//! Secrets are never written into the file: it says where they are.
+
+use std::ops::Range;
+
+use semel::secret::Secret;
+
+use super::reader::Table;
+use super::values::text;
+
+/// Where environment variables are looked up; a test brings its own.
+pub(crate) struct Environment<'a>(pub(crate) &'a dyn Fn(&str) -> Option<String>);
+
+/// The process's own.
+pub(crate) const PROCESS: Environment<'static> = Environment(&|name| std::env::var(name).ok());
+
+/// The deployment's secret.
+pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Environment<'_>) -> Option<Secret> {
+    let (text, span) = read(table, key, from)?;
+    if text.len() < 16 {
+        table
+            .problems()
+            .at(&span, format!("{key}: is shorter than 16 characters, which can be found by trying"));
+        return None;
+    }
+    Some(Secret::from_passphrase(text.as_bytes()))
+}
+
+/// A secret text: `{ env = "NAME" }` or `{ file = "PATH" }`, without the line break at its end.
+pub(super) fn read(
+    table: &mut Table<'_>,
+    key: &'static str,
+    from: &Environment<'_>,
+) -> Option<(String, Range<usize>)> {
+    let expected =
+        "expected { env = \"NAME\" } or { file = \"PATH\" }: secrets are not written into the file";
+    let problems = table.problems();
+    // The value itself is not repeated: somebody may have written the secret there.
+    let written =
+        table.located(key, |value| if value.is_table() { Ok(()) } else { Err(expected.to_owned()) })?;
+    let mut place = table.table(key)?;
+    let (env, file) = (place.get("env", text), place.get("file", text));
+    place.done();
+    let found = match (env, file) {
+        (Some(name), None) => {
+            (from.0)(&name).ok_or_else(|| format!("the environment variable {name} is not set"))
+        }
+        (None, Some(path)) => std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}")),
+        _ => Err(expected.to_owned()),
+    };
+    let found = found
+        .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+        .and_then(|text| if text.is_empty() { Err("the secret is empty".to_owned()) } else { Ok(text) });
+    match found {
+        Ok(text) => Some((text, written.span)),
+        Err(why) => {
+            problems.at(&written.span, format!("{key}: {why}"));
+            None
+        }
+    }
+}

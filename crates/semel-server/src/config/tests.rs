@@ -1,0 +1,259 @@
+//! Config files, good and bad.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use toml::de::DeTable;
+
+use super::commands::{EXAMPLE, SCHEMA};
+use super::problem::Problems;
+use super::reader::Table;
+use super::{Config, Environment, Place, Role, loopback};
+use crate::cli::ServeArgs;
+
+/// Every variable has a value of its own.
+const EVERYTHING: Environment<'static> =
+    Environment(&|name| Some(format!("a secret of some length for {name}")));
+
+fn parse(text: &str) -> Result<Config, Vec<String>> {
+    parse_with(text, &ServeArgs::default())
+}
+
+fn parse_with(text: &str, args: &ServeArgs) -> Result<Config, Vec<String>> {
+    let parsed = Config::parse("semel.toml", text, args, &EVERYTHING);
+    parsed.map_err(|invalid| invalid.0.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn the_example_can_be_read() {
+    let config = parse(EXAMPLE).unwrap();
+    let gateway = config.gateway.unwrap();
+    assert_eq!(gateway.routes.len(), 6);
+    assert_eq!(gateway.listen, loopback(8080));
+    assert!(config.secret.is_some());
+    assert_eq!((config.tokens[0].name.as_str(), config.tokens[0].role), ("billing", Role::Producer));
+    // What the example shows as defaults are the defaults.
+    let bare = parse("[gateway]\nupstream = \"http://127.0.0.1:3000\"").unwrap();
+    let usual = bare.gateway.unwrap();
+    assert_eq!(format!("{:?}", gateway.limits), format!("{:?}", usual.limits));
+    assert_eq!(format!("{:?}", gateway.patience), format!("{:?}", usual.patience));
+    assert_eq!(format!("{:?}", gateway.proxy), format!("{:?}", usual.proxy));
+    assert_eq!(
+        (gateway.namespace, gateway.profile, gateway.listen),
+        (usual.namespace, usual.profile, usual.listen)
+    );
+    assert_eq!((config.drain, config.log, config.admin.listen), (bare.drain, bare.log, bare.admin.listen));
+    assert_eq!(format!("{:?}", config.records), format!("{:?}", bare.records));
+    assert_eq!(config.sealing.unwrap().ring.current_id(), "2026-11");
+}
+
+#[test]
+fn nothing_is_needed() {
+    let config = parse("").unwrap();
+    assert!(config.gateway.is_none() && config.tokens.is_empty() && config.secret.is_none());
+    assert!(
+        matches!(config.records.place, Place::Embedded { ref folder, .. } if folder.ends_with("semel-data"))
+    );
+    assert_eq!(config.admin.listen, loopback(8081));
+}
+
+#[test]
+fn flags_override_the_file() {
+    let args = ServeArgs {
+        upstream: Some("http://127.0.0.1:9".to_owned()),
+        listen: Some("127.0.0.1:1".to_owned()),
+        admin: Some("127.0.0.1:2".to_owned()),
+        store: Some("memory:".to_owned()),
+        profile: Some("stripe".to_owned()),
+        scope: Some("single-tenant".to_owned()),
+        ..ServeArgs::default()
+    };
+    let config = parse_with(EXAMPLE, &args).unwrap_err();
+    // A setting of the embedded store is left over, and said so.
+    assert_eq!(config.len(), 1, "{config:?}");
+    let text = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n[store]\nurl = \"embedded:x\"";
+    let config = parse_with(text, &args).unwrap();
+    let gateway = config.gateway.unwrap();
+    assert_eq!((gateway.listen, config.admin.listen), (loopback(1), loopback(2)));
+    assert_eq!((gateway.profile.name, gateway.scope.to_string().as_str()), ("stripe", "single-tenant"));
+    assert!(matches!(config.records.place, Place::Memory));
+}
+
+// bad_config: every mistake has its place, and says what was expected.
+#[test]
+fn mistakes_are_told_with_their_place() {
+    let table: &[(&str, &[&str])] = &[
+        ("[gatewy]\n", &["semel.toml:1:2: unknown key `gatewy` in the file: did you mean `gateway`?"]),
+        (
+            "[gateway]\nupstream = \"http://h\"\n  lissten = \"x\"\n",
+            &["semel.toml:3:3: unknown key `lissten` in [gateway]: did you mean `listen`?"],
+        ),
+        ("drain = 5\n", &["semel.toml:1:9: drain: expected a duration such as"]),
+        ("drain = \"5 minutes\"\n", &["semel.toml:1:9: drain: expected a duration", "found \"5 minutes\""]),
+        ("a = \n", &["semel.toml:1:"]),
+        ("[gateway]\nlisten = \"127.0.0.1:1\"\n", &["semel.toml:1:1: [gateway] needs `upstream`"]),
+        (
+            "[gateway]\nupstream = \"ftp://x\"\n",
+            &["semel.toml:2:12: upstream: the upstream must begin with http"],
+        ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nprofile = \"strip\"\n",
+            &["semel.toml:3:11: profile: expected one of ietf, stripe", "did you mean \"stripe\"?"],
+        ),
+        ("[gateway]\nupstream = \"http://h\"\nscope = \"jwt:sub\"\n", &["semel.toml:3:9: scope: "]),
+        ("[gateway]\nupstream = \"http://h\"\ntls = { cert = \"/no\" }\n", &["needs `key`"]),
+        (
+            "[admin]\nlisten = \"0.0.0.0:80\"\n",
+            &["semel.toml:2:10: the admin side may not listen on 0.0.0.0"],
+        ),
+        ("[store]\nurl = \"mysql://x\"\n", &["semel.toml:2:7: url: expected memory:, embedded:PATH"]),
+        ("[store]\nurl = \"embedded:\"\n", &["semel.toml:2:7: url: expected"]),
+        (
+            "[store]\nprefix = \"x\"\n",
+            &["semel.toml:2:10: prefix: is a setting of Redis stores; this store is embedded"],
+        ),
+        (
+            "[store]\nurl = \"memory:\"\ncoordinate = \"redis://h\"\n",
+            &["coordinate: goes with a postgres:// store only"],
+        ),
+        (
+            "[[token]]\nname = \"a\"\nrole = \"boss\"\n",
+            &["role: expected \"viewer\" or", "[[token]] needs `value`"],
+        ),
+        (
+            "[[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = \"hunter2\"\n",
+            &["semel.toml:4:9: value: expected { env = \"NAME\" } or { file = \"PATH\" }"],
+        ),
+        (
+            "[[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = { env = \"X\" }\n\
+             [[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = { env = \"X\" }\n",
+            &[
+                "semel.toml:6:8: name: \"a\" is taken",
+                "semel.toml:8:9: value: another token has the same value",
+            ],
+        ),
+        (
+            "[[token]]\nname = \"a\"\nrole = \"viewer\"\nvalue = { env = \"X\" }\ntenant = \"t\"\n",
+            &["semel.toml:5:10: tenant: goes with the role producer"],
+        ),
+        ("[[route]]\nmode = \"marked\"\n", &["semel.toml:1:1: [[route]] needs `match`"]),
+        ("secret = { file = \"/no/such/file\" }\n", &["semel.toml:1:10: secret: /no/such/file: "]),
+        ("[store.encryption]\n", &["semel.toml:1:1: [store.encryption] needs keys"]),
+        (
+            "[[store.encryption.key]]\nid = \"a b\"\nvalue = { env = \"SEALING_KEY\" }\n",
+            &["cannot be the id of a sealing key"],
+        ),
+        ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
+    ];
+    for (text, expected) in table {
+        let problems = parse(text).expect_err(text).join("\n");
+        for expected in *expected {
+            assert!(problems.contains(expected), "{expected:?} in {problems:?}");
+        }
+        assert!(!problems.contains("hunter2"), "a secret is never repeated: {problems}");
+    }
+}
+
+// R7, bad_config: settings that cannot stand together are refused at start.
+#[test]
+fn routes_are_checked() {
+    let table = [
+        ("match = \"GET /x\"", "GET"),
+        ("match = \"POST /x\"\nlease = \"60s\"\nin_flight_max = \"30s\"", "in_flight_max"),
+        ("match = \"POST /x\"\nwait = \"10m\"", "wait"),
+        ("match = \"POST /x\"\non_doubt = \"probe\"", "probe"),
+        ("match = \"POST /x\"\nprobe_absent = \"run\"", "there is no probe"),
+        (
+            "match = \"POST /x\"\nkey = { header = \"a\", json = \"/b\" }",
+            "give one of header, json, content, route",
+        ),
+        ("match = \"POST /x\"\nkey = { json = \"nopointer\" }", "key"),
+        ("match = \"POST /x\"\nfingerprint_exclude = [\"/a\"]", "needs fingerprint = \"json\""),
+        ("match = \"POST /x\"\nlimits = { writes = { per_second = 1, burst = 1 } }", "needs `reads`"),
+        ("match = \"POST /x\"\nexpired = 404", "410"),
+        ("match = \"POST /x\"\nupstream = \"x\"", "upstream: "),
+        ("match = \"post /x\"", "post /x"),
+    ];
+    for (route, expected) in table {
+        let text = format!("[gateway]\nupstream = \"http://h\"\n[[route]]\n{route}\n");
+        let problems = parse(&text).expect_err(&text).join("\n");
+        assert!(problems.contains(expected), "{expected:?} in {problems:?}");
+        assert!(problems.starts_with("semel.toml:"), "{problems}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let text = "drain = 1\n[log]\nlevel = \"x\"\n[store]\nurl = \"y\"\n[nope]\n";
+    let problems = parse(text).unwrap_err();
+    assert_eq!(problems.len(), 4, "{problems:?}");
+    let lines: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').nth(1)).collect();
+    assert_eq!(lines, ["1", "3", "5", "6"], "in the order of the file");
+}
+
+#[test]
+fn weaker_promises_are_named() {
+    let text = "[gateway]\nupstream = \"http://h\"\nlisten = \"0.0.0.0:1\"\nscope = \"single-tenant\"\nstore_down = \"open\"\n\
+                [[route]]\nmatch = \"POST /a\"\nmode = \"rerun\"\n[[route]]\nmatch = \"POST /b\"\nmode = \"keyed\"\n\
+                [[route]]\nmatch = \"POST /c\"\non_doubt = \"release\"\n";
+    let warnings = parse(text).unwrap().gateway.unwrap().warnings().join("\n");
+    for expected in [
+        "single-tenant",
+        "without TLS",
+        "POST /a: store_down",
+        "POST /a: mode = \"rerun\"",
+        "POST /b: mode",
+        "POST /c: on_doubt",
+        "* /**: store_down",
+    ] {
+        assert!(warnings.contains(expected), "{expected} in {warnings}");
+    }
+    let usual = parse("[gateway]\nupstream = \"http://h\"\n").unwrap();
+    assert_eq!(usual.gateway.unwrap().warnings(), Vec::<String>::new());
+}
+
+#[test]
+fn a_jwt_is_a_scope_only_with_what_verifies_it() {
+    let text = |jwt: &str| format!("[gateway]\nupstream = \"http://h\"\nscope = \"jwt:tenant\"\n{jwt}");
+    let config = parse(&text("jwt = { secret = { env = \"JWT_SECRET\" }, issuer = \"i\" }")).unwrap();
+    assert_eq!(config.gateway.unwrap().scope.to_string(), "jwt:tenant");
+    assert!(parse(&text("")).unwrap_err()[0].starts_with("semel.toml:3:9: scope: "));
+    let unused = text("jwt = { secret = { env = \"JWT_SECRET\" } }").replace("jwt:tenant", "authorization");
+    assert!(parse(&unused).unwrap_err()[0].contains("jwt: is not used"));
+}
+
+/// The paths of all properties of a schema.
+fn properties(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    if let Some(name) = schema["$ref"].as_str().and_then(|name| name.strip_prefix("#/$defs/")) {
+        properties(root, &root["$defs"][name], path, found);
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let below = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        properties(root, property, &below, found);
+        found.insert(below);
+    }
+    if !schema["items"].is_null() {
+        properties(root, &schema["items"], path, found);
+    }
+    for choice in schema["anyOf"].as_array().into_iter().flatten() {
+        properties(root, choice, path, found);
+    }
+}
+
+// What the schema lists is what is read, and the other way round.
+#[test]
+fn the_schema_lists_what_is_read() {
+    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+    let mut listed = BTreeSet::new();
+    properties(&schema, &schema, "", &mut listed);
+    // Every table there is, so that all their keys are asked for.
+    let text = EXAMPLE
+        .replace("# tls = ", "tls = ")
+        .replace("# jwt = { jwks", "jwt = { secret = { env = \"X\" }, jwks")
+        .replace("url = \"embedded:./semel-data\"", "url = { env = \"X\" }")
+        .replace("# coordinate = \"redis://127.0.0.1:6379\"", "coordinate = { env = \"Y\" }");
+    let problems = Problems::new("semel.toml", &text);
+    let table = DeTable::parse(&text).unwrap();
+    Config::read(Table::root(&table, &problems), &ServeArgs::default(), &EVERYTHING);
+    assert_eq!(problems.asked(), listed);
+}

@@ -1,0 +1,149 @@
+//! `semel demo`: a payments API that knows nothing of idempotency, the gateway before it, and clients that behave badly.
+//!
+//! Everything runs in this process, on free ports, with an embedded store in a temporary folder that goes with it.
+
+mod api;
+mod tally;
+mod traffic;
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use self::api::Charges;
+use self::tally::Tally;
+use crate::cli::{DemoArgs, ServeArgs};
+use crate::config::{Config, PROCESS, parse_duration};
+use crate::serve::Server;
+use crate::signals::Signals;
+use crate::{logs, signals::Wish};
+
+/// The demo's own routes; its store and ports are flags.
+const CONFIG: &str = r#"
+drain = "10s"
+[log]
+level = "error"
+[[route]]
+match = "POST /v1/charges"
+key = { header = "Idempotency-Key", required = true }
+"#;
+
+/// Runs the demo until it is told to stop.
+///
+/// # Errors
+/// It could not start, or a card was charged twice.
+pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
+    let length = match &args.length {
+        Some(text) => Some(
+            parse_duration(text).with_context(|| format!("--for {text}: expected a duration such as 10s"))?,
+        ),
+        None => None,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let shown = runtime.block_on(demo(args, length));
+    runtime.shutdown_background();
+    logs::flush();
+    shown
+}
+
+async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let folder = tempfile::Builder::new().prefix("semel-demo-").tempdir().context("a temporary folder")?;
+    let charges = Arc::new(Charges::default());
+    let api = api::start(Arc::clone(&charges)).await.context("the payments API")?;
+    let flags = ServeArgs {
+        upstream: Some(format!("http://{api}")),
+        listen: Some(args.listen.clone()),
+        admin: Some(args.admin.clone()),
+        store: Some(format!("embedded:{}", folder.path().join("data").display())),
+        ..ServeArgs::default()
+    };
+    let config = Config::parse("the demo's config", CONFIG, &flags, &PROCESS)?;
+    logs::start(config.log);
+    let drain = config.drain;
+    let server = Server::start(config).await?;
+    let gateway = server.gateway_url().context("the demo has a gateway")?;
+    if !args.json {
+        explain(&gateway, &server.admin_url(), &format!("http://{api}"))?;
+    }
+
+    let tally = Arc::new(Tally::default());
+    let (stop, stopped) = watch::channel(false);
+    let traffic = traffic::start(&gateway, &tally, &stopped)?;
+    let began = Instant::now();
+    let mut ticks = tokio::time::interval(Duration::from_secs(2));
+    ticks.tick().await;
+    let end = async {
+        match length {
+            Some(length) => tokio::time::sleep(length).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(end);
+    loop {
+        tokio::select! {
+            () = &mut end => break,
+            wish = signals.next() => if wish == Wish::Stop { break },
+            _ = ticks.tick() => if !args.json {
+                say(&format!("{:>4} s  {}", began.elapsed().as_secs(), tally.line(&charges)))?;
+            },
+        }
+    }
+    let _ = stop.send(true);
+    for client in traffic {
+        let _ = client.await;
+    }
+    server.stop(drain).await;
+    // After the store is closed: it is removed with all it holds.
+    drop(folder);
+    if args.json {
+        say(&tally.json(&charges).to_string())?;
+    } else {
+        say(&tally.summary(&charges))?;
+    }
+    match charges.twice() {
+        0 => Ok(()),
+        twice => bail!("{twice} keys were charged more than once"),
+    }
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
+}
+
+fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
+    let post = |key: &str| {
+        format!("curl -i {gateway}/v1/charges -H 'Authorization: Bearer me' -H 'Idempotency-Key: {key}'")
+    };
+    let (first, slow) = (post("my-order-1"), post("my-order-2"));
+    say(&format!(
+        "\
+A payments API that knows nothing of idempotency runs at {api}.
+The gateway before it, at {gateway}, charges each key once. Its keys and numbers are at {admin}.
+Clients retry, send duplicates at once, reuse keys for other amounts, and hang up on slow answers.
+
+Try it, in another terminal:
+
+  charge a card
+    {first} -d '{{\"amount\": 1200}}'
+  the same again: the same answer, marked Idempotent-Replayed, and no second charge
+    {first} -d '{{\"amount\": 1200}}'
+  the same key for another amount: refused as a conflict
+    {first} -d '{{\"amount\": 9900}}'
+  a slow charge: start it, press Ctrl-C, ask again; it was finished without you
+    {slow} -d '{{\"amount\": 5, \"slow\": \"5s\"}}'
+  what the API really charged
+    curl {api}/v1/charges
+  the keys, and the numbers for Prometheus
+    curl '{admin}/v1/keys?hint=my-order'
+    curl {admin}/metrics
+
+Ctrl-C ends the demo and removes its data.
+"
+    ))
+}

@@ -1,0 +1,89 @@
+//! A payments API as many are: every request charges, however often it is sent. It counts.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::config::parse_duration;
+
+/// What was charged, by the key that came with it.
+#[derive(Debug, Default)]
+pub(super) struct Charges {
+    by_key: Mutex<HashMap<String, u32>>,
+}
+
+impl Charges {
+    /// Charges; the number of the charge.
+    fn charge(&self, key: &str) -> usize {
+        let mut by_key = self.by_key.lock();
+        *by_key.entry(key.to_owned()).or_default() += 1;
+        by_key.values().map(|count| *count as usize).sum()
+    }
+
+    /// How often money moved.
+    pub(super) fn count(&self) -> usize {
+        self.by_key.lock().values().map(|count| *count as usize).sum()
+    }
+
+    /// How many keys were charged.
+    pub(super) fn keys(&self) -> usize {
+        self.by_key.lock().len()
+    }
+
+    /// How many keys were charged more than once. There should be none.
+    pub(super) fn twice(&self) -> usize {
+        self.by_key.lock().values().filter(|count| **count > 1).count()
+    }
+}
+
+/// Starts the API on a free port. It ends with the runtime.
+pub(super) async fn start(charges: Arc<Charges>) -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    let router = Router::new().route("/v1/charges", post(charge).get(show)).with_state(charges);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Ok(address)
+}
+
+#[derive(Deserialize)]
+struct Charge {
+    amount: u64,
+    /// How long the acquirer takes.
+    slow: Option<String>,
+}
+
+async fn charge(State(charges): State<Arc<Charges>>, headers: HeaderMap, body: Bytes) -> Response {
+    // Whatever the content type: people try this with curl.
+    let Ok(Charge { amount, slow }) = serde_json::from_slice(&body) else {
+        return answer(StatusCode::BAD_REQUEST, &json!({ "error": "expected {\"amount\": 1200}" }));
+    };
+    let takes = slow.and_then(|slow| parse_duration(&slow)).unwrap_or(Duration::from_millis(20));
+    tokio::time::sleep(takes.min(Duration::from_secs(30))).await;
+    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or("(none)");
+    let number = charges.charge(key);
+    answer(
+        StatusCode::CREATED,
+        &json!({ "id": format!("ch_{number}"), "amount": amount, "status": "succeeded" }),
+    )
+}
+
+async fn show(State(charges): State<Arc<Charges>>) -> Response {
+    let (count, keys, twice) = (charges.count(), charges.keys(), charges.twice());
+    answer(StatusCode::OK, &json!({ "charges": count, "keys": keys, "keys_charged_twice": twice }))
+}
+
+fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{body}\n")).into_response()
+}

@@ -1,0 +1,149 @@
+//! Clients that behave as clients do: they retry, double-click, mix keys up, and hang up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::tally::{Seen, Tally};
+use crate::client::{Client, Reply};
+
+/// How many clients there are.
+const CLIENTS: usize = 4;
+
+/// What a client does next, each as often as it stands here.
+const HABITS: [Habit; 8] = [
+    Habit::Charge,
+    Habit::Charge,
+    Habit::Charge,
+    Habit::Retry,
+    Habit::Retry,
+    Habit::Double,
+    Habit::Mix,
+    Habit::HangUp,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Habit {
+    /// A new payment.
+    Charge,
+    /// The answer came, but the client did not see it: it asks twice more.
+    Retry,
+    /// Three at once.
+    Double,
+    /// A used key for another amount.
+    Mix,
+    /// A slow payment; the client gives up and asks again later.
+    HangUp,
+}
+
+/// Starts the clients; they end when `stop` turns true.
+pub(super) fn start(
+    gateway: &str,
+    tally: &Arc<Tally>,
+    stop: &watch::Receiver<bool>,
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    (0..CLIENTS)
+        .map(|number| {
+            let customer = Customer {
+                gateway: gateway.to_owned(),
+                client: Client::new(gateway, None)?,
+                name: format!("customer-{number}"),
+                orders: 0,
+                tally: Arc::clone(tally),
+            };
+            Ok(tokio::spawn(customer.live(stop.clone())))
+        })
+        .collect()
+}
+
+struct Customer {
+    gateway: String,
+    client: Client,
+    name: String,
+    orders: usize,
+    tally: Arc<Tally>,
+}
+
+impl Customer {
+    async fn live(mut self, mut stop: watch::Receiver<bool>) {
+        loop {
+            let habit = HABITS[rand::random_range(0..HABITS.len())];
+            self.act(habit).await;
+            let pause = Duration::from_millis(rand::random_range(40..160));
+            // A gentle stream: there is time to read what happens.
+            if tokio::time::timeout(pause, stop.wait_for(|stop| *stop)).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    async fn act(&mut self, habit: Habit) {
+        self.orders += 1;
+        let key = format!("{}-order-{}", self.name, self.orders);
+        let amount = rand::random_range(100..100_000_u64);
+        let body = format!("{{\"amount\": {amount}}}");
+        match habit {
+            Habit::Charge => self.send(&key, &body).await,
+            Habit::Retry => {
+                for _ in 0..3 {
+                    self.send(&key, &body).await;
+                }
+            }
+            Habit::Double => self.at_once(&key, &body).await,
+            Habit::Mix => {
+                self.send(&key, &body).await;
+                self.send(&key, &format!("{{\"amount\": {}}}", amount + 1)).await;
+            }
+            Habit::HangUp => {
+                let slow = format!("{{\"amount\": {amount}, \"slow\": \"600ms\"}}");
+                let given_up = tokio::time::timeout(Duration::from_millis(150), self.send(&key, &slow)).await;
+                if given_up.is_err() {
+                    self.tally.add(Seen::Gone);
+                }
+                // It waits for the effect that goes on without its first caller.
+                self.send(&key, &slow).await;
+            }
+        }
+    }
+
+    async fn send(&mut self, key: &str, body: &str) {
+        let seen = send(&mut self.client, &self.name, key, body).await;
+        self.tally.add(seen);
+    }
+
+    /// The same request three times at once, on connections of their own.
+    async fn at_once(&mut self, key: &str, body: &str) {
+        let mut sends = JoinSet::new();
+        for _ in 0..3 {
+            let Ok(mut client) = Client::new(&self.gateway, None) else { return };
+            let (name, key, body) = (self.name.clone(), key.to_owned(), body.to_owned());
+            sends.spawn(async move { send(&mut client, &name, &key, &body).await });
+        }
+        while let Some(sent) = sends.join_next().await {
+            self.tally.add(sent.unwrap_or(Seen::Wrong));
+        }
+    }
+}
+
+async fn send(client: &mut Client, name: &str, key: &str, body: &str) -> Seen {
+    let who = format!("Bearer {name}");
+    let headers =
+        [("authorization", who.as_str()), ("idempotency-key", key), ("content-type", "application/json")];
+    match client.send(Method::POST, "/v1/charges", &headers, body.to_owned()).await {
+        Ok(reply) => seen(&reply),
+        Err(_) => Seen::Wrong,
+    }
+}
+
+fn seen(reply: &Reply) -> Seen {
+    let replayed = reply.headers.get("idempotent-replayed").is_some_and(|value| value == "true");
+    match reply.status {
+        StatusCode::CREATED if replayed => Seen::Replayed,
+        StatusCode::CREATED => Seen::First,
+        StatusCode::UNPROCESSABLE_ENTITY => Seen::Conflict,
+        _ => Seen::Wrong,
+    }
+}

@@ -1,0 +1,207 @@
+//! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
+
+mod log;
+mod story;
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use anyhow::Context as _;
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use parking_lot::RwLock;
+use semel::Engine;
+use semel_http::call::{CallError, Fate, ServiceCaller};
+use semel_http::edge::{self, Options, Tls};
+use semel_http::observe::Counters;
+use semel_http::problem::Problem;
+use semel_http::proxy::Proxy;
+use semel_http::{Body, Guard, Scope, Situation};
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use self::log::Log;
+use self::story::Story;
+use crate::config;
+use crate::otlp::Exporter;
+
+/// A gateway whose routes can be changed while it runs.
+pub(crate) struct Gateway {
+    engine: Engine,
+    counters: Arc<Counters>,
+    live: Arc<RwLock<Arc<Live>>>,
+    tls: Option<Tls>,
+}
+
+/// What a reload replaces.
+struct Live {
+    guard: Guard,
+    proxy: Proxy,
+    /// Said once: the credential by which principals are told apart is a JWT.
+    told_of_jwt: AtomicBool,
+}
+
+impl Gateway {
+    /// Builds it; nothing listens yet.
+    ///
+    /// # Errors
+    /// An upstream or a certificate that cannot be used; settings that cannot stand together.
+    pub(crate) fn new(engine: &Engine, config: &config::Gateway) -> anyhow::Result<Self> {
+        let counters = Arc::new(Counters::new());
+        let live = Live::new(engine, config, &counters)?;
+        let tls = match &config.tls {
+            Some(files) => {
+                Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?)
+            }
+            None => None,
+        };
+        Ok(Self { engine: engine.clone(), counters, live: Arc::new(RwLock::new(Arc::new(live))), tls })
+    }
+
+    /// Puts other routes and certificates in force. Requests under way keep the old ones.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); then nothing has changed.
+    pub(crate) fn replace(&self, config: &config::Gateway) -> anyhow::Result<()> {
+        let live = Live::new(&self.engine, config, &self.counters)?;
+        if let Some(tls) = &self.tls {
+            tls.reload().context("the gateway's certificate")?;
+        }
+        *self.live.write() = Arc::new(live);
+        Ok(())
+    }
+
+    /// How often requests were answered how.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// What answers requests, and tells `exporter` of each.
+    pub(crate) fn service(&self, exporter: Option<Arc<Exporter>>) -> Front {
+        Front { live: Arc::clone(&self.live), exporter }
+    }
+
+    /// How the listener behaves.
+    pub(crate) fn options(&self, config: &config::Gateway, drain: std::time::Duration) -> Options {
+        let key_headers = config.key_headers.clone();
+        Options {
+            tls: self.tls.clone(),
+            limits: config.limits,
+            patience: config.patience,
+            key_headers,
+            drain,
+        }
+    }
+
+    /// Whether clients speak TLS to it.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+}
+
+impl Live {
+    fn new(engine: &Engine, config: &config::Gateway, counters: &Arc<Counters>) -> anyhow::Result<Self> {
+        let mut proxy =
+            Proxy::new(config.upstream.clone(), config.proxy.clone()).context("the gateway's upstream")?;
+        for (name, upstream) in &config.upstreams {
+            proxy = proxy
+                .with(name, upstream.clone(), config.proxy.clone())
+                .with_context(|| format!("the upstream {name}"))?;
+        }
+        let patterns = config.routes.iter().map(|route| route.pattern().to_string()).collect();
+        let mut guard = Guard::builder(engine.clone())
+            .profile(config.profile.clone())
+            .namespace(&config.namespace)
+            .scope(config.scope.clone())
+            .fallback(config.fallback.clone())
+            .caller(Arc::new(ServiceCaller(proxy.clone())))
+            .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
+            .observe(Arc::new(Log::new(patterns)));
+        for route in &config.routes {
+            guard = guard.route(route.clone());
+        }
+        let by_credential = matches!(&config.scope, Scope::Header(name) if *name == header::AUTHORIZATION);
+        Ok(Self { guard: guard.build()?, proxy, told_of_jwt: AtomicBool::new(!by_credential) })
+    }
+}
+
+impl Live {
+    async fn answer(&self, request: Request<edge::Body>) -> Response<Body> {
+        let answered = self.guard.handle(self.proxy.clone(), request).await;
+        answered.unwrap_or_else(|error| failed(&self.guard, &error))
+    }
+
+    /// A refreshed JWT is another principal, and a retry with it another effect. Worth a word, once.
+    fn look_at_credential(&self, headers: &HeaderMap) {
+        if self.told_of_jwt.load(Ordering::Relaxed) {
+            return;
+        }
+        let credential = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_jwt = credential.get(7..10) == Some(b"eyJ")
+            && credential.iter().filter(|byte| **byte == b'.').count() == 2;
+        if is_jwt && !self.told_of_jwt.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "semel",
+                "clients send JWTs, and scope = \"authorization\" takes each token for a principal of its own: a retry \
+                 with a refreshed token runs again; use scope = \"jwt:sub\""
+            );
+        }
+    }
+}
+
+/// Answers the requests of a listener, by whatever routes are in force.
+#[derive(Clone)]
+pub(crate) struct Front {
+    live: Arc<RwLock<Arc<Live>>>,
+    exporter: Option<Arc<Exporter>>,
+}
+
+impl Service<Request<edge::Body>> for Front {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
+        let live = Arc::clone(&self.live.read());
+        live.look_at_credential(request.headers());
+        // Reads stream through; without a collector there is no story to tell of them.
+        let exporter = self.exporter.as_ref();
+        if request.method().is_safe() && exporter.is_none() {
+            return Box::pin(async move { Ok(live.answer(request).await) });
+        }
+        let story = Story::begin(request.headers_mut(), exporter);
+        let span = story.span();
+        let answer = async move {
+            let name = story.is_traced().then(|| {
+                let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
+                format!("{} {}", request.method(), pattern.rsplit(' ').next().unwrap_or_default())
+            });
+            let answer = live.answer(request).await;
+            story.end(name.unwrap_or_default(), &answer);
+            Ok(answer)
+        };
+        Box::pin(answer.instrument(span))
+    }
+}
+
+/// A request that is not guarded and has no answer.
+fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
+    let (situation, detail) = match error.fate() {
+        Fate::Undelivered => {
+            (Situation::UpstreamUnreachable, "the request was not delivered: nothing happened")
+        }
+        Fate::Unknown => {
+            (Situation::UpstreamUnknown, "the request was sent, and nobody knows whether it took effect")
+        }
+    };
+    tracing::warn!(target: "semel", %error, outcome = situation.code(), "no answer from the upstream");
+    let mut answer = guard.profile().tell(&Problem::new(situation, detail));
+    *answer.status_mut() = error.status();
+    answer
+}

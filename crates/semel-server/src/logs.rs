@@ -1,0 +1,115 @@
+//! Logs: text on a terminal, JSON elsewhere, on standard error.
+//!
+//! A log line never waits for whoever reads it (log_disk_full): lines go to a thread over a bounded queue, and what
+//! does not fit is counted and dropped.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::config::{Log, LogFormat};
+
+/// Lines that may wait to be written.
+const QUEUE: usize = 8_192;
+
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+static LINES: OnceLock<SyncSender<Line>> = OnceLock::new();
+
+enum Line {
+    Text(Vec<u8>),
+    /// Answered once everything before it is written.
+    Flush(SyncSender<()>),
+}
+
+/// Starts to log. Later calls change nothing.
+pub(crate) fn start(log: Log) {
+    let (lines, queue) = sync_channel(QUEUE);
+    if LINES.set(lines).is_err() {
+        return;
+    }
+    // Without the thread there are no logs, and that is no reason not to serve.
+    let _ = std::thread::Builder::new().name("semel-logs".to_owned()).spawn(move || write(&queue));
+    let json = match log.format {
+        LogFormat::Auto => !io::stderr().is_terminal(),
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    };
+    // What others say is of interest only where something is wrong.
+    let targets = Targets::new().with_target("semel", log.level).with_default(log.level.min(Level::WARN));
+    let registry = tracing_subscriber::registry().with(targets);
+    let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false);
+    let started = if json {
+        let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
+        registry.with(layer).try_init()
+    } else {
+        registry.with(layer.with_target(false)).try_init()
+    };
+    drop(started);
+}
+
+/// How many lines were dropped because nobody took them.
+pub(crate) fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Waits until what was said is written, but not for long.
+pub(crate) fn flush() {
+    let Some(lines) = LINES.get() else { return };
+    let (done, written) = sync_channel(1);
+    if lines.try_send(Line::Flush(done)).is_ok() {
+        let _: Result<(), RecvTimeoutError> = written.recv_timeout(Duration::from_millis(500));
+    }
+}
+
+fn write(queue: &Receiver<Line>) {
+    let mut out = io::stderr();
+    for line in queue {
+        match line {
+            // Nobody reads: there is nobody to tell either.
+            Line::Text(bytes) => drop(out.write_all(&bytes)),
+            Line::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+struct Lines;
+
+/// One line while it is being written.
+struct Pending(Vec<u8>);
+
+impl MakeWriter<'_> for Lines {
+    type Writer = Pending;
+
+    fn make_writer(&self) -> Pending {
+        Pending(Vec::with_capacity(256))
+    }
+}
+
+impl Write for Pending {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let text = std::mem::take(&mut self.0);
+        let taken = LINES.get().is_some_and(|lines| lines.try_send(Line::Text(text)).is_ok());
+        if !taken {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The `semel` binary: the gateway, its admin side, a demo, and the commands around them.
+//!
+//! # Layout
+//!
+//! - [`cli`]: what can be typed.
+//! - [`config`]: the file, read into checked types; every mistake with its place.
+//! - [`serve`]: opens the store, starts both listeners, drains and reloads on signals.
+//! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
+//! - [`admin`]: the admin API: health, metrics, keys, claims.
+//! - [`keys`], [`client`]: the commands that talk to a running server.
+//! - [`demo`]: a payments API behind the gateway, with traffic to watch.
+//! - [`store`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
+
+mod admin;
+mod cli;
+mod client;
+mod config;
+mod demo;
+mod gateway;
+mod keys;
+mod logs;
+mod metrics;
+mod otlp;
+mod serve;
+mod signals;
+mod store;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use self::cli::{Cli, Command};
+
+/// Failed: the server said no, could not be reached, or ended badly.
+const FAILED: u8 = 1;
+/// What was typed, or the config file, cannot be used. Nothing was started.
+const MISUSED: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ran = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Keys(args) => keys::run(args),
+        Command::Config(args) => config::commands::run(&args),
+    };
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<config::Invalid>() => {
+            eprintln!("{error}");
+            ExitCode::from(MISUSED)
+        }
+        Err(error) => {
+            // `{:#}` tells the causes too.
+            eprintln!("semel: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}

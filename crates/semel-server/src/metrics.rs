@@ -1,0 +1,257 @@
+//! What is counted, in the text form of Prometheus. No label ever holds what a caller sent.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use semel::Engine;
+use semel::engine::{Event, Observer, Subject};
+use semel::store::RedisStore;
+use semel_http::observe::Counters;
+
+use crate::otlp::Exporter;
+
+/// Upper bounds of the buckets, in seconds.
+const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// Counters of one server.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// How long claims were held until their outcome was kept.
+    held: Histogram,
+    /// How long callers waited for somebody else's effect.
+    waited: Histogram,
+    /// Answers of the claims API, by status.
+    claims: Family<8>,
+    /// Answers of the admin side, by class.
+    admin: Family<5>,
+    /// Keys in doubt at the last count.
+    in_doubt: AtomicU64,
+    store_up: AtomicU64,
+    reloads: Family<2>,
+    /// Answers of the gateway, where there is one.
+    gateway: OnceLock<Arc<Counters>>,
+    redis: OnceLock<Arc<RedisStore>>,
+    exporter: OnceLock<Arc<Exporter>>,
+}
+
+/// Counters that differ in one label.
+#[derive(Debug)]
+struct Family<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> Default for Family<N> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl<const N: usize> Family<N> {
+    fn add(&self, names: [&str; N], name: &str) {
+        if let Some(at) = names.iter().position(|known| *known == name) {
+            self.0[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, text: &mut String, names: [&str; N], metric: &str, label: &str, help: &str) {
+        head(text, metric, "counter", help);
+        for (name, count) in names.iter().zip(&self.0) {
+            let _ = writeln!(text, "{metric}{{{label}=\"{name}\"}} {}", count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+const CLAIMS: [&str; 8] = ["won", "replay", "busy", "conflict", "in_doubt", "expired", "lost", "accepted"];
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const RELOADS: [&str; 2] = ["taken", "refused"];
+
+impl Metrics {
+    /// Shows whether this store lost data.
+    pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
+        let _ = self.redis.set(store);
+    }
+
+    /// Shows how many spans this exporter dropped.
+    pub(crate) fn watch_exporter(&self, exporter: Arc<Exporter>) {
+        let _ = self.exporter.set(exporter);
+    }
+
+    /// Shows these counters too.
+    pub(crate) fn watch_gateway(&self, counters: Arc<Counters>) {
+        // There is one gateway in a process.
+        let _ = self.gateway.set(counters);
+    }
+
+    /// A claim, or a step of one, was answered so.
+    pub(crate) fn claim(&self, status: &str) {
+        self.claims.add(CLAIMS, status);
+    }
+
+    /// The admin side answered with this status.
+    pub(crate) fn admin(&self, status: u16) {
+        let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
+        self.admin.add(CLASSES, CLASSES[class]);
+    }
+
+    /// A new config was taken, or refused.
+    pub(crate) fn reload(&self, taken: Result<(), ()>) {
+        self.reloads.add(RELOADS, if taken.is_ok() { "taken" } else { "refused" });
+    }
+
+    /// So many keys are in doubt.
+    pub(crate) fn in_doubt(&self, count: u64) {
+        self.in_doubt.store(count, Ordering::Relaxed);
+    }
+
+    /// Whether the last claim round trip worked.
+    pub(crate) fn store_up(&self, up: Result<(), ()>) {
+        self.store_up.store(u64::from(up.is_ok()), Ordering::Relaxed);
+    }
+
+    /// Everything, as Prometheus reads it.
+    pub(crate) fn render(&self, engine: &Engine) -> String {
+        let mut text = String::with_capacity(8 << 10);
+        let stats = engine.stats();
+        head(&mut text, "semel_events_total", "counter", "What the engine did or noticed.");
+        for (name, count) in stats.iter() {
+            let _ = writeln!(text, "semel_events_total{{event=\"{name}\"}} {count}");
+        }
+        let (runs, replays) = (stats.count("won"), stats.count("replayed"));
+        gauge(
+            &mut text,
+            "semel_replay_ratio",
+            "Replays among all answered calls.",
+            ratio(replays, runs + replays),
+        );
+        gauge(&mut text, "semel_in_flight", "Claims that this process holds.", engine.in_flight());
+        gauge(&mut text, "semel_waiters", "Callers that wait for an effect.", engine.waiters());
+        let in_doubt = self.in_doubt.load(Ordering::Relaxed);
+        gauge(&mut text, "semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
+        let up = self.store_up.load(Ordering::Relaxed);
+        gauge(&mut text, "semel_store_up", "Whether the last claim round trip worked.", up);
+        if let Some(redis) = self.redis.get() {
+            let lost = u8::from(redis.has_lost_data());
+            gauge(
+                &mut text,
+                "semel_store_lost_data",
+                "Whether the server came back with less than it had.",
+                lost,
+            );
+        }
+        if let Some(gateway) = self.gateway.get() {
+            head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
+            for (outcome, count) in gateway.iter() {
+                let _ = writeln!(text, "semel_requests_total{{outcome=\"{outcome}\"}} {count}");
+            }
+        }
+        self.held.write(&mut text, "semel_effect_seconds", "From the claim until the outcome was kept.");
+        self.waited.write(&mut text, "semel_wait_seconds", "How long callers waited for an effect.");
+        self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");
+        self.admin.write(
+            &mut text,
+            CLASSES,
+            "semel_admin_requests_total",
+            "class",
+            "Answers of the admin side.",
+        );
+        self.reloads.write(
+            &mut text,
+            RELOADS,
+            "semel_reloads_total",
+            "result",
+            "Times the config was read anew.",
+        );
+        head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
+        let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
+        if let Some(exporter) = self.exporter.get() {
+            head(&mut text, "semel_spans_dropped_total", "counter", "Spans that found no room.");
+            let _ = writeln!(text, "semel_spans_dropped_total {}", exporter.dropped());
+        }
+        head(&mut text, "semel_build_info", "gauge", "The version of this binary.");
+        let _ = writeln!(text, "semel_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
+        text
+    }
+}
+
+impl Observer for Metrics {
+    fn event(&self, _: &Subject, event: &Event<'_>) {
+        match event {
+            Event::Completed { took } => self.held.add(*took),
+            Event::Waited { waited } => self.waited.add(*waited),
+            _ => {}
+        }
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    // Exact up to 2^52 calls, which is enough for a share.
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+fn head(text: &mut String, metric: &str, kind: &str, help: &str) {
+    let _ = writeln!(text, "# HELP {metric} {help}\n# TYPE {metric} {kind}");
+}
+
+fn gauge(text: &mut String, metric: &str, help: &str, value: impl std::fmt::Display) {
+    head(text, metric, "gauge", help);
+    let _ = writeln!(text, "{metric} {value}");
+}
+
+/// Counts durations by size.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    buckets: [AtomicU64; BOUNDS.len()],
+    count: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn add(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(at) = BOUNDS.iter().position(|bound| seconds <= *bound) {
+            self.buckets[at].fetch_add(1, Ordering::Relaxed);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn write(&self, text: &mut String, metric: &str, help: &str) {
+        head(text, metric, "histogram", help);
+        let count = self.count.load(Ordering::Relaxed);
+        let mut below = 0;
+        for (bound, bucket) in BOUNDS.iter().zip(&self.buckets) {
+            below += bucket.load(Ordering::Relaxed);
+            let _ = writeln!(text, "{metric}_bucket{{le=\"{bound}\"}} {}", below.min(count));
+        }
+        let seconds = Duration::from_micros(self.micros.load(Ordering::Relaxed)).as_secs_f64();
+        let _ = writeln!(
+            text,
+            "{metric}_bucket{{le=\"+Inf\"}} {count}\n{metric}_sum {seconds}\n{metric}_count {count}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_is_cumulative() {
+        let histogram = Histogram::default();
+        for millis in [1, 3, 700, 60_000] {
+            histogram.add(Duration::from_millis(millis));
+        }
+        let mut text = String::new();
+        histogram.write(&mut text, "x", "help");
+        for line in [
+            "x_bucket{le=\"0.001\"} 1",
+            "x_bucket{le=\"0.005\"} 2",
+            "x_bucket{le=\"1\"} 3",
+            "x_bucket{le=\"30\"} 3",
+            "x_bucket{le=\"+Inf\"} 4",
+            "x_count 4",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    }
+}

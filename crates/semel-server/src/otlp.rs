@@ -1,0 +1,208 @@
+//! Traces for OpenTelemetry: one span for each request of the gateway, sent as OTLP over HTTP, in JSON.
+//!
+//! Configured by the usual variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (or `…_TRACES_ENDPOINT`), `…_HEADERS`,
+//! `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. A collector
+//! that is away costs spans, never requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use http::{Method, Uri};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::client::Client;
+use crate::config::Environment;
+
+/// Spans that may wait to be sent.
+const QUEUE: usize = 8_192;
+/// Spans sent together.
+const BATCH: usize = 512;
+/// How long a span waits for others.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long the last spans may take.
+const PARTING: Duration = Duration::from_secs(2);
+
+/// A request of the gateway, as a trace shows it.
+#[derive(Debug)]
+pub(crate) struct Span {
+    pub(crate) trace: u128,
+    pub(crate) id: u64,
+    pub(crate) parent: Option<u64>,
+    /// Method and route.
+    pub(crate) name: String,
+    /// In microseconds since the epoch.
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) request_id: String,
+    pub(crate) status: u16,
+    pub(crate) outcome: &'static str,
+}
+
+/// Sends spans from a task of its own.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    queue: mpsc::Sender<Message>,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Message {
+    Span(Box<Span>),
+    Flush(oneshot::Sender<()>),
+}
+
+/// Where spans go.
+struct Collector {
+    client: Client,
+    path: String,
+    headers: Vec<(String, String)>,
+    service: String,
+    /// Whether the last batch was refused: said once, not once a second.
+    troubled: bool,
+}
+
+impl Exporter {
+    /// Starts it where the environment wants it. Needs a runtime.
+    ///
+    /// # Errors
+    /// An endpoint that cannot be spoken to.
+    pub(crate) fn start(environment: &Environment<'_>) -> anyhow::Result<Option<Arc<Self>>> {
+        let variable = |name: &str| (environment.0)(name).filter(|value| !value.is_empty());
+        let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let (name, endpoint, suffix) =
+            match (variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), variable("OTEL_EXPORTER_OTLP_ENDPOINT")) {
+                (Some(endpoint), _) => ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", endpoint, ""),
+                (None, Some(endpoint)) => ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint, "/v1/traces"),
+                (None, None) => return Ok(None),
+            };
+        if disabled {
+            return Ok(None);
+        }
+        let protocol = variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+            .or_else(|| variable("OTEL_EXPORTER_OTLP_PROTOCOL"));
+        if protocol.as_deref() == Some("grpc") {
+            bail!(
+                "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/json or http/protobuf, found grpc; a collector takes HTTP at port 4318"
+            );
+        }
+        let client = Client::new(&endpoint, None).with_context(|| name)?;
+        let path = endpoint
+            .parse::<Uri>()
+            .map(|uri| uri.path().trim_end_matches('/').to_owned())
+            .unwrap_or_default();
+        let headers = variable("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
+        let headers = headers.split(',').filter_map(|pair| pair.split_once('='));
+        let collector = Collector {
+            client,
+            path: format!("{path}{suffix}"),
+            headers: headers.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect(),
+            service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "semel".to_owned()),
+            troubled: false,
+        };
+        let (queue, spans) = mpsc::channel(QUEUE);
+        // Ends when the last sender is gone.
+        drop(tokio::spawn(collector.run(spans)));
+        Ok(Some(Arc::new(Self { queue, dropped: AtomicU64::new(0) })))
+    }
+
+    /// Takes a span, unless too many wait already.
+    pub(crate) fn take(&self, span: Span) {
+        if self.queue.try_send(Message::Span(Box::new(span))).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many spans found no room.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until what was taken is sent, but not for long.
+    pub(crate) async fn flush(&self) {
+        let (done, sent) = oneshot::channel();
+        let flushed = async {
+            if self.queue.send(Message::Flush(done)).await.is_ok() {
+                let _ = sent.await;
+            }
+        };
+        let _ = tokio::time::timeout(PARTING, flushed).await;
+    }
+}
+
+impl Collector {
+    async fn run(mut self, mut spans: mpsc::Receiver<Message>) {
+        while let Some(first) = spans.recv().await {
+            let mut batch = Vec::new();
+            let mut flushes = Vec::new();
+            let mut next = Some(first);
+            let ready = tokio::time::sleep(PAUSE);
+            tokio::pin!(ready);
+            while let Some(message) = next.take() {
+                match message {
+                    Message::Span(span) => batch.push(*span),
+                    Message::Flush(done) => flushes.push(done),
+                }
+                if batch.len() < BATCH && flushes.is_empty() {
+                    next = tokio::select! {
+                        () = &mut ready => None,
+                        message = spans.recv() => message,
+                    };
+                }
+            }
+            self.send(&batch).await;
+            for done in flushes {
+                let _ = done.send(());
+            }
+        }
+    }
+
+    async fn send(&mut self, batch: &[Span]) {
+        if batch.is_empty() {
+            return;
+        }
+        let body = request(&self.service, batch).to_string();
+        let mut headers: Vec<(&str, &str)> = vec![("content-type", "application/json")];
+        headers.extend(self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let sent = self.client.send(Method::POST, &self.path, &headers, body).await;
+        let trouble = match &sent {
+            Ok(reply) if reply.status.is_success() => None,
+            Ok(reply) => Some(format!("it answered {}", reply.status)),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if let (Some(why), false) = (&trouble, self.troubled) {
+            tracing::warn!(target: "semel", why, "the OpenTelemetry collector does not take spans; they are dropped");
+        }
+        self.troubled = trouble.is_some();
+    }
+}
+
+/// A request of OTLP.
+fn request(service: &str, batch: &[Span]) -> Value {
+    let text = |name: &str, value: &str| json!({ "key": name, "value": { "stringValue": value } });
+    let spans: Vec<Value> = batch
+        .iter()
+        .map(|span| {
+            json!({
+                "traceId": format!("{:032x}", span.trace),
+                "spanId": format!("{:016x}", span.id),
+                "parentSpanId": span.parent.map(|parent| format!("{parent:016x}")).unwrap_or_default(),
+                "name": span.name,
+                "kind": 2, // a server's
+                "startTimeUnixNano": format!("{}000", span.start),
+                "endTimeUnixNano": format!("{}000", span.end),
+                "attributes": [
+                    text("request_id", &span.request_id),
+                    text("outcome", span.outcome),
+                    { "key": "http.response.status_code", "value": { "intValue": span.status.to_string() } },
+                ],
+                // 2 is an error; what clients do wrong is none of the server's.
+                "status": { "code": if span.status >= 500 { 2 } else { 0 } },
+            })
+        })
+        .collect();
+    let resource = json!({ "attributes": [text("service.name", service)] });
+    json!({ "resourceSpans": [{ "resource": resource, "scopeSpans": [{ "scope": { "name": "semel" }, "spans": spans }] }] })
+}

@@ -1,0 +1,275 @@
+//! `semel serve`: opens the store, starts the listeners, and ends well.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use semel::Engine;
+use semel::engine::WaiterCaps;
+use semel::secret::Secret;
+use semel::store::{EncryptedStore, Store};
+use semel_http::edge::Drained;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::admin::{Access, Admin, Parts};
+use crate::cli::ServeArgs;
+use crate::config::{Config, PROCESS, Sealing};
+use crate::gateway::Gateway;
+use crate::logs;
+use crate::metrics::Metrics;
+use crate::otlp::Exporter;
+use crate::signals::{Signals, Wish};
+use crate::store::{self as stores, Opened};
+
+/// How often the store is looked at and keys in doubt are counted.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
+
+/// Runs the server until it is told to stop.
+///
+/// # Errors
+/// A config that cannot be used; a store or a port that cannot be had; a shutdown that was forced.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let config = Config::load(args, &PROCESS)?;
+    logs::start(config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(args, config));
+    // What still runs on other threads is not waited for: it was drained, or is to be forgotten.
+    runtime.shutdown_background();
+    logs::flush();
+    served
+}
+
+async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
+    // Before anything can be under way: a signal from now on is heard.
+    let mut signals = Signals::listen()?;
+    let drain = config.drain;
+    let server = Server::start(config).await?;
+    server.announce()?;
+    while signals.next().await == Wish::Reload {
+        server.reload(args);
+    }
+    tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
+    tokio::select! {
+        () = server.stop(drain) => Ok(()),
+        () = signals.stop() => anyhow::bail!("a second signal: ended at once; what was under way may be in doubt"),
+    }
+}
+
+/// A running server.
+pub(crate) struct Server {
+    engine: Engine,
+    metrics: Arc<Metrics>,
+    admin: Arc<Admin>,
+    admin_at: SocketAddr,
+    gateway: Option<(Arc<Gateway>, SocketAddr)>,
+    /// Turns true when the listeners are to close.
+    closing: watch::Sender<bool>,
+    listeners: Vec<JoinHandle<()>>,
+    /// What a reload cannot change.
+    fixed: String,
+    exporter: Option<Arc<Exporter>>,
+    /// Where outcomes are sealed: its keys can be changed.
+    sealed: Option<Arc<EncryptedStore>>,
+}
+
+impl Server {
+    /// Starts it. Port 0 takes any free port.
+    ///
+    /// # Errors
+    /// A store or a port that cannot be had.
+    pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
+        let fixed = config.fixed();
+        let metrics = Arc::new(Metrics::default());
+        let exporter = Exporter::start(&PROCESS)?;
+        if let Some(exporter) = &exporter {
+            tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
+            metrics.watch_exporter(Arc::clone(exporter));
+        }
+        let Opened { store, redis, warnings } = stores::open(&config.records).await?;
+        for warning in &warnings {
+            tracing::warn!(target: "semel", "{warning}");
+        }
+        // Everything above speaks to the sealed store, so that nothing is ever written in plain.
+        let sealed = config.sealing.as_ref().map(|Sealing { ring, plain }| {
+            tracing::info!(target: "semel", key = ring.current_id(), "outcomes are sealed at rest");
+            Arc::new(EncryptedStore::over(Arc::clone(&store), ring.clone()).plain(*plain))
+        });
+        let store = match &sealed {
+            Some(sealed) => Arc::clone(sealed) as Arc<dyn Store>,
+            None => store,
+        };
+        let secret = match config.secret {
+            Some(secret) => secret,
+            None => store.secret(Secret::random()).await.context("the deployment's secret")?,
+        };
+        if let Some(redis) = redis {
+            metrics.watch_redis(redis);
+        }
+        let records = &config.records;
+        let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
+        let engine = Engine::over(store)
+            .secret(secret.clone())
+            .hot_cache(records.hot_cache, Duration::from_secs(10))
+            .waiter_caps(caps)
+            .max_outcome(records.max_outcome)
+            .observe(Arc::clone(&metrics) as Arc<dyn semel::engine::Observer>)
+            .build()?;
+        engine.verify(3).await.context("the store does not keep what it should")?;
+        let admin = Admin::new(Parts {
+            engine: engine.clone(),
+            secret: Arc::new(secret),
+            metrics: Arc::clone(&metrics),
+            access: Access::new(&config.admin, &config.tokens),
+            waiters: records.waiters.in_all,
+            max_outcome: records.max_outcome,
+            reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
+        });
+        let gateway = match &config.gateway {
+            Some(settings) => {
+                for warning in settings.warnings() {
+                    tracing::warn!(target: "semel", "{warning}");
+                }
+                let gateway = Arc::new(Gateway::new(&engine, settings)?);
+                metrics.watch_gateway(Arc::clone(gateway.counters()));
+                Some((settings, gateway, bind(settings.listen, "gateway").await?))
+            }
+            None => None,
+        };
+        let listener = bind(config.admin.listen, "admin").await?;
+        let admin_at = listener.local_addr()?;
+        let (closing, closed) = watch::channel(false);
+        let mut listeners = Vec::new();
+        let gateway = match gateway {
+            Some((settings, gateway, listener)) => {
+                let at = listener.local_addr()?;
+                let (service, options) =
+                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
+                listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
+                Some((gateway, at))
+            }
+            None => None,
+        };
+        let router = admin.router();
+        let mut on_close = closed;
+        listeners.push(tokio::spawn(async move {
+            let close = async move { drop(on_close.wait_for(|closing| *closing).await) };
+            if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(close).await {
+                tracing::error!(target: "semel", %error, "the admin listener failed");
+            }
+        }));
+        // Ends with the runtime.
+        drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
+        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter, sealed })
+    }
+
+    /// Says where it listens, for people and for whoever started it.
+    fn announce(&self) -> anyhow::Result<()> {
+        let gateway = self.gateway_url().unwrap_or_else(|| "-".to_owned());
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "semel ready gateway={gateway} admin={}", self.admin_url())
+            .and_then(|()| out.flush())
+            .context("standard output is closed")
+    }
+
+    /// Where the gateway listens, if there is one.
+    pub(crate) fn gateway_url(&self) -> Option<String> {
+        self.gateway.as_ref().map(|(gateway, at)| format!("{}://{at}", gateway.scheme()))
+    }
+
+    /// Where the admin side listens.
+    pub(crate) fn admin_url(&self) -> String {
+        format!("http://{}", self.admin_at)
+    }
+
+    /// Reads the config again. What cannot be used is refused, and the old one stays in force.
+    fn reload(&self, args: &ServeArgs) {
+        let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
+        match config.and_then(|config| self.replace(&config)) {
+            Ok(()) => {
+                self.metrics.reload(Ok(()));
+                tracing::info!(target: "semel", "the config was read anew");
+            }
+            Err(error) => {
+                self.metrics.reload(Err(()));
+                for line in format!("{error:#}").lines() {
+                    tracing::error!(target: "semel", "{line}");
+                }
+                tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
+            }
+        }
+    }
+
+    fn replace(&self, config: &Config) -> anyhow::Result<()> {
+        if self.sealed.is_some() != config.sealing.is_some() {
+            anyhow::bail!("encryption is switched on or off only with a restart");
+        }
+        self.replace_routes(config)?;
+        if let (Some(sealed), Some(sealing)) = (&self.sealed, &config.sealing) {
+            sealed.rotate(sealing.ring.clone());
+            tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
+        }
+        self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        if config.fixed() != self.fixed {
+            tracing::warn!(
+                target: "semel",
+                "the new config changes what only a restart can: listeners and their limits, the store, logs, drain"
+            );
+        }
+        Ok(())
+    }
+
+    fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
+        match (&self.gateway, &config.gateway) {
+            (Some((gateway, _)), Some(settings)) => {
+                gateway.replace(settings)?;
+                for warning in settings.warnings() {
+                    tracing::warn!(target: "semel", "{warning}");
+                }
+                Ok(())
+            }
+            (None, None) => Ok(()),
+            _ => anyhow::bail!("a gateway comes or goes only with a restart"),
+        }
+    }
+
+    /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
+    pub(crate) async fn stop(self, limit: Duration) {
+        let Self { engine, closing, listeners, exporter, .. } = self;
+        // Without receivers there is nobody left to tell.
+        let _ = closing.send(true);
+        let drained = async {
+            for listener in listeners {
+                let _ = listener.await;
+            }
+            engine.drain().await;
+        };
+        if tokio::time::timeout(limit, drained).await.is_err() {
+            let left = engine.in_flight();
+            tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
+        }
+        if let Some(exporter) = exporter {
+            exporter.flush().await;
+        }
+    }
+}
+
+/// The gateway's listener, until it is closed and drained.
+async fn listen(
+    listener: TcpListener,
+    service: crate::gateway::Front,
+    options: semel_http::edge::Options,
+    mut closed: watch::Receiver<bool>,
+) {
+    let close = async move { drop(closed.wait_for(|closing| *closing).await) };
+    if let Drained::Forced(cut) = semel_http::edge::serve(listener, service, options, close).await {
+        tracing::warn!(target: "semel", cut, "connections were cut when the time to drain was over");
+    }
+}
+
+async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("the {what} listener cannot have {address}"))
+}

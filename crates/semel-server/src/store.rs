@@ -1,0 +1,93 @@
+//! Opens the store that the config names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use semel::record::Terms;
+use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, TieredStore};
+
+use crate::config::{Coordinate, Loss, Place, Records};
+
+/// An open store, and what has to be said about it.
+pub(crate) struct Opened {
+    pub(crate) store: Arc<dyn Store>,
+    /// Where it is a Redis: it can tell whether it lost data.
+    pub(crate) redis: Option<Arc<RedisStore>>,
+    /// Weaker promises than one might expect, in plain words.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Opens it.
+///
+/// # Errors
+/// Says what is wrong with the store and what to do.
+pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
+    let plain = |store: Arc<dyn Store>, warnings| Opened { store, redis: None, warnings };
+    match &records.place {
+        Place::Memory => {
+            let warning = "the store is in memory: all keys are forgotten when this process ends, and a retry \
+                           after that runs its effect again";
+            Ok(plain(Arc::new(MemoryStore::new()), vec![warning.to_owned()]))
+        }
+        Place::Embedded { folder, on_corruption } => {
+            let builder = EmbeddedStore::builder(folder).on_corruption(*on_corruption);
+            // It reads the whole file: not on a thread that serves others.
+            let store = tokio::task::spawn_blocking(move || builder.open()).await?;
+            let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
+            Ok(plain(Arc::new(store), Vec::new()))
+        }
+        Place::Redis { url, prefix, ca, require_replicas, on_store_loss } => {
+            let loss = match on_store_loss {
+                Loss::Alarm => OnStoreLoss::Alarm,
+                Loss::Refuse => OnStoreLoss::Refuse(Terms::default().retention),
+            };
+            let mut builder = RedisStore::builder(url)
+                .prefix(prefix)
+                .require_replicas(*require_replicas)
+                .on_store_loss(loss);
+            if let Some(timeout) = records.timeout {
+                builder = builder.connect_timeout(timeout).response_timeout(timeout);
+            }
+            if let Some(ca) = ca {
+                builder = builder.root_certificate(ca.clone());
+            }
+            let store = Arc::new(builder.connect().await.context("the Redis store")?);
+            let warnings = store.warnings();
+            Ok(Opened { store: Arc::clone(&store) as Arc<dyn Store>, redis: Some(store), warnings })
+        }
+        Place::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
+            let postgres = PostgresStore::builder(url)
+                .schema(schema.clone())
+                .pooling(*pooling)
+                .async_commit(*async_commit)
+                .connections(*connections)
+                .patience(records.timeout.unwrap_or(Duration::from_secs(5)));
+            let store: Arc<dyn Store> = match coordinate {
+                None => Arc::new(postgres.open().await.context("the PostgreSQL store")?),
+                Some(Coordinate { url, prefix, ca }) => {
+                    let mut redis = RedisStore::builder(url).prefix(prefix);
+                    if let Some(ca) = ca {
+                        redis = redis.root_certificate(ca.clone());
+                    }
+                    let tiered = TieredStore::builder(postgres, redis).open().await;
+                    Arc::new(tiered.context("the PostgreSQL store with Redis in front of it")?)
+                }
+            };
+            let mut warnings = Vec::new();
+            if *async_commit == semel::store::AsyncCommit::Accept {
+                warnings.push(
+                    "async_commit = \"accept\": a crash of the PostgreSQL server may lose claims that were \
+                     acknowledged, and their effects may happen twice"
+                        .to_owned(),
+                );
+            }
+            if *pooling == semel::store::Pooling::Transaction {
+                warnings.push(
+                    "pooling = \"transaction\": waiters poll once a second instead of being woken".to_owned(),
+                );
+            }
+            Ok(plain(store, warnings))
+        }
+    }
+}

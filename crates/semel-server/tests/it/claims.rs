@@ -1,0 +1,175 @@
+//! The claims API: its life cycle, repeated at every step, across crashes of the server.
+
+use semel_testbed::wait;
+use serde_json::{Value, json};
+
+use crate::kit::{Http, PATIENCE, Semel};
+
+fn claim(admin: &Http, more: &Value) -> Value {
+    let mut body =
+        json!({ "namespace": "charge", "scope": "acct_1", "key": "order-42", "payload": { "cents": 1200 } });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    admin.post("/v1/claims", &body.to_string()).expect(200)
+}
+
+fn step(admin: &Http, claim: &Value, step: &str, body: &str) -> crate::kit::Answer {
+    let id = claim["claim_id"].as_str().unwrap();
+    admin.post(&format!("/v1/claims/{id}/{step}"), body)
+}
+
+#[test]
+fn a_claim_lives_and_is_replayed() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let won = claim(&admin, &json!({}));
+    assert_eq!(won["status"], "won");
+    assert!(won["fence"].as_u64() > Some(0) && won["owner"].as_str().map(str::len) == Some(32), "{won}");
+    assert_eq!(claim(&admin, &json!({}))["status"], "busy");
+    assert_eq!(step(&admin, &won, "begin", "").expect(200)["status"], "begun");
+    assert_eq!(step(&admin, &won, "renew", "").expect(200)["status"], "renewed");
+    let outcome = r#"{"receipt": "r-1", "cents": 1200.50, "big": 123456789012345678901234567890}"#;
+    let done = step(&admin, &won, "complete", &format!("{{\"outcome\": {outcome}}}"));
+    assert_eq!(done.expect(200)["status"], "done");
+    // The payload is compared as JSON: spelling does not count, values do.
+    let body = r#"{"namespace":"charge","scope":"acct_1","key":"order-42","payload":{ "cents" : 1.2e3 }}"#;
+    let replay = admin.post("/v1/claims", body);
+    assert_eq!(replay.expect(200)["status"], "replay");
+    assert!(replay.text().contains(outcome), "byte for byte: {}", replay.text());
+    assert_eq!(claim(&admin, &json!({ "payload": { "cents": 1201 } }))["status"], "conflict");
+    // Another scope is another key.
+    assert_eq!(claim(&admin, &json!({ "scope": ["acct_1", "sub"] }))["status"], "won");
+}
+
+// Every step is repeated after kill -9 of the server, whose worker knows nothing of it.
+#[test]
+fn every_step_survives_a_crash_of_the_server_and_can_be_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("embedded:{}", folder.path().join("data").display());
+    let start = || Semel::start(&["--store", &store]);
+    let owner = json!({ "owner": "0f8fad5b-d9cb-469f-a165-70867728950e", "lease": "10m" });
+
+    let semel = start();
+    let first = claim(&semel.admin(), &owner);
+    semel.kill();
+    let semel = start();
+    let again = claim(&semel.admin(), &owner);
+    assert_eq!(
+        (again["status"].as_str(), &again["fence"]),
+        (Some("won"), &first["fence"]),
+        "it knows itself"
+    );
+    assert_eq!(claim(&semel.admin(), &json!({}))["status"], "busy", "another owner does not");
+
+    semel.kill();
+    for (name, body, status) in [
+        ("begin", "", "begun"),
+        ("renew", "", "renewed"),
+        ("complete", r#"{"outcome": {"receipt": "r-1"}}"#, "done"),
+    ] {
+        for time in ["first", "again"] {
+            let semel = start();
+            assert_eq!(
+                step(&semel.admin(), &first, name, body).expect(200)["status"],
+                status,
+                "{name}, {time}"
+            );
+            semel.kill();
+        }
+    }
+    let semel = start();
+    let replay = claim(&semel.admin(), &json!({}));
+    assert_eq!(
+        (replay["status"].as_str(), &replay["outcome"]),
+        (Some("replay"), &json!({ "receipt": "r-1" }))
+    );
+    // Another outcome under the same claim is refused, with the one that stands.
+    let other = step(&semel.admin(), &first, "complete", r#"{"outcome": "other"}"#).expect(409);
+    assert_eq!((other["code"].as_str(), &other["outcome"]), (Some("lost"), &json!({ "receipt": "r-1" })));
+}
+
+#[test]
+fn a_release_frees_the_key_and_can_be_repeated() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let owner = json!({ "owner": "0f8fad5bd9cb469fa16570867728950e" });
+    let won = claim(&admin, &owner);
+    for _ in 0..2 {
+        assert_eq!(step(&admin, &won, "release", "").expect(200)["status"], "released");
+    }
+    // A late packet of that owner does not claim again.
+    let body = json!({ "namespace": "charge", "scope": "acct_1", "key": "order-42", "payload": { "cents": 1200 },
+                       "owner": "0f8fad5bd9cb469fa16570867728950e" });
+    assert_eq!(admin.post("/v1/claims", &body.to_string()).expect(409)["code"], "lost");
+    let next = claim(&admin, &json!({ "payload": "anything" }));
+    assert_eq!(next["status"], "won");
+    assert_eq!(step(&admin, &won, "release", "").expect(409)["code"], "lost");
+    assert_eq!(step(&admin, &won, "begin", "").expect(409)["code"], "lost");
+}
+
+// G4: a loser waits, pushed, and gets the outcome.
+#[test]
+fn a_waiting_claim_gets_the_outcome() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let won = claim(&admin, &json!({}));
+    let waiting = {
+        let admin = admin.clone();
+        std::thread::spawn(move || claim(&admin, &json!({ "wait": "30s" })))
+    };
+    step(&admin, &won, "complete", r#"{"outcome": 7}"#).expect(200);
+    let waited = waiting.join().unwrap();
+    assert_eq!((waited["status"].as_str(), &waited["outcome"]), (Some("replay"), &json!(7)));
+}
+
+#[test]
+fn a_worker_that_vanished_is_taken_over_or_in_doubt_as_its_mode_says() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    for (mode, after) in [("marked", "in_doubt"), ("keyed", "won"), ("rerun", "won")] {
+        let more = json!({ "mode": mode, "key": mode, "lease": "200ms", "provider": "acquirer" });
+        let won = claim(&admin, &more);
+        step(&admin, &won, "begin", "").expect(200);
+        let mut last = Value::Null;
+        wait::until(after, PATIENCE, || {
+            last = claim(&admin, &more);
+            last["status"] == after
+        })
+        .unwrap_or_else(|_| panic!("{last}"));
+        if after == "won" {
+            assert!(last["fence"].as_u64() > won["fence"].as_u64());
+            // R12: the same key for the receiver.
+            assert_eq!(last["derived_key"], won["derived_key"]);
+            assert_eq!(last["attempt"], 2);
+            assert_eq!(step(&admin, &won, "complete", r#"{"outcome": 1}"#).expect(409)["code"], "lost");
+        } else {
+            // It comes back after all: the rules take its word.
+            step(&admin, &won, "complete", r#"{"outcome": 1}"#).expect(200);
+        }
+    }
+}
+
+// R1: what cannot be used is refused before the store is touched.
+#[test]
+fn bad_requests_are_refused_with_a_reason() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    for (body, expected) in [
+        ("", "namespace"),
+        ("{", "EOF"),
+        (r#"{"namespace": "n"}"#, "key"),
+        (r#"{"namespace": "", "key": "k"}"#, "namespace is empty"),
+        (r#"{"namespace": "n", "key": "k", "scope": ""}"#, "scope part 1 is empty"),
+        (r#"{"namespace": "n", "key": "k", "lease": "5"}"#, "duration"),
+        (r#"{"namespace": "n", "key": "k", "mode": "atomic"}"#, "marked, keyed or rerun"),
+        (r#"{"namespace": "n", "key": "k", "owner": "me"}"#, "32 random hex"),
+        (r#"{"namespace": "n", "key": "k", "payload": 1, "fingerprint": "x"}"#, "not both"),
+        (r#"{"namespace": "n", "key": "k", "payload": {"a": 1, "a": 2}}"#, "payload"),
+        (r#"{"namespace": "n", "key": "k", "nope": 1}"#, "nope"),
+        (r#"{"namespace": "n", "key": "k", "lease": "2h", "in_flight_max": "1h"}"#, "in_flight_max"),
+    ] {
+        let answer = admin.post("/v1/claims", body).expect(400);
+        assert!(answer["detail"].as_str().unwrap().contains(expected), "{expected} in {answer}");
+    }
+    assert_eq!(admin.post("/v1/claims/made-up/begin", "").expect(404)["code"], "not_found");
+    assert_eq!(admin.get("/v1/keys").expect(200)["items"], json!([]));
+}

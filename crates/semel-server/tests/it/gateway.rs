@@ -1,0 +1,110 @@
+//! The gateway before a counting API.
+
+use crate::kit::{Semel, Upstream, metric};
+
+#[test]
+fn a_request_with_a_key_happens_once() {
+    let upstream = Upstream::start();
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("embedded:{}", folder.path().join("data").display());
+    let semel = Semel::start(&["--store", &store, "--upstream", &upstream.url()]);
+    assert!(semel.ready.contains("gateway=http://127.0.0.1:"), "{}", semel.ready);
+    let gateway = semel.gateway().with("authorization", "Bearer a").with("idempotency-key", "order-1");
+    let first = gateway.post("/pay", "{}");
+    assert_eq!((first.status, first.header("idempotent-replayed")), (201, None));
+    let second = gateway.post("/pay", "{}");
+    assert_eq!((second.status, second.header("idempotent-replayed")), (201, Some("true")));
+    assert_eq!(first.body, second.body);
+    assert_eq!(upstream.calls("order-1"), 1);
+    // R5: another payload.
+    assert_eq!(gateway.post("/pay", "{\"other\": 1}").expect(422)["code"], "conflict");
+    // R10: another principal has keys of its own.
+    let other = semel.gateway().with("authorization", "Bearer b").with("idempotency-key", "order-1");
+    assert_eq!(other.post("/pay", "{}").header("idempotent-replayed"), None);
+    assert_eq!(upstream.calls("order-1"), 2);
+    let nobody = semel.gateway().with("idempotency-key", "order-1").post("/pay", "{}").expect(400);
+    assert_eq!(nobody["code"], "scope_missing");
+    let admin = semel.admin();
+    assert_eq!(metric(&admin, "semel_requests_total{outcome=\"ran\"}"), 2.0);
+    assert_eq!(metric(&admin, "semel_requests_total{outcome=\"replayed\"}"), 1.0);
+    assert_eq!(metric(&admin, "semel_requests_total{outcome=\"conflict\"}"), 1.0);
+    assert_eq!(metric(&admin, "semel_events_total{event=\"won\"}"), 2.0);
+    // F4
+    assert!((metric(&admin, "semel_replay_ratio") - 1.0 / 3.0).abs() < 1e-6);
+    let found = admin.get("/v1/keys?hint=order-1&phase=done").expect(200);
+    assert_eq!(found["items"].as_array().unwrap().len(), 2);
+
+    // squatting: keys of the gateway's clients are not for workers.
+    let squatted = admin.post("/v1/claims", r#"{"namespace": "http", "key": "order-1"}"#).expect(400);
+    assert!(squatted["detail"].as_str().unwrap().contains("the gateway's"), "{squatted}");
+
+    // A restart forgets nothing.
+    semel.kill();
+    let semel = Semel::start(&["--store", &store, "--upstream", &upstream.url()]);
+    let gateway = semel.gateway().with("authorization", "Bearer a").with("idempotency-key", "order-1");
+    assert_eq!(gateway.post("/pay", "{}").body, first.body);
+    assert_eq!(upstream.calls("order-1"), 2);
+}
+
+// R7: the policy is published.
+#[test]
+fn the_policy_is_published() {
+    let upstream = Upstream::start();
+    let args = [
+        "--store",
+        "memory:",
+        "--upstream",
+        &upstream.url(),
+        "--profile",
+        "stripe",
+        "--scope",
+        "single-tenant",
+    ];
+    let semel = Semel::start(&args);
+    let policy = semel.gateway().get("/.well-known/idempotency").expect(200);
+    assert_eq!((policy["profile"].as_str(), policy["supported"].as_bool()), (Some("stripe"), Some(true)));
+    semel.logged("all clients are one principal");
+}
+
+#[test]
+fn an_upstream_that_is_away_is_told_and_the_key_is_free_again() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", nobody.local_addr().unwrap());
+    drop(nobody);
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &url, "--scope", "single-tenant"]);
+    assert_eq!(semel.gateway().get("/x").expect(502)["code"], "upstream_unreachable");
+    let keyed = semel.gateway().with("idempotency-key", "k");
+    for _ in 0..2 {
+        let answer = keyed.post("/pay", "{}").expect(502);
+        assert_eq!(
+            (answer["code"].as_str(), answer["retryable"].as_bool()),
+            (Some("upstream_unreachable"), Some(true))
+        );
+    }
+}
+
+#[test]
+fn routes_come_from_the_config() {
+    let (one, two) = (Upstream::start(), Upstream::start());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let config = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\nscope = \"header:x-tenant\"\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
+         [[route]]\nmatch = \"POST /pay\"\nkey = {{ header = \"X-Key\", required = true }}\n\
+         [[route]]\nmatch = \"POST /other/{{id}}\"\nupstream = \"{}\"\nkey = {{ route = \"other-{{id}}\" }}\nmode = \"keyed\"\n",
+        one.url(),
+        two.url()
+    );
+    std::fs::write(&file, config).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let gateway = semel.gateway().with("x-tenant", "t");
+    assert_eq!(gateway.post("/pay", "{}").expect(400)["code"], "key_missing");
+    assert_eq!(gateway.with("x-key", "a").post("/pay", "{}").status, 201);
+    // The path is the key, and the second upstream gets a derived one.
+    let first = gateway.post("/other/7", "{}");
+    let again = gateway.post("/other/7", "{}");
+    assert_eq!((first.status, again.header("idempotent-replayed")), (201, Some("true")));
+    assert_eq!(two.calls("other-7"), 0, "the raw key never crosses");
+    semel.logged("one effect only if the upstream honours the derived key");
+}

@@ -1,0 +1,157 @@
+//! Starts the real binary, and talks to it.
+
+mod http;
+mod upstream;
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use semel_testbed::wait;
+
+pub(crate) use self::http::{Answer, Http};
+pub(crate) use self::upstream::Upstream;
+
+/// How long anything may take before a test fails. Generous: the machine may be busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running `semel serve`. Dropped, it is killed.
+pub(crate) struct Semel {
+    child: Child,
+    pub(crate) ready: String,
+    log: tempfile::NamedTempFile,
+}
+
+/// The binary, with nothing of the environment that could change what it does.
+pub(crate) fn semel() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
+    command
+        .env_remove("SEMEL_TOKEN")
+        .env_remove("SEMEL_ADMIN")
+        .env_remove("SEMEL_SECRET")
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    semel().args(args).output().expect("the binary runs")
+}
+
+impl Semel {
+    /// Starts a server on free ports and waits until it is ready.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut command = semel();
+        command.args(["serve", "--admin", "127.0.0.1:0"]).args(args);
+        if args.contains(&"--upstream") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        Self::spawn(command)
+    }
+
+    /// Starts a server whose standard error is a pipe that nobody reads.
+    pub(crate) fn with_unread_log(args: &[&str]) -> Self {
+        let mut command = semel();
+        command.args(["serve", "--admin", "127.0.0.1:0", "--listen", "127.0.0.1:0"]).args(args);
+        command.stderr(Stdio::piped());
+        Self::spawn_with(command, tempfile::NamedTempFile::new().expect("a temporary file"))
+    }
+
+    /// Starts a server with this config file, whose ports should be 0.
+    pub(crate) fn with_config(file: &Path, env: &[(&str, &str)]) -> Self {
+        let mut command = semel();
+        command.arg("serve").arg("--config").arg(file).envs(env.iter().copied());
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let log = tempfile::NamedTempFile::new().expect("a temporary file");
+        command.stderr(log.reopen().expect("the file can be opened again"));
+        Self::spawn_with(command, log)
+    }
+
+    fn spawn_with(mut command: Command, log: tempfile::NamedTempFile) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // Nobody listens after the first line.
+                let _ = tell.send(line);
+            }
+        });
+        let ready = told.recv_timeout(PATIENCE);
+        let mut semel = Self { child, ready: String::new(), log };
+        semel.ready = ready.unwrap_or_else(|_| panic!("not ready: {}", semel.log()));
+        semel
+    }
+
+    fn url(&self, name: &str) -> &str {
+        let found = self.ready.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_else(|| panic!("{name} in {:?}", self.ready))
+    }
+
+    /// The admin side.
+    pub(crate) fn admin_url(&self) -> &str {
+        self.url("admin")
+    }
+
+    /// The gateway.
+    pub(crate) fn gateway_url(&self) -> &str {
+        self.url("gateway")
+    }
+
+    pub(crate) fn admin(&self) -> Http {
+        Http::new(self.url("admin"))
+    }
+
+    pub(crate) fn gateway(&self) -> Http {
+        Http::new(self.url("gateway"))
+    }
+
+    /// All it has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap_or_default()
+    }
+
+    /// Waits until it has logged this.
+    pub(crate) fn logged(&self, text: &str) {
+        wait::until(text, PATIENCE, || self.log().contains(text))
+            .unwrap_or_else(|_| panic!("{text} in {}", self.log()));
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("it runs");
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ended");
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        wait::for_some("the end of the server", PATIENCE, || Ok(self.child.try_wait().ok().flatten()))
+            .expect("it ends")
+    }
+}
+
+impl Drop for Semel {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The number of a metric, by its whole name with labels.
+pub(crate) fn metric(admin: &Http, name: &str) -> f64 {
+    let text = admin.get("/metrics").text();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
+    line.unwrap_or_else(|| panic!("{name} in {text}")).parse().expect("a number")
+}

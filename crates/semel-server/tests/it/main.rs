@@ -1,0 +1,18 @@
+//! The binary, from outside: started as a user starts it, read by its ready line.
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
+
+mod access;
+mod claims;
+mod commands;
+mod demo;
+mod drain;
+mod gateway;
+mod guide;
+mod killed;
+mod kit;
+mod reload;
+mod sealed;
+mod serve;
+mod stores;
+mod tls;
+mod trace;

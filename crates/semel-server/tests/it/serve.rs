@@ -1,0 +1,147 @@
+//! Starting, health, and what is said at start.
+
+use semel_testbed::{Redis, wait};
+
+use crate::kit::{PATIENCE, Semel, Upstream, metric, run};
+
+#[test]
+fn without_an_upstream_there_is_only_the_admin_side() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    assert!(semel.ready.starts_with("semel ready gateway=- admin=http://127.0.0.1:"), "{}", semel.ready);
+    let admin = semel.admin();
+    assert_eq!(admin.get("/healthz").status, 200);
+    assert_eq!(admin.get("/readyz").expect(200)["ready"], true);
+    assert_eq!(admin.get("/v1/keys").expect(200)["items"].as_array().map(Vec::len), Some(0));
+    let document = admin.get("/openapi.json").expect(200);
+    for path in ["/v1/claims", "/v1/keys/{id}/settle", "/readyz"] {
+        assert!(document["paths"][path].is_object(), "{path}");
+    }
+    let missing = admin.get("/nope").expect(404);
+    assert_eq!((missing["code"].as_str(), missing["status"].as_u64()), (Some("not_found"), Some(404)));
+    assert_eq!(admin.get("/v1/claims").expect(405)["code"], "method_not_allowed");
+    // R6: a store that forgets says so.
+    semel.logged("all keys are forgotten when this process ends");
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let at = semel.admin_url().strip_prefix("http://").unwrap();
+    let second = run(&["serve", "--store", "memory:", "--admin", at]);
+    assert_eq!(second.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(said.contains("the admin listener cannot have 127.0.0.1:"), "{said}");
+}
+
+#[test]
+fn a_store_that_is_not_there_is_named() {
+    let refused = run(&["serve", "--store", "redis://127.0.0.1:1", "--admin", "127.0.0.1:0"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the Redis store"), "{refused:?}");
+}
+
+// admin_auth: beyond loopback only with tokens.
+#[test]
+fn the_admin_side_stays_on_loopback_without_tokens() {
+    let refused = run(&["serve", "--store", "memory:", "--admin", "0.0.0.0:0"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("without tokens"), "{refused:?}");
+}
+
+// truthful_health: ready only if a claim round trip works; live does not depend on the store.
+#[test]
+fn health_tells_the_truth_about_a_dead_store() {
+    let redis = Redis::start().unwrap();
+    let semel = Semel::start(&["--store", &redis.url()]);
+    let admin = semel.admin();
+    assert_eq!(admin.get("/readyz").status, 200);
+    redis.kill();
+    wait::until("not ready", PATIENCE, || admin.get("/readyz").status == 503).unwrap();
+    assert_eq!(admin.get("/healthz").status, 200);
+    assert!(metric(&admin, "semel_store_up") < 0.5);
+    let claim = admin.post("/v1/claims", r#"{"namespace": "n", "key": "k"}"#).expect(503);
+    assert_eq!(
+        (claim["code"].as_str(), claim["retryable"].as_bool()),
+        (Some("store_unavailable"), Some(true))
+    );
+    redis.restart().unwrap();
+    wait::until("ready again", PATIENCE, || admin.get("/readyz").status == 200).unwrap();
+    assert_eq!(admin.post("/v1/claims", r#"{"namespace": "n", "key": "k"}"#).expect(200)["status"], "won");
+}
+
+// metrics_cardinality, R13: nothing that a caller sends becomes a label or a log line.
+#[test]
+fn keys_are_neither_labels_nor_logged_whole() {
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    let secret = "canary-key-0123456789";
+    let gateway =
+        semel.gateway().with("authorization", "Bearer canary-credential").with("idempotency-key", secret);
+    gateway.post("/pay", "canary-payload").expect(201);
+    assert_eq!(gateway.post("/pay", "another").status, 422);
+    semel.admin().post("/v1/claims", &format!(r#"{{"namespace": "n", "key": "{secret}"}}"#)).expect(200);
+    semel.logged("canary-k");
+    let (log, metrics) = (semel.log(), semel.admin().get("/metrics").text());
+    for canary in ["canary-ke", "canary-credential", "canary-payload"] {
+        assert!(!log.contains(canary), "{canary} in {log}");
+        assert!(!metrics.contains(canary), "{canary} in {metrics}");
+    }
+}
+
+// P12: one line of JSON for each event, with the fields that tell its story.
+#[test]
+fn logs_are_json_with_the_known_fields() {
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let gateway = semel
+        .gateway()
+        .with("authorization", "Bearer a")
+        .with("x-request-id", "req-7")
+        .with("traceparent", trace);
+    let gateway = gateway.with("idempotency-key", "order-123456");
+    gateway.post("/pay", "one").expect(201);
+    assert_eq!(gateway.post("/pay", "two").status, 422);
+    semel.logged("\"outcome\":\"conflict\",\"http_status\":422");
+    let log = semel.log();
+    let line = log.lines().find(|line| line.contains("http_status\":422")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!((line["key"].as_str(), line["operation"].as_str()), (Some("order-12"), Some("*")));
+    assert!(line["latency_ms"].is_number(), "{line}");
+    assert_eq!(line["span"]["request_id"], "req-7", "{line}");
+    assert_eq!(line["span"]["trace_id"], "0af7651916cd43dd8448eb211c80319c", "{line}");
+}
+
+// A refreshed token is another principal: said once, when the first one is seen.
+#[test]
+fn a_jwt_as_credential_is_worth_a_word() {
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    for token in ["eyJhbGciOiJub25lIn0.e30.x", "eyJhbGciOiJub25lIn0.e30.y"] {
+        let gateway =
+            semel.gateway().with("authorization", &format!("Bearer {token}")).with("idempotency-key", "k");
+        assert_eq!(gateway.post("/pay", "{}").header("idempotent-replayed"), None);
+    }
+    semel.logged("clients send JWTs");
+    assert_eq!(semel.log().matches("clients send JWTs").count(), 1);
+}
+
+// log_disk_full: a reader of the logs that does not read holds up nobody.
+#[test]
+fn nobody_waits_for_the_logs() {
+    let upstream = Upstream::start();
+    let semel = Semel::with_unread_log(&[
+        "--store",
+        "memory:",
+        "--upstream",
+        &upstream.url(),
+        "--scope",
+        "single-tenant",
+    ]);
+    let gateway = semel.gateway().with("idempotency-key", "k");
+    assert_eq!(gateway.post("/pay", "{}").status, 201);
+    // A conflict is a log line of some 300 bytes; a pipe holds 64 KiB.
+    for _ in 0..600 {
+        assert_eq!(gateway.post("/pay", "other").status, 422);
+    }
+}
