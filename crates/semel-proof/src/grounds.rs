@@ -24,6 +24,8 @@ pub enum Ground {
     Redis,
     RedisCluster,
     Postgres,
+    /// Redis in front of PostgreSQL.
+    Tiered,
     /// Outcomes sealed, over the embedded store.
     Encrypted,
     /// A memory store that keeps no outcome, so that whoever checks stores can be checked.
@@ -32,8 +34,15 @@ pub enum Ground {
 
 impl Ground {
     /// All that are meant to hold.
-    pub const ALL: [Self; 6] =
-        [Self::Memory, Self::Embedded, Self::Redis, Self::RedisCluster, Self::Postgres, Self::Encrypted];
+    pub const ALL: [Self; 7] = [
+        Self::Memory,
+        Self::Embedded,
+        Self::Redis,
+        Self::RedisCluster,
+        Self::Postgres,
+        Self::Encrypted,
+        Self::Tiered,
+    ];
 
     /// Its name on a command line and in a table.
     pub const fn name(self) -> &'static str {
@@ -43,6 +52,7 @@ impl Ground {
             Self::Redis => "redis",
             Self::RedisCluster => "redis-cluster",
             Self::Postgres => "postgres",
+            Self::Tiered => "tiered",
             Self::Encrypted => "encrypted",
             Self::Broken => "broken",
         }
@@ -75,22 +85,26 @@ impl Servers {
         let prefix = format!("place-{}", self.places.fetch_add(1, Ordering::Relaxed));
         Ok(Some(match ground {
             Ground::Memory | Ground::Embedded | Ground::Encrypted | Ground::Broken => return Ok(None),
-            Ground::Redis => {
-                let url = with(&self.redis, Redis::start, |redis| Ok(redis.url()))?;
-                Place::Redis { url, prefix }
-            }
+            Ground::Redis => Place::Redis { url: self.redis()?, prefix },
             Ground::RedisCluster => {
                 let nodes = with(&self.cluster, RedisCluster::start, |cluster| Ok(cluster.addrs()))?;
                 let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
                 Place::Redis { url: format!("redis-cluster://{}", nodes.join(",")), prefix }
             }
-            Ground::Postgres => {
-                let url = with(&self.postgres, Postgres::start, |server| {
-                    Ok(server.url_at(server.addr(), &server.fresh_database()?))
-                })?;
-                Place::Postgres { url }
-            }
+            Ground::Postgres => Place::Postgres { url: self.database()? },
+            Ground::Tiered => Place::Tiered { postgres: self.database()?, redis: self.redis()?, prefix },
         }))
+    }
+
+    fn redis(&self) -> Result<String> {
+        with(&self.redis, Redis::start, |redis| Ok(redis.url()))
+    }
+
+    /// A database that nobody has used.
+    fn database(&self) -> Result<String> {
+        with(&self.postgres, Postgres::start, |server| {
+            Ok(server.url_at(server.addr(), &server.fresh_database()?))
+        })
     }
 
     /// What the contract suite needs of a fresh store: two handles where there can be two, a clock that can be moved
@@ -122,7 +136,7 @@ impl Servers {
                 );
                 Ok(Context::new(Arc::new(store)).clock(clock))
             }
-            Ground::Memory | Ground::Redis | Ground::RedisCluster | Ground::Postgres => {
+            Ground::Memory | Ground::Redis | Ground::RedisCluster | Ground::Postgres | Ground::Tiered => {
                 Ok(Context::new(Arc::new(MemoryStore::with_clock(clock.clone()))).clock(clock))
             }
         }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use semel::store::{
     EmbeddedStore, EncryptedStore, Error, Keyring, KeyringError, MemoryStore, PostgresStore, RedisStore,
-    SealingKey, Store,
+    SealingKey, Store, TieredStore,
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,15 @@ pub enum Place {
     Postgres {
         /// The URL, with the database.
         url: String,
+    },
+    /// Redis in front of PostgreSQL.
+    Tiered {
+        /// The URL of the database.
+        postgres: String,
+        /// The URL of Redis.
+        redis: String,
+        /// What its keys begin with.
+        prefix: String,
     },
     /// Outcomes sealed, over another place.
     Sealed {
@@ -56,6 +66,13 @@ impl Place {
             Self::Embedded(folder) => Arc::new(EmbeddedStore::open(folder)?),
             Self::Redis { url, prefix } => Arc::new(RedisStore::builder(url).prefix(prefix).connect().await?),
             Self::Postgres { url } => Arc::new(PostgresStore::open(url).await?),
+            Self::Tiered { postgres, redis, prefix } => {
+                let redis = RedisStore::builder(redis).prefix(prefix);
+                // As patient as a busy machine needs it: what is shown with it is not its speed.
+                let postgres = PostgresStore::builder(postgres).patience(Duration::from_secs(20));
+                let tiered = TieredStore::builder(postgres, redis).redis_patience(Duration::from_secs(5));
+                Arc::new(tiered.open().await?)
+            }
             Self::Sealed { key, over } => {
                 let ring = key.ring().expect("the ids are good");
                 Arc::new(EncryptedStore::over(Box::pin(over.open()).await?, ring))

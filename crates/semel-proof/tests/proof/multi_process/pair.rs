@@ -66,6 +66,11 @@ async fn postgres() {
     on(Ground::Postgres).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiered() {
+    on(Ground::Tiered).await;
+}
+
 // Each process seals with the key that the other only opens with, as in the middle of a rotation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn encrypted() {
