@@ -237,19 +237,17 @@ impl fmt::Display for RemoteStore {
     }
 }
 
-/// Hands every command to the next of its stores in turn, and all pages of a listing to the same one.
+/// Hands every command, and every page of a listing, to the next of its stores in turn.
 #[derive(Debug)]
 pub struct InTurn {
     stores: Vec<Arc<dyn Store>>,
     next: AtomicUsize,
-    /// Which store the listing under way is read from.
-    lists: AtomicUsize,
 }
 
 impl InTurn {
     /// Over these stores, which have the same data.
     pub fn new(stores: Vec<Arc<dyn Store>>) -> Self {
-        Self { stores, next: AtomicUsize::new(0), lists: AtomicUsize::new(0) }
+        Self { stores, next: AtomicUsize::new(0) }
     }
 
     fn store(&self) -> &Arc<dyn Store> {
@@ -268,10 +266,7 @@ impl Store for InTurn {
     }
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
-        if query.after.is_none() {
-            self.lists.fetch_add(1, Ordering::Relaxed);
-        }
-        self.stores[self.lists.load(Ordering::Relaxed) % self.stores.len()].scan(query)
+        self.store().scan(query)
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {

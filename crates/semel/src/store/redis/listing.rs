@@ -3,7 +3,7 @@
 //! A cluster has no index over its shards and Redis no order, so both walk with SCAN, step by step, shard by shard.
 //! A record that is there during the whole walk is found; that is what SCAN promises.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,9 @@ struct Window {
     ids: Vec<KeyId>,
     end: End,
     walked: Instant,
+    /// Where pages that were read here go on, each once. A listing that began in another process began later than
+    /// this walk, perhaps, and must find what came between.
+    handed_out: HashSet<KeyId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +55,11 @@ enum End {
 
 impl Window {
     /// What follows `after`, if this window can tell.
-    fn following(&self, after: Option<KeyId>) -> Option<&[KeyId]> {
+    fn following(&mut self, after: Option<KeyId>) -> Option<&[KeyId]> {
         let fresh = instant().saturating_duration_since(self.walked) < WINDOW_LIVES;
-        if after.is_none() || after < self.after || !fresh {
-            // A listing from its beginning is always walked anew: it must hold what is there now.
+        // A listing from its beginning is always walked anew: it must hold what is there now.
+        let own = after.is_some_and(|after| self.handed_out.remove(&after));
+        if !own || after < self.after || !fresh {
             return None;
         }
         let start = self.ids.partition_point(|id| Some(*id) <= after);
@@ -86,15 +90,19 @@ pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
     if looked_at == ids.len() && end == End::Last {
         page.next = None;
     }
+    if let (Some(next), Some(window)) = (page.next, &mut *shared.listing.0.lock().await) {
+        window.handed_out.insert(next);
+    }
     Ok(page)
 }
 
 async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>, End), Error> {
     let mut window = shared.listing.0.lock().await;
-    if let Some(known) = &*window
-        && let Some(ids) = known.following(after)
-    {
-        return Ok(first_of(ids, known.end));
+    if let Some(known) = &mut *window {
+        let end = known.end;
+        if let Some(ids) = known.following(after) {
+            return Ok(first_of(ids, end));
+        }
     }
     let mut found = BTreeSet::new();
     let mut end = End::Last;
@@ -112,7 +120,7 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
     }
     let ids: Vec<KeyId> = found.into_iter().collect();
     let first = first_of(&ids, end);
-    *window = Some(Window { after, ids, end, walked: instant() });
+    *window = Some(Window { after, ids, end, walked: instant(), handed_out: HashSet::new() });
     Ok(first)
 }
 
