@@ -71,9 +71,19 @@ fn main() -> ExitCode {
 #[derive(Clone, Debug, Default)]
 struct MovedClock(Arc<AtomicU64>);
 
+impl MovedClock {
+    fn moved(&self) -> Duration {
+        Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+}
+
 impl Clock for MovedClock {
     fn now(&self) -> Timestamp {
-        SystemClock.now().after(Duration::from_secs(self.0.load(Ordering::Relaxed)))
+        SystemClock.now().after(self.moved())
+    }
+
+    fn roughly(&self) -> Timestamp {
+        SystemClock.roughly().after(self.moved())
     }
 }
 

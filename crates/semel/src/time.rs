@@ -46,6 +46,12 @@ impl fmt::Display for Timestamp {
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The present moment. May step back when the machine's clock does; the rules bear that.
     fn now(&self) -> Timestamp;
+
+    /// The moment of the last tick or so, where that is cheaper to read: some milliseconds behind
+    /// [`now`](Self::now), never ahead of it. Not for leases: one that is counted from too early ends too early.
+    fn roughly(&self) -> Timestamp {
+        self.now()
+    }
 }
 
 /// The machine's wall clock.
@@ -57,10 +63,12 @@ impl Clock for SystemClock {
     // store in memory reads the time.
     #[cfg(unix)]
     fn now(&self) -> Timestamp {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        // A clock before 1970 is broken; zero keeps every lease in the future and fences still grow.
-        let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
-        Timestamp(secs.saturating_mul(1_000_000).saturating_add(nanos / 1_000))
+        read(rustix::time::ClockId::Realtime)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn roughly(&self) -> Timestamp {
+        read(rustix::time::ClockId::RealtimeCoarse)
     }
 
     #[cfg(not(unix))]
@@ -69,6 +77,14 @@ impl Clock for SystemClock {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Timestamp::default().after(since.unwrap_or_default())
     }
+}
+
+#[cfg(unix)]
+fn read(clock: rustix::time::ClockId) -> Timestamp {
+    let now = rustix::time::clock_gettime(clock);
+    // A clock before 1970 is broken; zero keeps every lease in the future and fences still grow.
+    let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
+    Timestamp(secs.saturating_mul(1_000_000).saturating_add(nanos / 1_000))
 }
 
 /// A clock that stands still until it is told otherwise, for tests. Clones share one time.

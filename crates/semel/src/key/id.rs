@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,9 +61,13 @@ pub struct ParseKeyIdError;
 /// The first eight characters of a key's value, for people who look for a record.
 ///
 /// Displays with control and invisible characters escaped, so that it can go into a log line or a terminal.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
-pub struct Hint(Arc<str>);
+pub struct Hint {
+    /// UTF-8, zeros behind it. In place: every claim carries a hint and every record keeps one.
+    bytes: [u8; Hint::LENGTH * char::MAX_LEN_UTF8],
+    length: u8,
+}
 
 impl Hint {
     /// How many characters a hint keeps.
@@ -74,19 +77,21 @@ impl Hint {
     #[must_use]
     pub fn new(value: &str) -> Self {
         let end = value.char_indices().nth(Self::LENGTH).map_or(value.len(), |(at, _)| at);
-        Self(value[..end].into())
+        let mut hint = Self { bytes: [0; _], length: end as u8 };
+        hint.bytes[..end].copy_from_slice(&value.as_bytes()[..end]);
+        hint
     }
 
     /// The characters as they were given, nothing escaped.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        std::str::from_utf8(&self.bytes[..usize::from(self.length)]).expect("cut between characters")
     }
 }
 
 impl From<Hint> for String {
     fn from(hint: Hint) -> Self {
-        hint.0.as_ref().to_owned()
+        hint.as_str().to_owned()
     }
 }
 
@@ -96,9 +101,15 @@ impl From<String> for Hint {
     }
 }
 
+impl fmt::Debug for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hint").field(&self.as_str()).finish()
+    }
+}
+
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
+        for c in self.as_str().chars() {
             match c {
                 // Harmless here, and escaping them makes ordinary keys hard to read.
                 '"' | '\'' => f.write_char(c)?,
@@ -134,6 +145,8 @@ mod tests {
     #[test]
     fn a_hint_is_short_and_safe_to_print() {
         assert_eq!(Hint::new("order-2041").to_string(), "order-20");
+        assert_eq!(Hint::new("𝄞𝄞𝄞𝄞𝄞𝄞𝄞𝄞𝄞").as_str(), "𝄞𝄞𝄞𝄞𝄞𝄞𝄞𝄞");
+        assert_eq!(format!("{:?}", Hint::new("é")), "Hint(\"é\")");
         assert_eq!(Hint::new("it's \"x\"").to_string(), "it's \"x\"");
         assert_eq!(Hint::new("a\n\x1b[2J\u{202e}\\").to_string(), "a\\n\\u{1b}[2J\\u{202e}\\\\");
     }

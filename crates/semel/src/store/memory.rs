@@ -11,7 +11,7 @@ use self::shard::Shard;
 use super::local::Local;
 use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
 use crate::key::KeyId;
-use crate::record::{self, Command, Fence, Record, Ruling, Sweep};
+use crate::record::{self, Command, Fence, Phase, Record, Ruling, State, Sweep};
 use crate::secret::Secret;
 use crate::sync::Mutex;
 use crate::time::{Clock, SystemClock, Timestamp};
@@ -65,14 +65,15 @@ impl MemoryStore {
     pub fn apply_now(&self, id: KeyId, command: &Command) -> Ruling {
         let ruling = {
             let mut shard = self.shard(id).lock();
-            // Read inside the lock: a claim must not be judged by a time before the change it sees.
-            let now = self.clock.now();
             let floor = Fence::new(self.floor.load(Ordering::Acquire));
             match shard.get_mut(id) {
-                Some(record) => record.apply(command, now, floor),
+                Some(record) => {
+                    let now = self.time_of(command, record);
+                    record.apply(command, now, floor)
+                }
                 None => {
                     let mut record = None;
-                    let ruling = record::apply(&mut record, command, now, floor);
+                    let ruling = record::apply(&mut record, command, self.clock.now(), floor);
                     if let Some(record) = record {
                         shard.insert(id, record);
                     }
@@ -82,6 +83,30 @@ impl MemoryStore {
         };
         self.local.announce(id, command, &ruling);
         ruling
+    }
+
+    /// The time to judge a command by. Read inside the lock: a claim must not be judged by a time before the change
+    /// it sees. To read the clock exactly costs as much as the rest of a replay, so that is done only where a lease is
+    /// set, or somebody is told what is left of one.
+    #[inline]
+    fn time_of(&self, command: &Command, record: &Record) -> Timestamp {
+        let rough = match command {
+            Command::Complete { .. } | Command::Release(_) | Command::Bind(_) | Command::Abandon(_) => true,
+            Command::Claim(_) => matches!(record.state, State::Done(_)),
+            Command::Begin(_)
+            | Command::Renew(_)
+            | Command::Settle(_)
+            | Command::Forget(_)
+            | Command::Reexecute => false,
+        };
+        if rough {
+            let roughly = self.clock.roughly();
+            // A claim of what is over may be granted, and then has a lease.
+            if !matches!(command, Command::Claim(_)) || record.phase(roughly) == Phase::Done {
+                return roughly;
+            }
+        }
+        self.clock.now()
     }
 
     fn shard(&self, id: KeyId) -> &Mutex<Shard> {
