@@ -100,7 +100,8 @@ impl MemoryStore {
             | Command::Reexecute => false,
         };
         if rough {
-            let roughly = self.clock.roughly();
+            // Not before the change it sees, or more would be left of an outcome than it was given.
+            let roughly = self.clock.roughly().max(record.changed_at);
             // A claim of what is over may be granted, and then has a lease.
             if !matches!(command, Command::Claim(_)) || record.phase(roughly) == Phase::Done {
                 return roughly;
@@ -291,6 +292,43 @@ mod tests {
         (one[3], other[3]) = (1, 2);
         win(&store, KeyId::from_bytes(one));
         win(&store, KeyId::from_bytes(other));
+    }
+
+    /// A clock whose rough time is far behind.
+    #[derive(Clone, Debug)]
+    struct Lagging(ManualClock);
+
+    impl Clock for Lagging {
+        fn now(&self) -> Timestamp {
+            self.0.now()
+        }
+
+        fn roughly(&self) -> Timestamp {
+            Timestamp::from_micros(self.0.now().as_micros() - 5_000_000)
+        }
+    }
+
+    // The rough time may be late with an end, never early, and no lease hangs on it.
+    #[test]
+    fn a_rough_clock_ends_nothing_early() {
+        let clock = ManualClock::default();
+        let store = MemoryStore::with_clock(Lagging(clock.clone()));
+        let id = KeyId::from_bytes([1; 16]);
+        let lease = Terms::default().lease;
+        assert_eq!(win(&store, id).lease_left, lease);
+        clock.advance(lease - Duration::from_micros(1));
+        assert_eq!(store.apply_now(id, &claim()), Ruling::Busy { lease_left: Duration::from_micros(1) });
+        clock.advance(Duration::from_micros(1));
+        let taken_over = win(&store, id);
+        assert_eq!((taken_over.attempt, taken_over.lease_left), (2, lease));
+
+        let outcome = Arc::new(crate::outcome::Outcome::new("text", "done"));
+        let fingerprint = Fingerprint::from_bytes([1; 32]);
+        let complete = Command::Complete { grant: taken_over.grant, fingerprint, outcome, retention: None };
+        assert!(matches!(store.apply_now(id, &complete), Ruling::Accepted { .. }));
+        let whole = Terms::default().retention + Terms::default().grace;
+        let Ruling::Replay { expires_in, .. } = store.apply_now(id, &claim()) else { panic!("it is done") };
+        assert_eq!(expires_in, whole, "counted from the completion, not from before it");
     }
 
     // token_regress: one floor for all keys, so that nobody has to remember whose record is gone.
