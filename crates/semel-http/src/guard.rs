@@ -86,6 +86,22 @@ struct Route {
     number: Option<usize>,
 }
 
+/// What a guarded request is passed on to.
+trait Callee<R>:
+    Service<Request<Body>, Response = Response<R>, Error: Into<BoxError>, Future: Send> + Send + 'static
+{
+}
+
+impl<R, S> Callee<R> for S where
+    S: Service<Request<Body>, Response = Response<R>, Error: Into<BoxError>, Future: Send> + Send + 'static
+{
+}
+
+/// The body that it answers with.
+trait AnswerBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
+
+impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> AnswerBody for R {}
+
 /// An answer, and the word for it.
 type Answered = (Response<Body>, Outcome);
 
@@ -171,11 +187,8 @@ impl Inner {
         arrived: Instant,
     ) -> Result<Response<Body>, S::Error>
     where
-        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
-        S::Error: Into<BoxError>,
-        S::Future: Send,
-        R: http_body::Body<Data = Bytes> + Send + 'static,
-        R::Error: Into<BoxError>,
+        S: Callee<R>,
+        R: AnswerBody,
     {
         let policy = &route.policy;
         let (parts, body) = request.into_parts();
@@ -206,11 +219,8 @@ impl Inner {
         admitted: &Admitted,
     ) -> Result<Answered, S::Error>
     where
-        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
-        S::Error: Into<BoxError>,
-        S::Future: Send,
-        R: http_body::Body<Data = Bytes> + Send + 'static,
-        R::Error: Into<BoxError>,
+        S: Callee<R>,
+        R: AnswerBody,
     {
         let policy = &route.policy;
         let mut call = Box::new(Call { service, request });

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::header::HeaderValue;
 use http::{Request, Response};
 use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::Instant;
-use tower_service::Service;
 
 use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
-use super::{Answered, Inner, Steering, StoreError, unprotected};
-use crate::body::{Body, BoxError};
+use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotected};
+use crate::body::Body;
 use crate::call::{CallError, Fate};
 use crate::key_source::KeySource;
 use crate::observe::Outcome;
@@ -42,11 +40,8 @@ impl Inner {
         mut call: Box<Call<S>>,
     ) -> Ran<S>
     where
-        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
-        S::Error: Into<BoxError>,
-        S::Future: Send,
-        R: http_body::Body<Data = Bytes> + Send + 'static,
-        R::Error: Into<BoxError>,
+        S: Callee<R>,
+        R: AnswerBody,
     {
         let policy = &self.route(route).policy;
         if policy.sends_derived_key() {

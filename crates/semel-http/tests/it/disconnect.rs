@@ -1,7 +1,6 @@
 //! A client that goes away changes nothing: X1, disconnect_mid_effect, disconnect_mid_upload, slow_body.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,23 +10,8 @@ use http_body::{Body as _, Frame};
 use semel::testkit::fault::{Call, Fault, Gate, When};
 use semel_http::observe::Outcome;
 use semel_http::{Body, BoxError};
-use tokio::sync::Semaphore;
 
-use crate::kit::{Kit, Upstream, eventually, post, post_body};
-
-/// An upstream that waits for a permit before it answers.
-fn gated() -> (Upstream, Arc<Semaphore>) {
-    let gate = Arc::new(Semaphore::new(0));
-    let of_upstream = Arc::clone(&gate);
-    let upstream = Upstream::new(move |number, _| {
-        let gate = Arc::clone(&of_upstream);
-        async move {
-            gate.acquire().await.unwrap().forget();
-            Ok(Response::new(Body::from(format!("call {number}"))))
-        }
-    });
-    (upstream, gate)
-}
+use crate::kit::{Kit, Upstream, eventually, gated, post, post_body};
 
 // X1: gone while the effect runs.
 #[tokio::test]

@@ -18,6 +18,7 @@ use semel_http::guard::GuardBuilder;
 use semel_http::observe::{Counters, Outcome};
 use semel_http::policy::PolicyBuilder;
 use semel_http::{Body, BoxError, Guard, Profile, RoutePolicy};
+use tokio::sync::Semaphore;
 use tower_service::Service;
 
 /// What the upstream saw of one call.
@@ -265,4 +266,18 @@ pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 /// The full form of a proof, asked for by `SEMEL_PROVE=1`.
 pub(crate) fn is_proof() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
+}
+
+/// An upstream that waits for a permit before it answers.
+pub(crate) fn gated() -> (Upstream, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let of_upstream = Arc::clone(&gate);
+    let upstream = Upstream::new(move |number, _| {
+        let gate = Arc::clone(&of_upstream);
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Ok(Response::new(Body::from(format!("call {number}"))))
+        }
+    });
+    (upstream, gate)
 }

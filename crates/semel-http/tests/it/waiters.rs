@@ -16,21 +16,7 @@ use semel_http::policy::InFlight;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::kit::{Kit, Upstream, eventually, is_proof, post};
-
-/// An upstream that waits for a permit before it answers.
-fn gated() -> (Upstream, Arc<Semaphore>) {
-    let gate = Arc::new(Semaphore::new(0));
-    let of_upstream = Arc::clone(&gate);
-    let upstream = Upstream::new(move |number, _| {
-        let gate = Arc::clone(&of_upstream);
-        async move {
-            gate.acquire().await.unwrap().forget();
-            Ok(Response::new(Body::from(format!("call {number}"))))
-        }
-    });
-    (upstream, gate)
-}
+use crate::kit::{Kit, Upstream, eventually, gated, is_proof, post};
 
 // X6, X7, stampede: one effect, every answer the same, none an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -90,24 +90,18 @@ impl MemoryStore {
     /// set, or somebody is told what is left of one.
     #[inline]
     fn time_of(&self, command: &Command, record: &Record) -> Timestamp {
-        let rough = match command {
-            Command::Complete { .. } | Command::Release(_) | Command::Bind(_) | Command::Abandon(_) => true,
-            Command::Claim(_) => matches!(record.state, State::Done(_)),
-            Command::Begin(_)
-            | Command::Renew(_)
-            | Command::Settle(_)
-            | Command::Forget(_)
-            | Command::Reexecute => false,
-        };
-        if rough {
-            // Not before the change it sees, or more would be left of an outcome than it was given.
-            let roughly = self.clock.roughly().max(record.changed_at);
-            // A claim of what is over may be granted, and then has a lease.
-            if !matches!(command, Command::Claim(_)) || record.phase(roughly) == Phase::Done {
-                return roughly;
+        // Not before the change it sees, or more would be left of an outcome than it was given.
+        let roughly = || self.clock.roughly().max(record.changed_at);
+        match (command, &record.state) {
+            (Command::Complete { .. } | Command::Release(_) | Command::Bind(_) | Command::Abandon(_), _) => {
+                roughly()
             }
+            // A claim of what is over may be granted, and then has a lease.
+            (Command::Claim(_), State::Done(_)) => Some(roughly())
+                .filter(|now| record.phase(*now) == Phase::Done)
+                .unwrap_or_else(|| self.clock.now()),
+            _ => self.clock.now(),
         }
-        self.clock.now()
     }
 
     fn shard(&self, id: KeyId) -> &Mutex<Shard> {

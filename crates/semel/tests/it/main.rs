@@ -2,6 +2,8 @@
 
 #[cfg(feature = "embedded")]
 mod atomic;
+#[cfg(feature = "redis")]
+mod by_hand;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "encryption")]

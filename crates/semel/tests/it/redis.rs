@@ -11,15 +11,13 @@ mod setup;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::fingerprint::Fingerprint;
-use semel::key::{Hint, KeyId};
-use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
+use semel::key::KeyId;
+use semel::record::{Claim, Command, Grant, Owner, Ruling, Terms};
 use semel::store::{Error, RedisStore, Store};
 use semel::testkit::contract::{Context, agrees_with_the_rules};
 use semel_testbed::Redis;
 
-const PAYLOAD: Fingerprint = Fingerprint::from_bytes([7; 32]);
+use crate::by_hand::*;
 
 async fn connect(url: &str) -> Arc<RedisStore> {
     Arc::new(RedisStore::connect(url).await.unwrap_or_else(|error| panic!("{error}")))
@@ -55,55 +53,12 @@ fn rounds(short: usize, full: usize) -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { full } else { short }
 }
 
-fn key() -> KeyId {
-    KeyId::from_bytes(*Owner::random().as_bytes())
-}
-
-fn claim() -> Claim {
-    Claim {
-        owner: Owner::random(),
-        fingerprint: PAYLOAD,
-        terms: Arc::new(Terms::default()),
-        begin: Begin::WithClaim,
-        hint: Hint::new("order-1"),
-    }
-}
-
-fn complete(grant: Grant, body: &str) -> Command {
-    let outcome = Arc::new(Outcome::new("text", body));
-    Command::Complete { grant, fingerprint: PAYLOAD, outcome, retention: None }
-}
-
 async fn ask(store: &RedisStore, id: KeyId, claim: &Claim) -> Result<Ruling, Error> {
     store.apply(id, Command::Claim(claim.clone())).await
 }
 
 async fn win(store: &RedisStore, id: KeyId) -> Grant {
     won(ask(store, id, &claim()).await)
-}
-
-#[track_caller]
-fn won(ruling: Result<Ruling, Error>) -> Grant {
-    match ruling {
-        Ok(Ruling::Won(win)) => win.grant,
-        other => panic!("expected a win, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn accepted(ruling: Result<Ruling, Error>) {
-    match ruling {
-        Ok(Ruling::Accepted { .. }) => {}
-        other => panic!("expected it to be accepted, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn replayed(ruling: Result<Ruling, Error>) -> Arc<Outcome> {
-    match ruling {
-        Ok(Ruling::Replay { outcome, .. }) => outcome,
-        other => panic!("expected a replay, got {other:?}"),
-    }
 }
 
 /// Calls again and again until it is as wanted.

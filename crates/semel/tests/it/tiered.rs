@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::fingerprint::Fingerprint;
-use semel::key::{Hint, KeyId};
+use semel::key::KeyId;
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
+use semel::record::{Claim, Command, Grant, Ruling, Terms};
 use semel::store::{Coordination, Error, PostgresStore, RedisStore, Store, TieredBuilder, TieredStore};
 use semel::testkit::contract::{self, Context, agrees_with_the_rules};
 use semel_testbed::{Postgres, Redis};
 
-const PAYLOAD: Fingerprint = Fingerprint::from_bytes([7; 32]);
+use crate::by_hand::*;
 
 /// The two servers of a deployment.
 struct Servers {
@@ -103,63 +103,12 @@ async fn long_random_sequences_agree_with_the_rules() {
     }
 }
 
-fn key() -> KeyId {
-    KeyId::from_bytes(*Owner::random().as_bytes())
-}
-
-fn claim() -> Claim {
-    Claim {
-        owner: Owner::random(),
-        fingerprint: PAYLOAD,
-        terms: Arc::new(Terms::default()),
-        begin: Begin::WithClaim,
-        hint: Hint::new("order-1"),
-    }
-}
-
-fn complete(grant: Grant, body: &str) -> Command {
-    let outcome = Arc::new(Outcome::new("text", body));
-    Command::Complete { grant, fingerprint: PAYLOAD, outcome, retention: None }
-}
-
 async fn ask(store: &dyn Store, id: KeyId, claim: &Claim) -> Result<Ruling, Error> {
     store.apply(id, Command::Claim(claim.clone())).await
 }
 
 async fn win(store: &dyn Store, id: KeyId) -> Grant {
     won(ask(store, id, &claim()).await)
-}
-
-#[track_caller]
-fn won(ruling: Result<Ruling, Error>) -> Grant {
-    match ruling {
-        Ok(Ruling::Won(win)) => win.grant,
-        other => panic!("expected a win, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn accepted(ruling: Result<Ruling, Error>) {
-    match ruling {
-        Ok(Ruling::Accepted { .. }) => {}
-        other => panic!("expected it to be accepted, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn busy(ruling: Result<Ruling, Error>) {
-    match ruling {
-        Ok(Ruling::Busy { .. }) => {}
-        other => panic!("expected it to be busy, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn replayed(ruling: Result<Ruling, Error>) -> Arc<Outcome> {
-    match ruling {
-        Ok(Ruling::Replay { outcome, .. }) => outcome,
-        other => panic!("expected a replay, got {other:?}"),
-    }
 }
 
 fn text(body: &str) -> Arc<Outcome> {
