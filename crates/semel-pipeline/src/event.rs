@@ -1,0 +1,122 @@
+//! Events: what is accepted once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::fingerprint::Fingerprint;
+use semel::key::{Hint, KeyId};
+use semel::time::Timestamp;
+
+use crate::id::EventId;
+
+/// An event to be accepted, with its deliveries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    /// Its id, minted by whoever accepts it first and kept for ever.
+    pub id: EventId,
+    /// Whose it is; `""` where nobody said.
+    pub tenant: String,
+    /// Its type, e.g. `order.paid`; of a run, its target's name.
+    pub event_type: String,
+    /// What makes it the same as another. `None`: never the same as any other (a run without a key).
+    pub dedupe: Option<Dedupe>,
+    /// The exact bytes to deliver.
+    pub payload: Bytes,
+    /// What they are; `application/json` unless the source said otherwise.
+    pub content_type: String,
+    /// What else the source carried, in order.
+    pub headers: Vec<(String, String)>,
+    /// Deliveries to one target with the same order key are made one after the other.
+    pub order_key: Option<String>,
+    /// Where it came from.
+    pub origin: Origin,
+    /// The targets it is for, by name; each gets one delivery.
+    pub targets: Vec<String>,
+    /// How long to wait before the first attempt.
+    pub delay: Duration,
+    /// After this time it is not delivered any more, but set aside as `expired`. `None`: never.
+    pub deliver_within: Option<Duration>,
+    /// Words to find it by, and a JSON object of the caller's; of runs.
+    pub notes: Notes,
+    /// Under which ids its story is found elsewhere.
+    pub trace: Trace,
+}
+
+/// What makes two events the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dedupe {
+    /// The keyed hash of everything that names it: of an event its tenant, type and dedupe key; of a run its principal,
+    /// tenant, target and key. See [`semel::Key::id`].
+    pub id: KeyId,
+    /// The first characters of the key, for people.
+    pub hint: Hint,
+    /// What was asked: another one under the same id is a conflict.
+    pub fingerprint: Fingerprint,
+    /// How long the key is remembered. `None`: as long as the event.
+    pub lifetime: Option<Duration>,
+}
+
+/// Where an event came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The HTTP API; the principal is the name of the token.
+    Api {
+        /// Who sent it.
+        principal: String,
+    },
+    /// A stream.
+    Stream {
+        /// Its name.
+        stream: String,
+        /// The id of the message in it.
+        message: String,
+    },
+    /// An outbox: published inside a transaction of a caller's.
+    Outbox,
+    /// An edited copy of a dead letter, or a replay as new.
+    Replay {
+        /// The event that it repeats.
+        of: EventId,
+    },
+}
+
+/// Tags and metadata of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// Words to find it by, each once, in the order they were added.
+    pub tags: Vec<String>,
+    /// A JSON object, member by member; each value is the text that was given, never re-encoded.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Ids under which the story of an event is found elsewhere (P12).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The id of the request that brought it.
+    pub request_id: Option<String>,
+    /// The W3C trace context it came with.
+    pub traceparent: Option<String>,
+}
+
+/// What became of an event that was to be accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It is new, and is kept now, with its deliveries.
+    First(EventId),
+    /// It was there already, under this id. Nothing was written.
+    Cached(EventId),
+    /// Another event has this dedupe key and asked for something else. Nothing was written.
+    Conflict,
+}
+
+/// An event as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What was accepted. Its `delay` is what was asked for at first.
+    pub new: NewEvent,
+    /// When it was accepted, by the ledger's clock.
+    pub accepted_at: Timestamp,
+    /// Grows with every change of its notes: for compare-and-set.
+    pub version: u64,
+}
