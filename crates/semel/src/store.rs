@@ -35,6 +35,10 @@ pub use rusqlite;
 #[cfg(feature = "postgres")]
 pub use sqlx;
 
+/// The Redis driver whose `Cmd` and `Value` a [`RedisClient`] takes and gives.
+#[cfg(feature = "redis")]
+pub use ::redis as redis_driver;
+
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
@@ -46,7 +50,9 @@ pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
-pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
+pub use self::redis::{
+    Effect, OnStoreLoss, RedisBuilder, RedisClient, RedisClientBuilder, RedisScript, RedisStore,
+};
 #[cfg(all(feature = "postgres", feature = "redis"))]
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};

@@ -7,6 +7,7 @@
 mod address;
 mod builder;
 mod caches;
+mod client;
 mod clock;
 mod error;
 mod health;
@@ -31,6 +32,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 pub use self::builder::{OnStoreLoss, RedisBuilder};
+pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::caches::Caches;
 use self::clock::ServerClock;
 use self::error::Sent;

@@ -35,6 +35,12 @@ pub(super) struct Numbered {
     pub(super) number: u64,
 }
 
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Link")
+    }
+}
+
 impl Link {
     pub(super) fn new(address: Address, timeouts: Timeouts) -> Self {
         Self { address, timeouts, open: tokio::sync::Mutex::default() }
