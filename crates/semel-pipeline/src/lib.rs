@@ -8,6 +8,7 @@
 //! - [`delivery`]: one event for one target, and the only place where its states and their steps are written down.
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that give dead letters another try.
+//! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
 //! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
 
 pub mod delivery;
@@ -16,3 +17,4 @@ pub mod id;
 pub mod ledger;
 pub mod letter;
 pub mod replay;
+pub mod source;

@@ -32,8 +32,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 pub use self::builder::{OnStoreLoss, RedisBuilder};
-pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::caches::Caches;
+pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::clock::ServerClock;
 use self::error::Sent;
 use self::health::Health;

@@ -62,7 +62,7 @@ impl RedisScript {
         Self { text, sha }
     }
 
-    fn command(&self, verb: &str, name: &str, keys: &[&[u8]], arguments: &[&[u8]]) -> Cmd {
+    fn command(verb: &str, name: &str, keys: &[&[u8]], arguments: &[&[u8]]) -> Cmd {
         let mut command = Cmd::with_capacity(keys.len() + arguments.len() + 3, 256);
         command.arg(verb).arg(name).arg(keys.len());
         for part in keys.iter().chain(arguments) {
@@ -140,10 +140,10 @@ impl RedisClient {
         effect: Effect,
     ) -> Result<Value, Error> {
         let mut numbered = self.link.wire().await?;
-        let by_name = script.command("EVALSHA", &script.sha, keys, arguments);
+        let by_name = RedisScript::command("EVALSHA", &script.sha, keys, arguments);
         let answer = match numbered.wire.query(&by_name).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                numbered.wire.query(&script.command("EVAL", &script.text, keys, arguments)).await
+                numbered.wire.query(&RedisScript::command("EVAL", &script.text, keys, arguments)).await
             }
             answer => answer,
         };

@@ -1,0 +1,4 @@
+//! The crate from outside, with real servers.
+
+#[cfg(feature = "redis")]
+mod streams;
