@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::fingerprint::Fingerprint;
-use semel::key::{Hint, KeyId};
+use semel::Key;
+use semel::fingerprint::{Fingerprint, Payload};
+use semel::key::{Hint, KeyError, KeyId};
+use semel::secret::Secret;
 use semel::time::Timestamp;
 
 use crate::id::EventId;
@@ -55,6 +57,44 @@ pub struct Dedupe {
     pub fingerprint: Fingerprint,
     /// How long the key is remembered. `None`: as long as the event.
     pub lifetime: Option<Duration>,
+}
+
+impl Dedupe {
+    /// Of an event that was published: the same tenant, type and dedupe key are the same event; the same event with
+    /// other bytes is a conflict.
+    ///
+    /// # Errors
+    /// A dedupe key that is empty or too long.
+    pub fn of_event(
+        secret: &Secret,
+        tenant: &str,
+        event_type: &str,
+        dedupe_key: &str,
+        payload: &[u8],
+    ) -> Result<Self, KeyError> {
+        let key = Key::new("semel.event").scope(tenant).scope(event_type).value(dedupe_key);
+        Self::of(secret, &key, &[event_type.as_bytes(), payload], None)
+    }
+
+    /// Of a run: the same principal, tenant, target and key are the same run; another payload is a conflict.
+    ///
+    /// # Errors
+    /// A key that is empty or too long.
+    pub fn of_run(
+        secret: &Secret,
+        (principal, tenant, target): (&str, &str, &str),
+        key: &str,
+        payload: &[u8],
+        lifetime: Option<Duration>,
+    ) -> Result<Self, KeyError> {
+        let key = Key::new("semel.run").scope(principal).scope(tenant).scope(target).value(key);
+        Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
+    }
+
+    fn of(secret: &Secret, key: &Key, asked: &[&[u8]], lifetime: Option<Duration>) -> Result<Self, KeyError> {
+        let fingerprint = Payload::exact(asked).fingerprint(secret);
+        Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
+    }
 }
 
 /// Where an event came from.
