@@ -127,7 +127,10 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// What SQLite said, or why the store answers nothing.
-    pub fn read<T>(&self, work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>) -> Result<T, Error> {
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
         self.shared.check_poison()?;
         self.readers().of_caller(work).map_err(|error| self.explain(&error.into()))
     }

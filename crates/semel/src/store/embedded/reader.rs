@@ -50,11 +50,7 @@ impl Readers {
         self.on_one_of(&self.points, read)
     }
 
-    fn on_one_of<T>(
-        &self,
-        readers: &[Mutex<Connection>; 2],
-        read: impl FnOnce(&Connection) -> T,
-    ) -> T {
+    fn on_one_of<T>(&self, readers: &[Mutex<Connection>; 2], read: impl FnOnce(&Connection) -> T) -> T {
         for reader in readers {
             if let Some(connection) = reader.try_lock() {
                 return read(&connection);
