@@ -206,7 +206,7 @@ pub struct Delivery {
     pub due_at: Timestamp,
     /// The last failure, in words that hold no secret.
     pub error: Option<String>,
-    /// Its dead letter, where there is or was one.
+    /// Its dead letter, where there is or was one. A blocked delivery has none.
     pub letter: Option<LetterId>,
     /// When it was accepted.
     pub created_at: Timestamp,
@@ -233,8 +233,20 @@ pub struct Attempt {
     pub ending: Option<Ending>,
     /// The replay job that wanted it, if one did.
     pub job: Option<JobId>,
-    /// The id under which the target saw it.
+    /// The id under which the target saw it: see [`request_id`].
     pub request_id: String,
+}
+
+/// The id under which a target sees an attempt: the delivery's, and the attempt's number. So it names both.
+pub fn request_id(delivery: DeliveryId, number: u32) -> String {
+    format!("{delivery}-{number}")
+}
+
+/// The delivery that such an id names; `None` where it is an id of somebody else's.
+pub fn delivery_of_request(request_id: &str) -> Option<DeliveryId> {
+    let (delivery, number) = request_id.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    delivery.parse().ok()
 }
 
 /// How an attempt ended.
@@ -340,6 +352,18 @@ pub struct Work {
     pub job: Option<JobId>,
 }
 
+impl Settle {
+    /// The step it asks for.
+    pub const fn step(&self) -> Step {
+        match self {
+            Self::Done(_) => Step::Finish,
+            Self::Retry(..) | Self::Defer(_) => Step::Retry,
+            Self::Block(_) => Step::Block,
+            Self::Bury(..) => Step::Bury,
+        }
+    }
+}
+
 /// What a worker says of a delivery it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settle {
@@ -358,7 +382,7 @@ pub enum Settle {
 /// What the ledger answers a worker that speaks about a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// It is written.
+    /// It is written, now or by an earlier try of the same call.
     Kept,
     /// Somebody else holds it by now, or it has ended: nothing was written.
     Lost,
@@ -377,7 +401,10 @@ pub struct Told {
 
 #[cfg(test)]
 mod tests {
-    use super::{State, Step};
+    use semel::time::Timestamp;
+
+    use super::{State, Step, delivery_of_request, request_id};
+    use crate::id::DeliveryId;
 
     /// The drawing of the design, as pairs.
     const DRAWN: [(State, State); 14] = [
@@ -406,6 +433,15 @@ mod tests {
                 assert_eq!(possible, DRAWN.contains(&(from, to)), "{from} to {to}");
             }
         }
+    }
+
+    // P12
+    #[test]
+    fn a_request_id_names_its_delivery() {
+        let id = DeliveryId::new(Timestamp::from_micros(1));
+        assert_eq!(delivery_of_request(&request_id(id, 17)), Some(id));
+        assert_eq!(delivery_of_request("dlv_x-1"), None);
+        assert_eq!(delivery_of_request(&id.to_string()), None);
     }
 
     #[test]

@@ -10,7 +10,9 @@ use semel::key::{Hint, KeyError, KeyId};
 use semel::secret::Secret;
 use semel::time::Timestamp;
 
-use crate::id::EventId;
+use crate::decimal;
+use crate::id::{DeliveryId, EventId, JobId};
+use crate::ledger::Change;
 
 /// An event to be accepted, with its deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +93,15 @@ impl Dedupe {
         Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
     }
 
+    /// Of an event that a replay job makes in mode as-new: one for each job and delivery, however often it is repeated.
+    pub fn of_replay(job: JobId, delivery: DeliveryId, payload: &[u8]) -> Self {
+        // No secret is needed: both ids are chance, and whoever could guess them gains nothing.
+        let secret = Secret::from_bytes(*b"semel: replays as new, no secret");
+        let key = Key::new("semel.replay").scope(job.to_bytes()).value(delivery.to_string());
+        let made = Self::of(&secret, &key, &[payload], None);
+        made.expect("an id is neither empty nor too long")
+    }
+
     fn of(secret: &Secret, key: &Key, asked: &[&[u8]], lifetime: Option<Duration>) -> Result<Self, KeyError> {
         let fingerprint = Payload::exact(asked).fingerprint(secret);
         Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
@@ -98,7 +109,8 @@ impl Dedupe {
 }
 
 /// Where an event came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The HTTP API; the principal is the name of the token.
     Api {
@@ -130,6 +142,37 @@ pub struct Notes {
     pub metadata: BTreeMap<String, String>,
 }
 
+impl Notes {
+    /// Changes tags and metadata as asked: tags are added, then members set, then taken away, then added to. A member
+    /// that is not there counts as 0. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// A sentence that says which member is no number.
+    pub fn apply(&mut self, change: &Change) -> Result<(), String> {
+        let mut next = self.clone();
+        for tag in &change.add_tags {
+            if !next.tags.contains(tag) {
+                next.tags.push(tag.clone());
+            }
+        }
+        next.metadata.extend(change.set.iter().cloned());
+        for name in &change.remove {
+            next.metadata.remove(name);
+        }
+        for (name, by) in &change.increment {
+            let stands = next.metadata.get(name).map_or("0", String::as_str);
+            let sum = decimal::sum(stands, by).ok_or_else(|| {
+                format!(
+                    "metadata `{name}` cannot be incremented: both it and the step must be decimal numbers"
+                )
+            })?;
+            next.metadata.insert(name.clone(), sum);
+        }
+        *self = next;
+        Ok(())
+    }
+}
+
 /// Ids under which the story of an event is found elsewhere (P12).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
@@ -144,7 +187,8 @@ pub struct Trace {
 pub enum Accepted {
     /// It is new, and is kept now, with its deliveries.
     First(EventId),
-    /// It was there already, under this id. Nothing was written.
+    /// It was there already, under this id. Nothing was written. Where it is the id that was given, an earlier try of the
+    /// same call wrote it.
     Cached(EventId),
     /// Another event has this dedupe key and asked for something else. Nothing was written.
     Conflict,

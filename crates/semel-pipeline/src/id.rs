@@ -142,6 +142,19 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// Its name, as the tables spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Run => "run",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Event, Self::Run].into_iter().find(|kind| kind.as_str() == name)
+    }
+
     const fn prefix(self) -> &'static str {
         match self {
             Self::Event => "evt_",

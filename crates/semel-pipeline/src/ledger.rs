@@ -81,14 +81,17 @@ pub trait Working: Send + Sync + 'static {
     ///
     /// Fair: tenants take turns, whoever has waited longest for a turn first, so that one with a large backlog delays
     /// nobody. In order: of one target and order key only the earliest that has not ended, one at a time. A delivery
-    /// whose lease is over is first given back (`retry_wait`, its attempt ends as crashed) and may be taken at once.
+    /// whose lease is over is first given back (`retry_wait`, its attempt ends as crashed) and may be taken at once. One at
+    /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>>;
 
-    /// Extends leases; one answer for each.
+    /// Extends leases; one answer for each. A lease that is over is extended too, where nobody has noticed yet.
     fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>>;
 
     /// Writes how attempts ended; one answer for each. With it, in the same transaction: the dead letter of a buried
-    /// one, the letter of a replayed one, the item of its replay job.
+    /// one, the letter of a replayed one, the item of its replay job. A letter whose replay failed is pending again, or
+    /// parked after [`PARKED_AFTER`](crate::letter::PARKED_AFTER) of them. The same word of the same token again, while the
+    /// delivery stands where it led, is kept again and writes nothing.
     fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>>;
 
     /// How long until something is due for one of these targets, zero where something is; `None` where nothing waits.
@@ -96,7 +99,8 @@ pub trait Working: Send + Sync + 'static {
     fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>>;
 
     /// Ends when there may be new work: something was accepted, released or given back, here or (where the ledger can tell)
-    /// in another process. May end for nothing. Workers ask again at [`next_due`](Self::next_due) anyway.
+    /// in another process. May end for nothing. Workers ask again at [`next_due`](Self::next_due) anyway. Changes count
+    /// from when this is called, not from when it is first awaited: call it, look for work, then await it.
     fn changed(&self) -> BoxFuture<'_, ()>;
 }
 
@@ -130,7 +134,8 @@ pub trait Reading: Send + Sync + 'static {
     /// The deliveries of an event with their attempts.
     fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<Told>>;
 
-    /// Events that a request id or a dedupe id names: for the story of an action.
+    /// Events that a request id or a dedupe id names: for the story of an action. The request id of an attempt names the
+    /// event it delivered.
     fn find_events(&self, request_id: Option<String>, dedupe: Option<KeyId>) -> Answer<'_, Vec<EventId>>;
 
     /// Writes a line into the audit log.
@@ -161,7 +166,7 @@ pub struct Page {
 pub struct Paged<T> {
     /// The items.
     pub items: Vec<T>,
-    /// Where the next part begins; `None` after the last.
+    /// Where the next part begins; `None` after the last. A part can be short, or empty, and still have one.
     pub next: Option<String>,
 }
 
@@ -239,14 +244,16 @@ pub trait Letters: Send + Sync + 'static {
     /// Letters that failed alike, the largest group first.
     fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>>;
 
-    /// Gives a letter up; it can be restored. Refused while it is replaying.
+    /// Gives a letter up; it can be restored. Refused while it is replaying, and once it was replayed. Again: no change.
     fn discard(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
 
-    /// Takes that back; also takes a parked one back to pending.
+    /// Takes that back; also takes a parked one back to pending, its failed replays forgotten. Refused while it is
+    /// replaying, once it was replayed, and where its delivery was cancelled. Again: no change.
     fn restore(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
 
     /// Makes a copy of a letter with another payload, as an event of its own with one delivery that is in `dlq` (or for a
-    /// letter without an event: with the event that `event` describes), linked both ways. Answers the copy's id.
+    /// letter without an event: with the event that `copy` describes), linked both ways; its cause is `manual`. Answers the
+    /// copy's id; for the same event id again, the same.
     fn edit(&self, id: LetterId, copy: NewEvent, line: AuditLine) -> Answer<'_, LetterId>;
 
     /// Letters from streams that are not in the dead-letter stream yet, the oldest first.
@@ -296,13 +303,15 @@ pub trait Replays: Send + Sync + 'static {
     /// Jobs that are running: for whoever runs them, after a restart too.
     fn running(&self) -> Answer<'_, Vec<JobId>>;
 
-    /// Pauses, resumes, cancels or paces a job.
+    /// Pauses, resumes, cancels or paces a job. Refused once it is over, except to cancel a cancelled one again.
     fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job>;
 
     /// Releases the next items of a job, at most `limit`, and never more than its concurrency allows: counted in the same
     /// transaction, so that no number of processes exceeds it. A released delivery is `replaying`, its letter too.
     /// In mode resume a delivery that is done is skipped and its letter marked as replayed; re-execute raises the epoch;
-    /// as-new accepts an event with a dedupe id made from job and letter. A job whose last item has ended is done.
+    /// as-new accepts an event with a dedupe id made from job and letter, and leaves the delivery in `dlq`. What is replayed
+    /// begins a new round of attempts, and its time to be delivered no longer ends. A job whose last item has ended is done.
+    /// A job that is not running releases nothing and is answered as it is.
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job>;
 }
 
@@ -318,7 +327,7 @@ pub trait Runs: Send + Sync + 'static {
     /// Cancels the deliveries of an event that have not started. Answers how many.
     ///
     /// # Errors
-    /// [`Error::Impossible`] where none could be cancelled.
+    /// [`Error::Impossible`] where none could be cancelled; [`Error::NotFound`] where there is no such event.
     fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32>;
 
     /// Frees a dedupe id: the next event under it is a new one. Answers whose it was.

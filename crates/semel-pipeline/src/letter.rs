@@ -6,6 +6,9 @@ use semel::time::Timestamp;
 use crate::delivery::Attempt;
 use crate::id::{DeliveryId, EventId, LetterId};
 
+/// After so many failed replays a letter is parked.
+pub const PARKED_AFTER: u32 = 3;
+
 /// A dead letter as the ledger keeps it (P9).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
@@ -37,13 +40,13 @@ pub struct Letter {
     pub signature: Signature,
     /// Where it stands.
     pub status: Status,
-    /// How many attempts were made in all.
+    /// How many attempts were made in all, those that were given back untried not counted.
     pub attempts: u32,
     /// When the last one was made.
     pub last_attempt_at: Option<Timestamp>,
     /// How many replays of it failed; after some it is parked.
     pub failed_replays: u32,
-    /// The letter of which this is an edited copy.
+    /// The letter of which this is an edited copy, or which was replayed as new and failed as this one.
     pub copy_of: Option<LetterId>,
     /// When it was written.
     pub created_at: Timestamp,
@@ -210,7 +213,7 @@ pub struct LetterStory {
     pub letter: Letter,
     /// Every attempt to deliver it, replays included, the first one first.
     pub attempts: Vec<Attempt>,
-    /// The edited copies that were made of it.
+    /// Its edited copies, and what it became when it was replayed as new and failed.
     pub copies: Vec<LetterId>,
 }
 

@@ -8,13 +8,16 @@
 //! - [`delivery`]: one event for one target, and the only place where its states and their steps are written down.
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that give dead letters another try.
+//! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
 //! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
 
+mod decimal;
 pub mod delivery;
 pub mod event;
 pub mod id;
 pub mod ledger;
 pub mod letter;
+pub mod outbox;
 pub mod replay;
 pub mod source;

@@ -9,9 +9,11 @@ use semel::time::Timestamp;
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
 
 /// What to replay.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Selection {
-    /// Every delivery that ended in `dlq` or `blocked`, the oldest first, at most so many.
+    /// Every delivery that ended in `dlq` or `blocked`, the oldest first, at most so many. Not those whose letter is
+    /// parked or discarded.
     Failed {
         /// At most so many.
         limit: u64,
@@ -28,7 +30,8 @@ pub enum Selection {
     Event {
         /// Which.
         id: EventId,
-        /// To whom. A delivery that was done is replayed only in mode re-execute or as-new.
+        /// To whom. A delivery that was done is replayed only in mode re-execute (as another delivery of the same event
+        /// to the same target, one epoch up) or as-new.
         targets: Vec<String>,
     },
 }
@@ -42,7 +45,28 @@ pub enum Mode {
     /// A new epoch under the same key: the effect happens again. A reason is required.
     ReExecute,
     /// Another key, made from the job and the letter: an event of its own, the same one whenever the job repeats it.
+    /// That event carries the story on: the letter is `replayed` when it is delivered, and `discarded` when it fails and
+    /// has a dead letter of its own (a `copy_of` the first), so that one of the two is pending and never both.
     AsNew,
+}
+
+impl Mode {
+    /// Every mode.
+    pub const ALL: [Self; 3] = [Self::Resume, Self::ReExecute, Self::AsNew];
+
+    /// Its name, as the API and the tables spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Resume => "resume",
+            Self::ReExecute => "re-execute",
+            Self::AsNew => "as-new",
+        }
+    }
+
+    /// The mode of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == name)
+    }
 }
 
 /// A job to be made.
@@ -95,6 +119,31 @@ pub enum JobState {
     Cancelled,
 }
 
+impl JobState {
+    /// Every state.
+    pub const ALL: [Self; 4] = [Self::Running, Self::Paused, Self::Done, Self::Cancelled];
+
+    /// Its name, as the API and the tables spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Done => "done",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The state of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether nothing more comes of it, by itself or by anybody.
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Cancelled)
+    }
+}
+
 /// A job as the ledger keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
@@ -129,8 +178,23 @@ pub struct Counts {
     pub skipped_inflight: u64,
     /// Failed again: a dead letter still.
     pub failed_again: u64,
-    /// Left alone because the job was cancelled.
+    /// Left alone because the job was cancelled, or cancelled themselves.
     pub cancelled: u64,
+}
+
+impl Counts {
+    /// The count of items in this state.
+    pub const fn of(&mut self, state: ItemState) -> &mut u64 {
+        match state {
+            ItemState::Pending => &mut self.pending,
+            ItemState::Released => &mut self.released,
+            ItemState::Replayed => &mut self.replayed,
+            ItemState::SkippedCompleted => &mut self.skipped_completed,
+            ItemState::SkippedInflight => &mut self.skipped_inflight,
+            ItemState::FailedAgain => &mut self.failed_again,
+            ItemState::Cancelled => &mut self.cancelled,
+        }
+    }
 }
 
 /// What became of an item, or is to become of it.
@@ -149,8 +213,39 @@ pub enum ItemState {
     SkippedInflight,
     /// Failed again.
     FailedAgain,
-    /// The job was cancelled before.
+    /// The job was cancelled before; or the delivery was, while it waited for a further attempt.
     Cancelled,
+}
+
+impl ItemState {
+    /// Every state.
+    pub const ALL: [Self; 7] = [
+        Self::Pending,
+        Self::Released,
+        Self::Replayed,
+        Self::SkippedCompleted,
+        Self::SkippedInflight,
+        Self::FailedAgain,
+        Self::Cancelled,
+    ];
+
+    /// Its name, as the API and the tables spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Released => "released",
+            Self::Replayed => "replayed",
+            Self::SkippedCompleted => "skipped_completed",
+            Self::SkippedInflight => "skipped_inflight",
+            Self::FailedAgain => "failed_again",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The state of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
 }
 
 /// One item of a job.
