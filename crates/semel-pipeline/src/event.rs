@@ -74,7 +74,7 @@ impl Dedupe {
         dedupe_key: &str,
         payload: &[u8],
     ) -> Result<Self, KeyError> {
-        let key = Key::new("semel.event").scope(tenant).scope(event_type).value(dedupe_key);
+        let key = Key::new("semel.event").scope(whose(tenant)).scope(event_type).value(dedupe_key);
         Self::of(secret, &key, &[event_type.as_bytes(), payload], None)
     }
 
@@ -89,7 +89,7 @@ impl Dedupe {
         payload: &[u8],
         lifetime: Option<Duration>,
     ) -> Result<Self, KeyError> {
-        let key = Key::new("semel.run").scope(principal).scope(tenant).scope(target).value(key);
+        let key = Key::new("semel.run").scope(whose(principal)).scope(whose(tenant)).scope(target).value(key);
         Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
     }
 
@@ -106,6 +106,11 @@ impl Dedupe {
         let fingerprint = Payload::exact(asked).fingerprint(secret);
         Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
     }
+}
+
+/// A part of a scope that may be nobody's: a part of a key is never empty.
+fn whose(name: &str) -> String {
+    format!("={name}")
 }
 
 /// Where an event came from.

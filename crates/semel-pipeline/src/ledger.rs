@@ -335,7 +335,7 @@ pub trait Runs: Send + Sync + 'static {
 }
 
 /// A change to a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Change {
     /// Tags to add; what is there already is not added again.
     pub add_tags: Vec<String>,

@@ -10,11 +10,16 @@
 //! - [`replay`]: jobs that give dead letters another try.
 //! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
+//! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
 //! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
 
+#[cfg(feature = "redis")]
+pub mod buffer;
 mod decimal;
 pub mod delivery;
 pub mod event;
+#[cfg(feature = "redis")]
+pub mod gate;
 pub mod id;
 pub mod ledger;
 pub mod letter;
