@@ -27,6 +27,7 @@
 //! | `PREFIX:{TAG}:gate` | hash: what the gate counted |
 //! | `PREFIX:{all}:gate` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by when they had their last turn |
+//! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
 //! | `PREFIX:{ID}:reserved` | the id that the first claim of a key minted |
 
 mod entry;
@@ -153,6 +154,10 @@ impl Buffer {
         format!("{}:{{all}}:{part}", self.prefix)
     }
 
+    fn whose(&self) -> String {
+        format!("{}:{{tenants}}:whose", self.prefix)
+    }
+
     fn turns(&self) -> String {
         format!("{}:{{tenants}}:turns", self.prefix)
     }
@@ -238,15 +243,41 @@ impl Buffer {
         if put == Put::Accepted(Accepted::First(run.id)) {
             // After the run: a drainer that finds the tenant empty meanwhile takes it off the list, looks again, and
             // either sees the run or this comes later.
-            self.announce(&run.tenant).await?;
+            self.announce(&run.tenant, Some(run.id)).await?;
         }
         Ok(put)
     }
 
-    async fn announce(&self, tenant: &str) -> Result<(), Error> {
-        let turns = self.turns();
-        let keys = [turns.as_bytes()];
-        self.client.call(&self.scripts.announce, &keys, &[tenant.as_bytes()], Effect::Writes).await.map(drop)
+    /// Puts a tenant on the list, and notes whose the run is.
+    async fn announce(&self, tenant: &str, run: Option<EventId>) -> Result<(), Error> {
+        let (turns, of) = (self.turns(), self.whose());
+        let keys = [turns.as_bytes(), of.as_bytes()];
+        let run = run.map(|run| run.to_string()).unwrap_or_default();
+        let arguments = [tenant.as_bytes(), run.as_bytes()];
+        self.client.call(&self.scripts.announce, &keys, &arguments, Effect::Writes).await.map(drop)
+    }
+
+    /// Whose a buffered run is, by its id alone; `None` where it is not buffered, or no longer.
+    ///
+    /// # Errors
+    /// Redis does not answer.
+    pub async fn tenant_of(&self, run: EventId) -> Result<Option<String>, Error> {
+        let mut get = cmd("HGET");
+        get.arg(self.whose()).arg(run.to_string());
+        match self.client.query(&get, Effect::Reads).await? {
+            Value::BulkString(name) => Ok(String::from_utf8(name).ok()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Forgets whose runs were that left the buffer.
+    async fn forget_whose(&self, runs: &[EventId]) -> Result<(), Error> {
+        let mut forget = cmd("HDEL");
+        forget.arg(self.whose());
+        for run in runs {
+            forget.arg(run.to_string());
+        }
+        self.client.query(&forget, Effect::Writes).await.map(drop)
     }
 
     /// Who has this key, with what fingerprint; `None` where it is free or over (G8).
@@ -374,7 +405,7 @@ impl Buffer {
         remove.arg(self.turns()).arg(tenant);
         self.client.query(&remove, Effect::Writes).await?;
         if self.depth(tenant).await? != Depth::default() {
-            self.announce(tenant).await?;
+            self.announce(tenant, None).await?;
         }
         Ok(())
     }
@@ -403,15 +434,18 @@ impl Buffer {
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn ack(&self, leased: (&str, &str), id: EventId, version: u64) -> Result<Acked, Error> {
+    pub async fn ack(&self, leased: (&str, &str), run: EventId, version: u64) -> Result<Acked, Error> {
         let (tenant, token) = leased;
-        let (id, version) = (id.to_string(), version.to_string());
+        let (id, version) = (run.to_string(), version.to_string());
         let arguments: [&[u8]; 3] = [token.as_bytes(), id.as_bytes(), version.as_bytes()];
         let answer = self.call(&self.scripts.ack, tenant, &arguments, Effect::Writes).await?;
         let Value::Array(parts) = answer else { return Err(script::strange()) };
         let [word, changes, now] = script::blobs::<3>(parts)?;
         match &word[..] {
-            b"gone" => Ok(Acked::Gone),
+            b"gone" => {
+                self.forget_whose(&[run]).await?;
+                Ok(Acked::Gone)
+            }
             b"lost" => Ok(Acked::Lost),
             b"changed" => {
                 let known = usize::try_from(version.parse::<u64>().unwrap_or(0)).unwrap_or(usize::MAX);
@@ -446,11 +480,15 @@ impl Buffer {
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn remove(&self, tenant: &str, token: Option<&str>, id: EventId) -> Result<bool, Error> {
-        let id = id.to_string();
+    pub async fn remove(&self, tenant: &str, token: Option<&str>, run: EventId) -> Result<bool, Error> {
+        let id = run.to_string();
         let arguments: [&[u8]; 2] = [token.unwrap_or("").as_bytes(), id.as_bytes()];
         let answer = self.call(&self.scripts.remove, tenant, &arguments, Effect::Writes).await?;
-        Ok(int(&answer) == 1)
+        let removed = int(&answer) == 1;
+        if removed {
+            self.forget_whose(&[run]).await?;
+        }
+        Ok(removed)
     }
 
     /// How much is buffered for a tenant.

@@ -17,6 +17,8 @@
 pub mod buffer;
 mod decimal;
 pub mod delivery;
+#[cfg(feature = "redis")]
+pub mod drainer;
 pub mod event;
 #[cfg(feature = "redis")]
 pub mod gate;
@@ -26,3 +28,5 @@ pub mod letter;
 pub mod outbox;
 pub mod replay;
 pub mod source;
+#[cfg(feature = "redis")]
+pub mod trigger;

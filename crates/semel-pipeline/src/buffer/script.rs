@@ -187,6 +187,7 @@ return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }
 
 /// A tenant that is new to the list waits behind those that had their turn before now.
 const ANNOUNCE: &str = "
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], ARGV[2], ARGV[1]) end
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 return redis.call('ZADD', KEYS[1], 'NX', last[2] or 0, ARGV[1])";
 
