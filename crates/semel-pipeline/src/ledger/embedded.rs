@@ -13,11 +13,19 @@
 
 mod columns;
 mod intake;
+mod jobs;
 mod letter_rows;
+mod letters;
 mod order;
+mod page;
+mod plan;
+mod reading;
+mod release;
 mod rows;
+mod runs;
 mod schema;
 mod settle;
+mod sweep;
 mod take;
 mod work;
 

@@ -47,6 +47,13 @@ impl<'a, 'r> Columns<'a, 'r> {
         self.row.get(at)
     }
 
+    /// A number that is never negative.
+    pub(super) fn count(&mut self) -> rusqlite::Result<u64> {
+        let at = self.next;
+        let number: i64 = self.get()?;
+        u64::try_from(number).map_err(|_| strange(at, format!("{number} is less than nothing")))
+    }
+
     pub(super) fn time(&mut self) -> rusqlite::Result<Timestamp> {
         self.get().map(moment)
     }
