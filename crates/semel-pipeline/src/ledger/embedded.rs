@@ -20,6 +20,7 @@ mod order;
 mod page;
 mod plan;
 mod reading;
+mod relay;
 mod release;
 mod rows;
 mod runs;
