@@ -11,6 +11,8 @@
 //! serialise on a claim in Redis, taken before the choice between the two. Redis is for coordination, never for
 //! correctness: where it does not answer, the ledger decides alone.
 
+mod desk;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel::{Engine, store};
 
+pub use self::desk::{DeskError, Located, RunKey};
 use crate::buffer::{Buffer, Put};
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::gate::{Decision, Gate};
