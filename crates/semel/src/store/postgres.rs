@@ -28,7 +28,8 @@
 //! # Batches
 //!
 //! All claims of a process that wait go in one statement, and so do its owners' writes, each over a connection of
-//! its own: a crowd of claims never delays a complete. There is no timer. Keys are sorted, so that two processes
+//! its own: a crowd of claims never delays a complete. There is no timer. A claim that is alone does not even wait for
+//! the lane's task: its caller sends it itself ([`lone`]). Keys are sorted, so that two processes
 //! cannot wait for each other, and several commands on one key are applied one after the other in this process.
 //!
 //! # Fences
@@ -47,6 +48,7 @@ mod judge;
 mod lane;
 mod link;
 mod listen;
+mod lone;
 mod queue;
 mod row;
 mod schema;
@@ -73,9 +75,11 @@ use self::fault::Fault;
 use self::lane::{Found, Lane, Runner};
 use self::link::Link;
 use self::listen::Pulse;
+use self::lone::Lone;
 use self::queue::{Item, Queue};
 use self::row::RowError;
 use self::shared::Shared;
+use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
 };
@@ -106,6 +110,7 @@ pub struct PostgresStore {
     shared: Arc<Shared>,
     claims: Arc<Queue>,
     writes: Arc<Queue>,
+    lone: Arc<Lone>,
     stop: Arc<Notify>,
 }
 
@@ -114,6 +119,7 @@ struct Started {
     shared: Arc<Shared>,
     claims: Arc<Queue>,
     writes: Arc<Queue>,
+    lone: Arc<Lone>,
 }
 
 impl PostgresStore {
@@ -150,13 +156,14 @@ impl PostgresStore {
                     Ok(started) => {
                         let shared = Arc::clone(&started.shared);
                         let queues = [Arc::clone(&started.claims), Arc::clone(&started.writes)];
+                        let lone = Arc::clone(&started.lone);
                         if told.send(Ok(started)).is_ok() {
                             stopped.notified().await;
                         }
                         for queue in queues {
                             queue.close();
                         }
-                        leave(&shared).await;
+                        tokio::join!(leave(&shared), lone.close());
                     }
                     Err(fault) => drop(told.send(Err(fault))),
                 }
@@ -167,10 +174,10 @@ impl PostgresStore {
             Error::new(ErrorKind::Setup, "no thread can be started for the PostgreSQL store")
                 .with_source(error)
         })?;
-        let Started { shared, claims, writes } = started.await.map_err(|_| {
+        let Started { shared, claims, writes, lone } = started.await.map_err(|_| {
             Error::new(ErrorKind::Setup, "the thread of the PostgreSQL store ended while it started")
         })??;
-        Ok(Self { shared, claims, writes, stop })
+        Ok(Self { shared, claims, writes, lone, stop })
     }
 
     /// Runs `work` on the store's own runtime.
@@ -211,10 +218,15 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         .connect_lazy_with(settings.options.clone());
     let shared = Arc::new(Shared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
     let (claims, writes) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
-    let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
-    for (lane, queue, link) in lanes {
+    let lone = Arc::new(Lone::new(&settings));
+    let lanes = [
+        (Lane::Claims, &claims, link, Some(Arc::clone(&lone))),
+        (Lane::Writes, &writes, Link::new(Arc::clone(&settings)), None),
+    ];
+    for (lane, queue, link, lone) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, last: Found::Nothing, failures: 0 }.run());
+        let (last, alone, failures) = (Found::Nothing, 0, 0);
+        tokio::spawn(Runner { lane, shared, queue, link, lone, alone, last, failures }.run());
     }
     tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
@@ -226,7 +238,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         // Without it waiters poll: no reason not to start.
         let _ = timeout(settings.patience, listening).await;
     }
-    Ok(Started { shared, claims, writes })
+    Ok(Started { shared, claims, writes, lone })
 }
 
 /// Nobody has to wait for this process any more.
@@ -273,6 +285,17 @@ async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
 impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
+            let command = match command {
+                Command::Claim(claim) => match self.lone.pass(&self.shared, &self.claims) {
+                    Some(pass) => {
+                        let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
+                        let work = lone::claim(shared, claims, pass, id, claim);
+                        return Inline::new(self.shared.runtime.clone(), work).await;
+                    }
+                    None => Command::Claim(claim),
+                },
+                command => command,
+            };
             let (answer, answered) = oneshot::channel();
             let queue = match command {
                 Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
@@ -286,20 +309,8 @@ impl Store for PostgresStore {
                 | Command::Abandon(_) => &self.writes,
             };
             let deadline = Instant::now() + self.shared.settings.patience;
-            queue.push(Item {
-                id,
-                command,
-                deadline,
-                answer,
-                unheard: false,
-                refused: false,
-                attempt: None,
-                held: None,
-                above: None,
-            })?;
-            answered.await.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Ambiguous, "the PostgreSQL store was closed before it answered"))
-            })
+            queue.push(Item::new(id, command, deadline, answer))?;
+            answered.await.unwrap_or_else(|_| Err(lone::closed()))
         })
     }
 

@@ -12,7 +12,8 @@ use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
 use super::fault::{Cure, Fate, Fault};
 use super::judge::{Group, Judged, Judgement};
 use super::link::Link;
-use super::queue::{Attempt, Item, Queue};
+use super::lone::Lone;
+use super::queue::{Attempt, Item, Pace, Queue};
 use super::row::{self, Answer, Stored};
 use super::shared::Shared;
 use crate::key::KeyId;
@@ -44,6 +45,8 @@ pub(super) struct Runner {
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Arc<Queue>,
     pub(super) link: Link,
+    /// The short way past this lane, which is for claims only.
+    pub(super) lone: Option<Arc<Lone>>,
     /// How many commands the next rounds take one by one, after a statement of many was refused.
     pub(super) alone: usize,
     /// What the last lone claim found; the next one is sent in the form that suits it.
@@ -62,12 +65,14 @@ impl Runner {
     /// Works until the store is closed.
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
+        let mut pace = Pace::Busy;
         loop {
             self.queue.take(&mut waiting, BATCH);
             if self.queue.is_closed() {
                 break;
             }
             if waiting.is_empty() {
+                self.queue.rest(pace);
                 self.queue.arrival().await;
                 continue;
             }
@@ -78,8 +83,11 @@ impl Runner {
             } else {
                 std::mem::take(&mut waiting)
             };
+            let alone = batch.len() == 1 && matches!(batch[0].command, Command::Claim(_));
+            self.let_the_lone_one_end(&batch).await;
             let result = self.round(&mut batch).await;
             let rest = batch.len();
+            pace = if alone && rest == 0 && self.last == Found::Nothing { Pace::Lone } else { Pace::Busy };
             if let Err(fault) = &result {
                 self.failed(fault, &mut batch);
             }
@@ -103,6 +111,15 @@ impl Runner {
             }
         }
         self.link.close().await;
+    }
+
+    /// What an operator does comes after every claim that was asked before, also one that took the short way.
+    async fn let_the_lone_one_end(&self, batch: &[Item]) {
+        if let Some(lone) = &self.lone
+            && batch.iter().any(|item| !matches!(item.command, Command::Claim(_)))
+        {
+            lone.end().await;
+        }
     }
 
     /// Longer from failure to failure, and never the same for two processes.
@@ -199,8 +216,13 @@ impl Runner {
 
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
     async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
-        if let ([Item { command: Command::Claim(claim), .. }], Found::Nothing) = (batch, self.last) {
-            return self.claim_alone(batch, claim).await;
+        match batch {
+            // It was not alone with its key, so the next ones may not be either.
+            [Item { refused: true, .. }] => self.last = Found::Record,
+            [Item { command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
+                return self.claim_alone(batch, claim).await;
+            }
+            _ => {}
         }
         let shared = Arc::clone(&self.shared);
         let explain = |error: &row::RowError| Fault::row(&shared.settings.target, error);
