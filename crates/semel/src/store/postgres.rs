@@ -180,6 +180,14 @@ impl PostgresStore {
         Ok(Self { shared, claims, writes, lone, stop })
     }
 
+    /// Has a lane execute a command, together with whatever else waits for it.
+    async fn in_lane(&self, queue: &Queue, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        let (answer, answered) = oneshot::channel();
+        let deadline = Instant::now() + self.shared.settings.patience;
+        queue.push(Item::new(id, command, deadline, answer))?;
+        answered.await.unwrap_or_else(|_| Err(lone::closed()))
+    }
+
     /// Runs `work` on the store's own runtime.
     async fn on_thread<T, F>(&self, work: F) -> Result<T, Error>
     where
@@ -219,14 +227,10 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
     let shared = Arc::new(Shared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
     let (claims, writes) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
     let lone = Arc::new(Lone::new(&settings));
-    let lanes = [
-        (Lane::Claims, &claims, link, Some(Arc::clone(&lone))),
-        (Lane::Writes, &writes, Link::new(Arc::clone(&settings)), None),
-    ];
-    for (lane, queue, link, lone) in lanes {
+    let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
+    for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        let (last, alone, failures) = (Found::Nothing, 0, 0);
-        tokio::spawn(Runner { lane, shared, queue, link, lone, alone, last, failures }.run());
+        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, last: Found::Nothing, failures: 0 }.run());
     }
     tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
@@ -285,32 +289,31 @@ async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
 impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
-            let command = match command {
+            match command {
                 Command::Claim(claim) => match self.lone.pass(&self.shared, &self.claims) {
                     Some(pass) => {
                         let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
                         let work = lone::claim(shared, claims, pass, id, claim);
-                        return Inline::new(self.shared.runtime.clone(), work).await;
+                        Inline::new(self.shared.runtime.clone(), work).await
                     }
-                    None => Command::Claim(claim),
+                    None => self.in_lane(&self.claims, id, Command::Claim(claim)).await,
                 },
-                command => command,
-            };
-            let (answer, answered) = oneshot::channel();
-            let queue = match command {
-                Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
-                    &self.claims
+                Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+                    let (lone, patience) = (Arc::clone(&self.lone), self.shared.settings.patience);
+                    let ended = async move {
+                        lone.end(patience).await;
+                        Ok(())
+                    };
+                    self.on_thread(ended).await?;
+                    self.in_lane(&self.claims, id, command).await
                 }
                 Command::Begin(_)
                 | Command::Renew(_)
                 | Command::Complete { .. }
                 | Command::Release(_)
                 | Command::Bind(_)
-                | Command::Abandon(_) => &self.writes,
-            };
-            let deadline = Instant::now() + self.shared.settings.patience;
-            queue.push(Item::new(id, command, deadline, answer))?;
-            answered.await.unwrap_or_else(|_| Err(lone::closed()))
+                | Command::Abandon(_) => self.in_lane(&self.writes, id, command).await,
+            }
         })
     }
 

@@ -12,7 +12,6 @@ use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
 use super::fault::{Cure, Fate, Fault};
 use super::judge::{Group, Judged, Judgement};
 use super::link::Link;
-use super::lone::Lone;
 use super::queue::{Attempt, Item, Pace, Queue};
 use super::row::{self, Answer, Stored};
 use super::shared::Shared;
@@ -45,8 +44,6 @@ pub(super) struct Runner {
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Arc<Queue>,
     pub(super) link: Link,
-    /// The short way past this lane, which is for claims only.
-    pub(super) lone: Option<Arc<Lone>>,
     /// How many commands the next rounds take one by one, after a statement of many was refused.
     pub(super) alone: usize,
     /// What the last lone claim found; the next one is sent in the form that suits it.
@@ -84,7 +81,6 @@ impl Runner {
                 std::mem::take(&mut waiting)
             };
             let alone = batch.len() == 1 && matches!(batch[0].command, Command::Claim(_));
-            self.let_the_lone_one_end(&batch).await;
             let result = self.round(&mut batch).await;
             let rest = batch.len();
             pace = if alone && rest == 0 && self.last == Found::Nothing { Pace::Lone } else { Pace::Busy };
@@ -111,15 +107,6 @@ impl Runner {
             }
         }
         self.link.close().await;
-    }
-
-    /// What an operator does comes after every claim that was asked before, also one that took the short way.
-    async fn let_the_lone_one_end(&self, batch: &[Item]) {
-        if let Some(lone) = &self.lone
-            && batch.iter().any(|item| !matches!(item.command, Command::Claim(_)))
-        {
-            lone.end().await;
-        }
     }
 
     /// Longer from failure to failure, and never the same for two processes.

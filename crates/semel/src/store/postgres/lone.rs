@@ -23,9 +23,6 @@ use crate::key::KeyId;
 use crate::record::{self, Claim, Command, Fence, Ruling};
 use crate::store::{Error, ErrorKind};
 
-/// How long an operator's command waits for a claim whose caller does not poll. Its statement was sent long before.
-const UNPOLLED: Duration = Duration::from_millis(250);
-
 /// When to try again to open the spare connection where the server gave none.
 const KNOCK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -73,13 +70,14 @@ impl Lone {
         });
     }
 
-    /// Waits for the claim that is on its way.
-    pub(super) async fn end(&self) {
-        drop(timeout(UNPOLLED, self.spare.lock()).await);
+    /// Returns once the claim that is on its way has ended. What an operator does comes after every claim that was asked
+    /// before, also one whose caller is gone. One whose caller is there and does not go on is not waited for any longer.
+    pub(super) async fn end(&self, patience: Duration) {
+        drop(timeout(patience, self.spare.lock()).await);
     }
 
     pub(super) async fn close(&self) {
-        if let Ok(mut spare) = timeout(UNPOLLED, self.spare.lock()).await {
+        if let Ok(mut spare) = self.spare.try_lock() {
             spare.close().await;
         }
     }
@@ -109,7 +107,6 @@ pub(super) async fn claim(
         Sent::Ruled(ruling) => return Ok(ruling),
         Sent::Left { fault, above } => (fault, above),
     };
-    drop(pass);
     let unheard = fault.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
     if let Some(fault) = fault
         && Instant::now() >= deadline
@@ -118,6 +115,8 @@ pub(super) async fn claim(
     }
     let (answer, answered) = oneshot::channel();
     claims.push(Item { unheard, above, refused: true, ..Item::new(id, command, deadline, answer) })?;
+    // Only now: whoever waits for this claim to end comes behind it.
+    drop(pass);
     answered.await.unwrap_or_else(|_| Err(closed()))
 }
 
