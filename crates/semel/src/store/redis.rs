@@ -8,7 +8,6 @@ mod address;
 mod builder;
 mod caches;
 mod clock;
-mod crowd;
 mod error;
 mod health;
 mod link;
@@ -34,7 +33,6 @@ use tokio::sync::oneshot;
 pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
 use self::clock::ServerClock;
-use self::crowd::Crowd;
 use self::error::Sent;
 use self::health::Health;
 use self::link::{Link, Numbered};
@@ -101,7 +99,6 @@ struct Shared {
     clock: ServerClock,
     health: Health,
     guess: Guess,
-    crowd: Crowd,
     listing: Listing,
     sweeper: Sweeper,
 }
@@ -194,8 +191,6 @@ impl Shared {
         command: &Command,
     ) -> Result<Ruling, Error> {
         let key = self.names.record(id);
-        let _under_way = self.crowd.join();
-        self.crowd.gather().await;
         match self.likely_replay(&mut numbered, &key, command).await? {
             Some(replay) => Ok(replay),
             None => self.execute(&mut numbered, &key, command).await,

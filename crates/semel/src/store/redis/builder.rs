@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use super::address::{Address, Timeouts, shown};
 use super::caches::Caches;
 use super::clock::ServerClock;
-use super::crowd::Crowd;
 use super::health::{self, Health};
 use super::link::Link;
 use super::listen::listen;
@@ -187,7 +186,6 @@ impl RedisBuilder {
             clock: ServerClock::default(),
             health: Health::new(self.on_store_loss),
             guess: Guess::default(),
-            crowd: Crowd::default(),
             listing: Listing::default(),
             sweeper: Sweeper::default(),
         }))
