@@ -69,11 +69,12 @@ fn main() -> ExitCode {
         met &= bench.compare("complete", Bench::completes, Bench::their_completes);
     }
     if wanted("replay") {
-        bench.compare("replay", |bench| bench.replays(CALLERS), Bench::their_gets);
-        println!(
-            "  the same at {CROWD} callers: as many commands under way on both sides, which is what counts"
-        );
+        // What a command costs the server depends on how many it finds at each look. So the goal counts where both sides
+        // have as many under way.
+        println!("  at {CROWD} callers, as many commands under way as redis-benchmark has");
         met &= bench.compare("replay", |bench| bench.replays(CROWD), Bench::their_gets);
+        println!("  at {CALLERS} callers (not counted)");
+        bench.compare("replay", |bench| bench.replays(CALLERS), Bench::their_gets);
     }
     if wanted("rate") {
         println!(
