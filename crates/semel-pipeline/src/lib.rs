@@ -9,16 +9,27 @@
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that give dead letters another try.
 //! - [`outbox`]: events published inside a transaction of the caller's own.
+//! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
+//! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
 //! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
 //!   `testkit`).
 
+#[cfg(feature = "redis")]
+pub mod buffer;
 mod decimal;
 pub mod delivery;
+#[cfg(feature = "redis")]
+pub mod drainer;
 pub mod event;
+#[cfg(feature = "redis")]
+pub mod gate;
 pub mod id;
 pub mod ledger;
 pub mod letter;
 pub mod outbox;
 pub mod replay;
+pub mod source;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[cfg(feature = "redis")]
+pub mod trigger;
