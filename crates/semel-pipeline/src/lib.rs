@@ -12,7 +12,8 @@
 //! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
 //! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
-//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
+//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
+//!   `testkit`).
 
 #[cfg(feature = "redis")]
 pub mod buffer;
@@ -30,5 +31,7 @@ pub mod outbox;
 pub mod replay;
 pub mod replayer;
 pub mod source;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 #[cfg(feature = "redis")]
 pub mod trigger;
