@@ -129,7 +129,8 @@ impl Server {
         let pipeline = match ledger {
             Some(ledger) => {
                 let observer = Arc::clone(metrics.deliveries()) as Arc<dyn semel_pipeline::worker::Observer>;
-                Some(Pipeline::start(ledger, &config.pipeline, Arc::clone(&secret), observer)?)
+                let settings = (&config.pipeline, &config.intake);
+                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), observer).await?)
             }
             None => None,
         };
