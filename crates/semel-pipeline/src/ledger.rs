@@ -11,6 +11,9 @@
 //! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::Step)s alone; what is not drawn is refused.
 //! - **In many processes.** Any number of workers on any number of machines, unless the ledger is embedded.
 
+#[cfg(feature = "postgres")]
+mod postgres;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -18,6 +21,8 @@ use semel::key::KeyId;
 pub use semel::store::{BoxFuture, ErrorKind};
 use semel::time::Timestamp;
 
+#[cfg(feature = "postgres")]
+pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
 use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};
 use crate::event::{Accepted, Event, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
