@@ -11,8 +11,11 @@
 //! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::Step)s alone; what is not drawn is refused.
 //! - **In many processes.** Any number of workers on any number of machines, unless the ledger is embedded.
 
+#[cfg(feature = "embedded")]
+mod embedded;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod rules;
 
 use std::fmt;
 use std::time::Duration;
@@ -21,6 +24,8 @@ use semel::key::KeyId;
 pub use semel::store::{BoxFuture, ErrorKind};
 use semel::time::Timestamp;
 
+#[cfg(feature = "embedded")]
+pub use self::embedded::EmbeddedLedger;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
 use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};

@@ -7,6 +7,9 @@
 //!
 //! Nothing is sent if the transaction is rolled back; nothing is lost once it is committed.
 
+#[cfg(feature = "embedded")]
+pub mod embedded;
+
 use std::time::Duration;
 
 use bytes::Bytes;

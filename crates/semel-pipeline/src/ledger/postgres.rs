@@ -11,11 +11,20 @@
 
 mod builder;
 mod fault;
+mod ids;
 mod intake;
+mod jobs;
+mod letters;
 mod link;
 mod listen;
+mod plan;
+mod reading;
+mod release;
+mod rows;
+mod runs;
 mod schema;
 mod settle;
+mod sweep;
 mod take;
 mod values;
 

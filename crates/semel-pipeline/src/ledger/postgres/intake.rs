@@ -4,14 +4,13 @@ use std::collections::HashSet;
 
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
-use semel::time::{Clock as _, SystemClock};
 use sqlx::PgConnection;
 
 use super::fault::Fault;
 use super::link::{Shape, Shared};
 use super::values::{Columns, check_text, members_to_json, micros, pairs_to_json, texts_to_json};
 use crate::event::{Accepted, Dedupe, NewEvent, Origin};
-use crate::id::{DeliveryId, EventId, EventKind};
+use crate::id::{EventId, EventKind};
 use crate::ledger::{Error, Found};
 
 /// Keeps the events whose keys are free, with their deliveries, and names them. A key that is over is freed first: the
@@ -90,7 +89,7 @@ pub(super) async fn accept(shared: &Shared, events: Vec<NewEvent>) -> Result<Vec
     for event in &events {
         check(event)?;
     }
-    let batch = Batch::new(&events);
+    let batch = Batch::new(shared, &events);
     let shape = if batch.lanes.is_empty() { Shape::Statement } else { Shape::Transaction };
     let mut repeated = false;
     // Whoever stood in the way may be gone by the time it is looked for.
@@ -264,8 +263,7 @@ pub(super) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn new(events: &'a [NewEvent]) -> Self {
-        let now = SystemClock.now();
+    pub(super) fn new(shared: &Shared, events: &'a [NewEvent]) -> Self {
         let mut deliveries = Vec::with_capacity(events.len());
         for event in events {
             for (at, target) in event.targets.iter().enumerate() {
@@ -273,7 +271,7 @@ impl<'a> Batch<'a> {
                     continue;
                 }
                 let lane = event.order_key.as_deref().map(|key| lane(target, key));
-                deliveries.push((DeliveryId::new(now).to_bytes(), event.id.to_bytes(), target.as_str(), lane));
+                deliveries.push((shared.ids.delivery().to_bytes(), event.id.to_bytes(), target.as_str(), lane));
             }
         }
         let mut lanes: Vec<i64> = deliveries.iter().filter_map(|(.., lane)| *lane).collect();
@@ -289,11 +287,6 @@ impl<'a> Batch<'a> {
             deliveries,
             lanes,
         }
-    }
-
-    /// Whether it must be written in a transaction.
-    pub(super) fn has_lanes(&self) -> bool {
-        !self.lanes.is_empty()
     }
 
     fn each<T>(&self, read: impl Fn(&'a NewEvent) -> T) -> Vec<T> {

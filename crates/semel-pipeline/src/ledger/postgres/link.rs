@@ -2,6 +2,7 @@
 //! honest where nobody knows.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use semel::store::{AsyncCommit, Pooling};
@@ -12,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::builder::Settings;
 use super::fault::{Cure, Fate, Fault, Trouble};
+use super::ids::Ids;
 use super::listen::News;
 use crate::ledger::{BoxFuture, Error};
 
@@ -24,6 +26,9 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) pool: PgPool,
     pub(super) news: News,
+    pub(super) ids: Ids,
+    /// Up to which event the last sweep has looked.
+    pub(super) swept: AtomicI64,
 }
 
 /// How a call meets the database.
@@ -70,7 +75,7 @@ impl Shared {
                 })
                 .connect_lazy_with(settings.options.clone());
             let news = News::new(settings.schema.name());
-            Self { settings, pool, news }
+            Self { settings, pool, news, ids: Ids::default(), swept: AtomicI64::new(0) }
         })
     }
 

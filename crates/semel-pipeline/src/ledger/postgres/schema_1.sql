@@ -1,5 +1,6 @@
 CREATE TABLE {schema}.event (
   id bytea PRIMARY KEY,
+  seq bigint GENERATED ALWAYS AS IDENTITY,
   kind text COLLATE "C" NOT NULL CHECK (kind IN ('event', 'run')),
   tenant text COLLATE "C" NOT NULL,
   event_type text COLLATE "C" NOT NULL,
@@ -27,6 +28,7 @@ CREATE TABLE {schema}.event (
   version bigint NOT NULL DEFAULT 0
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 ALTER TABLE {schema}.event ALTER COLUMN payload SET STORAGE EXTERNAL;
+CREATE INDEX event_seq ON {schema}.event (seq);
 CREATE UNIQUE INDEX event_dedupe ON {schema}.event (dedupe) WHERE dedupe_live;
 CREATE INDEX event_dedupe_before ON {schema}.event (dedupe) WHERE NOT dedupe_live AND dedupe IS NOT NULL;
 CREATE INDEX event_tags ON {schema}.event USING gin (tags) WHERE tags <> '{}';
@@ -66,7 +68,7 @@ CREATE INDEX delivery_lease ON {schema}.delivery (lease_until) WHERE state = 'ru
 CREATE INDEX delivery_lane ON {schema}.delivery (lane, seq)
   WHERE lane IS NOT NULL AND state NOT IN ('done', 'dlq', 'cancelled');
 CREATE UNIQUE INDEX delivery_lane_running ON {schema}.delivery (lane) WHERE lane IS NOT NULL AND state = 'running';
-CREATE INDEX delivery_failed ON {schema}.delivery (seq) WHERE state IN ('dlq', 'blocked');
+CREATE INDEX delivery_failed ON {schema}.delivery (id) WHERE state IN ('dlq', 'blocked');
 
 CREATE TABLE {schema}.attempt (
   delivery bytea NOT NULL,
@@ -91,6 +93,7 @@ CREATE TABLE {schema}.turn (
 
 CREATE TABLE {schema}.letter (
   id bytea PRIMARY KEY,
+  seq bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
   tenant text COLLATE "C" NOT NULL,
   event bytea,
   delivery bytea,
@@ -118,16 +121,17 @@ ALTER TABLE {schema}.letter ALTER COLUMN payload SET STORAGE EXTERNAL;
 CREATE UNIQUE INDEX letter_message ON {schema}.letter (stream, message) WHERE stream IS NOT NULL AND delivery IS NULL;
 CREATE INDEX letter_event ON {schema}.letter (event) WHERE event IS NOT NULL;
 CREATE INDEX letter_copy ON {schema}.letter (copy_of) WHERE copy_of IS NOT NULL;
-CREATE INDEX letter_status ON {schema}.letter (status, id);
-CREATE INDEX letter_signature ON {schema}.letter (signature, id);
-CREATE INDEX letter_mirror ON {schema}.letter (stream, id) WHERE NOT mirrored AND stream IS NOT NULL;
+CREATE INDEX letter_status ON {schema}.letter (status, seq);
+CREATE INDEX letter_signature ON {schema}.letter (signature, seq);
+CREATE INDEX letter_mirror ON {schema}.letter (stream, seq) WHERE NOT mirrored AND stream IS NOT NULL;
 
 CREATE TABLE {schema}.job (
   id bytea PRIMARY KEY,
+  seq bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
   selection json NOT NULL,
   mode text COLLATE "C" NOT NULL CHECK (mode IN ('resume', 're-execute', 'as-new')),
   reason text,
-  started_by text NOT NULL,
+  asked_by text NOT NULL,
   rate double precision NOT NULL,
   concurrency integer NOT NULL,
   canary integer NOT NULL,

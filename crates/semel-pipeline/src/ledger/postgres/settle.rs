@@ -3,15 +3,14 @@
 //! Most attempts concern nothing but their delivery: one statement for all of them. The token tells which ones do not
 //! (see [`take::IN_A_LANE`]); these, and what becomes a dead letter, go in a transaction.
 
-use semel::time::{Clock as _, SystemClock};
 use sqlx::PgConnection;
 
 use super::fault::Fault;
+use super::ids::Ids;
 use super::link::{Shape, Shared};
 use super::take;
 use super::values::{Columns, micros, plain};
 use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
-use crate::id::LetterId;
 use crate::ledger::Error;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
 use crate::replay::ItemState;
@@ -58,7 +57,7 @@ WHERE d.id = n.id AND NOT d.waits AND d.state IN ('idle', 'queued', 'retry_wait'
 
 /// Ends the items that released these deliveries. Where the delivery is of the new event of an item, the letter that it
 /// was made of ends with it: the new event carries the story on.
-const END_ITEMS: &str = r"
+pub(super) const END_ITEMS: &str = r"
 WITH ended AS (
   UPDATE item AS i SET state = s.state, error = s.error
   FROM unnest($1::bytea[], $2::text[], $3::text[]) AS s(id, state, error) JOIN delivery AS d ON d.id = s.id
@@ -106,7 +105,7 @@ pub(super) async fn settle(shared: &Shared, settled: &[(Holding, Settle)]) -> Re
     if settled.is_empty() {
         return Ok(Vec::new());
     }
-    let words = Words::new(settled);
+    let words = Words::new(&shared.ids, settled);
     let shape = if words.concerns_more() { Shape::Transaction } else { Shape::Statement };
     let kept = shared.call(shape, &words, |s, c, w| Box::pin(write(s, c, w))).await?;
     let mut answers = vec![Said::Lost; settled.len()];
@@ -232,7 +231,7 @@ struct Word<'a> {
 }
 
 impl<'a> Word<'a> {
-    fn new(holding: Holding, settle: &'a Settle) -> Self {
+    fn new(ids: &Ids, holding: Holding, settle: &'a Settle) -> Self {
         let (ending, delay, cause) = match settle {
             Settle::Done(ending) | Settle::Block(ending) => (Some(ending), None, None),
             Settle::Retry(ending, delay) => (Some(ending), Some(*delay), None),
@@ -248,7 +247,7 @@ impl<'a> Word<'a> {
             excerpt: ending.map(|ending| plain(&ending.excerpt)).unwrap_or_default(),
             delay: delay.map_or(0, micros),
             cause,
-            letter: cause.map(|_| LetterId::new(SystemClock.now()).to_bytes()),
+            letter: cause.map(|_| ids.letter().to_bytes()),
         }
     }
 
@@ -291,8 +290,8 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn new(settled: &'a [(Holding, Settle)]) -> Self {
-        Self { all: settled.iter().map(|(holding, settle)| Word::new(*holding, settle)).collect() }
+    fn new(ids: &Ids, settled: &'a [(Holding, Settle)]) -> Self {
+        Self { all: settled.iter().map(|(holding, settle)| Word::new(ids, *holding, settle)).collect() }
     }
 
     /// Whether more than deliveries and their attempts is concerned.
