@@ -19,6 +19,7 @@ mod link;
 mod listen;
 mod plan;
 mod reading;
+mod relay;
 mod release;
 mod rows;
 mod runs;

@@ -125,21 +125,14 @@ async fn judge(
         .map(|event| kept.remove(&event.id.to_bytes()).then_some(Accepted::First(event.id)))
         .collect();
     let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
-    let asked: Vec<(EventId, Option<KeyId>)> = others
-        .iter()
-        .map(|at| (events[*at].id, events[*at].dedupe.as_ref().map(|dedupe| dedupe.id)))
-        .collect();
+    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
     let found =
         shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
     let mut told = HashSet::new();
     for (n, holder, fingerprint) in found {
         let Some(&at) = others.get(n) else { continue };
         let event = &events[at];
-        let same = match (&event.dedupe, fingerprint) {
-            (Some(dedupe), Some(fingerprint)) => dedupe.fingerprint == fingerprint,
-            _ => true,
-        };
-        answers[at] = Some(if !same {
+        answers[at] = Some(if !is_same(event, fingerprint) {
             Accepted::Conflict
         } else if repeated && holder == event.id && told.insert(holder) && !is_first(&answers, holder) {
             // Our own earlier try, whose answer was lost.
@@ -169,13 +162,62 @@ async fn find_in(shared: &Shared, connection: &mut PgConnection, dedupe: KeyId) 
     Ok(Some(Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
 }
 
-type Holder = (usize, EventId, Option<Fingerprint>);
+/// Who has the key of an event by now.
+pub(super) enum Holder {
+    /// It was kept itself.
+    Kept,
+    /// An event that asks for the same.
+    Same,
+    /// An event that asks for something else.
+    Other,
+    /// Nobody that can be seen.
+    Nobody,
+}
+
+/// Who has the keys of these events, of which some were kept. In the transaction that kept them.
+pub(super) async fn holders(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    events: &[NewEvent],
+    kept: &[[u8; 16]],
+) -> Result<Vec<Holder>, Fault> {
+    let mut kept: HashSet<[u8; 16]> = kept.iter().copied().collect();
+    let mut holders: Vec<Holder> = events
+        .iter()
+        .map(|event| if kept.remove(&event.id.to_bytes()) { Holder::Kept } else { Holder::Nobody })
+        .collect();
+    let others: Vec<usize> =
+        (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
+    if others.is_empty() {
+        return Ok(holders);
+    }
+    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
+    for (n, _, fingerprint) in look_up(shared, connection, &asked).await? {
+        let Some(&at) = others.get(n) else { continue };
+        holders[at] = if is_same(&events[at], fingerprint) { Holder::Same } else { Holder::Other };
+    }
+    Ok(holders)
+}
+
+fn keys_of(event: &NewEvent) -> (EventId, Option<KeyId>) {
+    (event.id, event.dedupe.as_ref().map(|dedupe| dedupe.id))
+}
+
+/// Whether an event asks for what the holder of its key asked for.
+fn is_same(event: &NewEvent, holder: Option<Fingerprint>) -> bool {
+    match (&event.dedupe, holder) {
+        (Some(dedupe), Some(fingerprint)) => dedupe.fingerprint == fingerprint,
+        _ => true,
+    }
+}
+
+type Standing = (usize, EventId, Option<Fingerprint>);
 
 async fn look_up(
     shared: &Shared,
     connection: &mut PgConnection,
     asked: &[(EventId, Option<KeyId>)],
-) -> Result<Vec<Holder>, Fault> {
+) -> Result<Vec<Standing>, Fault> {
     let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
     let dedupes: Vec<Option<[u8; 16]>> = asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
     let query = shared.query(LOOK_UP).bind(ids).bind(dedupes);

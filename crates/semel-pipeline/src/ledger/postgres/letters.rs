@@ -122,7 +122,7 @@ SELECT l.id FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS m(stream, mes
   JOIN letter AS l ON l.stream = m.stream AND l.message = m.message AND l.stream IS NOT NULL AND l.delivery IS NULL
 ORDER BY m.n";
 
-async fn put(
+pub(super) async fn put(
     shared: &Shared,
     connection: &mut PgConnection,
     letters: &[NewLetter],

@@ -24,6 +24,9 @@ const BACKSTOP: Duration = Duration::from_secs(5);
 /// As [`BACKSTOP`], where nothing is heard of other processes.
 const POLL: Duration = Duration::from_secs(1);
 
+/// What is said of the outbox, by whoever publishes.
+const OUTBOX: &str = "outbox";
+
 /// Who waits for news, and who carries them.
 #[derive(Debug)]
 pub(super) struct News {
@@ -31,6 +34,7 @@ pub(super) struct News {
     number: AtomicU64,
     arrived: Notify,
     to_tell: Notify,
+    published: Notify,
     pub(super) channel: String,
     /// Names this process: what it says itself it does not have to hear.
     process: String,
@@ -42,6 +46,7 @@ impl News {
             number: AtomicU64::new(0),
             arrived: Notify::new(),
             to_tell: Notify::new(),
+            published: Notify::new(),
             channel: format!("{schema}_ledger"),
             process: format!("{:032x}", rand::random::<u128>()),
         }
@@ -54,7 +59,9 @@ impl News {
     }
 
     fn hear(&self, from: &str) {
-        if from != self.process {
+        if from == OUTBOX {
+            self.published.notify_one();
+        } else if from != self.process {
             self.arrive();
         }
     }
@@ -62,6 +69,11 @@ impl News {
     fn arrive(&self) {
         self.number.fetch_add(1, Ordering::AcqRel);
         self.arrived.notify_waiters();
+    }
+
+    /// Ends when something may have been published, or after a while.
+    pub(super) async fn published(&self, longest: Duration) {
+        let _ = timeout(longest, self.published.notified()).await;
     }
 
     /// How much has arrived so far.
