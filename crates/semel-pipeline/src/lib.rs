@@ -9,7 +9,8 @@
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that give dead letters another try.
 //! - [`outbox`]: events published inside a transaction of the caller's own.
-//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
+//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
+//!   `testkit`).
 
 mod decimal;
 pub mod delivery;
@@ -19,3 +20,5 @@ pub mod ledger;
 pub mod letter;
 pub mod outbox;
 pub mod replay;
+#[cfg(feature = "testkit")]
+pub mod testkit;

@@ -1,0 +1,4 @@
+//! The crate from outside: every ledger held to the contract.
+
+#[cfg(feature = "embedded")]
+mod embedded;
