@@ -8,6 +8,7 @@
 //! - [`delivery`]: one event for one target, and the only place where its states and their steps are written down.
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that give dead letters another try.
+//! - [`replayer`]: runs them.
 //! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
 //! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
@@ -30,6 +31,7 @@ pub mod letter;
 pub mod outbox;
 pub mod publish;
 pub mod replay;
+pub mod replayer;
 pub mod source;
 pub mod target;
 #[cfg(feature = "testkit")]

@@ -5,6 +5,7 @@
 
 mod access;
 pub(crate) mod commands;
+pub(crate) mod downstream;
 mod gateway;
 mod pipeline;
 mod problem;
@@ -33,6 +34,7 @@ pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::targets::targets;
 pub(crate) use self::values::{parse_duration, show_duration};
 
+use self::downstream::Downstream;
 use self::problem::Problems;
 use self::reader::Table;
 use self::values::{choice, duration};
@@ -50,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) records: Records,
     /// None where outcomes are kept as they are.
     pub(crate) sealing: Option<Sealing>,
+    /// Whom the services behind Semel call.
+    pub(crate) downstreams: Vec<Downstream>,
     pub(crate) pipeline: Pipeline,
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
@@ -123,11 +127,12 @@ impl Config {
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment);
+        let downstreams = downstream::read(&mut root, environment);
         let pipeline = Pipeline::read(&mut root, &records, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, pipeline, log, drain }
+        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, log, drain }
     }
 }
 

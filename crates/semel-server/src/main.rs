@@ -9,6 +9,7 @@
 //! - [`pipeline`]: the ledger, the targets and the delivery worker, as the config wants them.
 //! - [`admin`]: the admin API: health, metrics, keys, claims, events, deliveries, dead letters.
 //! - [`keys`], [`events`], [`dlq`], [`remote`], [`client`]: the commands that talk to a running server.
+//! - [`runbook`]: which downstream uses which pattern.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
@@ -27,6 +28,7 @@ mod metrics;
 mod otlp;
 mod pipeline;
 mod remote;
+mod runbook;
 mod serve;
 mod signals;
 mod store;
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Keys(args) => keys::run(args),
+        Command::Runbook(args) => runbook::run(&args),
         Command::Events(args) => events::run(args),
         Command::Dlq(args) => dlq::run(args),
         Command::Config(args) => config::commands::run(&args),

@@ -147,6 +147,14 @@ fn mistakes_are_told_with_their_place() {
             "[[store.encryption.key]]\nid = \"a b\"\nvalue = { env = \"SEALING_KEY\" }\n",
             &["cannot be the id of a sealing key"],
         ),
+        (
+            "[[downstream]]\nname = \"a\"\npattern = \"guess\"\n",
+            &["semel.toml:3:11: pattern: expected \"derived-key\" or"],
+        ),
+        (
+            "[[downstream]]\nname = \"a\"\npattern = \"claim-first\"\n[[downstream]]\nname = \"a\"\n",
+            &["semel.toml:4:1: [[downstream]] needs `pattern`"],
+        ),
         ("[ledger]\nurl = \"redis://h\"\n", &["semel.toml:2:7: url: expected embedded:PATH or postgres://"]),
         ("[ledger]\nlease = \"1ms\"\n", &["semel.toml:2:9: lease: expected at least"]),
         ("[ledger]\nschema = \"x\"\n", &["semel.toml:2:10: schema: goes with a postgres:// url"]),
