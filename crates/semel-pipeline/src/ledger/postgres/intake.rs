@@ -126,8 +126,7 @@ async fn judge(
         .collect();
     let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    let found =
-        shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
+    let found = shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
     let mut told = HashSet::new();
     for (n, holder, fingerprint) in found {
         let Some(&at) = others.get(n) else { continue };
@@ -152,13 +151,18 @@ pub(super) async fn find(shared: &Shared, dedupe: KeyId) -> Result<Option<Found>
     shared.call(Shape::Read, &dedupe, |s, c, d| Box::pin(find_in(s, c, *d))).await
 }
 
-async fn find_in(shared: &Shared, connection: &mut PgConnection, dedupe: KeyId) -> Result<Option<Found>, Fault> {
+async fn find_in(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    dedupe: KeyId,
+) -> Result<Option<Found>, Fault> {
     let query = shared.query(FIND).bind(dedupe.as_bytes().as_slice());
     let row = query.fetch_optional(connection).await.map_err(|error| shared.explain(&error))?;
     let Some(row) = row else { return Ok(None) };
     let columns = Columns::new(shared, &row);
     let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
-    let fingerprint = columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
+    let fingerprint =
+        columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
     Ok(Some(Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
 }
 
@@ -186,8 +190,7 @@ pub(super) async fn holders(
         .iter()
         .map(|event| if kept.remove(&event.id.to_bytes()) { Holder::Kept } else { Holder::Nobody })
         .collect();
-    let others: Vec<usize> =
-        (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
+    let others: Vec<usize> = (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
     if others.is_empty() {
         return Ok(holders);
     }
@@ -219,7 +222,8 @@ async fn look_up(
     asked: &[(EventId, Option<KeyId>)],
 ) -> Result<Vec<Standing>, Fault> {
     let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
-    let dedupes: Vec<Option<[u8; 16]>> = asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
+    let dedupes: Vec<Option<[u8; 16]>> =
+        asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
     let query = shared.query(LOOK_UP).bind(ids).bind(dedupes);
     let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
     rows.iter()
@@ -313,7 +317,12 @@ impl<'a> Batch<'a> {
                     continue;
                 }
                 let lane = event.order_key.as_deref().map(|key| lane(target, key));
-                deliveries.push((shared.ids.delivery().to_bytes(), event.id.to_bytes(), target.as_str(), lane));
+                deliveries.push((
+                    shared.ids.delivery().to_bytes(),
+                    event.id.to_bytes(),
+                    target.as_str(),
+                    lane,
+                ));
             }
         }
         let mut lanes: Vec<i64> = deliveries.iter().filter_map(|(.., lane)| *lane).collect();

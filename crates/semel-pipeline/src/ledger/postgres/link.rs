@@ -131,11 +131,7 @@ impl Shared {
             repeated |= trouble.fate == Fate::Unknown;
             let wait = pause + pause.mul_f64(rand::random());
             if trouble.cure == Cure::None || Instant::now() + wait >= deadline {
-                return Err(Error::Store(if repeated {
-                    self.unknown().into()
-                } else {
-                    trouble.into()
-                }));
+                return Err(Error::Store(if repeated { self.unknown().into() } else { trouble.into() }));
             }
             tracing::debug!(%trouble, "the ledger tries again");
             sleep(wait).await;

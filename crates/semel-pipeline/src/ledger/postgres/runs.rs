@@ -94,7 +94,8 @@ async fn change(
     }
     if let Some(delay) = change.delay {
         let all = deliveries(shared, connection, id).await?;
-        if let Some((_, state)) = all.iter().find(|(_, state)| !matches!(state, State::Idle | State::Queued)) {
+        if let Some((_, state)) = all.iter().find(|(_, state)| !matches!(state, State::Idle | State::Queued))
+        {
             return Err(Error::from(Impossible { state: *state, step: Step::Enqueue }).into());
         }
         rows_of(shared, connection, shared.query(PUT_OFF).bind(id.to_bytes()).bind(micros(delay))).await?;

@@ -67,7 +67,8 @@ pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result
     let asked = (micros(keep), i64::from(limit), shared.swept.load(Ordering::Relaxed));
     let (next, swept) = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(events(s, c, *a))).await?;
     shared.swept.store(next.unwrap_or(0), Ordering::Relaxed);
-    let letters = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
+    let letters =
+        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
     let jobs = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_JOBS, *a))).await?;
     Ok(swept + letters + jobs)
 }
