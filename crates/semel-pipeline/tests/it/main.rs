@@ -2,3 +2,5 @@
 
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "postgres")]
+mod postgres;
