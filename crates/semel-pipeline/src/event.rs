@@ -74,7 +74,7 @@ impl Dedupe {
         dedupe_key: &str,
         payload: &[u8],
     ) -> Result<Self, KeyError> {
-        let key = Key::new("semel.event").scope(tenant).scope(event_type).value(dedupe_key);
+        let key = Key::new("semel.event").scope(whose(tenant)).scope(event_type).value(dedupe_key);
         Self::of(secret, &key, &[event_type.as_bytes(), payload], None)
     }
 
@@ -89,8 +89,18 @@ impl Dedupe {
         payload: &[u8],
         lifetime: Option<Duration>,
     ) -> Result<Self, KeyError> {
-        let key = Key::new("semel.run").scope(principal).scope(tenant).scope(target).value(key);
+        let key = Self::run_key((principal, tenant, target), key);
         Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
+    }
+
+    /// The key of a run, for claims on it.
+    pub fn run_key((principal, tenant, target): (&str, &str, &str), key: &str) -> Key {
+        Key::new("semel.run").scope(whose(principal)).scope(whose(tenant)).scope(target).value(key)
+    }
+
+    /// What a run asks for, for claims on its key: the same as in its fingerprint.
+    pub fn run_payload(target: &str, payload: &[u8]) -> Payload {
+        Payload::exact(&[target.as_bytes(), payload])
     }
 
     /// Of an event that a replay job makes in mode as-new: one for each job and delivery, however often it is repeated.
@@ -106,6 +116,11 @@ impl Dedupe {
         let fingerprint = Payload::exact(asked).fingerprint(secret);
         Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
     }
+}
+
+/// A part of a scope that may be nobody's: a part of a key is never empty.
+fn whose(name: &str) -> String {
+    format!("={name}")
 }
 
 /// Where an event came from.

@@ -340,12 +340,19 @@ pub trait Runs: Send + Sync + 'static {
     /// [`Error::Impossible`] where none could be cancelled; [`Error::NotFound`] where there is no such event.
     fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32>;
 
+    /// Notes that a run which was given this id is another one in the ledger (G14): whoever asks for it is led there. Again: no
+    /// change.
+    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()>;
+
+    /// The run that an alias leads to; `None` where there is none.
+    fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>>;
+
     /// Frees a dedupe id: the next event under it is a new one. Answers whose it was.
     fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>>;
 }
 
 /// A change to a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Change {
     /// Tags to add; what is there already is not added again.
     pub add_tags: Vec<String>,

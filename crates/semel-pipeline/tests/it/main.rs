@@ -1,6 +1,10 @@
-//! The crate from outside: every ledger held to the contract.
+//! The crate from outside: every ledger held to the contract, sources and buffers with real servers.
 
-#[cfg(feature = "embedded")]
+#[cfg(feature = "redis")]
+mod burst;
+#[cfg(all(feature = "embedded", feature = "testkit"))]
 mod embedded;
-#[cfg(feature = "postgres")]
+#[cfg(all(feature = "postgres", feature = "testkit"))]
 mod postgres;
+#[cfg(feature = "redis")]
+mod streams;

@@ -25,6 +25,27 @@ impl Runs for EmbeddedLedger {
         Box::pin(self.write(move |work, _| work.cancel(id, &line)))
     }
 
+    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()> {
+        Box::pin(self.write(move |work, _| {
+            work.sql
+                .prepare_cached(
+                    "INSERT INTO ledger_aliases (ghost, winner) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+                )?
+                .execute(params![ghost.to_bytes(), winner.to_bytes()])?;
+            Ok(())
+        }))
+    }
+
+    fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
+        Box::pin(std::future::ready(self.read(|connection| {
+            let winner = connection
+                .prepare_cached("SELECT winner FROM ledger_aliases WHERE ghost = ?1")?
+                .query_row([ghost.to_bytes()], |row| row.get(0))
+                .optional()?;
+            Ok(winner.map(|winner| EventId::from_bytes(EventKind::Run, winner)))
+        })))
+    }
+
     fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>> {
         Box::pin(self.write(move |work, _| work.reset(dedupe, &line)))
     }

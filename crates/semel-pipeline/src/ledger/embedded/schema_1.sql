@@ -217,3 +217,6 @@ SELECT lower(hex(d.id)) AS delivery, d.target, d.tenant, d.type, d.state, d.atte
        datetime(d.created_at / 1000000, 'unixepoch') AS created_at,
        datetime(d.completed_at / 1000000, 'unixepoch') AS completed_at
 FROM ledger_deliveries AS d;
+
+-- Runs that were given an id and are another one: their key was in the ledger already.
+CREATE TABLE ledger_aliases (ghost BLOB NOT NULL PRIMARY KEY, winner BLOB NOT NULL) STRICT, WITHOUT ROWID;
