@@ -149,7 +149,7 @@ impl RedisClient {
         };
         match answer {
             Ok(value) => Ok(value),
-            Err(error) => Err(self.link.failed(error, numbered.number, effect.into()).await),
+            Err(error) => Err(self.link.failed(error, numbered.number, effect.into())),
         }
     }
 }
