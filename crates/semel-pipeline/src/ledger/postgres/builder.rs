@@ -177,6 +177,8 @@ fn session(schema: &SchemaName, patience: Duration) -> Vec<(&'static str, String
         ("default_transaction_isolation", "read committed".to_owned()),
         ("enable_seqscan", "off".to_owned()),
         ("enable_bitmapscan", "off".to_owned()),
+        ("enable_hashjoin", "off".to_owned()),
+        ("enable_mergejoin", "off".to_owned()),
         ("jit", "off".to_owned()),
     ]
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
+use sha2::{Digest as _, Sha256};
 use sqlx::PgConnection;
 
 use super::fault::Fault;
@@ -287,12 +288,12 @@ pub(super) fn check(event: &NewEvent) -> Result<(), Error> {
 /// Names the line in which deliveries with one target and order key stand. Two keys with one number would only wait for
 /// each other.
 pub(super) fn lane(target: &str, order_key: &str) -> i64 {
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = Sha256::new();
     for part in [target, order_key] {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
     }
-    let hash = hasher.finalize();
-    i64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+    i64::from_le_bytes(hasher.finalize()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
 /// Events as columns.

@@ -359,7 +359,7 @@ const TOTALS: &str = r"
 SELECT target, state, count(*) FROM (
   SELECT target, state FROM delivery WHERE waits
   UNION ALL SELECT target, state FROM delivery WHERE state = 'running'
-  UNION ALL SELECT target, state FROM delivery WHERE state IN ('dlq', 'blocked')
+  UNION ALL SELECT target, state FROM delivery WHERE state IN ('dlq', 'blocked', 'cancelled')
   UNION ALL SELECT target, state FROM delivery WHERE lane IS NOT NULL AND state NOT IN ('done', 'dlq', 'cancelled')
     AND NOT waits AND state IN ('idle', 'queued', 'retry_wait', 'replaying')
 ) AS d GROUP BY target, state ORDER BY target, state";

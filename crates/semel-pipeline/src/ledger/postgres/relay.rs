@@ -31,7 +31,7 @@ const RELAYED: &str = "DELETE FROM outbox WHERE seq = ANY($1)";
 const SOME_WAIT: &str = "SELECT 1 FROM outbox LIMIT 1";
 
 /// Makes the event that the ledger accepts of one that was published.
-pub(crate) type Place = dyn Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + Sync;
+pub(crate) type Place<'a> = dyn Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + Sync + 'a;
 
 /// What waits in the outbox.
 struct Waiting {
@@ -50,7 +50,7 @@ enum Fate {
 
 impl PostgresLedger {
     /// Accepts what waits in the outbox, at most `limit`, and takes it away there.
-    pub(crate) async fn relay(&self, limit: u32, place: &Place) -> Result<Relayed, Error> {
+    pub(crate) async fn relay(&self, limit: u32, place: &Place<'_>) -> Result<Relayed, Error> {
         let some = self.shared.call(Shape::Read, &(), |s, c, ()| {
             Box::pin(async move { Ok(!rows_of(s, c, s.query(SOME_WAIT)).await?.is_empty()) })
         });
@@ -76,7 +76,7 @@ async fn relay(
     shared: &Shared,
     connection: &mut PgConnection,
     limit: u32,
-    place: &Place,
+    place: &Place<'_>,
 ) -> Result<Relayed, Fault> {
     let rows = rows_of(shared, connection, shared.query(ALONE)).await?;
     let alone: bool = rows.first().map_or(Ok(false), |row| Columns::new(shared, row).get(0))?;
@@ -133,7 +133,7 @@ async fn waiting(shared: &Shared, connection: &mut PgConnection, limit: u32) -> 
         .collect()
 }
 
-fn fate(waiting: &Waiting, place: &Place, events: &mut Vec<NewEvent>) -> Fate {
+fn fate(waiting: &Waiting, place: &Place<'_>, events: &mut Vec<NewEvent>) -> Fate {
     let read = serde_json::from_str::<Published>(&waiting.text);
     let event = match read {
         Ok(event) => Published { payload: waiting.payload.clone(), ..event },

@@ -68,7 +68,7 @@ CREATE INDEX delivery_lease ON {schema}.delivery (lease_until) WHERE state = 'ru
 CREATE INDEX delivery_lane ON {schema}.delivery (lane, seq)
   WHERE lane IS NOT NULL AND state NOT IN ('done', 'dlq', 'cancelled');
 CREATE UNIQUE INDEX delivery_lane_running ON {schema}.delivery (lane) WHERE lane IS NOT NULL AND state = 'running';
-CREATE INDEX delivery_failed ON {schema}.delivery (id) WHERE state IN ('dlq', 'blocked');
+CREATE INDEX delivery_failed ON {schema}.delivery (id) WHERE state IN ('dlq', 'blocked', 'cancelled');
 
 CREATE TABLE {schema}.attempt (
   delivery bytea NOT NULL,

@@ -11,10 +11,12 @@
 //! backstop: of two takes that cannot see each other one is told to look again.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
 
 use super::fault::Fault;
 use super::link::{Shape, Shared};
@@ -135,11 +137,19 @@ FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN event AS e ON e.id = w.event) 
 ORDER BY w.n"
 );
 
+/// What an earlier try of the same call took: its answer was lost.
+const TAKEN: &str = r"
+SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
+  w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
+  coalesce(w.deliver_until <= statement_timestamp(), false)
+FROM delivery AS w JOIN event AS e ON e.id = w.event
+WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token";
+
 const RENEW: &str = r"
 UPDATE delivery AS d SET lease_until = statement_timestamp() + $3 * interval '1 microsecond'
 FROM unnest($1::bytea[], $2::bytea[]) AS h(id, token)
 WHERE d.id = h.id AND d.token = h.token AND d.state = 'running'
-RETURNING d.id";
+RETURNING d.id, d.token";
 
 const NEXT_DUE: &str = concat!(
     r"
@@ -166,6 +176,8 @@ struct Ask<'a> {
     limit: u32,
     lease: Duration,
     token: [u8; 12],
+    /// Set once it was asked: the next try looks whether that was executed.
+    asked: AtomicBool,
 }
 
 pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
@@ -176,6 +188,8 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
         caps.insert(target, *most);
     }
     let mut all: Vec<Work> = Vec::new();
+    let mut more = false;
+    let mut again = 3;
     loop {
         let left = take.limit.saturating_sub(u32::try_from(all.len()).unwrap_or(u32::MAX));
         let mut targets: Vec<(&str, u32)> =
@@ -185,7 +199,7 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
             return Ok(all);
         }
         let ask =
-            Ask { worker: &take.worker, targets, limit: left, lease: take.lease, token: rand::random() };
+            Ask { worker: &take.worker, targets, limit: left, lease: take.lease, token: rand::random(), asked: AtomicBool::new(false) };
         let (lapsed, works) =
             shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(take_once(s, c, a))).await?;
         for work in &works {
@@ -193,9 +207,16 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
                 *most -= 1;
             }
         }
+        let found = !works.is_empty();
         all.extend(works);
-        if lapsed == 0 {
+        if lapsed > 0 {
+            more = true;
+        } else if found || !more || again == 0 {
             return Ok(all);
+        } else {
+            // What was just given back is held for a moment by its late worker, who is being told that it has lost it.
+            again -= 1;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 }
@@ -205,6 +226,13 @@ async fn take_once(
     connection: &mut PgConnection,
     ask: &Ask<'_>,
 ) -> Result<(i64, Vec<Work>), Fault> {
+    if ask.asked.swap(true, Ordering::Relaxed) {
+        let taken = shared.query(TAKEN).bind(ask.token.as_slice()).fetch_all(&mut *connection).await;
+        let taken = taken.map_err(|error| shared.explain(&error))?;
+        if !taken.is_empty() {
+            return read(shared, &taken);
+        }
+    }
     let query = shared
         .query(TAKE)
         .bind(ask.targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
@@ -214,9 +242,13 @@ async fn take_once(
         .bind(ask.worker)
         .bind(ask.token.as_slice());
     let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    read(shared, &rows)
+}
+
+fn read(shared: &Shared, rows: &[PgRow]) -> Result<(i64, Vec<Work>), Fault> {
     let mut lapsed = 0;
     let mut works = Vec::with_capacity(rows.len());
-    for row in &rows {
+    for row in rows {
         let columns = Columns::new(shared, row);
         lapsed = columns.get(0)?;
         if let Some(delivery) = columns.bytes_or_none(1)? {
@@ -255,7 +287,7 @@ pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) ->
     let kept = shared.call(Shape::Statement, &arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
     Ok(held
         .iter()
-        .map(|held| if kept.contains(&held.delivery.to_bytes()) { Said::Kept } else { Said::Lost })
+        .map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost })
         .collect())
 }
 
@@ -263,14 +295,20 @@ async fn renew_once(
     shared: &Shared,
     connection: &mut PgConnection,
     (held, lease): &(&[Holding], Duration),
-) -> Result<Vec<[u8; 16]>, Fault> {
+) -> Result<Vec<Holding>, Fault> {
     let query = shared
         .query(RENEW)
         .bind(held.iter().map(|held| held.delivery.to_bytes()).collect::<Vec<_>>())
         .bind(held.iter().map(|held| held.token.to_be_bytes()).collect::<Vec<_>>())
         .bind(micros(*lease));
     let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
-    rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect()
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            let delivery = DeliveryId::from_bytes(columns.bytes(0)?);
+            Ok(Holding { delivery, token: u128::from_be_bytes(columns.bytes(1)?) })
+        })
+        .collect()
 }
 
 pub(super) async fn next_due(shared: &Shared, targets: &[String]) -> Result<Option<Duration>, Error> {
