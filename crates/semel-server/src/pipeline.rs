@@ -1,5 +1,7 @@
 //! Events and deliveries of a running server: the ledger, the targets, the worker.
 
+mod telling;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use semel_pipeline::ledger::{Ledger, Working};
 use semel_pipeline::target::Registry;
 use semel_pipeline::worker::{Observer, Settings, Stopped, Worker};
 
+pub(crate) use self::telling::Telling;
 use crate::config::{self, targets};
 use crate::intake::Intake;
 

@@ -23,7 +23,7 @@ use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, Telling};
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
@@ -128,9 +128,10 @@ impl Server {
         let ledger = ledgers::open(&config, embedded).await?;
         let pipeline = match ledger {
             Some(ledger) => {
-                let observer = Arc::clone(metrics.deliveries()) as Arc<dyn semel_pipeline::worker::Observer>;
+                let counters = Arc::clone(metrics.deliveries());
+                let telling = Arc::new(Telling { counters, exporter: exporter.clone() });
                 let settings = (&config.pipeline, &config.intake);
-                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), observer).await?)
+                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
             }
             None => None,
         };
