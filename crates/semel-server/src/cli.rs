@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::runbook::RunbookArgs;
+
 /// Makes effects happen once.
 #[derive(Debug, Parser)]
 #[command(name = "semel", version, max_term_width = 100)]
@@ -21,6 +23,8 @@ pub(crate) enum Command {
     /// Look at keys and settle what is in doubt
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Print which downstream uses which pattern
+    Runbook(RunbookArgs),
     /// Check, show or describe the config file
     #[command(subcommand)]
     Config(ConfigCommand),

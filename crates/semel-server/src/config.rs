@@ -5,6 +5,7 @@
 
 mod access;
 pub(crate) mod commands;
+pub(crate) mod downstream;
 mod gateway;
 mod problem;
 mod reader;
@@ -29,6 +30,7 @@ pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::values::{parse_duration, show_duration};
 
+use self::downstream::Downstream;
 use self::problem::Problems;
 use self::reader::Table;
 use self::values::{choice, duration};
@@ -46,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) records: Records,
     /// None where outcomes are kept as they are.
     pub(crate) sealing: Option<Sealing>,
+    /// Whom the services behind Semel call.
+    pub(crate) downstreams: Vec<Downstream>,
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -117,10 +121,11 @@ impl Config {
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment);
+        let downstreams = downstream::read(&mut root, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, log, drain }
+        Self { secret, gateway, admin, tokens, records, sealing, downstreams, log, drain }
     }
 }
 

@@ -8,6 +8,7 @@
 //! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
 //! - [`admin`]: the admin API: health, metrics, keys, claims.
 //! - [`keys`], [`client`]: the commands that talk to a running server.
+//! - [`runbook`]: which downstream uses which pattern.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
@@ -21,6 +22,7 @@ mod keys;
 mod logs;
 mod metrics;
 mod otlp;
+mod runbook;
 mod serve;
 mod signals;
 mod store;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Keys(args) => keys::run(args),
+        Command::Runbook(args) => runbook::run(&args),
         Command::Config(args) => config::commands::run(&args),
     };
     match ran {

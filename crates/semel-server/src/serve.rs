@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Access, Admin, Parts};
 use crate::cli::ServeArgs;
-use crate::config::{Config, PROCESS, Sealing};
+use crate::config::{Config, PROCESS, Sealing, downstream};
 use crate::gateway::Gateway;
 use crate::logs;
 use crate::metrics::Metrics;
@@ -106,6 +106,7 @@ impl Server {
             Some(secret) => secret,
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
         };
+        let secret = downstream::with_secrets(secret, &config.downstreams);
         if let Some(redis) = redis {
             metrics.watch_redis(redis);
         }

@@ -23,6 +23,7 @@
 mod address;
 mod builder;
 mod error;
+mod look_up;
 mod pool;
 mod read;
 mod request;

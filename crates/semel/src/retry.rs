@@ -59,6 +59,7 @@ pub use self::destination::{Admit, Destination, Destinations, Limits, Permit, St
 pub use self::hints::{Advice, Hints, http_date};
 pub use self::observe::{Action, Decision, Observer};
 pub use self::policy::{Delay, DelaySource, Retry};
+#[cfg(feature = "client")]
 pub(crate) use self::run::Tried;
 pub use self::run::{Error, Stop, Try};
 pub use self::signal::{Fate, Health, Judged, Signal, Verdict};

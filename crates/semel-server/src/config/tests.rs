@@ -143,6 +143,14 @@ fn mistakes_are_told_with_their_place() {
             "[[store.encryption.key]]\nid = \"a b\"\nvalue = { env = \"SEALING_KEY\" }\n",
             &["cannot be the id of a sealing key"],
         ),
+        (
+            "[[downstream]]\nname = \"a\"\npattern = \"guess\"\n",
+            &["semel.toml:3:11: pattern: expected \"derived-key\" or"],
+        ),
+        (
+            "[[downstream]]\nname = \"a\"\npattern = \"claim-first\"\n[[downstream]]\nname = \"a\"\n",
+            &["semel.toml:4:1: [[downstream]] needs `pattern`"],
+        ),
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {

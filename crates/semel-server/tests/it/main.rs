@@ -12,6 +12,7 @@ mod killed;
 mod kit;
 mod real_clients;
 mod reload;
+mod runbook;
 mod sealed;
 mod serve;
 mod stores;

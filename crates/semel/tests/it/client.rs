@@ -2,6 +2,8 @@
 
 mod answers;
 mod fates;
+mod logs;
+mod look_up;
 mod retries;
 mod server;
 mod tls;
