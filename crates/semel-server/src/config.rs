@@ -116,7 +116,7 @@ impl Config {
         let tokens = access::tokens(&mut root, environment);
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
-        let (records, sealing) = Records::read(&mut root, args, environment);
+        let (records, sealing) = Records::read(&mut root, args, environment, gateway.as_ref());
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use semel::record::Terms;
 use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, TieredStore};
 
 use crate::config::{Coordinate, Loss, Place, Records};
@@ -37,10 +36,10 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
             let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
             Ok(plain(Arc::new(store), Vec::new()))
         }
-        Place::Redis { url, prefix, ca, require_replicas, on_store_loss } => {
+        Place::Redis { url, prefix, ca, require_replicas, on_store_loss, retention } => {
             let loss = match on_store_loss {
                 Loss::Alarm => OnStoreLoss::Alarm,
-                Loss::Refuse => OnStoreLoss::Refuse(Terms::default().retention),
+                Loss::Refuse => OnStoreLoss::Refuse(*retention),
             };
             let mut builder = RedisStore::builder(url)
                 .prefix(prefix)
