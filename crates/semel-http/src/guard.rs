@@ -18,10 +18,13 @@ mod admit;
 mod builder;
 mod claim;
 mod doubt;
+mod hear;
+mod live;
 mod messages;
 mod read;
 mod run;
 mod steering;
+mod tool_answer;
 
 use std::collections::HashSet;
 use std::fmt;

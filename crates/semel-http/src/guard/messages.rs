@@ -1,6 +1,5 @@
-//! Calls that are messages: which of them are claimed, what their answers say, and what is learned from others'.
+//! Calls that are messages: which of them are claimed, and what is learned from the answers to others.
 
-use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -10,31 +9,28 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{Method, Request, Response};
-use semel::canonical::{Exclusions, Limits, canonicalize, to_canonical};
-use semel::engine::Running;
+use semel::canonical::{CanonicalError, Exclusions, Limits, canonicalize, to_canonical};
 use semel::fingerprint::{Payload, PayloadHasher};
+use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::admit::{Admission, Admitted, declared_length, read_request, too_large};
-use super::read::{Look, Read, Resumed, Stopped, read, read_until};
-use super::{Answered, Inner, Steering, name_upstream, unprotected};
-use crate::body::{Body, BoxError};
-use crate::call::CallError;
+use super::hear::{Hearing, Until, hear};
+use super::{Inner, name_upstream};
+use crate::body::Body;
 use crate::codec::Asked;
 use crate::key_source::check;
-use crate::mcp::call::{Form, Judged, changed, is_events, is_of_one_answer, judge};
+use crate::mcp::call::{Form, Judged, changed, judge};
 use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
-use crate::mcp::sse::{self, Event, Events};
 use crate::mcp::tools::{Endpoint, Needs, Page, Told, Tools};
-use crate::mcp::{CAPABILITIES, Call, KEY};
-use crate::observe::Outcome;
+use crate::mcp::{CAPABILITIES, KEY};
 use crate::policy::RoutePolicy;
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
-use crate::{stored, well_known};
+use crate::well_known;
 
 /// How long the upstream may take to list its tools.
 const ASK: Duration = Duration::from_secs(5);
@@ -74,117 +70,6 @@ impl Watch {
             // What is to be added to has to be readable.
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
-    }
-}
-
-/// What was heard of the answer to a message.
-enum Hearing {
-    Heard(Heard),
-    /// It was not found in what was read; here is all of it.
-    Not(Body, Silence),
-    Cut(BoxError),
-}
-
-/// Why an answer was not heard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Silence {
-    TooLarge,
-    Late,
-    /// It ended, or is something else.
-    Missing,
-}
-
-/// An answer that was found.
-struct Heard {
-    message: Bytes,
-    spoken: Spoken,
-}
-
-/// Where it was found.
-enum Spoken {
-    Alone(Option<HeaderMap>),
-    /// In a stream: what was read of it, the answer's place in that, and the rest.
-    Among {
-        read: Bytes,
-        place: Range<usize>,
-        rest: Resumed,
-    },
-}
-
-impl Heard {
-    /// The body as it came.
-    fn into_body(self) -> Body {
-        match self.spoken {
-            Spoken::Alone(trailers) => Body::with_trailers(self.message, trailers),
-            Spoken::Among { read, mut rest, .. } => {
-                rest.put_back(read);
-                rest.into_body()
-            }
-        }
-    }
-
-    /// The body with another message in the place of this one.
-    fn with(self, message: &RawValue) -> Body {
-        let message = message.get().as_bytes();
-        match self.spoken {
-            Spoken::Alone(trailers) => Body::with_trailers(Bytes::copy_from_slice(message), trailers),
-            Spoken::Among { read, place, mut rest } => {
-                let mut whole = read[..place.start].to_vec();
-                whole.extend_from_slice(&sse::with_data(&read[place.clone()], message));
-                whole.extend_from_slice(&read[place.end..]);
-                rest.put_back(whole.into());
-                rest.into_body()
-            }
-        }
-    }
-}
-
-/// Reads a body until the answer to `id` is found in it.
-async fn hear(headers: &HeaderMap, body: Body, id: &RawValue, limit: usize, deadline: Instant) -> Hearing {
-    if !is_events(headers) {
-        return match read(body, limit, deadline).await {
-            Read::Whole(whole) => {
-                let (message, trailers) = whole.join();
-                if judge(&message, id).is_some() {
-                    Hearing::Heard(Heard { message, spoken: Spoken::Alone(trailers) })
-                } else {
-                    Hearing::Not(Body::with_trailers(message, trailers), Silence::Missing)
-                }
-            }
-            Read::Partly(rest, stopped) => Hearing::Not(rest.into_body(), silence(stopped)),
-            Read::Cut(error) => Hearing::Cut(error),
-        };
-    }
-    let (mut events, mut found) = (Events::default(), None::<Event>);
-    let look = |piece: &[u8]| {
-        events.feed(piece, |event| {
-            if found.is_none() && judge(&event.data, id).is_some() {
-                found = Some(event);
-            }
-        });
-        if found.is_some() { Look::Found } else { Look::On }
-    };
-    match read_until(body, limit, deadline, look).await {
-        Read::Partly(mut rest, stopped) => match found {
-            Some(Event { data, place }) => {
-                let spoken = Spoken::Among { read: rest.take_read(), place, rest };
-                Hearing::Heard(Heard { message: data.into(), spoken })
-            }
-            None => Hearing::Not(rest.into_body(), silence(stopped)),
-        },
-        // An event that the end cut off is none.
-        Read::Whole(whole) => {
-            let (data, trailers) = whole.join();
-            Hearing::Not(Body::with_trailers(data, trailers), Silence::Missing)
-        }
-        Read::Cut(error) => Hearing::Cut(error),
-    }
-}
-
-fn silence(stopped: Stopped) -> Silence {
-    match stopped {
-        Stopped::TooLarge => Silence::TooLarge,
-        Stopped::Streaming | Stopped::Found => Silence::Late,
     }
 }
 
@@ -279,9 +164,7 @@ impl Inner {
         };
         let scope = policy.scope.as_ref().unwrap_or(&self.scope);
         let principal = scope.principal(&parts.headers)?;
-        let malformed = |error: semel::canonical::CanonicalError| {
-            Problem::new(Situation::BodyMalformed, error.to_string())
-        };
+        let malformed = |error: CanonicalError| Problem::new(Situation::BodyMalformed, error.to_string());
         let account = match arguments.get("account").filter(|account| account.get() != "null") {
             Some(account) => {
                 let canonical = to_canonical(account.get().as_bytes()).map_err(malformed)?;
@@ -329,11 +212,8 @@ impl Inner {
         let id = RawValue::from_string(OWN_ID.to_owned()).ok()?;
         let mut cursor = None::<String>;
         for _ in 0..PAGES {
-            let params = cursor
-                .as_ref()
-                .map_or_else(|| serde_json::json!({}), |cursor| serde_json::json!({ "cursor": cursor }));
-            let question =
-                serde_json::json!({ "jsonrpc": "2.0", "id": &*id, "method": "tools/list", "params": params });
+            let params = cursor.as_ref().map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
+            let question = json!({ "jsonrpc": "2.0", "id": &*id, "method": "tools/list", "params": params });
             let mut request = Request::new(Body::from(question.to_string()));
             *request.method_mut() = Method::POST;
             *request.uri_mut() = parts.uri.clone();
@@ -349,7 +229,8 @@ impl Inner {
             };
             let (head, body) = answer.into_parts();
             let deadline = Instant::now() + ASK;
-            let Hearing::Heard(heard) = hear(&head.headers, body, &id, policy.response_limit, deadline).await
+            let Hearing::Heard(heard) =
+                hear(&head.headers, body, &id, Until::Answer, policy.response_limit, deadline).await
             else {
                 return None;
             };
@@ -377,7 +258,8 @@ impl Inner {
         }
         let (mut head, body) = answer.into_parts();
         let deadline = Instant::now() + policy.terms.in_flight_max;
-        let heard = match hear(&head.headers, body, id, policy.response_limit, deadline).await {
+        let heard = match hear(&head.headers, body, id, Until::Answer, policy.response_limit, deadline).await
+        {
             Hearing::Heard(heard) => heard,
             Hearing::Not(body, _) => return Response::from_parts(head, body),
             Hearing::Cut(error) => return Response::from_parts(head, Body::broken(error)),
@@ -407,63 +289,6 @@ impl Inner {
         }
         Response::from_parts(head, heard.into_body())
     }
-
-    /// Keeps the answer to a call where it says that something happened, and gives it; or gives the one that stands.
-    pub(super) async fn keep_message(
-        &self,
-        policy: &RoutePolicy,
-        call: &Arc<Call>,
-        running: Running,
-        answer: Response<Body>,
-        mut steering: Steering,
-        limit: Instant,
-    ) -> Answered {
-        let asked = Asked::Message(Arc::clone(call));
-        let (head, body) = answer.into_parts();
-        let Some(id) = &call.id else { unreachable!("a call without an id is not admitted") };
-        let error = match hear(&head.headers, body, id, policy.response_limit, limit).await {
-            Hearing::Heard(heard) => {
-                let judged = judge(&heard.message, id);
-                let message = heard.message.clone();
-                let answer = Response::from_parts(head, heard.into_body());
-                if judged != Some(Judged::Success) {
-                    running.release().await;
-                    return (unprotected(answer), Outcome::Released);
-                }
-                let headers = of_every_answer(answer.headers());
-                let rule = &policy.stored_headers;
-                let kept = stored::keep(answer.status(), &headers, &[message], None, rule);
-                if let Some((_, most)) = self.profile.retention_bounds {
-                    // What is published is promised, whatever the upstream wishes.
-                    let promised = policy.terms.retention;
-                    steering.retention = steering.retention.map(|wish| wish.max(promised).min(most));
-                }
-                return self.conclude(policy, &asked, running, kept, steering, (answer, Outcome::Ran)).await;
-            }
-            Hearing::Not(body, Silence::TooLarge) => {
-                let answer = (Response::from_parts(head, body), Outcome::Tombstone);
-                let kept = stored::tombstone(Stopped::TooLarge.reason());
-                return self.conclude(policy, &asked, running, kept, steering, answer).await;
-            }
-            Hearing::Not(_, Silence::Late) => CallError::timed_out("no answer within in_flight_max"),
-            Hearing::Not(_, Silence::Missing) => CallError::unknown("what came is not an answer to the call"),
-            Hearing::Cut(error) => CallError::unknown(error),
-        };
-        self.failed(policy, &asked, running, &error).await
-    }
-}
-
-/// The headers of an answer that hold for every time it is given.
-fn of_every_answer(headers: &HeaderMap) -> HeaderMap {
-    let mut kept: HeaderMap = headers
-        .iter()
-        .filter(|(name, _)| !is_of_one_answer(name))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
-    if let Some(form) = headers.get(CONTENT_TYPE) {
-        kept.insert(CONTENT_TYPE, form.clone());
-    }
-    kept
 }
 
 /// The client's headers for a question of the guard's own: whoever it is, and in which session.
@@ -490,11 +315,7 @@ fn key_of(key: &RawValue, length: KeyLength) -> Result<String, Problem> {
 }
 
 /// What counts as the same call: where it went, the tool, and its arguments without what differs between two tries.
-fn fingerprint(
-    parts: &Parts,
-    tool: &str,
-    arguments: &RawValue,
-) -> Result<Payload, semel::canonical::CanonicalError> {
+fn fingerprint(parts: &Parts, tool: &str, arguments: &RawValue) -> Result<Payload, CanonicalError> {
     let arguments = arguments.get().as_bytes();
     let mut canonical = Vec::with_capacity(arguments.len());
     canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;

@@ -147,7 +147,7 @@ pub(super) struct Resumed {
 }
 
 impl Resumed {
-    fn new(read: Whole, rest: Body) -> Self {
+    pub(super) fn new(read: Whole, rest: Body) -> Self {
         Self { read: read.pieces.into(), trailers: read.trailers, rest }
     }
 

@@ -86,7 +86,7 @@ impl Inner {
             Verdict::Keep if !steering.discard => match &asked {
                 Asked::Request => self.keep(policy, running, answer, steering, limit).await,
                 Asked::Message(call) => {
-                    Box::pin(self.keep_message(policy, call, running, answer, steering, limit)).await
+                    Box::pin(self.keep_message(route, call, running, answer, steering, limit)).await
                 }
             },
             Verdict::Keep | Verdict::Release => {

@@ -49,6 +49,11 @@ impl Events {
         }
     }
 
+    /// How many bytes belong to events that came to their end.
+    pub(crate) fn ended(&self) -> usize {
+        self.began
+    }
+
     fn end_line(&mut self, each: &mut impl FnMut(Event)) {
         let line = std::mem::take(&mut self.line);
         if line.is_empty() {

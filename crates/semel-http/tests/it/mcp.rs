@@ -4,6 +4,7 @@ mod bodies;
 mod doubt;
 mod errors;
 mod keyed;
+mod live;
 mod malformed;
 mod race;
 mod replay;

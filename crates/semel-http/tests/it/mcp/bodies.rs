@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::Frame;
 use semel_http::{Body, BoxError};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Pieces, and what comes behind them.
 struct Pieces {
@@ -42,7 +43,30 @@ pub(super) fn pieces(pieces: Vec<Vec<u8>>) -> Body {
 }
 
 pub(super) fn cut_after(text: &'static str) -> Body {
-    Body::stream(Pieces { left: [Bytes::from_static(text.as_bytes())].into(), then: Then::Cut })
+    cut_after_each(&[text])
+}
+
+/// Pieces, and then a cut.
+pub(super) fn cut_after_each(pieces: &[&'static str]) -> Body {
+    let left = pieces.iter().map(|piece| Bytes::from_static(piece.as_bytes())).collect();
+    Body::stream(Pieces { left, then: Then::Cut })
+}
+
+/// What a test says, when it says it.
+pub(super) fn told() -> (UnboundedSender<String>, Body) {
+    struct Told(UnboundedReceiver<String>);
+    impl http_body::Body for Told {
+        type Data = Bytes;
+        type Error = BoxError;
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece.into()))))
+        }
+    }
+    let (tell, told) = unbounded_channel();
+    (tell, Body::stream(Told(told)))
 }
 
 /// Says this and then nothing, for ever.

@@ -8,7 +8,7 @@ use semel_http::Body;
 use semel_http::policy::{Absent, CallTemplate, OnDoubt, Probe};
 use serde_json::{Value, json};
 
-use super::bodies::{cut_after, endless};
+use super::bodies::{cut_after, cut_after_each, endless, pieces};
 use super::{EVENTS, FORMS, JSON, buy, error_of, key, message, payload, profile, said, scripted, tool_calls};
 use crate::kit::{Kit, Upstream};
 
@@ -22,6 +22,8 @@ fn events(body: Body) -> Response<Body> {
     Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
 }
 
+const PROGRESS: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"}\n\n";
+
 /// Answers that leave it open whether something happened.
 fn doubtful() -> Vec<(&'static str, Response<Body>)> {
     vec![
@@ -29,6 +31,11 @@ fn doubtful() -> Vec<(&'static str, Response<Body>)> {
             "a stream that is cut mid-event",
             events(cut_after("event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"resu")),
         ),
+        (
+            "progress, then a cut mid-event",
+            events(cut_after_each(&[PROGRESS, "data: {\"jsonrpc\":\"2.0\",\"id\":1,"])),
+        ),
+        ("progress, then the end", events(pieces(vec![PROGRESS.into(), PROGRESS.into()]))),
         (
             "a stream that ends mid-event",
             events(Body::from("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n")),
