@@ -2,7 +2,7 @@
 //!
 //! A tool may report its progress, or ask its client something and wait for the answer. So events are passed on as
 //! they come; only the answer to the call waits until its record is written. The pump runs in a task of its own and
-//! goes on whether or not anybody listens.
+//! goes on whether or not anybody listens. Such a call is counted when its stream begins, as one that ran.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -175,7 +175,8 @@ impl Flow {
 
     /// Passes on whatever is left, unlooked at.
     fn let_go(self) {
-        let whole = Whole { pieces: vec![self.held.freeze()], trailers: None };
+        let held = Some(self.held.freeze()).filter(|held| !held.is_empty());
+        let whole = Whole { pieces: held.into_iter().collect(), trailers: None };
         let _ = self.tell.send(Piece::Rest(Resumed::new(whole, self.body).into_body()));
     }
 }

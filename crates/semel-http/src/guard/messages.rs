@@ -73,11 +73,30 @@ impl Watch {
     }
 }
 
-/// Whether a request can be a message. Forms and files go to other doors of the same house.
-fn is_json(headers: &HeaderMap) -> bool {
-    headers
-        .get(CONTENT_TYPE)
-        .is_none_or(|value| value.as_bytes().windows(4).any(|window| window.eq_ignore_ascii_case(b"json")))
+/// Whether a request can be a message, by its content type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Message,
+    /// Its first byte says: some clients name no type, or the wrong one, and some upstreams do not mind.
+    Perhaps,
+    /// Files and the like go to other doors of the same house.
+    Other,
+}
+
+fn kind(headers: &HeaderMap) -> Kind {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Kind::Perhaps };
+    let value = value.as_bytes().to_ascii_lowercase();
+    if value.windows(4).any(|window| window == b"json") {
+        Kind::Message
+    } else if value.starts_with(b"text/") || value.starts_with(b"application/x-www-form-urlencoded") {
+        Kind::Perhaps
+    } else {
+        Kind::Other
+    }
+}
+
+fn begins_as_message(data: &[u8]) -> bool {
+    matches!(data.trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
 impl Inner {
@@ -89,7 +108,8 @@ impl Inner {
         parts: &Parts,
         body: Body,
     ) -> Admission {
-        if !is_json(&parts.headers) {
+        let kind = kind(&parts.headers);
+        if kind == Kind::Other {
             return Admission::Watched(body, Watch::Nothing);
         }
         let unread =
@@ -102,8 +122,8 @@ impl Inner {
             Err(problem) => return unread(problem),
         };
         let message = match request::read(&data) {
-            // No body is no message, and the upstream's to refuse.
-            _ if data.is_empty() => Message::Other,
+            // What does not even begin as one is the upstream's to refuse.
+            _ if data.is_empty() || (kind == Kind::Perhaps && !begins_as_message(&data)) => Message::Other,
             Ok(message) => message,
             Err(refusal) => {
                 let asked = Asked::Message(Arc::new(refusal.call(&parts.headers)));

@@ -73,8 +73,8 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 /// Reads a body of at most `limit` bytes, until `deadline`.
-pub(super) async fn read(body: Body, limit: usize, deadline: Instant) -> Read {
-    read_until(body, limit, deadline, |_| Look::On).await
+pub(super) fn read(body: Body, limit: usize, deadline: Instant) -> impl Future<Output = Read> + Send {
+    read_until(body, limit, deadline, |_| Look::On)
 }
 
 /// Whether to read on.

@@ -50,13 +50,31 @@ async fn what_is_no_keyed_call_passes_untouched() {
     }
 }
 
-// A file or a form at another door of the same house is nobody's message.
+// A file or a form at another door of the same house is nobody's message; a message under another name is one.
 #[tokio::test]
-async fn what_is_not_json_passes() {
+async fn what_is_no_message_passes_and_what_is_one_does_not() {
     let bench = Bench::new();
-    let form = Request::post("/token").header("content-type", "application/x-www-form-urlencoded");
-    bench.kit.send(form.body(Body::from("grant_type=x")).unwrap()).await;
-    assert_eq!(bench.kit.upstream.last().body, "grant_type=x");
+    for (kind, body) in [
+        ("application/x-www-form-urlencoded", "grant_type=x"),
+        ("text/plain", "hello"),
+        ("application/octet-stream", "{\"not\": a message"),
+        ("multipart/form-data; boundary=x", "--x--"),
+    ] {
+        let request = Request::post("/token").header("content-type", kind).body(Body::from(body)).unwrap();
+        bench.kit.send(request).await;
+        assert_eq!(bench.kit.upstream.last().body, body, "{kind}");
+    }
+    for kind in ["application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "Application/JSON", ""] {
+        for _ in 0..2 {
+            let mut request = message(&buy(1, "a"), JSON);
+            request.headers_mut().remove("content-type");
+            if !kind.is_empty() {
+                request = with(request, "content-type", kind);
+            }
+            assert_eq!(payload(&bench.call(request).await)["media_buy_id"], "mb_1", "{kind}");
+        }
+    }
+    assert_eq!(bench.agent.buys(), 1);
 }
 
 // JSON-RPC batches: none keyed, untouched; else refused before anything happens.
