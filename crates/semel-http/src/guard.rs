@@ -13,6 +13,9 @@
 //!        │ won
 //!   run: begin ─► call ─► read ─► keep, release or abandon ────────────────► answer
 //! ```
+//!
+//! Where calls are messages, two steps are others: `messages` admits, and `tool_answer` (with `live`, for streams) reads
+//! and keeps. Everything between them is the same.
 
 mod admit;
 mod builder;

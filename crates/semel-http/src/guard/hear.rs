@@ -23,7 +23,7 @@ pub(super) enum Until {
 
 /// What was heard of the answer to a message.
 pub(super) enum Hearing {
-    Heard(Heard),
+    Heard(Box<Heard>),
     /// It was not found in what was read; here is all of it.
     Not(Body, Silence),
     Cut(BoxError),
@@ -99,7 +99,7 @@ pub(super) async fn hear(
             Read::Whole(whole) => {
                 let (message, trailers) = whole.join();
                 if judge(&message, id).is_some() {
-                    Hearing::Heard(Heard { message, spoken: Spoken::Alone(trailers) })
+                    Hearing::Heard(Box::new(Heard { message, spoken: Spoken::Alone(trailers) }))
                 } else {
                     Hearing::Not(Body::with_trailers(message, trailers), Silence::Missing)
                 }
@@ -124,7 +124,7 @@ pub(super) async fn hear(
         Read::Partly(mut rest, stopped) => match found {
             Some(Event { data, place }) => {
                 let spoken = Spoken::Among { read: rest.take_read(), place, rest };
-                Hearing::Heard(Heard { message: data.into(), spoken })
+                Hearing::Heard(Box::new(Heard { message: data.into(), spoken }))
             }
             None => Hearing::Not(rest.into_body(), silence(stopped)),
         },

@@ -143,7 +143,10 @@ pub(super) fn buy(id: impl Into<Value>, name: &str) -> Value {
 }
 
 pub(super) fn call_of(id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
-    json!({ "jsonrpc": "2.0", "id": id.into(), "method": "tools/call", "params": { "name": tool, "arguments": arguments } })
+    let mut call =
+        json!({ "jsonrpc": "2.0", "id": id.into(), "method": "tools/call", "params": { "name": tool } });
+    call["params"]["arguments"] = arguments;
+    call
 }
 
 /// The same call with another argument.
