@@ -117,12 +117,12 @@ impl Principal {
         &self.0
     }
 
-    /// The key of this principal in `namespace`.
-    pub(crate) fn key(principal: Option<&Self>, namespace: &str, value: &str) -> Key {
-        let key = Key::new(namespace).value(value);
-        match principal {
-            Some(principal) => key.scope(blake3::Hash::from_bytes(principal.0).to_hex().as_bytes()),
-            None => key,
+    /// The key of this principal in `namespace`, for the account it acts for, where calls name one.
+    pub(crate) fn key(principal: Option<&Self>, account: Option<&Self>, namespace: &str, value: &str) -> Key {
+        let mut key = Key::new(namespace).value(value);
+        for part in [principal, account].into_iter().flatten() {
+            key = key.scope(blake3::Hash::from_bytes(part.0).to_hex().as_bytes());
         }
+        key
     }
 }

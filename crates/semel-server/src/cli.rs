@@ -63,7 +63,7 @@ pub(crate) struct ServeArgs {
     /// A Redis in front of a PostgreSQL store
     #[arg(long, value_name = "REDIS_URL")]
     pub(crate) coordinate: Option<String>,
-    /// How clients are spoken to: ietf, stripe, stripe-v2, ucp [default: ietf]
+    /// How clients are spoken to: ietf, stripe, stripe-v2, ucp, adcp-mcp [default: ietf]
     #[arg(long, value_name = "P")]
     pub(crate) profile: Option<String>,
     /// Whose keys are whose: authorization, header:NAME, jwt:CLAIM, single-tenant [default: authorization]

@@ -129,7 +129,7 @@ impl Config {
         let tokens = access::tokens(&mut root, environment);
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
-        let (records, sealing) = Records::read(&mut root, args, environment);
+        let (records, sealing) = Records::read(&mut root, args, environment, gateway.as_ref());
         let downstreams = downstream::read(&mut root, environment);
         let pipeline = Pipeline::read(&mut root, &records, environment);
         let intake = Intake::read(&mut root, pipeline.ledger.is_some(), environment);

@@ -8,7 +8,9 @@ use semel::Engine;
 
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
+use crate::codec::Codec;
 use crate::limits::Limiter;
+use crate::mcp::tools::Tools;
 use crate::observe::Observer;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
 use crate::profile::Profile;
@@ -83,7 +85,7 @@ impl GuardBuilder {
         self
     }
 
-    /// Who makes the guard's own calls: probes, and checks of credentials.
+    /// Who makes the guard's own calls: probes, checks of credentials, and the question which tools there are.
     pub fn caller(mut self, caller: Arc<dyn Caller>) -> Self {
         self.caller = Some(caller);
         self
@@ -127,6 +129,10 @@ impl GuardBuilder {
             Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
             Publish::Nothing => None,
         };
+        let tools = match &profile.codec {
+            Codec::Http => None,
+            Codec::Mcp { tools } => Some(Tools::new(tools)),
+        };
         let of =
             |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
         let routes =
@@ -134,6 +140,7 @@ impl GuardBuilder {
         let inner = Inner {
             engine,
             profile,
+            tools,
             namespace,
             scope,
             routes,

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
 mod access;
+#[path = "../../../semel-http/examples/naive_agent/agent.rs"]
+mod agent;
 mod claims;
 mod commands;
 mod demo;
@@ -11,6 +13,7 @@ mod gateway;
 mod guide;
 mod killed;
 mod kit;
+mod mcp;
 mod real_clients;
 mod reload;
 mod runbook;
