@@ -8,10 +8,12 @@
 //! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
 //! - [`admin`]: the admin API: health, metrics, keys, claims.
 //! - [`keys`], [`client`]: the commands that talk to a running server.
+//! - [`check`]: the tester of `semel-check`.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
 mod admin;
+mod check;
 mod cli;
 mod client;
 mod config;
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
     let ran = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
+        // It has exit codes of its own.
+        Command::Check(args) => return check::run(&args),
         Command::Keys(args) => keys::run(args),
         Command::Config(args) => config::commands::run(&args),
     };
