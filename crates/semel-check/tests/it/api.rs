@@ -62,14 +62,14 @@ struct State {
     entries: Mutex<HashMap<Key, Entry>>,
     /// Keys whose flaky call has failed once.
     failed: Mutex<HashSet<String>>,
-    /// New keys per second, where limited.
-    window: Mutex<(Instant, usize)>,
+    /// New keys since the limiter was last reset, and when it tripped.
+    window: Mutex<(usize, Option<Instant>)>,
 }
 
-/// How long an answer is kept.
-pub(crate) const KEPT: Duration = Duration::from_millis(3000);
-/// New keys in one second.
-const LIMIT: usize = 300;
+/// How long an answer of `/brief` is kept.
+const KEPT: Duration = Duration::from_secs(4);
+/// New keys before the limiter trips, however fast they come; a second later it is reset.
+const LIMIT: usize = 40;
 
 /// Starts one.
 pub(crate) async fn start(flaw: Flaw) -> Server {
@@ -78,7 +78,7 @@ pub(crate) async fn start(flaw: Flaw) -> Server {
         made: AtomicUsize::new(0),
         entries: Mutex::default(),
         failed: Mutex::default(),
-        window: Mutex::new((Instant::now(), 0)),
+        window: Mutex::default(),
     });
     Server::start(move |asked| answer(Arc::clone(&state), asked)).await
 }
@@ -151,8 +151,8 @@ async fn keyed(state: &State, asked: &Asked, scope: String, key: String) -> Repl
     }
     let mut held = outcome.lock().await;
     if let Some(stored) = &*held {
-        let kept = if state.flaw == Flaw::ExpiresEarly { Duration::from_millis(1500) } else { KEPT };
-        if stored.at.elapsed() < kept {
+        let kept = if state.flaw == Flaw::ExpiresEarly { Duration::from_secs(1) } else { KEPT };
+        if asked.path != "/brief" || stored.at.elapsed() < kept {
             let hint: &[(&str, &str)] = if stored.status == 429 { &[("retry-after", "1")] } else { &[] };
             let headers: Vec<(&str, &str)> =
                 [("idempotent-replayed", "true")].into_iter().chain(hint.iter().copied()).collect();
@@ -170,11 +170,14 @@ async fn keyed(state: &State, asked: &Asked, scope: String, key: String) -> Repl
 
 fn limited(state: &State) -> bool {
     let mut window = state.window.lock();
-    if window.0.elapsed() >= Duration::from_secs(1) {
-        *window = (Instant::now(), 0);
+    if window.1.is_some_and(|tripped| tripped.elapsed() >= Duration::from_secs(1)) {
+        *window = (0, None);
     }
-    window.1 += 1;
-    window.1 > LIMIT
+    window.0 += 1;
+    if window.0 > LIMIT {
+        window.1.get_or_insert_with(Instant::now);
+    }
+    window.1.is_some()
 }
 
 /// The effect.

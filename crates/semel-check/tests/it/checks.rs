@@ -37,7 +37,7 @@ async fn outcome(server: &Server, path: &str, check: &str) -> (Outcome, Grade) {
 async fn every_kind_passes_and_fails() {
     let server = server().await;
     for (passes, fails) in [
-        ("{check: field_present, path: id}", "{check: field_present, path: list[5].a}"),
+        ("{check: field_present, path: id}", "{check: field_present, path: 'list[5].a'}"),
         ("{check: field_present, path: /list/0/a}", "{check: field_present, path: none}"),
         ("{check: field_absent, path: nobody}", "{check: field_absent, path: id}"),
         (

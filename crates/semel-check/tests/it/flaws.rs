@@ -16,8 +16,9 @@ async fn run(name: &str, flaw: Flaw) -> Report {
         ("flaky_path", json!("/flaky")),
         ("invalid_body", json!({"invalid": true})),
         ("other_path", json!("/refunds")),
+        ("brief_path", json!("/brief")),
         ("kept_for", json!(2)),
-        ("expired_after", json!(1.5)),
+        ("expired_after", json!(2.5)),
         ("rate_limited", json!(true)),
     ] {
         options.set.insert(key.to_owned(), value);
@@ -59,12 +60,11 @@ async fn a_naive_api() {
         "race_100",
         "conflict_in_flight",
         "scope_isolation",
-        "client_error",
+        "other_endpoint",
+        "bare_key",
         "expiry_edge",
         "crash_durability",
         "malformed_key",
-        "other_endpoint",
-        "bare_key",
     ];
     fails(Flaw::Naive, &cases).await;
 }

@@ -30,8 +30,8 @@ fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{}\"\nprofile = \"{profile}\"\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
-         [[route]]\nmatch = \"POST /*\"\nretention = \"3s\"\ngrace = \"0s\"\n\
-         limits = {{ writes = {{ per_second = 100, burst = 200 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+         [[route]]\nmatch = \"POST /brief\"\nlease = \"2s\"\nin_flight_max = \"3s\"\nwait = \"1s\"\nretention = \"4s\"\ngrace = \"0s\"\n\
+         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 60 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
         free_port(),
         shop.url(),
         folder.join("data").display()
@@ -84,9 +84,11 @@ fn passes(profile: &str, skipped: &[&str]) {
         "--set",
         "other_path=/refunds",
         "--set",
+        "brief_path=/brief",
+        "--set",
         "kept_for=2",
         "--set",
-        "expired_after=2",
+        "expired_after=2.5",
         "--set",
         "rate_limited=true",
         "--set",
