@@ -23,6 +23,8 @@ pub(crate) enum Command {
     /// Look at keys and settle what is in doubt
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Ask an API whether it is really idempotent: run storyboards and built-in suites against it
+    Check(CheckArgs),
     /// Print which downstream uses which pattern
     Runbook(RunbookArgs),
     /// Publish events, and see what became of them
@@ -85,6 +87,63 @@ pub(crate) struct DemoArgs {
     /// Print one line of JSON at the end, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Storyboards to run
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// A built-in suite: ietf, stripe, stripe-v2, ucp, adcp, adcp-idempotency, runs; more than once for several
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Vec<String>,
+    /// The API to ask, or the MCP endpoint
+    #[arg(long, value_name = "URL")]
+    pub(crate) target: Option<String>,
+    /// Sent as a bearer token; as it is where it names a scheme (`Basic …`)
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_AUTH", hide_env_values = true)]
+    pub(crate) auth: Option<String>,
+    /// The token of a second principal, for cases about isolation
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_OTHER_AUTH", hide_env_values = true)]
+    pub(crate) other_auth: Option<String>,
+    /// Replace a value of the files' `context`; JSON where it is JSON
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// A shell command that restarts the target, for cases about crashes; it ends when the target is up again
+    #[arg(long, value_name = "CMD")]
+    pub(crate) restart: Option<String>,
+    /// How the report is written
+    #[arg(long, value_enum, default_value_t = Format::Pretty)]
+    pub(crate) format: Format,
+    /// For each failed case: what a client would have suffered, how to fix it, the request and the answer
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Seconds that an answer may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: u64,
+    /// PEM certificates to trust instead of the web's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// List the built-in suites
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print a suite instead of running it; they read as documentation
+    #[arg(long, requires = "suite")]
+    pub(crate) print: bool,
+    /// Write NAME.yaml, a storyboard to start your own from
+    #[arg(long, value_name = "NAME")]
+    pub(crate) new: Option<String>,
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Pretty,
+    /// For programs
+    Json,
+    /// For build servers
+    Junit,
 }
 
 /// Where the running server is.

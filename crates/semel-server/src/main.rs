@@ -11,10 +11,12 @@
 //! - [`intake`]: triggers with their gate and buffer, streams, and the replay of what failed.
 //! - [`keys`], [`events`], [`dlq`], [`runs`], [`replay`], [`remote`], [`client`]: the commands that talk to a running server.
 //! - [`runbook`]: which downstream uses which pattern.
+//! - [`check`]: the tester of `semel-check`.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
 mod admin;
+mod check;
 mod cli;
 mod client;
 mod config;
@@ -53,6 +55,8 @@ fn main() -> ExitCode {
     let ran = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
+        // It has exit codes of its own.
+        Command::Check(args) => return check::run(&args),
         Command::Keys(args) => keys::run(args),
         Command::Runbook(args) => runbook::run(&args),
         Command::Events(args) => events::run(args),

@@ -4,6 +4,7 @@
 mod access;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
+mod check;
 mod claims;
 mod commands;
 mod demo;
