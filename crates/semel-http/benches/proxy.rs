@@ -13,6 +13,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -81,7 +82,8 @@ async fn gateway(listener: TcpListener, to: String) {
     let proxy = Proxy::new(to.parse().expect("a URL"), proxy::Options::default()).expect("no TLS");
     let engine = Engine::builder(MemoryStore::new()).build().expect("an engine");
     let guard = Guard::builder(engine).build().expect("a guard");
-    edge::serve(listener, Guarded::new(guard, proxy), edge::Options::default(), std::future::pending()).await;
+    let options = edge::Options { shortcut: Some(Arc::new(guard.clone())), ..edge::Options::default() };
+    edge::serve(listener, Guarded::new(guard, proxy), options, std::future::pending()).await;
 }
 
 /// A process that is killed with its owner.

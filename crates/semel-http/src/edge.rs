@@ -18,6 +18,7 @@ mod link;
 mod options;
 mod refusal;
 mod rules;
+mod shortcut;
 pub(crate) mod timer;
 pub(crate) mod tls;
 mod wire;
@@ -38,6 +39,7 @@ use tower_service::Service;
 pub use self::body::Body;
 pub use self::options::{Limits, Options, Patience};
 pub use self::refusal::Refusal;
+pub use self::shortcut::{Plain, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};
 
 use self::connection::Shared;

@@ -146,8 +146,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let (service, options) =
-                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
+                let options = gateway.options(settings, config.drain, exporter.as_ref());
+                let service = gateway.service(exporter.clone());
                 listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
                 Some((gateway, at))
             }

@@ -83,7 +83,8 @@ async fn speak<IO, S, B>(
     let link = Arc::new(link);
     let (rules, patience) = (Arc::clone(&shared.rules), shared.options.patience);
     let mut draining = shared.draining.clone();
-    let mut wire = Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience);
+    let mut wire =
+        Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience, shared.options.shortcut.clone());
     let protocol = match known {
         Some(Protocol::Http2) => {
             wire.speak_http2();

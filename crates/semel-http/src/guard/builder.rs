@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use semel::Engine;
 
+use super::shortcut::{Plainly, Recent};
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
 use crate::limits::Limiter;
@@ -127,21 +128,27 @@ impl GuardBuilder {
             Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
             Publish::Nothing => None,
         };
-        let of =
-            |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
+        let of = |number, policy: RoutePolicy| Route {
+            limiter: policy.limits.map(Limiter::new),
+            plainly: Plainly::of(&policy, &scope),
+            policy,
+            number,
+        };
         let routes =
             routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
+        let fallback = of(None, fallback);
         let inner = Inner {
             engine,
             profile,
             namespace,
             scope,
             routes,
-            fallback: of(None, fallback),
+            fallback,
             caller,
             observers,
             well_known,
             probing: Mutex::default(),
+            recent: Recent::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
     }
