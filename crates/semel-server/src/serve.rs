@@ -110,7 +110,9 @@ impl Server {
             metrics.watch_redis(redis);
         }
         let records = &config.records;
-        let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
+        let waiters = &records.waiters;
+        let caps =
+            WaiterCaps { per_key: waiters.per_key, per_scope: waiters.per_scope, in_all: waiters.in_all };
         let engine = Engine::over(store)
             .secret(secret.clone())
             .hot_cache(records.hot_cache, Duration::from_secs(10))

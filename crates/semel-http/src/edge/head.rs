@@ -5,7 +5,7 @@
 //! body is framed.
 
 use super::refusal::Refusal;
-use super::rules::{Rules, host_is_sound};
+use super::rules::{Keys, Rules, host_is_sound};
 use super::shortcut::Seen;
 
 /// What the bytes after a head are.
@@ -53,7 +53,7 @@ pub(super) fn read<'a>(
     if let Some(seen) = &mut seen {
         seen.line = Some(request.line);
     }
-    let mut fields = Fields::default();
+    let mut fields = Fields { keys: Keys::of(request.line.method), ..Fields::default() };
     while let Some(line) = lines.next_line()? {
         let (name, value) = fields.add(line, rules)?;
         if let Some(seen) = &mut seen {
@@ -186,7 +186,7 @@ struct Fields<'a> {
     host: Option<&'a [u8]>,
     length: Option<u64>,
     chunked: bool,
-    keys: u64,
+    keys: Keys,
     connection_upgrade: bool,
     upgrade: bool,
 }
@@ -235,15 +235,10 @@ impl<'a> Fields<'a> {
             }
             _ => {}
         }
-        if let Some(index) = rules.key_header(name) {
-            let bit = 1_u64 << (index % 64);
-            if self.keys & bit != 0 {
-                return Err(Refusal::Key("there is more than one key"));
-            }
-            self.keys |= bit;
-            Rules::key_value(value)?;
+        match rules.key_header(name) {
+            Some(index) => self.keys.take(index, value),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn judge(&self, request: &RequestLine<'_>) -> Result<Head, Refusal> {

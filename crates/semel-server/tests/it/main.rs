@@ -12,6 +12,7 @@ mod killed;
 mod kit;
 mod real_clients;
 mod reload;
+mod scarce;
 mod sealed;
 mod serve;
 mod stores;
