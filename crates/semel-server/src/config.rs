@@ -5,13 +5,16 @@
 
 mod access;
 pub(crate) mod commands;
+pub(crate) mod downstream;
 mod gateway;
+mod pipeline;
 mod problem;
 mod reader;
 mod records;
 mod routes;
 mod sealing;
 mod secrets;
+mod targets;
 mod values;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,12 +26,15 @@ use toml::de::DeTable;
 
 pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
+pub(crate) use self::pipeline::{LedgerPlace, Pipeline};
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
+pub(crate) use self::targets::targets;
 pub(crate) use self::values::{parse_duration, show_duration};
 
+use self::downstream::Downstream;
 use self::problem::Problems;
 use self::reader::Table;
 use self::values::{choice, duration};
@@ -46,6 +52,9 @@ pub(crate) struct Config {
     pub(crate) records: Records,
     /// None where outcomes are kept as they are.
     pub(crate) sealing: Option<Sealing>,
+    /// Whom the services behind Semel call.
+    pub(crate) downstreams: Vec<Downstream>,
+    pub(crate) pipeline: Pipeline,
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -108,7 +117,8 @@ impl Config {
             (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
-        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway))
+        let pipeline = self.pipeline.fixed();
+        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway, pipeline))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
@@ -117,10 +127,12 @@ impl Config {
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment);
+        let downstreams = downstream::read(&mut root, environment);
+        let pipeline = Pipeline::read(&mut root, &records, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, log, drain }
+        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, log, drain }
     }
 }
 

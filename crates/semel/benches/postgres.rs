@@ -1,6 +1,7 @@
 //! The PostgreSQL store against pgbench with the same two statements, and against a lone statement.
 //!
-//! `cargo bench -p semel --features postgres --bench postgres` prints, `-- --check` also fails where a goal is missed.
+//! `cargo bench -p semel --features postgres --bench postgres` prints, `-- --check` also fails where a goal is missed,
+//! `-- lone` (pairs, lone, wake) measures that alone.
 //! Both sides take turns on one server, so that a busy machine slows both. CPU is that of client and server together.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
@@ -40,17 +41,27 @@ fn main() -> ExitCode {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let store = runtime.block_on(PostgresStore::open(server.url())).expect("the store can be opened");
     let store = Arc::new(store);
+    let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let wanted = |name: &str| named.is_empty() || named.iter().any(|wanted| wanted == name);
     let mut met = true;
-    println!("durable claim + complete, pairs a second and CPU a pair, beside pgbench with 32 clients");
-    for (callers, goal) in [(64, 1.5), (256, 2.5)] {
-        met &= compare_pairs(&runtime, &server, &store, callers, goal);
+    if wanted("pairs") {
+        println!("durable claim + complete, pairs a second and CPU a pair, beside pgbench with 32 clients");
+        for (callers, goal) in [(64, 1.5), (256, 2.5)] {
+            met &= compare_pairs(&runtime, &server, &store, callers, goal);
+        }
     }
-    println!("one caller, median of one durable claim, beside the single statement (goal: at most 1.10 x)");
-    met &= compare_latency(&runtime, &server, &store);
-    println!(
-        "wake-up of a waiter in another process, median from the call of complete (goal: at most 0.15 x polling)"
-    );
-    met &= compare_wakeups(&runtime);
+    if wanted("lone") {
+        println!(
+            "one caller, median of one durable claim, beside the single statement (goal: at most 1.10 x)"
+        );
+        met &= compare_latency(&runtime, &server, &store);
+    }
+    if wanted("wake") {
+        println!(
+            "wake-up of a waiter in another process, median from the call of complete (goal: at most 0.15 x polling)"
+        );
+        met &= compare_wakeups(&runtime);
+    }
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 

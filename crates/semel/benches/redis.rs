@@ -38,6 +38,7 @@ const EVERY: usize = 2_000_000_000;
 /// A key as the store names it, whose last twelve digits redis-benchmark draws.
 const DRAWN: &str = "semel:{00000000000000000000__rand_int__}";
 const CALLERS: usize = 64;
+const MANY: usize = 256;
 /// As many commands in the air as redis-benchmark has with 50 clients that send 16 at a time.
 const CROWD: usize = 50 * 16;
 const PAYLOAD: Fingerprint = Fingerprint::from_bytes([7; 32]);
@@ -62,21 +63,26 @@ fn main() -> ExitCode {
         "server CPU an operation, ours at {CALLERS} callers | redis-benchmark -P 16 of the same command (goal: at most 1.2 x)"
     );
     if wanted("claim") {
-        met &= bench.compare("claim", Bench::claims, Bench::their_claims);
+        met &= bench.compare("claim", |bench| bench.claims(CALLERS), Bench::their_claims);
     }
     if wanted("complete") {
         met &= bench.compare("complete", Bench::completes, Bench::their_completes);
     }
     if wanted("replay") {
-        met &= bench.compare("replay", |bench| bench.replays(CALLERS), Bench::their_gets);
-        println!("  the same at {CROWD} callers (not counted)");
-        bench.compare("replay", |bench| bench.replays(CROWD), Bench::their_gets);
+        // What a command costs the server depends on how many it finds at each look. So the goal counts where both sides
+        // have as many under way.
+        println!("  at {CROWD} callers, as many commands under way as redis-benchmark has");
+        met &= bench.compare("replay", |bench| bench.replays(CROWD), Bench::their_gets);
+        println!("  at {CALLERS} callers (not counted)");
+        bench.compare("replay", |bench| bench.replays(CALLERS), Bench::their_gets);
     }
     if wanted("rate") {
         println!(
             "claims a second | redis-benchmark -c 50 of the same command without pipelining (goal: at least 1.3 x)"
         );
-        met &= bench.compare_rates();
+        met &= bench.compare_rates(CALLERS);
+        println!("  the same at {MANY} callers (not counted)");
+        bench.compare_rates(MANY);
     }
     if wanted("wake") {
         println!("publish to answer in another process, median | polled every 20 ms (goal: at most 0.05 x)");
@@ -133,10 +139,10 @@ impl Bench {
         verdict(name, &mut ratios, "<= 1.2", |ratio| ratio <= 1.2)
     }
 
-    fn compare_rates(&self) -> bool {
+    fn compare_rates(&self, callers: usize) -> bool {
         let mut ratios = Vec::new();
         for _ in 0..REPEATS {
-            let (ours, theirs) = (self.claims(), self.their_lone_claims());
+            let (ours, theirs) = (self.claims(callers), self.their_lone_claims());
             ratios.push(ours.rate / theirs.rate);
             println!("  ours {ours} | theirs {theirs}");
         }
@@ -164,10 +170,10 @@ impl Bench {
 
     // === ours ===
 
-    fn claims(&self) -> Turn {
+    fn claims(&self, callers: usize) -> Turn {
         self.server.tell(&["FLUSHALL"]).expect("a healthy server");
         self.each(
-            CALLERS,
+            callers,
             &fresh_ids(),
             |id| Command::Claim(claim(id.as_bytes())),
             |ruling| matches!(ruling, Ruling::Won(_)),

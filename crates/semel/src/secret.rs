@@ -5,7 +5,9 @@
 //! Losing the secret means that no stored record is found again; giving it away means that key values can be
 //! guessed from a dump of the store.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -31,6 +33,8 @@ pub struct Secret {
     key_ids: [u8; 32],
     fingerprints: [u8; 32],
     downstream: [u8; 32],
+    /// Secrets of providers that were given their own.
+    providers: Arc<BTreeMap<String, Zeroizing<Vec<u8>>>>,
 }
 
 impl Secret {
@@ -47,6 +51,7 @@ impl Secret {
             key_ids: blake3::derive_key(KEY_IDS, &bytes),
             fingerprints: blake3::derive_key(FINGERPRINTS, &bytes),
             downstream: blake3::derive_key(DOWNSTREAM, &bytes),
+            providers: Arc::default(),
             root: bytes,
         }
     }
@@ -66,15 +71,37 @@ impl Secret {
         &self.root
     }
 
+    /// Gives `provider` a secret of its own, instead of the one that grows from this for it: for keys that must outlive the
+    /// deployment's secret, or that another system makes as well. It must be long and random.
+    #[must_use]
+    pub fn with_provider(mut self, provider: impl Into<String>, secret: &[u8]) -> Self {
+        Arc::make_mut(&mut self.providers).insert(provider.into(), Zeroizing::new(secret.to_vec()));
+        self
+    }
+
     /// The key to send to `provider` with the effect of `id` in `epoch`.
     ///
-    /// It is HMAC-SHA256(K, id ‖ epoch as u32 little endian) with K = HMAC-SHA256(downstream sub-key, provider). The
+    /// It is HMAC-SHA256(K, id ‖ epoch as u32 little endian) with K = HMAC-SHA256(downstream sub-key, provider), or the
+    /// provider's own secret where it was [given one](Self::with_provider). The
     /// same triple always gives the same key, so a repeated effect is recognised by its receiver. Two providers
     /// never see the same key, and neither can compute the other's or find the id behind its own.
     #[must_use]
     pub fn derived_key(&self, provider: &str, id: KeyId, epoch: u32) -> DerivedKey {
-        let provider_key = Zeroizing::new(hmac(&self.downstream, &[provider.as_bytes()]));
-        DerivedKey(hmac(&provider_key, &[id.as_bytes(), &epoch.to_le_bytes()]))
+        DerivedKey(hmac(&self.provider(provider), &[id.as_bytes(), &epoch.to_le_bytes()]))
+    }
+
+    /// The key to send to `provider` for a caller's `key`, where no engine is at hand: HMAC-SHA256(K, key) with the same K. It
+    /// knows neither scope nor epoch: put what tells callers apart into `key`.
+    #[must_use]
+    pub fn derived_key_of(&self, provider: &str, key: &[u8]) -> DerivedKey {
+        DerivedKey(hmac(&self.provider(provider), &[key]))
+    }
+
+    fn provider(&self, provider: &str) -> Zeroizing<Vec<u8>> {
+        match self.providers.get(provider) {
+            Some(own) => own.clone(),
+            None => Zeroizing::new(hmac(&self.downstream, &[provider.as_bytes()]).to_vec()),
+        }
     }
 
     pub(crate) fn key_ids(&self) -> &[u8; 32] {
@@ -88,7 +115,7 @@ impl Secret {
 
 impl Drop for Secret {
     fn drop(&mut self) {
-        let Self { root, key_ids, fingerprints, downstream } = self;
+        let Self { root, key_ids, fingerprints, downstream, providers: _ } = self;
         [root, key_ids, fingerprints, downstream].into_iter().for_each(Zeroize::zeroize);
     }
 }
@@ -128,7 +155,7 @@ impl fmt::Debug for DerivedKey {
     }
 }
 
-fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     for part in parts {
         mac.update(part);
@@ -160,6 +187,31 @@ mod tests {
         }
         let root = "565052d73a1a25ee67d25f2bcc3ed3d728188a531ba6478d2d07ddc78c7be803";
         assert_eq!(Secret::from_passphrase(b"correct horse").expose(), &hex::read(root.as_bytes()).unwrap());
+    }
+
+    // R12: HMAC-SHA256 as RFC 4231 has it, cases 1 and 2.
+    #[test]
+    fn a_provider_with_its_own_secret_gets_plain_hmac() {
+        let secret = secret().with_provider("one", &[0x0b; 20]).with_provider("two", b"Jefe");
+        let vectors: [(&str, &[u8], &str); 2] = [
+            ("one", b"Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"),
+            (
+                "two",
+                b"what do ya want for nothing?",
+                "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843",
+            ),
+        ];
+        for (provider, key, expected) in vectors {
+            assert_eq!(secret.derived_key_of(provider, key).to_string(), expected);
+        }
+        let plain = super::tests::secret();
+        assert_eq!(
+            secret.derived_key("three", id(), 0),
+            plain.derived_key("three", id(), 0),
+            "others keep theirs"
+        );
+        assert_ne!(secret.derived_key("one", id(), 0), plain.derived_key("one", id(), 0));
+        assert_ne!(plain.derived_key_of("a", b"k"), plain.derived_key_of("b", b"k"));
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod embedded;
 #[cfg(feature = "encryption")]
 mod encrypted;
 mod error;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod inline;
 mod local;
 mod memory;
 #[cfg(feature = "postgres")]
@@ -35,6 +37,10 @@ pub use rusqlite;
 #[cfg(feature = "postgres")]
 pub use sqlx;
 
+/// The Redis driver whose `Cmd` and `Value` a [`RedisClient`] takes and gives.
+#[cfg(feature = "redis")]
+pub use ::redis as redis_driver;
+
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
@@ -46,7 +52,9 @@ pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
-pub use self::redis::{OnStoreLoss, RedisBuilder, RedisStore};
+pub use self::redis::{
+    Effect, OnStoreLoss, RedisBuilder, RedisClient, RedisClientBuilder, RedisScript, RedisStore,
+};
 #[cfg(all(feature = "postgres", feature = "redis"))]
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};
@@ -82,7 +90,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///   no lock, no half-written record and no reply for somebody else behind.
 ///
 /// - **On any thread.** Futures are polled on the engine's own heartbeat thread too, which drives no I/O: a store
-///   that speaks over a network does its I/O on a runtime of its own and only waits for the answer here.
+///   that speaks over a network does its I/O on a runtime of its own and waits for the answer, or polls in its context.
 ///
 /// For wrappers: forward every method (deny `clippy::missing_trait_methods` on the impl).
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {

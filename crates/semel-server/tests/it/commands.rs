@@ -144,6 +144,7 @@ fn config_files_are_checked() {
         .args(["config", "check", &path])
         .env("SEMEL_SECRET", "0123456789abcdef")
         .env("BILLING_TOKEN", "t")
+        .env("ACQUIRER_KEY", "0123456789abcdef")
         .env("SEMEL_SEAL_2026_11", "0123456789abcdef0123456789abcdef")
         .output();
     assert!(checked.unwrap().status.success());

@@ -49,6 +49,7 @@ use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
 use crate::secret::Secret;
 use crate::sync::Mutex;
+use crate::time::Clock;
 
 /// Keeps records on disk: what was acknowledged survives a crash of the process and of the machine.
 ///
@@ -116,6 +117,28 @@ impl EmbeddedStore {
     {
         self.write(|writing| work(writing.transaction()).map_err(|error| writing.explain(&error.into())))
             .await
+    }
+
+    /// Runs `work` on a connection that only reads, on the caller's own thread: for tables of the caller's own beside
+    /// Semel's. All of `work` sees one state of the file, with everything that was acknowledged before; it waits for no
+    /// sync, and no record waits for it.
+    ///
+    /// Keep it short: two such reads run at a time. It must not begin, commit or roll back, and cannot write.
+    ///
+    /// # Errors
+    /// What SQLite said, or why the store answers nothing.
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        self.shared.check_poison()?;
+        self.readers().of_caller(work).map_err(|error| self.explain(&error.into()))
+    }
+
+    /// The clock that decides in this store: for callers who keep rows of their own beside Semel's, and read the time
+    /// when these are written.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.shared.clock)
     }
 
     /// Raises a high-water mark inside a transaction of [`transact`](Self::transact), so that it commits together

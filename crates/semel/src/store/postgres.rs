@@ -28,7 +28,8 @@
 //! # Batches
 //!
 //! All claims of a process that wait go in one statement, and so do its owners' writes, each over a connection of
-//! its own: a crowd of claims never delays a complete. There is no timer. Keys are sorted, so that two processes
+//! its own: a crowd of claims never delays a complete. There is no timer. A claim that is alone does not even wait for
+//! the lane's task: its caller sends it itself ([`lone`]). Keys are sorted, so that two processes
 //! cannot wait for each other, and several commands on one key are applied one after the other in this process.
 //!
 //! # Fences
@@ -47,6 +48,7 @@ mod judge;
 mod lane;
 mod link;
 mod listen;
+mod lone;
 mod queue;
 mod row;
 mod schema;
@@ -73,9 +75,11 @@ use self::fault::Fault;
 use self::lane::{Found, Lane, Runner};
 use self::link::Link;
 use self::listen::Pulse;
+use self::lone::Lone;
 use self::queue::{Item, Queue};
 use self::row::RowError;
 use self::shared::Shared;
+use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
 };
@@ -106,6 +110,7 @@ pub struct PostgresStore {
     shared: Arc<Shared>,
     claims: Arc<Queue>,
     writes: Arc<Queue>,
+    lone: Arc<Lone>,
     stop: Arc<Notify>,
 }
 
@@ -114,6 +119,7 @@ struct Started {
     shared: Arc<Shared>,
     claims: Arc<Queue>,
     writes: Arc<Queue>,
+    lone: Arc<Lone>,
 }
 
 impl PostgresStore {
@@ -150,13 +156,14 @@ impl PostgresStore {
                     Ok(started) => {
                         let shared = Arc::clone(&started.shared);
                         let queues = [Arc::clone(&started.claims), Arc::clone(&started.writes)];
+                        let lone = Arc::clone(&started.lone);
                         if told.send(Ok(started)).is_ok() {
                             stopped.notified().await;
                         }
                         for queue in queues {
                             queue.close();
                         }
-                        leave(&shared).await;
+                        tokio::join!(leave(&shared), lone.close());
                     }
                     Err(fault) => drop(told.send(Err(fault))),
                 }
@@ -167,10 +174,18 @@ impl PostgresStore {
             Error::new(ErrorKind::Setup, "no thread can be started for the PostgreSQL store")
                 .with_source(error)
         })?;
-        let Started { shared, claims, writes } = started.await.map_err(|_| {
+        let Started { shared, claims, writes, lone } = started.await.map_err(|_| {
             Error::new(ErrorKind::Setup, "the thread of the PostgreSQL store ended while it started")
         })??;
-        Ok(Self { shared, claims, writes, stop })
+        Ok(Self { shared, claims, writes, lone, stop })
+    }
+
+    /// Has a lane execute a command, together with whatever else waits for it.
+    async fn in_lane(&self, queue: &Queue, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        let (answer, answered) = oneshot::channel();
+        let deadline = Instant::now() + self.shared.settings.patience;
+        queue.push(Item::new(id, command, deadline, answer))?;
+        answered.await.unwrap_or_else(|_| Err(lone::closed()))
     }
 
     /// Runs `work` on the store's own runtime.
@@ -211,6 +226,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         .connect_lazy_with(settings.options.clone());
     let shared = Arc::new(Shared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
     let (claims, writes) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
+    let lone = Arc::new(Lone::new(&settings));
     let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
@@ -226,7 +242,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         // Without it waiters poll: no reason not to start.
         let _ = timeout(settings.patience, listening).await;
     }
-    Ok(Started { shared, claims, writes })
+    Ok(Started { shared, claims, writes, lone })
 }
 
 /// Nobody has to wait for this process any more.
@@ -273,33 +289,31 @@ async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
 impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
-            let (answer, answered) = oneshot::channel();
-            let queue = match command {
-                Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
-                    &self.claims
+            match command {
+                Command::Claim(claim) => match self.lone.pass(&self.shared, &self.claims) {
+                    Some(pass) => {
+                        let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
+                        let work = lone::claim(shared, claims, pass, id, claim);
+                        Inline::new(self.shared.runtime.clone(), work).await
+                    }
+                    None => self.in_lane(&self.claims, id, Command::Claim(claim)).await,
+                },
+                Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+                    let (lone, patience) = (Arc::clone(&self.lone), self.shared.settings.patience);
+                    let ended = async move {
+                        lone.end(patience).await;
+                        Ok(())
+                    };
+                    self.on_thread(ended).await?;
+                    self.in_lane(&self.claims, id, command).await
                 }
                 Command::Begin(_)
                 | Command::Renew(_)
                 | Command::Complete { .. }
                 | Command::Release(_)
                 | Command::Bind(_)
-                | Command::Abandon(_) => &self.writes,
-            };
-            let deadline = Instant::now() + self.shared.settings.patience;
-            queue.push(Item {
-                id,
-                command,
-                deadline,
-                answer,
-                unheard: false,
-                refused: false,
-                attempt: None,
-                held: None,
-                above: None,
-            })?;
-            answered.await.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Ambiguous, "the PostgreSQL store was closed before it answered"))
-            })
+                | Command::Abandon(_) => self.in_lane(&self.writes, id, command).await,
+            }
         })
     }
 

@@ -7,6 +7,7 @@
 mod address;
 mod builder;
 mod caches;
+mod client;
 mod clock;
 mod error;
 mod health;
@@ -30,18 +31,21 @@ use ::redis::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
+use self::address::{QUEUED, Wire};
 pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
+pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::clock::ServerClock;
 use self::error::Sent;
 use self::health::Health;
-use self::link::Link;
+use self::link::{Link, Numbered};
 use self::listing::{Listing, Sweeper};
 use self::names::Names;
 use self::replicas::Replicas;
 use self::script::{Answer, Dialect, Rules};
 #[cfg(feature = "postgres")]
 pub(super) use self::side::{Running, Side, Wake};
+use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
     Watch,
@@ -63,6 +67,8 @@ const EDGE: Duration = Duration::from_secs(2);
 /// leaves no reply behind for another.
 pub struct RedisStore {
     shared: Arc<Shared>,
+    /// Of the store's thread.
+    runtime: tokio::runtime::Handle,
     calls: UnboundedSender<Call>,
     watched: UnboundedSender<KeyId>,
     /// Dropped with the store: ends the thread.
@@ -146,54 +152,109 @@ impl RedisStore {
 
 impl Shared {
     async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
-        if let Command::Claim(claim) = &command {
-            if let Some(refusal) = self.refusal() {
-                return self.apply_without_winning(id, &command, refusal).await;
-            }
-            if self.guess.replay_is_likely()
-                && let Some(replay) = self.replay(id, claim).await?
-            {
-                self.guess.was_replay();
-                return Ok(replay);
-            }
+        if matches!(command, Command::Claim(_))
+            && let Some(refusal) = self.refusal()
+        {
+            return self.apply_without_winning(id, &command, refusal).await;
         }
-        let ruling = self.execute(id, &command).await?;
-        match (&command, &ruling) {
+        let key = self.names.record(id);
+        let mut numbered = self.link.wire().await?;
+        if let Some(replay) = self.likely_replay(&mut numbered, &key, &command).await? {
+            return Ok(replay);
+        }
+        if matches!(command, Command::Claim(_)) {
+            self.introduce(&mut numbered).await?;
+        }
+        let ruling = self.execute(&mut numbered, &key, &command).await?;
+        if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
+            self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        }
+        if let (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) = (&command, &ruling) {
+            self.tell_caches(id).await?;
+        }
+        Ok(ruling)
+    }
+
+    /// The connection, where a command needs nothing but one exchange over it.
+    ///
+    /// Callers may stop polling while they wait for a place in the connection's queue. So they never get more than half of
+    /// its places: whatever the store's thread sends, heartbeats among it, finds one. A cluster's queues are shorter.
+    fn short_way(self: &Arc<Self>, command: &Command) -> Option<Numbered> {
+        // Every call holds one.
+        if Arc::strong_count(self) > QUEUED / 2 {
+            return None;
+        }
+        let numbered = self.link.at_hand().filter(|numbered| matches!(numbered.wire, Wire::One(_)))?;
+        let short = match command {
+            Command::Claim(_) => self.is_introduced(&numbered) && self.refusal().is_none(),
+            Command::Forget(_) | Command::Reexecute => false,
+            _ => true,
+        };
+        (short && self.replicas.are_not_asked()).then_some(numbered)
+    }
+
+    /// Applies a command that needs no more than [`short_way`](Self::short_way) gives.
+    async fn apply_shortly(
+        &self,
+        mut numbered: Numbered,
+        id: KeyId,
+        command: &Command,
+    ) -> Result<Ruling, Error> {
+        let key = self.names.record(id);
+        match self.likely_replay(&mut numbered, &key, command).await? {
+            Some(replay) => Ok(replay),
+            None => self.execute(&mut numbered, &key, command).await,
+        }
+    }
+
+    /// One script call.
+    async fn execute(&self, numbered: &mut Numbered, key: &[u8], command: &Command) -> Result<Ruling, Error> {
+        if matches!(command, Command::Claim(_))
+            && let Some(refusal) = self.refusal()
+        {
+            return Err(refusal);
+        }
+        let script = self.rules.script(command);
+        let answer = self.link.call(numbered, script, key, &script::arguments(command), Sent::Write).await?;
+        let ruling = script::ruling(command, answer)?;
+        match (command, &ruling) {
             (Command::Claim(_), Ruling::Replay { .. }) => self.guess.was_replay(),
             (Command::Claim(_), _) => self.guess.was_not(),
-            (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) => {
-                self.tell_caches(id).await?;
-            }
             _ => {}
         }
         Ok(ruling)
     }
 
-    /// One script call, and the word of the replicas where that is asked for.
-    async fn execute(&self, id: KeyId, command: &Command) -> Result<Ruling, Error> {
-        let key = self.names.record(id);
-        let mut numbered = self.link.wire().await?;
-        if matches!(command, Command::Claim(_)) {
-            self.introduce(&mut numbered).await?;
-            if let Some(refusal) = self.refusal() {
-                return Err(refusal);
-            }
+    /// Tries a plain GET, where most claims are replays.
+    async fn likely_replay(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        command: &Command,
+    ) -> Result<Option<Ruling>, Error> {
+        let Command::Claim(claim) = command else { return Ok(None) };
+        if !self.guess.replay_is_likely() {
+            return Ok(None);
         }
-        let script = self.rules.script(command);
-        let answer =
-            self.link.call(&mut numbered, script, &key, &script::arguments(command), Sent::Write).await?;
-        let ruling = script::ruling(command, answer)?;
-        if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
-            self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        let replay = self.replay(numbered, key, claim).await?;
+        if replay.is_some() {
+            self.guess.was_replay();
         }
-        Ok(ruling)
+        Ok(replay)
     }
 
     /// A plain GET: enough for a done record with the same payload, far from its end.
-    async fn replay(&self, id: KeyId, claim: &Claim) -> Result<Option<Ruling>, Error> {
+    async fn replay(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        claim: &Claim,
+    ) -> Result<Option<Ruling>, Error> {
         let mut get = ::redis::cmd("GET");
-        get.arg(self.names.record(id));
-        let Value::BulkString(bytes) = self.link.query(&get, Sent::Read).await? else { return Ok(None) };
+        get.arg(key);
+        let Value::BulkString(bytes) = self.link.query_on(numbered, &get, Sent::Read).await? else {
+            return Ok(None);
+        };
         let record = script::decode(&bytes)?;
         let Some(now) = self.clock.now().map(|now| now.max(record.changed_at)) else { return Ok(None) };
         let expires_in = record.expires_at.left(now);
@@ -341,6 +402,10 @@ impl Guess {
 impl Store for RedisStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         let shared = Arc::clone(&self.shared);
+        if let Some(numbered) = shared.short_way(&command) {
+            let work = async move { shared.apply_shortly(numbered, id, &command).await };
+            return Box::pin(Inline::new(self.runtime.clone(), work));
+        }
         self.run(async move { shared.apply(id, command).await })
     }
 

@@ -4,6 +4,8 @@
 mod atomic;
 #[cfg(feature = "redis")]
 mod by_hand;
+#[cfg(feature = "client")]
+mod client;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "encryption")]

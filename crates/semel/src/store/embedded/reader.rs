@@ -21,6 +21,8 @@ pub(super) struct Readers {
     points: [Mutex<Connection>; 2],
     /// For listings: held for a page.
     pages: Mutex<Connection>,
+    /// For callers' own tables: held for as long as they like.
+    callers: [Mutex<Connection>; 2],
     next: AtomicUsize,
     /// The number of the last row that was checked in passing.
     scrubbed: AtomicI64,
@@ -38,19 +40,36 @@ impl Readers {
         Ok(Self {
             points: [open()?, open()?],
             pages: open()?,
+            callers: [open()?, open()?],
             next: AtomicUsize::new(0),
             scrubbed: AtomicI64::new(0),
         })
     }
 
     fn point<T>(&self, read: impl FnOnce(&Connection) -> T) -> T {
-        for reader in &self.points {
+        self.on_one_of(&self.points, read)
+    }
+
+    fn on_one_of<T>(&self, readers: &[Mutex<Connection>; 2], read: impl FnOnce(&Connection) -> T) -> T {
+        for reader in readers {
             if let Some(connection) = reader.try_lock() {
                 return read(&connection);
             }
         }
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.points.len();
-        read(&self.points[turn].lock())
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % readers.len();
+        read(&readers[turn].lock())
+    }
+
+    /// A read of a caller's own, in a transaction: it sees one state, however many statements it has.
+    pub(super) fn of_caller<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.on_one_of(&self.callers, |connection| {
+            // Dropped, it is rolled back: there is nothing to keep.
+            let snapshot = connection.unchecked_transaction()?;
+            read(&snapshot)
+        })
     }
 
     pub(super) fn get(&self, id: KeyId) -> Result<Option<Record>, RowError> {

@@ -100,7 +100,8 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
     // Until all is known to be well, closing must leave the files as they were found.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    connection.set_prepared_statement_cache_capacity(64);
+    // Room for Semel's own statements and those of whoever keeps tables beside it.
+    connection.set_prepared_statement_cache_capacity(192);
     connection.execute_batch(
         "PRAGMA busy_timeout = 2000; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY;",
     )?;

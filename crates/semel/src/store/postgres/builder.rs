@@ -81,7 +81,7 @@ impl PostgresBuilder {
     }
 
     /// How many connections reads, listings and sweeps may use; 4 unless told. Claims have one of their own,
-    /// so have an owner's writes and the wake-ups: three more in all.
+    /// and a spare one for those that are alone; so have an owner's writes and the wake-ups: four more in all.
     #[must_use]
     pub fn connections(mut self, connections: u32) -> Self {
         self.connections = connections.max(1);

@@ -12,7 +12,7 @@ use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
 use super::fault::{Cure, Fate, Fault};
 use super::judge::{Group, Judged, Judgement};
 use super::link::Link;
-use super::queue::{Attempt, Item, Queue};
+use super::queue::{Attempt, Item, Pace, Queue};
 use super::row::{self, Answer, Stored};
 use super::shared::Shared;
 use crate::key::KeyId;
@@ -62,12 +62,14 @@ impl Runner {
     /// Works until the store is closed.
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
+        let mut pace = Pace::Busy;
         loop {
             self.queue.take(&mut waiting, BATCH);
             if self.queue.is_closed() {
                 break;
             }
             if waiting.is_empty() {
+                self.queue.rest(pace);
                 self.queue.arrival().await;
                 continue;
             }
@@ -78,8 +80,10 @@ impl Runner {
             } else {
                 std::mem::take(&mut waiting)
             };
+            let alone = batch.len() == 1 && matches!(batch[0].command, Command::Claim(_));
             let result = self.round(&mut batch).await;
             let rest = batch.len();
+            pace = if alone && rest == 0 && self.last == Found::Nothing { Pace::Lone } else { Pace::Busy };
             if let Err(fault) = &result {
                 self.failed(fault, &mut batch);
             }
@@ -199,8 +203,13 @@ impl Runner {
 
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
     async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
-        if let ([Item { command: Command::Claim(claim), .. }], Found::Nothing) = (batch, self.last) {
-            return self.claim_alone(batch, claim).await;
+        match batch {
+            // It was not alone with its key, so the next ones may not be either.
+            [Item { refused: true, .. }] => self.last = Found::Record,
+            [Item { command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
+                return self.claim_alone(batch, claim).await;
+            }
+            _ => {}
         }
         let shared = Arc::clone(&self.shared);
         let explain = |error: &row::RowError| Fault::row(&shared.settings.target, error);

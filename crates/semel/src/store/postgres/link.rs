@@ -28,6 +28,10 @@ impl Link {
         Self { settings, connection: None }
     }
 
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
     /// Connects and checks the server, unless that is done already.
     pub(super) async fn connect(&mut self) -> Result<&mut PgConnection, Fault> {
         if self.connection.is_none() {
@@ -69,8 +73,8 @@ impl Link {
     }
 
     /// Says good-bye, so that the server's log stays clean.
-    pub(super) async fn close(self) {
-        if let Some(connection) = self.connection {
+    pub(super) async fn close(&mut self) {
+        if let Some(connection) = self.connection.take() {
             let _ = timeout(Duration::from_millis(200), connection.close()).await;
         }
     }

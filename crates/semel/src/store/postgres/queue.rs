@@ -22,7 +22,7 @@ pub(super) struct Item {
     pub(super) answer: oneshot::Sender<Result<Ruling, Error>>,
     /// A statement with it was sent, and nobody said what became of it.
     pub(super) unheard: bool,
-    /// The owner's short way was tried, and refused.
+    /// The short way (of a lone claim, of an owner's write) was tried, and refused.
     pub(super) refused: bool,
     /// A write of it that may have happened.
     pub(super) attempt: Option<Attempt>,
@@ -41,6 +41,25 @@ pub(super) struct Attempt {
 }
 
 impl Item {
+    pub(super) fn new(
+        id: KeyId,
+        command: Command,
+        deadline: Instant,
+        answer: oneshot::Sender<Result<Ruling, Error>>,
+    ) -> Self {
+        Self {
+            id,
+            command,
+            deadline,
+            answer,
+            unheard: false,
+            refused: false,
+            attempt: None,
+            held: None,
+            above: None,
+        }
+    }
+
     /// Notes that this version of the record could not be written, and says for how long that has been so.
     pub(super) fn note_held(&mut self, version: i64) -> Duration {
         let now = Instant::now();
@@ -69,6 +88,17 @@ pub(super) struct Queue {
 struct Waiting {
     items: Vec<Item>,
     closed: bool,
+    pace: Pace,
+}
+
+/// How a lane is going.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// At work, or used to crowds.
+    #[default]
+    Busy,
+    /// At rest since its last command, which was alone and a claim of a fresh key.
+    Lone,
 }
 
 impl Queue {
@@ -87,6 +117,7 @@ impl Queue {
                 ));
             }
             state.items.push(item);
+            state.pace = Pace::Busy;
         }
         self.arrived.notify_one();
         Ok(())
@@ -103,6 +134,18 @@ impl Queue {
         }
     }
 
+    /// Says how the last round went, before the lane waits for more.
+    pub(super) fn rest(&self, pace: Pace) {
+        let mut state = self.state.lock();
+        if state.items.is_empty() && !state.closed {
+            state.pace = pace;
+        }
+    }
+
+    pub(super) fn pace(&self) -> Pace {
+        self.state.lock().pace
+    }
+
     /// Returns when something may have come.
     pub(super) async fn arrival(&self) {
         self.arrived.notified().await;
@@ -112,6 +155,7 @@ impl Queue {
         let items = {
             let mut state = self.state.lock();
             state.closed = true;
+            state.pace = Pace::Busy;
             std::mem::take(&mut state.items)
         };
         // Dropped outside the lock: a woken task may ask again.

@@ -135,7 +135,7 @@ impl RedisBuilder {
             runtime.block_on(async move {
                 let first = health::introduce_first(&background).await;
                 let connected = first.is_ok();
-                let told = greeting.send(first);
+                let told = greeting.send(first.map(|()| tokio::runtime::Handle::current()));
                 if connected && told.is_ok() {
                     tokio::spawn(begin(called));
                     tokio::spawn(listen(Arc::clone(&background), watches));
@@ -146,8 +146,8 @@ impl RedisBuilder {
             });
         };
         std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
-        greeted.await.map_err(thread_failed)??;
-        Ok(RedisStore { shared, calls, watched, _running: running })
+        let runtime = greeted.await.map_err(thread_failed)??;
+        Ok(RedisStore { shared, runtime, calls, watched, _running: running })
     }
 
     /// The same server for values of another store: under names of their own, and never waited for long.

@@ -79,13 +79,18 @@ impl Shared {
         })
     }
 
+    /// Whether claims may go through this connection at once.
+    pub(super) fn is_introduced(&self, numbered: &Numbered) -> bool {
+        self.health.state.lock().connection == numbered.number
+    }
+
     /// Looks at a connection before the first claim goes through it.
     pub(super) async fn introduce(&self, numbered: &mut Numbered) -> Result<(), Error> {
-        if self.health.state.lock().connection == numbered.number {
+        if self.is_introduced(numbered) {
             return Ok(());
         }
         let _one = self.health.looking.lock().await;
-        if self.health.state.lock().connection == numbered.number {
+        if self.is_introduced(numbered) {
             return Ok(());
         }
         self.examine(numbered).await?;
@@ -98,7 +103,7 @@ impl Shared {
     async fn examine(&self, numbered: &mut Numbered) -> Result<(), Error> {
         let nodes = match numbered.wire.primaries().await {
             Ok(nodes) => nodes,
-            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read).await),
+            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read)),
         };
         let mut warnings = Vec::new();
         let mut unfit = None;
@@ -106,7 +111,7 @@ impl Shared {
             let facts = self.facts(numbered, node).await?;
             if facts.of("role").is_some_and(|role| role != "master") {
                 // After a failover the next connection leads to the new primary; the first one is somebody's mistake.
-                self.link.give_up(numbered.number).await;
+                self.link.give_up(numbered.number);
                 let first = self.health.state.lock().connection == 0;
                 return Err(Error::new(
                     if first { ErrorKind::Setup } else { ErrorKind::Unavailable },
@@ -122,7 +127,7 @@ impl Shared {
         let mut publish = self.publish();
         publish.arg("");
         if let Err(error) = numbered.wire.query(&publish).await {
-            return Err(self.link.failed(error, numbered.number, Sent::Read).await);
+            return Err(self.link.failed(error, numbered.number, Sent::Read));
         }
         let mut state = self.health.state.lock();
         if state.unfit != unfit {
@@ -143,7 +148,7 @@ impl Shared {
         info.arg("all");
         let text = match numbered.wire.query_node(info, node).await {
             Ok(text) => text,
-            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read).await),
+            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read)),
         };
         let mut facts = Facts(fields(&text));
         for setting in ["maxmemory-policy", "save", "appendfsync", "min-replicas-to-write"] {

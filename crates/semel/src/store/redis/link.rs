@@ -8,6 +8,7 @@ use super::address::{Address, Timeouts, Wire};
 use super::error::{self, Sent};
 use super::script::Script;
 use crate::store::{Error, ErrorKind};
+use crate::sync::Mutex;
 use crate::time::instant;
 
 /// Who finds the server gone does not knock again at once: a thousand callers would.
@@ -17,7 +18,9 @@ const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 pub(super) struct Link {
     address: Address,
     timeouts: Timeouts,
-    open: tokio::sync::Mutex<Open>,
+    open: Mutex<Open>,
+    /// Held by whoever opens. Never by a caller's own task, which may stop at any time.
+    opening: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -35,9 +38,15 @@ pub(super) struct Numbered {
     pub(super) number: u64,
 }
 
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Link")
+    }
+}
+
 impl Link {
     pub(super) fn new(address: Address, timeouts: Timeouts) -> Self {
-        Self { address, timeouts, open: tokio::sync::Mutex::default() }
+        Self { address, timeouts, open: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -48,13 +57,22 @@ impl Link {
         self.timeouts
     }
 
+    /// The connection, if there is one.
+    pub(super) fn at_hand(&self) -> Option<Numbered> {
+        let open = self.open.lock();
+        open.wire.as_ref().map(|wire| Numbered { wire: wire.clone(), number: open.number })
+    }
+
     /// The connection, opened if there is none. Whatever fails here was never sent.
     pub(super) async fn wire(&self) -> Result<Numbered, Error> {
-        let mut open = self.open.lock().await;
-        if let Some(wire) = &open.wire {
-            return Ok(Numbered { wire: wire.clone(), number: open.number });
+        if let Some(numbered) = self.at_hand() {
+            return Ok(numbered);
         }
-        if let Some((when, kind, message)) = &open.failed
+        let _one = self.opening.lock().await;
+        if let Some(numbered) = self.at_hand() {
+            return Ok(numbered);
+        }
+        if let Some((when, kind, message)) = &self.open.lock().failed
             && instant().saturating_duration_since(*when) < KNOCK_AGAIN
         {
             return Err(Error::new(*kind, message.clone()));
@@ -67,6 +85,7 @@ impl Link {
                 format!("the Redis server took no connection within {limit:?}"),
             )),
         };
+        let mut open = self.open.lock();
         match opened {
             Ok(wire) => {
                 open.number += 1;
@@ -82,8 +101,8 @@ impl Link {
     }
 
     /// Gives a broken connection up. The next call opens another.
-    pub(super) async fn give_up(&self, number: u64) {
-        let mut open = self.open.lock().await;
+    pub(super) fn give_up(&self, number: u64) {
+        let mut open = self.open.lock();
         if open.number == number {
             open.wire = None;
         }
@@ -91,11 +110,17 @@ impl Link {
 
     /// Sends one command.
     pub(super) async fn query(&self, command: &Cmd, sent: Sent) -> Result<Value, Error> {
-        let mut numbered = self.wire().await?;
-        match numbered.wire.query(command).await {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.failed(error, numbered.number, sent).await),
-        }
+        self.query_on(&mut self.wire().await?, command, sent).await
+    }
+
+    /// Sends one command over this connection.
+    pub(super) async fn query_on(
+        &self,
+        numbered: &mut Numbered,
+        command: &Cmd,
+        sent: Sent,
+    ) -> Result<Value, Error> {
+        numbered.wire.query(command).await.map_err(|error| self.failed(error, numbered.number, sent))
     }
 
     /// Calls a script by its name; by its text where the server does not know it (noscript).
@@ -113,16 +138,13 @@ impl Link {
             }
             answer => answer,
         };
-        match answer {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.failed(error, numbered.number, sent).await),
-        }
+        answer.map_err(|error| self.failed(error, numbered.number, sent))
     }
 
     /// What an error means; it also closes the connection where that is broken.
-    pub(super) async fn failed(&self, error: RedisError, number: u64, sent: Sent) -> Error {
+    pub(super) fn failed(&self, error: RedisError, number: u64, sent: Sent) -> Error {
         if error::needs_new_connection(&error) {
-            self.give_up(number).await;
+            self.give_up(number);
         }
         error::of(error, sent)
     }

@@ -190,7 +190,7 @@ impl Walk {
         if self.at.is_none() {
             self.nodes = match numbered.wire.primaries().await {
                 Ok(nodes) => nodes,
-                Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read).await),
+                Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read)),
             };
         }
         let (node, cursor) = self.at.clone().unwrap_or((0, b"0".to_vec()));
@@ -199,7 +199,7 @@ impl Walk {
         scan.arg(&cursor).arg("MATCH").arg(shared.names.records()).arg("COUNT").arg(count);
         let answer = match numbered.wire.query_node(scan, at).await {
             Ok(answer) => answer,
-            Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read).await),
+            Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read)),
         };
         let Value::Array(parts) = answer else { return Err(strange("is no step of a walk")) };
         let mut parts = parts.into_iter();

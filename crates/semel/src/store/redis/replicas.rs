@@ -32,6 +32,11 @@ impl Replicas {
         Self { required, patience, turn: tokio::sync::Mutex::default(), written: 0.into() }
     }
 
+    /// Whether a write counts as soon as the server has it.
+    pub(super) fn are_not_asked(&self) -> bool {
+        self.required == 0
+    }
+
     /// Returns once enough replicas have what this connection wrote.
     ///
     /// # Errors
@@ -42,7 +47,7 @@ impl Replicas {
         numbered: &mut Numbered,
         key: &[u8],
     ) -> Result<(), Error> {
-        if self.required == 0 {
+        if self.are_not_asked() {
             return Ok(());
         }
         let mine = self.written.fetch_add(1, Ordering::AcqRel) + 1;
@@ -80,7 +85,7 @@ impl Replicas {
         };
         match answer {
             Ok(acknowledged) => Ok(acknowledged),
-            Err(error) => Err(link.failed(error, numbered.number, Sent::Write).await),
+            Err(error) => Err(link.failed(error, numbered.number, Sent::Write)),
         }
     }
 }

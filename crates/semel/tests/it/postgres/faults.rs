@@ -4,6 +4,7 @@
 
 mod contention;
 mod crash;
+mod lone;
 mod settings;
 mod standby;
 mod upkeep;

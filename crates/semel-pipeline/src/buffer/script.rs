@@ -1,0 +1,274 @@
+//! The scripts of the buffer, and their answers.
+//!
+//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`; only ids, numbers
+//! and hex stand in it, so the bars separate.
+
+use semel::store::redis_driver::Value;
+use semel::store::{Error, ErrorKind, RedisScript};
+
+use super::Blob;
+
+/// What all scripts begin with.
+const COMMON: &str = "
+local QUEUE, LEASED, RUNS, ABOUT, CHANGES, KEYS_ = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function read(id)
+  local text = redis.call('HGET', ABOUT, id)
+  if not text then return nil end
+  local s, t, a, v, k, p, e = string.match(text, '^(%l)|(%x*)|(%d+)|(%d+)|(%x*)|(%x*)|(%-?%d+)$')
+  if not s then return nil end
+  return { s = s, t = t, a = tonumber(a), v = tonumber(v), k = k, p = p, e = tonumber(e) }
+end
+local function write(id, r)
+  redis.call('HSET', ABOUT, id, string.format('%s|%s|%d|%d|%s|%s|%.0f', r.s, r.t, r.a, r.v, r.k, r.p, r.e))
+end
+local function free(r, id)
+  if r.k ~= '' and redis.call('HGET', KEYS_, r.k) == id then redis.call('HDEL', KEYS_, r.k) end
+end
+local function drop(id, r)
+  if r then free(r, id) end
+  redis.call('ZREM', QUEUE, id)
+  redis.call('ZREM', LEASED, id)
+  redis.call('HDEL', RUNS, id)
+  redis.call('HDEL', ABOUT, id)
+  redis.call('HDEL', CHANGES, id)
+end
+local function append(id, r, patch)
+  local before = redis.call('HGET', CHANGES, id) or ''
+  redis.call('HSET', CHANGES, id, before .. patch)
+  r.v = r.v + 1
+end
+-- Who has a key; a key whose time is over, or whose run is gone, is free.
+local function holder(key)
+  local id = redis.call('HGET', KEYS_, key)
+  if not id then return nil end
+  local r = read(id)
+  if r and r.k == key and (r.e < 0 or r.e > now) then return id, r end
+  redis.call('HDEL', KEYS_, key)
+  if r and r.k == key then
+    r.k = ''
+    write(id, r)
+  end
+  return nil
+end
+";
+
+const PUT: &str = "
+local id, run, key, print, life, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+if read(id) then return { 'cached', id } end
+if key ~= '' then
+  local other, r = holder(key)
+  if other then
+    if r.p == print then return { 'cached', other } end
+    return { 'conflict', '' }
+  end
+end
+if redis.call('HLEN', ABOUT) >= capacity then return { 'full', '' } end
+redis.call('HSET', RUNS, id, run)
+write(id, { s = 'q', t = '', a = 0, v = 0, k = key, p = print, e = life < 0 and -1 or now + life })
+if key ~= '' then redis.call('HSET', KEYS_, key, id) end
+redis.call('ZADD', QUEUE, now, id)
+return { 'first', id }";
+
+const FIND: &str = "
+local id, r = holder(ARGV[1])
+if not id then return { '', '' } end
+return { id, r.p }";
+
+const GET: &str = "
+local r = read(ARGV[1])
+local run = redis.call('HGET', RUNS, ARGV[1])
+if not r or not run then return false end
+return { run, redis.call('HGET', CHANGES, ARGV[1]) or '', tostring(r.v) }";
+
+const PATCH: &str = "
+local id, patch, version, follows = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local r = read(id)
+if not r then return { 'missing', '' } end
+if version >= 0 and version ~= r.v then return { 'stale', '' } end
+if r.s == 'l' and follows == '0' then return { 'in transit', '' } end
+append(id, r, patch)
+write(id, r)
+return { 'applied', tostring(r.v) }";
+
+const RESET: &str = "
+local id, r = holder(ARGV[1])
+if not id then return { '', '' } end
+redis.call('HDEL', KEYS_, ARGV[1])
+append(id, r, ARGV[2])
+r.k = ''
+write(id, r)
+return { id, '' }";
+
+const LEASE: &str = "
+local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
+for _, id in ipairs(over) do
+  redis.call('ZREM', LEASED, id)
+  local r = read(id)
+  if r then
+    r.s, r.t, r.a = 'q', '', r.a + 1
+    write(id, r)
+    redis.call('ZADD', QUEUE, now, id)
+  end
+end
+local answer = { #over, 0 }
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', QUEUE, '-inf', now, 'LIMIT', 0, limit)) do
+  redis.call('ZREM', QUEUE, id)
+  local r = read(id) or { s = 'q', t = '', a = 0, v = 0, k = '', p = '', e = -1 }
+  r.s, r.t = 'l', token
+  write(id, r)
+  redis.call('ZADD', LEASED, now + lease, id)
+  answer[#answer + 1] = id
+  answer[#answer + 1] = redis.call('HGET', RUNS, id) or ''
+  answer[#answer + 1] = redis.call('HGET', CHANGES, id) or ''
+  answer[#answer + 1] = tostring(r.a)
+  answer[#answer + 1] = tostring(r.v)
+end
+answer[2] = redis.call('ZCARD', QUEUE) + redis.call('ZCARD', LEASED)
+return answer";
+
+const RENEW: &str = "
+local token, lease, held = ARGV[1], tonumber(ARGV[2]), {}
+for i = 3, #ARGV do
+  local r = read(ARGV[i])
+  if r and r.s == 'l' and r.t == token then
+    redis.call('ZADD', LEASED, now + lease, ARGV[i])
+    held[#held + 1] = 1
+  else
+    held[#held + 1] = 0
+  end
+end
+return held";
+
+const ACK: &str = "
+local token, id, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local r = read(id)
+if not r then return { 'gone', '', '0' } end
+if r.s ~= 'l' or r.t ~= token then return { 'lost', '', '0' } end
+if r.v ~= version then return { 'changed', redis.call('HGET', CHANGES, id) or '', tostring(r.v) } end
+drop(id, r)
+return { 'gone', '', '0' }";
+
+const GIVE_BACK: &str = "
+local token, id, pause = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local r = read(id)
+if not r or r.s ~= 'l' or r.t ~= token then return 0 end
+r.s, r.t = 'q', ''
+if ARGV[4] == '1' then r.a = r.a + 1 end
+write(id, r)
+redis.call('ZREM', LEASED, id)
+redis.call('ZADD', QUEUE, now + pause, id)
+return 1";
+
+const REMOVE: &str = "
+local token, id = ARGV[1], ARGV[2]
+local r = read(id)
+if r and token == '' and r.s == 'l' then return 0 end
+if r and token ~= '' and (r.s ~= 'l' or r.t ~= token) then return 0 end
+drop(id, r)
+return 1";
+
+const DEPTH: &str = "
+local oldest = now
+for _, place in ipairs({ QUEUE, LEASED }) do
+  local first = redis.call('ZRANGE', place, 0, 0)
+  if first[1] then
+    -- The first ten characters of an id after its prefix are the time it was made, in ms.
+    local made, digits = 0, '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
+    for c in string.gmatch(string.sub(first[1], 5, 14), '.') do
+      made = made * 32 + (string.find(digits, c, 1, true) or 1) - 1
+    end
+    if made > 0 and made < oldest then oldest = made end
+  end
+end
+return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
+
+/// A tenant that is new to the list waits behind those that had their turn before now.
+const ANNOUNCE: &str = "
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], ARGV[2], ARGV[1]) end
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+return redis.call('ZADD', KEYS[1], 'NX', last[2] or 0, ARGV[1])";
+
+/// Whoever had its last turn longest ago has the next one.
+const TURN: &str = "
+local first = redis.call('ZRANGE', KEYS[1], 0, 0)
+if not first[1] then return false end
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
+return first[1]";
+
+/// The scripts of the buffer.
+pub(super) struct Scripts {
+    pub(super) put: RedisScript,
+    pub(super) find: RedisScript,
+    pub(super) get: RedisScript,
+    pub(super) patch: RedisScript,
+    pub(super) reset: RedisScript,
+    pub(super) lease: RedisScript,
+    pub(super) renew: RedisScript,
+    pub(super) ack: RedisScript,
+    pub(super) give_back: RedisScript,
+    pub(super) remove: RedisScript,
+    pub(super) depth: RedisScript,
+    pub(super) announce: RedisScript,
+    pub(super) turn: RedisScript,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        let script = |text: &str| RedisScript::new(format!("{COMMON}{text}"));
+        Self {
+            put: script(PUT),
+            find: script(FIND),
+            get: script(GET),
+            patch: script(PATCH),
+            reset: script(RESET),
+            lease: script(LEASE),
+            renew: script(RENEW),
+            ack: script(ACK),
+            give_back: script(GIVE_BACK),
+            remove: script(REMOVE),
+            depth: script(DEPTH),
+            announce: RedisScript::new(ANNOUNCE),
+            turn: RedisScript::new(TURN),
+        }
+    }
+}
+
+/// An answer that does not look as the script's.
+pub(super) fn strange() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the Redis server answered in a way that the burst buffer does not know: does another version of Semel share its keys?",
+    )
+}
+
+/// A word and what it is about.
+pub(super) fn word(answer: &Value) -> Result<(String, String), Error> {
+    let Value::Array(parts) = answer else { return Err(strange()) };
+    let text = |at: usize| match parts.get(at) {
+        Some(Value::BulkString(text)) => String::from_utf8(text.clone()).map_err(|_| strange()),
+        Some(Value::SimpleString(text)) => Ok(text.clone()),
+        _ => Err(strange()),
+    };
+    Ok((text(0)?, text(1)?))
+}
+
+/// Exactly so many texts of bytes.
+pub(super) fn blobs<const N: usize>(parts: Vec<Value>) -> Result<[Blob; N], Error> {
+    let read = |part| match part {
+        Value::BulkString(bytes) => Ok(Blob::from(bytes)),
+        Value::SimpleString(text) => Ok(Blob::from(text)),
+        Value::Int(number) => Ok(Blob::from(number.to_string())),
+        _ => Err(strange()),
+    };
+    let parts: Vec<Blob> = parts.into_iter().map(read).collect::<Result<_, _>>()?;
+    parts.try_into().map_err(|_| strange())
+}
+
+/// A number in digits.
+pub(super) fn number(text: &Blob) -> Result<u64, Error> {
+    std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or_else(strange)
+}

@@ -1,0 +1,221 @@
+//! Events: what is accepted once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::Key;
+use semel::fingerprint::{Fingerprint, Payload};
+use semel::key::{Hint, KeyError, KeyId};
+use semel::secret::Secret;
+use semel::time::Timestamp;
+
+use crate::decimal;
+use crate::id::{DeliveryId, EventId, JobId};
+use crate::ledger::Change;
+
+/// An event to be accepted, with its deliveries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    /// Its id, minted by whoever accepts it first and kept for ever.
+    pub id: EventId,
+    /// Whose it is; `""` where nobody said.
+    pub tenant: String,
+    /// Its type, e.g. `order.paid`; of a run, its target's name.
+    pub event_type: String,
+    /// What makes it the same as another. `None`: never the same as any other (a run without a key).
+    pub dedupe: Option<Dedupe>,
+    /// The exact bytes to deliver.
+    pub payload: Bytes,
+    /// What they are; `application/json` unless the source said otherwise.
+    pub content_type: String,
+    /// What else the source carried, in order.
+    pub headers: Vec<(String, String)>,
+    /// Deliveries to one target with the same order key are made one after the other.
+    pub order_key: Option<String>,
+    /// Where it came from.
+    pub origin: Origin,
+    /// The targets it is for, by name; each gets one delivery.
+    pub targets: Vec<String>,
+    /// How long to wait before the first attempt.
+    pub delay: Duration,
+    /// After this time it is not delivered any more, but set aside as `expired`. `None`: never.
+    pub deliver_within: Option<Duration>,
+    /// Words to find it by, and a JSON object of the caller's; of runs.
+    pub notes: Notes,
+    /// Under which ids its story is found elsewhere.
+    pub trace: Trace,
+}
+
+/// What makes two events the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dedupe {
+    /// The keyed hash of everything that names it: of an event its tenant, type and dedupe key; of a run its principal,
+    /// tenant, target and key. See [`semel::Key::id`].
+    pub id: KeyId,
+    /// The first characters of the key, for people.
+    pub hint: Hint,
+    /// What was asked: another one under the same id is a conflict.
+    pub fingerprint: Fingerprint,
+    /// How long the key is remembered. `None`: as long as the event.
+    pub lifetime: Option<Duration>,
+}
+
+impl Dedupe {
+    /// Of an event that was published: the same tenant, type and dedupe key are the same event; the same event with
+    /// other bytes is a conflict.
+    ///
+    /// # Errors
+    /// A dedupe key that is empty or too long.
+    pub fn of_event(
+        secret: &Secret,
+        tenant: &str,
+        event_type: &str,
+        dedupe_key: &str,
+        payload: &[u8],
+    ) -> Result<Self, KeyError> {
+        let key = Key::new("semel.event").scope(whose(tenant)).scope(event_type).value(dedupe_key);
+        Self::of(secret, &key, &[event_type.as_bytes(), payload], None)
+    }
+
+    /// Of a run: the same principal, tenant, target and key are the same run; another payload is a conflict.
+    ///
+    /// # Errors
+    /// A key that is empty or too long.
+    pub fn of_run(
+        secret: &Secret,
+        (principal, tenant, target): (&str, &str, &str),
+        key: &str,
+        payload: &[u8],
+        lifetime: Option<Duration>,
+    ) -> Result<Self, KeyError> {
+        let key = Self::run_key((principal, tenant, target), key);
+        Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
+    }
+
+    /// The key of a run, for claims on it.
+    pub fn run_key((principal, tenant, target): (&str, &str, &str), key: &str) -> Key {
+        Key::new("semel.run").scope(whose(principal)).scope(whose(tenant)).scope(target).value(key)
+    }
+
+    /// What a run asks for, for claims on its key: the same as in its fingerprint.
+    pub fn run_payload(target: &str, payload: &[u8]) -> Payload {
+        Payload::exact(&[target.as_bytes(), payload])
+    }
+
+    /// Of an event that a replay job makes in mode as-new: one for each job and delivery, however often it is repeated.
+    pub fn of_replay(job: JobId, delivery: DeliveryId, payload: &[u8]) -> Self {
+        // No secret is needed: both ids are chance, and whoever could guess them gains nothing.
+        let secret = Secret::from_bytes(*b"semel: replays as new, no secret");
+        let key = Key::new("semel.replay").scope(job.to_string()).value(delivery.to_string());
+        let made = Self::of(&secret, &key, &[payload], None);
+        made.expect("an id is neither empty nor too long")
+    }
+
+    fn of(secret: &Secret, key: &Key, asked: &[&[u8]], lifetime: Option<Duration>) -> Result<Self, KeyError> {
+        let fingerprint = Payload::exact(asked).fingerprint(secret);
+        Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
+    }
+}
+
+/// A part of a scope that may be nobody's: a part of a key is never empty.
+fn whose(name: &str) -> String {
+    format!("={name}")
+}
+
+/// Where an event came from.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The HTTP API; the principal is the name of the token.
+    Api {
+        /// Who sent it.
+        principal: String,
+    },
+    /// A stream.
+    Stream {
+        /// Its name.
+        stream: String,
+        /// The id of the message in it.
+        message: String,
+    },
+    /// An outbox: published inside a transaction of a caller's.
+    Outbox,
+    /// An edited copy of a dead letter, or a replay as new.
+    Replay {
+        /// The event that it repeats.
+        of: EventId,
+    },
+}
+
+/// Tags and metadata of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// Words to find it by, each once, in the order they were added.
+    pub tags: Vec<String>,
+    /// A JSON object, member by member; each value is the text that was given, never re-encoded.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Notes {
+    /// Changes tags and metadata as asked: tags are added, then members set, then taken away, then added to. A member
+    /// that is not there counts as 0. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// A sentence that says which member is no number.
+    pub fn apply(&mut self, change: &Change) -> Result<(), String> {
+        let mut next = self.clone();
+        for tag in &change.add_tags {
+            if !next.tags.contains(tag) {
+                next.tags.push(tag.clone());
+            }
+        }
+        next.metadata.extend(change.set.iter().cloned());
+        for name in &change.remove {
+            next.metadata.remove(name);
+        }
+        for (name, by) in &change.increment {
+            let stands = next.metadata.get(name).map_or("0", String::as_str);
+            let sum = decimal::sum(stands, by).ok_or_else(|| {
+                format!(
+                    "metadata `{name}` cannot be incremented: both it and the step must be decimal numbers"
+                )
+            })?;
+            next.metadata.insert(name.clone(), sum);
+        }
+        *self = next;
+        Ok(())
+    }
+}
+
+/// Ids under which the story of an event is found elsewhere (P12).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The id of the request that brought it.
+    pub request_id: Option<String>,
+    /// The W3C trace context it came with.
+    pub traceparent: Option<String>,
+}
+
+/// What became of an event that was to be accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It is new, and is kept now, with its deliveries.
+    First(EventId),
+    /// It was there already, under this id. Nothing was written. Where it is the id that was given, an earlier try of the
+    /// same call wrote it.
+    Cached(EventId),
+    /// Another event has this dedupe key and asked for something else. Nothing was written.
+    Conflict,
+}
+
+/// An event as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What was accepted. Its `delay` is what was asked for at first.
+    pub new: NewEvent,
+    /// When it was accepted, by the ledger's clock.
+    pub accepted_at: Timestamp,
+    /// Grows with every change of its notes: for compare-and-set.
+    pub version: u64,
+}

@@ -1,0 +1,209 @@
+//! The gate: decides for every trigger whether it goes to the ledger at once or waits in the buffer (G10).
+//!
+//! It admits at most a threshold of triggers in any window, for each tenant and for all of them together. When one
+//! is too many, it holds for a while, so that it does not flap. Processes share it through Redis; where Redis does not
+//! answer it admits, and counts that.
+//!
+//! The window slides: what was admitted in the window before counts with the share of it that is still in sight. So
+//! an edge between two windows does not let twice as many through.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use semel::store::redis_driver::Value;
+use semel::store::{Effect, RedisScript};
+
+use crate::buffer::{Buffer, millis};
+
+/// Counts one trigger. Answers whether it is admitted (0) or held (1), how many are in sight, and how long it holds.
+const COUNT: &str = "
+local threshold, window, hold = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local is = redis.call('HMGET', KEYS[1], 'window', 'count', 'before', 'until')
+local at = math.floor(now / window)
+local w, count, before, held = tonumber(is[1]) or at, tonumber(is[2]) or 0, tonumber(is[3]) or 0, tonumber(is[4]) or 0
+if at == w + 1 then before, count = count, 0 elseif at ~= w then before, count = 0, 0 end
+local seen = count + before * (1 - (now / window - at))
+local verdict = 0
+if now < held then
+  verdict = 1
+elseif seen + 1 > threshold then
+  verdict, held = 1, now + hold
+else
+  count = count + 1
+end
+redis.call('HSET', KEYS[1], 'window', at, 'count', count, 'before', before, 'until', string.format('%.3f', held))
+redis.call('PEXPIRE', KEYS[1], math.ceil(2 * window + hold))
+return { verdict, math.floor(seen), math.ceil(math.max(held - now, 0)) }";
+
+/// What the gate does with what it decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GateMode {
+    /// It is not asked.
+    #[default]
+    Off,
+    /// It counts and logs, and everything passes.
+    Shadow,
+    /// What it holds is buffered.
+    On,
+}
+
+/// How much passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// So many in a window.
+    pub threshold: u32,
+    /// How long a window is.
+    pub window: Duration,
+    /// How long it holds once it was too many.
+    pub hold: Duration,
+}
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self { threshold: 100, window: Duration::from_millis(200), hold: Duration::from_millis(500) }
+    }
+}
+
+/// What was decided for one trigger, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// To the ledger.
+    Pass(Why),
+    /// To the buffer.
+    Divert(Why),
+}
+
+/// Why something was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// The gate is off.
+    Off,
+    /// There was room.
+    Room,
+    /// Too many of this tenant.
+    Tenant,
+    /// Too many of all tenants.
+    Global,
+    /// Too many, but the gate only watches.
+    Shadow,
+    /// Redis did not answer.
+    FailedOpen,
+}
+
+impl Why {
+    /// Every reason.
+    pub const ALL: [Self; 6] =
+        [Self::Off, Self::Room, Self::Tenant, Self::Global, Self::Shadow, Self::FailedOpen];
+
+    /// Its name, as the metrics and logs spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Room => "room",
+            Self::Tenant => "tenant",
+            Self::Global => "global",
+            Self::Shadow => "shadow",
+            Self::FailedOpen => "failed_open",
+        }
+    }
+}
+
+/// How often the gate decided what.
+#[derive(Debug, Default)]
+pub struct GateCounters([AtomicU64; Why::ALL.len()]);
+
+impl GateCounters {
+    /// How often it decided for this reason.
+    pub fn count(&self, why: Why) -> u64 {
+        self.0[why as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// The gate of one deployment.
+#[derive(Debug)]
+pub struct Gate {
+    buffer: Arc<Buffer>,
+    mode: GateMode,
+    tenant: Limit,
+    global: Option<Limit>,
+    script: RedisScript,
+    counters: Arc<GateCounters>,
+}
+
+impl Gate {
+    /// A gate beside this buffer, on the same Redis.
+    pub fn new(buffer: Arc<Buffer>, mode: GateMode, tenant: Limit, global: Option<Limit>) -> Self {
+        let (script, counters) = (RedisScript::new(COUNT), Arc::default());
+        Self { buffer, mode, tenant, global, script, counters }
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> &Arc<GateCounters> {
+        &self.counters
+    }
+
+    /// Decides for one trigger of a tenant.
+    pub async fn decide(&self, tenant: &str) -> Decision {
+        let decision = self.judge(tenant).await;
+        let (Decision::Pass(why) | Decision::Divert(why)) = decision;
+        self.counters.0[why as usize].fetch_add(1, Ordering::Relaxed);
+        decision
+    }
+
+    async fn judge(&self, tenant: &str) -> Decision {
+        if self.mode == GateMode::Off {
+            return Decision::Pass(Why::Off);
+        }
+        let own = self.count(&self.buffer.key(tenant, "gate"), self.tenant).await;
+        let held = match own {
+            Some(Held::Yes) => Some(Why::Tenant),
+            // One that its own tenant's limit holds does not count for all.
+            Some(Held::No) => match &self.global {
+                Some(limit) => match self.count(&self.buffer.global("gate"), *limit).await {
+                    Some(Held::Yes) => Some(Why::Global),
+                    Some(Held::No) => None,
+                    None => return Decision::Pass(Why::FailedOpen),
+                },
+                None => None,
+            },
+            None => return Decision::Pass(Why::FailedOpen),
+        };
+        match (held, self.mode) {
+            (None, _) => Decision::Pass(Why::Room),
+            (Some(why), GateMode::On) => Decision::Divert(why),
+            (Some(why), _) => {
+                tracing::debug!(target: "semel", reason = why.as_str(), "the gate would have held this trigger");
+                Decision::Pass(Why::Shadow)
+            }
+        }
+    }
+
+    /// `None` where Redis does not answer.
+    async fn count(&self, key: &str, limit: Limit) -> Option<Held> {
+        let threshold = limit.threshold.to_string();
+        let (window, hold) = (millis(limit.window).max(1).to_string(), millis(limit.hold).to_string());
+        let arguments = [threshold.as_bytes(), window.as_bytes(), hold.as_bytes()];
+        let keys = [key.as_bytes()];
+        let answer = self.buffer.client().call(&self.script, &keys, &arguments, Effect::Writes);
+        match answer.await {
+            Ok(Value::Array(parts)) => match parts.first() {
+                Some(Value::Int(0)) => Some(Held::No),
+                Some(Value::Int(_)) => Some(Held::Yes),
+                _ => None,
+            },
+            Ok(_) => None,
+            Err(error) => {
+                tracing::debug!(target: "semel", %error, "the gate could not ask Redis");
+                None
+            }
+        }
+    }
+}
+
+enum Held {
+    Yes,
+    No,
+}

@@ -1,0 +1,362 @@
+//! Ledgers: where events, deliveries, attempts, dead letters, replay jobs and the audit log are kept.
+//!
+//! One trait per room, and [`Ledger`] for all of them. Every ledger is held to the same contract suite.
+//!
+//! # Contract
+//! - **Atomic, durable.** Each call is one transaction, on disk when it answers. Nothing is half there after a crash.
+//! - **Repeatable.** A call whose fate is unknown fails with [`ErrorKind::Ambiguous`] and may be repeated unchanged:
+//!   events know their id and dedupe key, workers their token, letters their message, jobs their id.
+//! - **Its own clock.** Leases, delays and retention are counted by the ledger, from when it executes a call; callers give
+//!   durations.
+//! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::Step)s alone; what is not drawn is refused.
+//! - **In many processes.** Any number of workers on any number of machines, unless the ledger is embedded.
+
+#[cfg(feature = "embedded")]
+mod embedded;
+
+use std::fmt;
+use std::time::Duration;
+
+use semel::key::KeyId;
+pub use semel::store::{BoxFuture, ErrorKind};
+use semel::time::Timestamp;
+
+#[cfg(feature = "embedded")]
+pub use self::embedded::EmbeddedLedger;
+use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};
+use crate::event::{Accepted, Event, NewEvent};
+use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
+use crate::letter::{Group, Letter, LetterStory, NewLetter, Status};
+use crate::replay::{Item, Job, NewJob, Order, Planned, Selection};
+
+/// What a ledger answers.
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, Error>>;
+
+/// A ledger could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The database says no, or nothing. Its kind says whether it may have been done.
+    #[error(transparent)]
+    Store(#[from] semel::store::Error),
+    /// There is no such thing.
+    #[error("there is no {what} {id}")]
+    NotFound {
+        /// What was looked for: `event`, `delivery`, `dead letter`, `replay job`.
+        what: &'static str,
+        /// Under which id.
+        id: String,
+    },
+    /// The step is not possible from where the delivery stands.
+    #[error(transparent)]
+    Impossible(#[from] Impossible),
+    /// It cannot be done as things are; the text says why and what to do.
+    #[error("{0}")]
+    Refused(String),
+    /// Somebody else changed it first. Read it again and repeat.
+    #[error("it was changed meanwhile; read it again and repeat")]
+    Stale,
+}
+
+/// Everything a ledger keeps.
+pub trait Ledger: Intake + Working + Reading + Letters + Replays + Runs + fmt::Debug + fmt::Display {}
+
+/// Taking events in.
+pub trait Intake: Send + Sync + 'static {
+    /// Accepts events with their deliveries (P7): all of them in one transaction, each answered in order. An event
+    /// whose dedupe id is known and not over is not written again. The same id twice in one call: the first counts.
+    fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>>;
+
+    /// Who holds this dedupe id, with the fingerprint it was accepted with; `None` where it is free or over.
+    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>>;
+}
+
+/// Who holds a dedupe id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The event.
+    pub event: EventId,
+    /// What it asked for.
+    pub fingerprint: semel::fingerprint::Fingerprint,
+}
+
+/// Making deliveries.
+pub trait Working: Send + Sync + 'static {
+    /// Takes deliveries that are due: state `running`, the attempt written down as started, a lease and a token (P6).
+    ///
+    /// Fair: tenants take turns, whoever has waited longest for a turn first, so that one with a large backlog delays
+    /// nobody. In order: of one target and order key only the earliest that has not ended, one at a time. A delivery
+    /// whose lease is over is first given back (`retry_wait`, its attempt ends as crashed) and may be taken at once. One at
+    /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
+    fn take(&self, take: Take) -> Answer<'_, Vec<Work>>;
+
+    /// Extends leases; one answer for each. A lease that is over is extended too, where nobody has noticed yet.
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>>;
+
+    /// Writes how attempts ended; one answer for each. With it, in the same transaction: the dead letter of a buried
+    /// one, the letter of a replayed one, the item of its replay job. A letter whose replay failed is pending again, or
+    /// parked after [`PARKED_AFTER`](crate::letter::PARKED_AFTER) of them. The same word of the same token again, while the
+    /// delivery stands where it led, is kept again and writes nothing.
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>>;
+
+    /// How long until something is due for one of these targets, zero where something is; `None` where nothing waits.
+    /// Leases that run out count too.
+    fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>>;
+
+    /// Ends when there may be new work: something was accepted, released or given back, here or (where the ledger can tell)
+    /// in another process. May end for nothing. Workers ask again at [`next_due`](Self::next_due) anyway. Changes count
+    /// from when this is called, not from when it is first awaited: call it, look for work, then await it.
+    fn changed(&self) -> BoxFuture<'_, ()>;
+}
+
+/// What a worker asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// Who asks: unique for each process.
+    pub worker: String,
+    /// For these targets, at most so many each. Those whose breaker is open are left out.
+    pub targets: Vec<(String, u32)>,
+    /// At most so many in all.
+    pub limit: u32,
+    /// How long the work is the worker's without a renewal.
+    pub lease: Duration,
+}
+
+/// Looking.
+pub trait Reading: Send + Sync + 'static {
+    /// One event.
+    fn event(&self, id: EventId) -> Answer<'_, Option<Event>>;
+
+    /// Events, the newest first.
+    fn events(&self, filter: EventFilter, page: Page) -> Answer<'_, Paged<Event>>;
+
+    /// One delivery with its event and its attempts.
+    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<Told>>;
+
+    /// Deliveries, the newest first.
+    fn deliveries(&self, filter: DeliveryFilter, page: Page) -> Answer<'_, Paged<Delivery>>;
+
+    /// The deliveries of an event with their attempts.
+    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<Told>>;
+
+    /// Events that a request id or a dedupe id names: for the story of an action. The request id of an attempt names the
+    /// event it delivered.
+    fn find_events(&self, request_id: Option<String>, dedupe: Option<KeyId>) -> Answer<'_, Vec<EventId>>;
+
+    /// Writes a line into the audit log.
+    fn audit(&self, line: AuditLine) -> Answer<'_, ()>;
+
+    /// The audit log, the newest line first; of one subject, where one is named.
+    fn audit_log(&self, subject: Option<String>, page: Page) -> Answer<'_, Paged<Audited>>;
+
+    /// Numbers for the metrics: how many deliveries in each state, the age of the oldest that is due, how many letters in each status.
+    fn totals(&self) -> Answer<'_, Totals>;
+
+    /// Takes away what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
+    /// parked or replaying stay, with their events.
+    fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64>;
+}
+
+/// Which part of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// After this item: the `next` of the page before. An opaque text.
+    pub after: Option<String>,
+    /// At most so many.
+    pub limit: u32,
+}
+
+/// A part of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paged<T> {
+    /// The items.
+    pub items: Vec<T>,
+    /// Where the next part begins; `None` after the last. A part can be short, or empty, and still have one.
+    pub next: Option<String>,
+}
+
+/// Which events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Only events, or only runs.
+    pub kind: Option<EventKind>,
+    /// Only of this tenant.
+    pub tenant: Option<String>,
+    /// Only of this type.
+    pub event_type: Option<String>,
+    /// Only with this tag.
+    pub tag: Option<String>,
+}
+
+/// Which deliveries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeliveryFilter {
+    /// Only of this event.
+    pub event: Option<EventId>,
+    /// Only to this target.
+    pub target: Option<String>,
+    /// Only of this tenant.
+    pub tenant: Option<String>,
+    /// Only in one of these states; in any where it is empty.
+    pub states: Vec<State>,
+}
+
+/// A line for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditLine {
+    /// Who: the name of a token, or `-`.
+    pub who: String,
+    /// What was done, in a word: `discard`, `restore`, `replay`, `cancel`…
+    pub action: String,
+    /// To what: an id.
+    pub subject: String,
+    /// Why, as they said.
+    pub reason: String,
+}
+
+/// A line of the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audited {
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub line: AuditLine,
+}
+
+/// Numbers for the metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Deliveries by target and state; those that ended well need not be counted.
+    pub deliveries: Vec<(String, State, u64)>,
+    /// How long the oldest that is due has been waiting.
+    pub oldest_due: Option<Duration>,
+    /// Letters by status.
+    pub letters: Vec<(Status, u64)>,
+}
+
+/// Dead letters.
+pub trait Letters: Send + Sync + 'static {
+    /// Writes letters that no delivery stands behind (P8). The same message is written once; each answer is the id it is
+    /// kept under.
+    fn put(&self, letters: Vec<NewLetter>) -> Answer<'_, Vec<LetterId>>;
+
+    /// One letter with its history.
+    fn letter(&self, id: LetterId) -> Answer<'_, Option<LetterStory>>;
+
+    /// Letters, the newest first.
+    fn letters(&self, filter: LetterFilter, page: Page) -> Answer<'_, Paged<Letter>>;
+
+    /// Letters that failed alike, the largest group first.
+    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>>;
+
+    /// Gives a letter up; it can be restored. Refused while it is replaying, and once it was replayed. Again: no change.
+    fn discard(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
+
+    /// Takes that back; also takes a parked one back to pending, its failed replays forgotten. Refused while it is
+    /// replaying, once it was replayed, and where its delivery was cancelled. Again: no change.
+    fn restore(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
+
+    /// Makes a copy of a letter with another payload, as an event of its own with one delivery that is in `dlq` (or for a
+    /// letter without an event: with the event that `copy` describes), linked both ways; its cause is `manual`. Answers the
+    /// copy's id; for the same event id again, the same.
+    fn edit(&self, id: LetterId, copy: NewEvent, line: AuditLine) -> Answer<'_, LetterId>;
+
+    /// Letters from streams that are not in the dead-letter stream yet, the oldest first.
+    fn unmirrored(&self, stream: String, limit: u32) -> Answer<'_, Vec<Letter>>;
+
+    /// Notes that they are.
+    fn mirrored(&self, letters: Vec<LetterId>) -> Answer<'_, ()>;
+}
+
+/// Which letters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LetterFilter {
+    /// Only in this status.
+    pub status: Option<Status>,
+    /// Only of this tenant.
+    pub tenant: Option<String>,
+    /// Only for this target.
+    pub target: Option<String>,
+    /// Only with this signature.
+    pub signature: Option<String>,
+}
+
+/// Replay jobs.
+pub trait Replays: Send + Sync + 'static {
+    /// What a job would do, item by item, without doing it. `targets` are those of the config: whoever is not among them
+    /// is a conflict.
+    fn plan(
+        &self,
+        selection: Selection,
+        mode: crate::replay::Mode,
+        targets: Vec<String>,
+    ) -> Answer<'_, Vec<Planned>>;
+
+    /// Makes a job and freezes its items; the same id again answers the job that is there. Items whose delivery another
+    /// job has released, or that run, are skipped.
+    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, Job>;
+
+    /// One job.
+    fn job(&self, id: JobId) -> Answer<'_, Option<Job>>;
+
+    /// Jobs, the newest first.
+    fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>>;
+
+    /// The items of a job, in the order they are released.
+    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>>;
+
+    /// Jobs that are running: for whoever runs them, after a restart too.
+    fn running(&self) -> Answer<'_, Vec<JobId>>;
+
+    /// Pauses, resumes, cancels or paces a job. Refused once it is over, except to cancel a cancelled one again.
+    fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job>;
+
+    /// Releases the next items of a job, at most `limit`, and never more than its concurrency allows: counted in the same
+    /// transaction, so that no number of processes exceeds it. A released delivery is `replaying`, its letter too.
+    /// In mode resume a delivery that is done is skipped and its letter marked as replayed; re-execute raises the epoch;
+    /// as-new accepts an event with a dedupe id made from job and letter, and leaves the delivery in `dlq`. What is replayed
+    /// begins a new round of attempts, and its time to be delivered no longer ends. A job whose last item has ended is done.
+    /// A job that is not running releases nothing and is answered as it is.
+    fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job>;
+}
+
+/// What only runs have: changes, cancelling, keys that are reset.
+pub trait Runs: Send + Sync + 'static {
+    /// Changes tags, metadata or the delay of an event, if its version is still `version` (any where it is `None`).
+    /// Answers it as it is now.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] where the version is another; [`Error::Impossible`] where it is to be rescheduled and has started.
+    fn change(&self, id: EventId, change: Change, version: Option<u64>) -> Answer<'_, Event>;
+
+    /// Cancels the deliveries of an event that have not started. Answers how many.
+    ///
+    /// # Errors
+    /// [`Error::Impossible`] where none could be cancelled; [`Error::NotFound`] where there is no such event.
+    fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32>;
+
+    /// Notes that a run which was given this id is another one in the ledger (G14): whoever asks for it is led there. Again: no
+    /// change.
+    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()>;
+
+    /// The run that an alias leads to; `None` where there is none.
+    fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>>;
+
+    /// Frees a dedupe id: the next event under it is a new one. Answers whose it was.
+    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>>;
+}
+
+/// A change to a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Change {
+    /// Tags to add; what is there already is not added again.
+    pub add_tags: Vec<String>,
+    /// Members of the metadata to set; the texts of JSON values, kept as they are.
+    pub set: Vec<(String, String)>,
+    /// Members of the metadata to take away.
+    pub remove: Vec<String>,
+    /// Members of the metadata to add to, exactly: they are decimal numbers of any size.
+    pub increment: Vec<(String, String)>,
+    /// A new delay, counted from now.
+    pub delay: Option<Duration>,
+}

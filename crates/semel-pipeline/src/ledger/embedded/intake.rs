@@ -1,0 +1,182 @@
+//! Taking events in.
+
+use std::time::Duration;
+
+use semel::fingerprint::Fingerprint;
+use semel::key::KeyId;
+use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
+use semel::time::Timestamp;
+
+use super::EmbeddedLedger;
+use super::columns::{Columns, json, length, micros};
+use super::rows::Row;
+use super::work::{Done, Work};
+use crate::delivery::State;
+use crate::event::{Accepted, Dedupe, NewEvent};
+use crate::id::{DeliveryId, EventId, EventKind, JobId};
+use crate::ledger::{Answer, Found, Intake};
+
+impl Intake for EmbeddedLedger {
+    fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>> {
+        Box::pin(self.write(move |work, _| events.iter().map(|event| work.accept(event)).collect()))
+    }
+
+    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>> {
+        let now = self.store.clock().now();
+        Box::pin(async move { self.read(|connection| Ok(holder(connection, dedupe, now)?)) })
+    }
+}
+
+/// Who holds a dedupe id by now.
+fn holder(connection: &Connection, dedupe: KeyId, now: Timestamp) -> rusqlite::Result<Option<Found>> {
+    connection
+        .prepare_cached(
+            "SELECT kind, event, fingerprint FROM ledger_dedupe WHERE id = ?1 AND (until IS NULL OR until > ?2)",
+        )?
+        .query_row(params![dedupe.as_bytes(), micros(now)], |row| {
+            let mut columns = Columns::of(row);
+            let kind = columns.name(EventKind::from_name)?;
+            Ok(Found {
+                event: EventId::from_bytes(kind, columns.get()?),
+                fingerprint: Fingerprint::from_bytes(columns.get()?),
+            })
+        })
+        .optional()
+}
+
+impl Work<'_> {
+    /// Accepts one event, unless it is there.
+    pub(super) fn accept(&mut self, event: &NewEvent) -> Done<Accepted> {
+        if let Some(answer) = self.known(event)? {
+            return Ok(answer);
+        }
+        let number = self.add_event(event)?;
+        for target in &event.targets {
+            let row = self.first_row(event, number, target);
+            self.add_row(row)?;
+        }
+        Ok(Accepted::First(event.id))
+    }
+
+    /// The answer for an event that is there, or whose key is.
+    pub(super) fn known(&self, event: &NewEvent) -> Done<Option<Accepted>> {
+        if let Some(dedupe) = &event.dedupe
+            && let Some(found) = holder(self.sql, dedupe.id, self.now)?
+        {
+            return Ok(Some(if found.fingerprint == dedupe.fingerprint {
+                Accepted::Cached(found.event)
+            } else {
+                Accepted::Conflict
+            }));
+        }
+        // The same call again, after its key was reset, or without one.
+        let there = self
+            .sql
+            .prepare_cached("SELECT 1 FROM ledger_events WHERE id = ?1")?
+            .exists([event.id.to_bytes()])?;
+        Ok(there.then_some(Accepted::Cached(event.id)))
+    }
+
+    /// Writes an event without its deliveries. Answers its number.
+    pub(super) fn add_event(&self, event: &NewEvent) -> rusqlite::Result<i64> {
+        let dedupe = event.dedupe.as_ref();
+        // One delivery for each target keeps it from being swept.
+        let unsettled = i64::try_from(event.targets.len()).unwrap_or(i64::MAX);
+        self.sql
+            .prepare_cached(
+                "INSERT INTO ledger_events (id, kind, tenant, type, dedupe, hint, fingerprint, lifetime, content_type,
+                        headers, order_key, origin, targets, delay, deliver_within, tags, metadata, request_id,
+                        traceparent, accepted_at, version, unsettled, settled_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, 0, ?21, ?22)",
+            )?
+            .execute(params![
+                event.id.to_bytes(),
+                event.id.kind().as_str(),
+                event.tenant,
+                event.event_type,
+                dedupe.map(|dedupe| dedupe.id.as_bytes()),
+                dedupe.map(|dedupe| dedupe.hint.as_str()),
+                dedupe.map(|dedupe| dedupe.fingerprint.as_bytes()),
+                dedupe.and_then(|dedupe| dedupe.lifetime).map(length),
+                event.content_type,
+                json(&event.headers),
+                event.order_key,
+                json(&event.origin),
+                json(&event.targets),
+                length(event.delay),
+                event.deliver_within.map(length),
+                json(&event.notes.tags),
+                json(&event.notes.metadata),
+                event.trace.request_id,
+                event.trace.traceparent,
+                micros(self.now),
+                unsettled,
+                (unsettled == 0).then(|| micros(self.now)),
+            ])?;
+        let number = self.sql.last_insert_rowid();
+        self.sql
+            .prepare_cached("INSERT INTO ledger_payloads (event, payload) VALUES (?1, ?2)")?
+            .execute(params![number, &event.payload[..]])?;
+        for tag in &event.notes.tags {
+            self.add_tag(number, tag)?;
+        }
+        if let Some(dedupe) = dedupe {
+            self.bind(dedupe, event.id)?;
+        }
+        Ok(number)
+    }
+
+    pub(super) fn add_tag(&self, event: i64, tag: &str) -> rusqlite::Result<()> {
+        self.sql
+            .prepare_cached("INSERT OR IGNORE INTO ledger_tags (tag, event) VALUES (?1, ?2)")?
+            .execute(params![tag, event])
+            .map(drop)
+    }
+
+    /// Gives a dedupe id to an event; whoever had it before is over.
+    fn bind(&self, dedupe: &Dedupe, event: EventId) -> rusqlite::Result<()> {
+        self.sql
+            .prepare_cached(
+                "INSERT OR REPLACE INTO ledger_dedupe (id, event, kind, fingerprint, until) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![
+                dedupe.id.as_bytes(),
+                event.to_bytes(),
+                event.kind().as_str(),
+                dedupe.fingerprint.as_bytes(),
+                dedupe.lifetime.map(|lifetime| micros(self.now.after(lifetime))),
+            ])
+            .map(drop)
+    }
+
+    /// The delivery of an event to a target, as it begins.
+    pub(super) fn first_row(&self, event: &NewEvent, number: i64, target: &str) -> Row {
+        let state = if event.delay > Duration::ZERO { State::Idle } else { State::Queued };
+        Row {
+            number: 0,
+            id: DeliveryId::new(self.now),
+            event: number,
+            target: target.to_owned(),
+            tenant: event.tenant.clone(),
+            event_type: event.event_type.clone(),
+            order_key: event.order_key.clone(),
+            state,
+            front: false,
+            due_at: self.now.after(event.delay),
+            expires_at: event.deliver_within.map(|within| self.now.after(within)),
+            attempts: 0,
+            crashes: 0,
+            tries: 0,
+            numbered: 0,
+            epoch: 0,
+            token: None,
+            lease_until: None,
+            error: None,
+            letter: None,
+            item: None::<(JobId, i64)>,
+            created_at: self.now,
+            started_at: None,
+            completed_at: None,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Who may be taken next: order keys, and the lanes that tenants wait in.
+
+use std::sync::atomic::Ordering;
+
+use semel::store::rusqlite::{self, OptionalExtension as _, params};
+use semel::time::Timestamp;
+
+use super::Shared;
+use super::columns::{Columns, micros, moment};
+use super::rows::Row;
+use super::work::{Done, Work};
+use crate::delivery::State;
+
+/// The most lanes that are woken for one target in one call: bounds the call, not what is found in the end.
+const WOKEN: i64 = 512;
+
+impl Work<'_> {
+    /// After a row was written: finds the front of its order, and notes what can be taken.
+    pub(super) fn place(&mut self, row: &Row) -> Done<()> {
+        match &row.order_key {
+            None if row.state.is_takeable() => {
+                self.ready(&row.target, &row.tenant, row.due_at);
+                Ok(())
+            }
+            None => Ok(()),
+            Some(key) => self.find_front(&row.target, key),
+        }
+    }
+
+    /// Finds who is at the front of a target's order key.
+    fn find_front(&mut self, target: &str, key: &str) -> Done<()> {
+        let front = self.standing(
+            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_front
+             WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL AND front = 1",
+            target,
+            key,
+        )?;
+        let earliest = self.standing(
+            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_order
+             WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL
+               AND state NOT IN ('done', 'dlq', 'cancelled')
+             ORDER BY number LIMIT 1",
+            target,
+            key,
+        )?;
+        match (front, earliest) {
+            // What runs is at the front until it has ended, whoever comes back before it.
+            (Some(front), _) if front.state == State::Running => return Ok(()),
+            (Some(front), Some(earliest)) if front.number == earliest.number => self.announce(target, &front),
+            (front, earliest) => {
+                if let Some(front) = front {
+                    self.set_front(front.number, 0)?;
+                }
+                if let Some(earliest) = earliest {
+                    self.set_front(earliest.number, 1)?;
+                    self.announce(target, &earliest);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, target: &str, standing: &Standing) {
+        if standing.state.is_takeable() {
+            self.ready(target, &standing.tenant, standing.due_at);
+        }
+    }
+
+    fn standing(&self, sql: &str, target: &str, key: &str) -> rusqlite::Result<Option<Standing>> {
+        self.sql
+            .prepare_cached(sql)?
+            .query_row(params![target, key], |row| {
+                let mut columns = Columns::of(row);
+                Ok(Standing {
+                    number: columns.get()?,
+                    state: columns.name(State::from_name)?,
+                    tenant: columns.get()?,
+                    due_at: columns.time()?,
+                })
+            })
+            .optional()
+    }
+
+    fn set_front(&self, number: i64, front: i64) -> rusqlite::Result<()> {
+        self.sql
+            .prepare_cached("UPDATE ledger_deliveries SET front = ?2 WHERE number = ?1")?
+            .execute([number, front])
+            .map(drop)
+    }
+
+    /// Wakes the lanes of a target in which something is due by now: each waits for its turn from here.
+    pub(super) fn wake_lanes(&self, target: &str, shared: &Shared) -> rusqlite::Result<()> {
+        let tenants: Vec<String> = self
+            .sql
+            .prepare_cached(
+                "SELECT tenant FROM ledger_lanes INDEXED BY ledger_lanes_asleep
+                 WHERE target = ?1 AND turn IS NULL AND due_at <= ?2 ORDER BY due_at LIMIT ?3",
+            )?
+            .query_map(params![target, micros(self.now), WOKEN], |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        for tenant in tenants {
+            self.give_turn(target, &tenant, shared)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a lane behind all others.
+    pub(super) fn give_turn(&self, target: &str, tenant: &str, shared: &Shared) -> rusqlite::Result<()> {
+        let turn = shared.turns.fetch_add(1, Ordering::Relaxed) + 1;
+        self.sql
+            .prepare_cached("UPDATE ledger_lanes SET turn = ?3 WHERE target = ?1 AND tenant = ?2")?
+            .execute(params![target, tenant, turn])
+            .map(drop)
+    }
+
+    /// The lane of a target whose turn it is, with its turn.
+    pub(super) fn next_lane(&self, target: &str) -> rusqlite::Result<Option<(i64, String)>> {
+        self.sql
+            .prepare_cached(
+                "SELECT turn, tenant FROM ledger_lanes INDEXED BY ledger_lanes_awake
+                 WHERE target = ?1 AND turn IS NOT NULL ORDER BY turn LIMIT 1",
+            )?
+            .query_row([target], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()
+    }
+
+    /// What is due first in a lane: its number and when.
+    pub(super) fn first_in_lane(
+        &self,
+        target: &str,
+        tenant: &str,
+    ) -> rusqlite::Result<Option<(i64, Timestamp)>> {
+        self.sql
+            .prepare_cached(
+                "SELECT number, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_ready
+                 WHERE target = ?1 AND tenant = ?2 AND front = 1
+                   AND state IN ('idle', 'queued', 'retry_wait', 'replaying')
+                 ORDER BY due_at, number LIMIT 1",
+            )?
+            .query_row(params![target, tenant], |row| Ok((row.get(0)?, moment(row.get(1)?))))
+            .optional()
+    }
+
+    /// Lets a lane sleep until something in it is due; takes it away where nothing will be.
+    pub(super) fn rest_lane(
+        &self,
+        target: &str,
+        tenant: &str,
+        next_due: Option<Timestamp>,
+    ) -> rusqlite::Result<()> {
+        match next_due {
+            Some(due) => self
+                .sql
+                .prepare_cached(
+                    "UPDATE ledger_lanes SET turn = NULL, due_at = ?3 WHERE target = ?1 AND tenant = ?2",
+                )?
+                .execute(params![target, tenant, micros(due)])
+                .map(drop),
+            None => self
+                .sql
+                .prepare_cached("DELETE FROM ledger_lanes WHERE target = ?1 AND tenant = ?2")?
+                .execute(params![target, tenant])
+                .map(drop),
+        }
+    }
+}
+
+/// Where a delivery of an order stands.
+struct Standing {
+    number: i64,
+    state: State,
+    tenant: String,
+    due_at: Timestamp,
+}

@@ -1,0 +1,170 @@
+//! Releasing the items of a replay job, never more than its concurrency allows.
+
+use semel::store::rusqlite::{self, OptionalExtension as _, params};
+
+use super::broken;
+use super::jobs::{ITEM, read_item};
+use super::plan::verdict;
+use super::reading;
+use super::rows::Row;
+use super::work::{Done, Work};
+use crate::delivery::{State, Step};
+use crate::event::{Accepted, Dedupe, NewEvent, Origin};
+use crate::id::{DeliveryId, EventId, JobId};
+use crate::letter::Status;
+use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
+
+/// The most items that are looked at in one call: those that are skipped take no room, and the call shall end.
+const LOOK_AT: usize = 1_024;
+
+impl Work<'_> {
+    pub(super) fn release(&mut self, id: JobId, limit: u32) -> Done<Job> {
+        let job = self.job(id)?;
+        if job.state != JobState::Running {
+            return Ok(job);
+        }
+        let room = u64::from(job.new.pace.concurrency).saturating_sub(job.counts.released);
+        let mut room = room.min(u64::from(limit));
+        for _ in 0..LOOK_AT {
+            if room == 0 {
+                break;
+            }
+            let Some((position, item)) = self.next_item(id)? else { break };
+            let (state, new_event, error) = self.release_item(&job, position, &item)?;
+            self.sql
+                .prepare_cached(
+                    "UPDATE ledger_items SET state = ?3, new_event = ?4, error = ?5 WHERE job = ?1 AND position = ?2",
+                )?
+                .execute(params![
+                    id.to_bytes(),
+                    position,
+                    state.as_str(),
+                    new_event.map(EventId::to_bytes),
+                    error
+                ])?;
+            self.count_item(id, ItemState::Pending, state)?;
+            if state == ItemState::Released {
+                room -= 1;
+            }
+        }
+        self.end_job_if_over(id)?;
+        self.job(id)
+    }
+
+    fn next_item(&self, job: JobId) -> rusqlite::Result<Option<(i64, Item)>> {
+        self.sql
+            .prepare_cached(&format!(
+                "SELECT {ITEM} INDEXED BY ledger_items_pending WHERE job = ?1 AND state = 'pending' ORDER BY position LIMIT 1"
+            ))?
+            .query_row([job.to_bytes()], read_item)
+            .optional()
+    }
+
+    /// Releases an item, or says why not.
+    fn release_item(
+        &mut self,
+        job: &Job,
+        position: i64,
+        item: &Item,
+    ) -> Done<(ItemState, Option<EventId>, Option<&'static str>)> {
+        let mode = job.new.mode;
+        let Some(mut row) = self.find_row(item.delivery)? else {
+            return Ok((ItemState::SkippedInflight, None, Some("it is gone")));
+        };
+        let letter = match item.letter {
+            Some(letter) => self.find_letter(letter)?,
+            None => None,
+        };
+        match verdict(row.state, letter.map(|letter| letter.status), mode) {
+            (Action::Conflict, why) => return Ok((ItemState::SkippedInflight, None, Some(why))),
+            (Action::Skip, _) => {
+                if let Some(letter) = letter.filter(|letter| letter.status != Status::Replayed) {
+                    self.set_letter_status(letter.number, Status::Replayed)?;
+                }
+                return Ok((ItemState::SkippedCompleted, None, None));
+            }
+            (Action::Run, _) => {}
+        }
+        let whose = Some((job.new.id, position));
+        let new_event = match (mode, row.state) {
+            (Mode::AsNew, _) => match self.repeat_as_new(job.new.id, &row, whose)? {
+                Some(event) => Some(event),
+                None => {
+                    return Ok((ItemState::SkippedInflight, None, Some("this job has repeated it before")));
+                }
+            },
+            (_, State::Done) => {
+                let epoch = row.epoch + 1;
+                self.add_row(again(&row, self.now, epoch, whose))?;
+                self.unsettle(row.event, 1)?;
+                None
+            }
+            _ => {
+                self.step(&mut row, Step::Replay)?;
+                if mode == Mode::ReExecute {
+                    row.epoch += 1;
+                }
+                (row.attempts, row.crashes) = (0, 0);
+                (row.due_at, row.expires_at, row.completed_at) = (self.now, None, None);
+                row.token = None;
+                row.item = whose;
+                self.save(&mut row)?;
+                None
+            }
+        };
+        if let Some(letter) = letter.filter(|letter| letter.status != Status::Replayed) {
+            self.set_letter_status(letter.number, Status::Replaying)?;
+        }
+        Ok((ItemState::Released, new_event, None))
+    }
+
+    /// Accepts an event that repeats the one of `row` for its target, under a key of its own.
+    fn repeat_as_new(&mut self, job: JobId, row: &Row, whose: Option<(JobId, i64)>) -> Done<Option<EventId>> {
+        let original = reading::numbered_event(self.sql, row.event)?
+            .ok_or_else(|| broken(&format!("there is no event {}", row.event)))?
+            .new;
+        let of = original.id;
+        let event = NewEvent {
+            id: EventId::new(of.kind(), self.now),
+            dedupe: Some(Dedupe::of_replay(job, row.id, &original.payload)),
+            origin: Origin::Replay { of },
+            targets: vec![row.target.clone()],
+            delay: std::time::Duration::ZERO,
+            deliver_within: None,
+            ..original
+        };
+        if let Some(Accepted::Cached(_) | Accepted::Conflict) = self.known(&event)? {
+            return Ok(None);
+        }
+        let number = self.add_event(&event)?;
+        let mut first = self.first_row(&event, number, &row.target);
+        first.item = whose;
+        self.add_row(first)?;
+        Ok(Some(event.id))
+    }
+}
+
+/// Another delivery of the same event to the same target.
+fn again(done: &Row, now: semel::time::Timestamp, epoch: u32, item: Option<(JobId, i64)>) -> Row {
+    Row {
+        number: 0,
+        id: DeliveryId::new(now),
+        state: State::Queued,
+        due_at: now,
+        expires_at: None,
+        attempts: 0,
+        crashes: 0,
+        tries: 0,
+        numbered: 0,
+        epoch,
+        token: None,
+        lease_until: None,
+        error: None,
+        letter: None,
+        item,
+        created_at: now,
+        started_at: None,
+        completed_at: None,
+        ..done.clone()
+    }
+}

@@ -1,0 +1,158 @@
+//! How attempts end, and what else that ends: dead letters, items of replay jobs.
+
+use semel::store::rusqlite::{self, OptionalExtension as _, params};
+
+use super::broken;
+use super::columns::{length, micros};
+use super::rows::Row;
+use super::work::{Done, Work};
+use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
+use crate::id::{JobId, LetterId};
+use crate::letter::Status;
+use crate::replay::{ItemState, JobState};
+
+impl Work<'_> {
+    pub(super) fn settle(&mut self, held: Holding, settle: Settle) -> Done<Said> {
+        let Some(mut row) = self.find_row(held.delivery)? else { return Ok(Said::Lost) };
+        if row.token != Some(held.token) {
+            return Ok(Said::Lost);
+        }
+        let step = settle.step();
+        if row.state != State::Running {
+            // Its own word, a second time.
+            return Ok(if row.state == step.to() { Said::Kept } else { Said::Lost });
+        }
+        self.step(&mut row, step)?;
+        row.lease_until = None;
+        match settle {
+            Settle::Done(ending) => {
+                self.end_attempt(&row, &ending)?;
+                row.error = None;
+                row.completed_at = Some(self.now);
+                self.delivered(&mut row)?;
+            }
+            Settle::Retry(ending, after) => {
+                self.end_attempt(&row, &ending)?;
+                row.error = Some(ending.error);
+                row.due_at = self.now.after(after);
+            }
+            Settle::Defer(after) => {
+                self.end_attempt(&row, &deferred())?;
+                row.attempts -= 1;
+                row.tries -= 1;
+                row.due_at = self.now.after(after);
+            }
+            Settle::Block(ending) => {
+                self.end_attempt(&row, &ending)?;
+                row.error = Some(ending.error.clone());
+                row.completed_at = Some(self.now);
+                if let Some(letter) = row.letter {
+                    self.bury_again(letter, &row, &ending, None)?;
+                }
+                self.end_item(&mut row, ItemState::FailedAgain, Some(&ending.error), Status::Discarded)?;
+            }
+            Settle::Bury(ending, cause) => {
+                self.end_attempt(&row, &ending)?;
+                row.error = Some(ending.error.clone());
+                row.completed_at = Some(self.now);
+                let copy_of =
+                    self.end_item(&mut row, ItemState::FailedAgain, Some(&ending.error), Status::Discarded)?;
+                match row.letter {
+                    Some(letter) => self.bury_again(letter, &row, &ending, Some(cause))?,
+                    None => row.letter = Some(self.bury(&row, &ending, cause, copy_of)?.0),
+                }
+            }
+        }
+        self.save(&mut row)?;
+        Ok(Said::Kept)
+    }
+
+    /// It is done: so is its letter, and the item that released it.
+    fn delivered(&mut self, row: &mut Row) -> Done<()> {
+        if let Some(letter) = row.letter {
+            self.set_letter_status(letter, Status::Replayed)?;
+        }
+        self.end_item(row, ItemState::Replayed, None, Status::Replayed)?;
+        self.unsettle(row.event, -1)?;
+        Ok(())
+    }
+
+    /// Writes how the present attempt ended.
+    pub(super) fn end_attempt(&self, row: &Row, ending: &Ending) -> rusqlite::Result<()> {
+        self.sql
+            .prepare_cached(
+                "UPDATE ledger_attempts SET ended_at = ?3, class = ?4, status = ?5, error = ?6, excerpt = ?7,
+                        retry_after = ?8
+                 WHERE delivery = ?1 AND number = ?2",
+            )?
+            .execute(params![
+                row.number,
+                row.numbered,
+                micros(self.now),
+                ending.class.as_str(),
+                ending.status,
+                ending.error,
+                ending.excerpt,
+                ending.retry_after.map(length),
+            ])
+            .map(drop)
+    }
+
+    /// Ends the item that released this delivery, if one did. Where the delivery is the new event of an item, the letter
+    /// it was made of ends as `original`; that letter's id is answered.
+    pub(super) fn end_item(
+        &mut self,
+        row: &mut Row,
+        state: ItemState,
+        error: Option<&str>,
+        original: Status,
+    ) -> Done<Option<LetterId>> {
+        let Some((job, position)) = row.item.take() else { return Ok(None) };
+        let (letter, is_new) = self
+            .sql
+            .prepare_cached(
+                "UPDATE ledger_items SET state = ?3, error = ?4 WHERE job = ?1 AND position = ?2
+                 RETURNING letter, new_event IS NOT NULL",
+            )?
+            .query_row(params![job.to_bytes(), position, state.as_str(), error], |row| {
+                Ok((row.get::<_, Option<[u8; 16]>>(0)?.map(LetterId::from_bytes), row.get::<_, bool>(1)?))
+            })
+            .optional()?
+            .ok_or_else(|| broken(&format!("job {job} has no item {position}")))?;
+        self.count_item(job, ItemState::Released, state)?;
+        let Some(letter) = letter.filter(|_| is_new) else { return Ok(None) };
+        self.end_original(letter, original)?;
+        Ok(Some(letter))
+    }
+
+    /// Counts an item from one state to another. A job whose last item has ended is done.
+    pub(super) fn count_item(&self, job: JobId, from: ItemState, to: ItemState) -> rusqlite::Result<()> {
+        let (from, to) = (from.as_str(), to.as_str());
+        self.sql
+            .prepare_cached(&format!(
+                "UPDATE ledger_jobs SET {from} = {from} - 1, {to} = {to} + 1, updated_at = ?2 WHERE id = ?1"
+            ))?
+            .execute(params![job.to_bytes(), micros(self.now)])?;
+        self.end_job_if_over(job)
+    }
+
+    pub(super) fn end_job_if_over(&self, job: JobId) -> rusqlite::Result<()> {
+        self.sql
+            .prepare_cached(
+                "UPDATE ledger_jobs SET state = ?2, note = 'every item has ended', updated_at = ?3
+                 WHERE id = ?1 AND state IN ('running', 'paused') AND pending = 0 AND released = 0",
+            )?
+            .execute(params![job.to_bytes(), JobState::Done.as_str(), micros(self.now)])
+            .map(drop)
+    }
+}
+
+fn deferred() -> Ending {
+    Ending {
+        class: Class::Deferred,
+        status: None,
+        error: String::new(),
+        excerpt: String::new(),
+        retry_after: None,
+    }
+}

@@ -1,0 +1,126 @@
+//! Takes away what is over.
+
+use std::time::Duration;
+
+use semel::store::rusqlite::{self, params};
+use semel::time::Timestamp;
+
+use super::columns::{Columns, micros};
+use super::work::{Done, Work};
+use crate::delivery::State;
+use crate::id::JobId;
+use crate::letter::Status;
+
+impl Work<'_> {
+    /// Removes up to `limit` of each kind that ended before `keep` ago. Answers how many.
+    pub(super) fn sweep(&mut self, keep: Duration, limit: u32) -> Done<u64> {
+        let before = Timestamp::default().after(self.now.left(Timestamp::default().after(keep)));
+        let mut swept = 0;
+        for event in self.numbers(
+            "SELECT number FROM ledger_events INDEXED BY ledger_events_settled
+             WHERE settled_at IS NOT NULL AND settled_at <= ?1 ORDER BY settled_at LIMIT ?2",
+            before,
+            limit,
+        )? {
+            self.remove_event(event)?;
+            swept += 1;
+        }
+        for letter in self.numbers(
+            "SELECT number FROM ledger_letters INDEXED BY ledger_letters_over
+             WHERE event IS NULL AND status IN ('replayed', 'discarded') AND updated_at <= ?1
+             ORDER BY updated_at LIMIT ?2",
+            before,
+            limit,
+        )? {
+            self.remove_letters("number = ?1", letter)?;
+            swept += 1;
+        }
+        swept += self.remove_jobs(before, limit)?;
+        // A key that is over says nothing any more, however young its event is.
+        swept += self
+            .sql
+            .prepare_cached(
+                "DELETE FROM ledger_dedupe WHERE id IN (SELECT id FROM ledger_dedupe INDEXED BY ledger_dedupe_until
+                 WHERE until IS NOT NULL AND until <= ?1 ORDER BY until LIMIT ?2)",
+            )?
+            .execute(params![micros(self.now), limit])? as u64;
+        Ok(swept)
+    }
+
+    fn numbers(&self, sql: &str, before: Timestamp, limit: u32) -> rusqlite::Result<Vec<i64>> {
+        self.sql.prepare_cached(sql)?.query_map(params![micros(before), limit], |row| row.get(0))?.collect()
+    }
+
+    /// Removes an event that is settled, with everything that belongs to it.
+    fn remove_event(&mut self, event: i64) -> Done<()> {
+        let deliveries: Vec<(i64, String, State)> = self
+            .sql
+            .prepare_cached("SELECT number, target, state FROM ledger_deliveries WHERE event = ?1")?
+            .query_map([event], |row| {
+                let mut columns = Columns::of(row);
+                Ok((columns.get()?, columns.get()?, columns.name(State::from_name)?))
+            })?
+            .collect::<rusqlite::Result<_>>()?;
+        for (number, target, state) in deliveries {
+            self.count_delivery(&target, state, -1);
+            self.sql.prepare_cached("DELETE FROM ledger_attempts WHERE delivery = ?1")?.execute([number])?;
+            self.sql.prepare_cached("DELETE FROM ledger_deliveries WHERE number = ?1")?.execute([number])?;
+        }
+        self.remove_letters("event = ?1", event)?;
+        for tag in self.tags_of(event)? {
+            self.sql
+                .prepare_cached("DELETE FROM ledger_tags WHERE tag = ?1 AND event = ?2")?
+                .execute(params![tag, event])?;
+        }
+        // A key without a lifetime of its own lives as long as its event.
+        self.sql
+            .prepare_cached(
+                "DELETE FROM ledger_dedupe WHERE until IS NULL
+                   AND (id, event) IN (SELECT dedupe, id FROM ledger_events WHERE number = ?1)",
+            )?
+            .execute([event])?;
+        self.sql.prepare_cached("DELETE FROM ledger_payloads WHERE event = ?1")?.execute([event])?;
+        self.sql.prepare_cached("DELETE FROM ledger_events WHERE number = ?1")?.execute([event])?;
+        Ok(())
+    }
+
+    fn tags_of(&self, event: i64) -> rusqlite::Result<Vec<String>> {
+        self.sql
+            .prepare_cached("SELECT tags FROM ledger_events WHERE number = ?1")?
+            .query_row([event], |row| Columns::of(row).json())
+    }
+
+    fn remove_letters(&mut self, which: &str, number: i64) -> Done<()> {
+        let statuses: Vec<Status> = self
+            .sql
+            .prepare_cached(&format!("DELETE FROM ledger_letters WHERE {which} RETURNING status"))?
+            .query_map([number], |row| Columns::of(row).name(Status::from_name))?
+            .collect::<rusqlite::Result<_>>()?;
+        for status in statuses {
+            self.count_letter(status, -1);
+        }
+        Ok(())
+    }
+
+    /// Removes jobs that are over and whose released items have ended.
+    fn remove_jobs(&self, before: Timestamp, limit: u32) -> Done<u64> {
+        let mut swept = 0;
+        for state in ["done", "cancelled"] {
+            let jobs: Vec<JobId> = self
+                .sql
+                .prepare_cached(
+                    "SELECT id FROM ledger_jobs WHERE state = ?3 AND updated_at <= ?1 AND released = 0
+                     ORDER BY updated_at LIMIT ?2",
+                )?
+                .query_map(params![micros(before), limit, state], |row| Ok(JobId::from_bytes(row.get(0)?)))?
+                .collect::<rusqlite::Result<_>>()?;
+            for job in jobs {
+                let id = job.to_bytes();
+                self.sql.prepare_cached("DELETE FROM ledger_items WHERE job = ?1")?.execute([id])?;
+                self.sql.prepare_cached("DELETE FROM ledger_jobs WHERE id = ?1")?.execute([id])?;
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+}

@@ -1,0 +1,261 @@
+//! Giving work out, and taking back what its worker lost.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::store::BoxFuture;
+use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
+use semel::time::Timestamp;
+
+use super::columns::{Columns, micros, moment};
+use super::rows::Row;
+use super::work::{Done, Work};
+use super::{EmbeddedLedger, Shared};
+use crate::delivery::{self, Class, Holding, Said, Settle, State, Step};
+use crate::event::Trace;
+use crate::id::{EventId, EventKind};
+use crate::ledger::{Answer, Take, Working};
+
+/// The most lost deliveries of one target that are given back in one call: bounds the call.
+const GIVEN_BACK: i64 = 256;
+
+impl Working for EmbeddedLedger {
+    fn take(&self, take: Take) -> Answer<'_, Vec<delivery::Work>> {
+        Box::pin(async move {
+            // Most calls of an idle worker find nothing: that is seen without the writer.
+            let targets =
+                take.targets.iter().filter(|(_, most)| *most > 0).map(|(target, _)| target.as_str());
+            let due = self.until_due(targets)?;
+            if take.limit == 0 || due.is_none_or(|wait| wait > Duration::ZERO) {
+                return Ok(Vec::new());
+            }
+            self.write(move |work, shared| work.take(&take, shared)).await
+        })
+    }
+
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {
+        Box::pin(self.write(move |work, _| held.iter().map(|held| Ok(work.renew(*held, lease)?)).collect()))
+    }
+
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+        Box::pin(self.write(move |work, _| {
+            settled.into_iter().map(|(held, settle)| work.settle(held, settle)).collect()
+        }))
+    }
+
+    fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>> {
+        Box::pin(async move { self.until_due(targets.iter().map(String::as_str)) })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        // Made here and not when it is first polled: it counts from now.
+        Box::pin(self.shared.news.notified())
+    }
+}
+
+impl EmbeddedLedger {
+    fn until_due<'t>(
+        &self,
+        targets: impl Iterator<Item = &'t str>,
+    ) -> Result<Option<Duration>, crate::ledger::Error> {
+        self.read(|connection| {
+            let now = self.store.clock().now();
+            let mut soonest: Option<Duration> = None;
+            for target in targets {
+                for due in [next_in_lanes(connection, target)?, next_lease(connection, target)?] {
+                    let left = due.map(|due| due.left(now));
+                    soonest = [soonest, left].into_iter().flatten().min();
+                }
+            }
+            Ok(soonest)
+        })
+    }
+}
+
+/// When something of a target can be taken; the beginning of time where a lane is awake.
+fn next_in_lanes(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
+    let awake = connection
+        .prepare_cached(
+            "SELECT 1 FROM ledger_lanes INDEXED BY ledger_lanes_awake WHERE target = ?1 AND turn IS NOT NULL LIMIT 1",
+        )?
+        .exists([target])?;
+    if awake {
+        return Ok(Some(Timestamp::default()));
+    }
+    connection
+        .prepare_cached(
+            "SELECT due_at FROM ledger_lanes INDEXED BY ledger_lanes_asleep
+             WHERE target = ?1 AND turn IS NULL ORDER BY due_at LIMIT 1",
+        )?
+        .query_row([target], |row| row.get(0).map(moment))
+        .optional()
+}
+
+/// When the next lease of a target ends.
+fn next_lease(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
+    connection
+        .prepare_cached(
+            "SELECT lease_until FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
+             WHERE target = ?1 AND state = 'running' ORDER BY lease_until LIMIT 1",
+        )?
+        .query_row([target], |row| row.get(0).map(moment))
+        .optional()
+}
+
+/// A target that is asked for: how many more, and whose turn it is.
+struct Asked<'t> {
+    target: &'t str,
+    left: u32,
+    next: Option<(i64, String)>,
+}
+
+impl Work<'_> {
+    fn take(&mut self, take: &Take, shared: &Shared) -> Done<Vec<delivery::Work>> {
+        for (target, _) in &take.targets {
+            self.give_back_lost(target)?;
+        }
+        self.write_lanes()?;
+        let mut asked = Vec::with_capacity(take.targets.len());
+        for (target, left) in &take.targets {
+            self.wake_lanes(target, shared)?;
+            asked.push(Asked { target, left: *left, next: self.next_lane(target)? });
+        }
+        let mut taken = Vec::new();
+        while taken.len() < take.limit as usize {
+            let turns = asked.iter_mut().filter(|asked| asked.left > 0 && asked.next.is_some());
+            let Some(asked) = turns.min_by_key(|asked| asked.next.as_ref().map(|(turn, _)| *turn)) else {
+                break;
+            };
+            let Some((_, tenant)) = asked.next.take() else { break };
+            match self.first_in_lane(asked.target, &tenant)? {
+                Some((number, due)) if due <= self.now => {
+                    let row = self.row(number)?;
+                    taken.push(self.start(row, take)?);
+                    asked.left -= 1;
+                    self.give_turn(asked.target, &tenant, shared)?;
+                }
+                later => self.rest_lane(asked.target, &tenant, later.map(|(_, due)| due))?,
+            }
+            asked.next = self.next_lane(asked.target)?;
+        }
+        Ok(taken)
+    }
+
+    /// Gives back what its worker has lost: the attempt crashed.
+    fn give_back_lost(&mut self, target: &str) -> Done<()> {
+        let lost: Vec<i64> = self
+            .sql
+            .prepare_cached(
+                "SELECT number FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
+                 WHERE target = ?1 AND state = 'running' AND lease_until <= ?2 ORDER BY lease_until LIMIT ?3",
+            )?
+            .query_map(params![target, micros(self.now), GIVEN_BACK], |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        for number in lost {
+            let mut row = self.row(number)?;
+            self.step(&mut row, Step::Retry)?;
+            let error = "its worker was gone before the attempt ended";
+            self.end_attempt(
+                &row,
+                &delivery::Ending {
+                    class: Class::Crashed,
+                    status: None,
+                    error: error.to_owned(),
+                    excerpt: String::new(),
+                    retry_after: None,
+                },
+            )?;
+            row.crashes += 1;
+            row.error = Some(error.to_owned());
+            row.due_at = self.now;
+            row.token = None;
+            row.lease_until = None;
+            self.save(&mut row)?;
+        }
+        Ok(())
+    }
+
+    /// Starts an attempt: it is written down before anybody acts on it.
+    fn start(&mut self, mut row: Row, take: &Take) -> Done<delivery::Work> {
+        if row.state == State::Idle {
+            self.step(&mut row, Step::Enqueue)?;
+        }
+        self.step(&mut row, Step::Take)?;
+        let token: u128 = rand::random();
+        row.attempts += 1;
+        row.tries += 1;
+        row.numbered += 1;
+        row.token = Some(token);
+        row.lease_until = Some(self.now.after(take.lease));
+        row.started_at = row.started_at.or(Some(self.now));
+        self.save(&mut row)?;
+        self.sql
+            .prepare_cached(
+                "INSERT INTO ledger_attempts (delivery, number, worker, epoch, started_at, job)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
+            .execute(params![
+                row.number,
+                row.numbered,
+                take.worker,
+                row.epoch,
+                micros(self.now),
+                row.item.map(|(job, _)| job.to_bytes()),
+            ])?;
+        self.describe(row, token)
+    }
+
+    /// Everything a worker needs to make the delivery.
+    fn describe(&self, row: Row, token: u128) -> Done<delivery::Work> {
+        let (event, content_type, headers, trace, accepted_at, payload) = self
+            .sql
+            .prepare_cached(
+                "SELECT kind, id, content_type, headers, request_id, traceparent, accepted_at, payload
+                 FROM ledger_events JOIN ledger_payloads ON event = number WHERE number = ?1",
+            )?
+            .query_row([row.event], |found| {
+                let mut columns = Columns::of(found);
+                let kind = columns.name(EventKind::from_name)?;
+                Ok((
+                    EventId::from_bytes(kind, columns.get()?),
+                    columns.get()?,
+                    columns.json()?,
+                    Trace { request_id: columns.get()?, traceparent: columns.get()? },
+                    columns.time()?,
+                    Bytes::from(columns.get::<Vec<u8>>()?),
+                ))
+            })?;
+        Ok(delivery::Work {
+            holding: Holding { delivery: row.id, token },
+            event,
+            target: row.target,
+            tenant: row.tenant,
+            event_type: row.event_type,
+            payload,
+            content_type,
+            headers,
+            attempt: row.attempts,
+            crashes: row.crashes,
+            epoch: row.epoch,
+            request_id: delivery::request_id(row.id, row.numbered),
+            trace,
+            accepted_at,
+            expired: row.expires_at.is_some_and(|end| end <= self.now),
+            job: row.item.map(|(job, _)| job),
+        })
+    }
+
+    fn renew(&self, held: Holding, lease: Duration) -> rusqlite::Result<Said> {
+        let changed = self
+            .sql
+            .prepare_cached(
+                "UPDATE ledger_deliveries SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
+            )?
+            .execute(params![
+                held.delivery.to_bytes(),
+                held.token.to_be_bytes(),
+                micros(self.now.after(lease))
+            ])?;
+        Ok(if changed == 1 { Said::Kept } else { Said::Lost })
+    }
+}

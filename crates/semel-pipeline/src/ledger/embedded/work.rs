@@ -1,0 +1,127 @@
+//! What one call does on the writer: its transaction, its time, and what is written at its end for all of it.
+
+use std::collections::BTreeMap;
+
+use semel::store::rusqlite::{self, Transaction, params};
+use semel::time::Timestamp;
+
+use super::columns::micros;
+use crate::delivery::{Impossible, State};
+use crate::ledger::{AuditLine, Error};
+use crate::letter::Status;
+
+/// Why a call on the writer ends without an answer. Everything it wrote is undone.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// SQLite said no.
+    Sql(rusqlite::Error),
+    /// The ledger did.
+    Told(Error),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Told(error)
+    }
+}
+
+impl From<Impossible> for Fault {
+    fn from(impossible: Impossible) -> Self {
+        Self::Told(impossible.into())
+    }
+}
+
+/// A sentence that says why not.
+pub(super) fn refused(why: impl Into<String>) -> Fault {
+    Fault::Told(Error::Refused(why.into()))
+}
+
+/// There is no such thing.
+pub(super) fn not_found(what: &'static str, id: impl std::fmt::Display) -> Fault {
+    Fault::Told(Error::NotFound { what, id: id.to_string() })
+}
+
+pub(super) type Done<T> = Result<T, Fault>;
+
+/// One call's view of the writer.
+#[derive(Debug)]
+pub(super) struct Work<'a> {
+    pub(super) sql: &'a Transaction<'a>,
+    /// The ledger's time: one moment for the whole call.
+    pub(super) now: Timestamp,
+    /// Counts that changed, to be written once.
+    tally: BTreeMap<(&'static str, String, &'static str), i64>,
+    /// Lanes with something new to take, and when that is due.
+    lanes: BTreeMap<(String, String), Timestamp>,
+    /// Whether somebody who waits for work should look.
+    pub(super) news: bool,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(sql: &'a Transaction<'a>, now: Timestamp) -> Self {
+        Self { sql, now, tally: BTreeMap::new(), lanes: BTreeMap::new(), news: false }
+    }
+
+    /// Notes that a delivery of `target` came into a state, or left it.
+    pub(super) fn count_delivery(&mut self, target: &str, state: State, by: i64) {
+        *self.tally.entry(("delivery", target.to_owned(), state.as_str())).or_default() += by;
+    }
+
+    /// The same of a letter.
+    pub(super) fn count_letter(&mut self, status: Status, by: i64) {
+        *self.tally.entry(("letter", String::new(), status.as_str())).or_default() += by;
+    }
+
+    /// Notes that a delivery can be taken from `due` on.
+    pub(super) fn ready(&mut self, target: &str, tenant: &str, due: Timestamp) {
+        self.news = true;
+        let lane = self.lanes.entry((target.to_owned(), tenant.to_owned())).or_insert(due);
+        *lane = (*lane).min(due);
+    }
+
+    /// Writes the lanes that were noted.
+    pub(super) fn write_lanes(&mut self) -> rusqlite::Result<()> {
+        // A lane that is awake needs no word: whoever takes from it looks at what is due.
+        let mut statement = self.sql.prepare_cached(
+            "INSERT INTO ledger_lanes (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
+             ON CONFLICT (target, tenant) DO UPDATE SET due_at = excluded.due_at
+             WHERE turn IS NULL AND excluded.due_at < due_at",
+        )?;
+        for ((target, tenant), due) in std::mem::take(&mut self.lanes) {
+            statement.execute(params![target, tenant, micros(due)])?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is written once for the whole call.
+    pub(super) fn finish(mut self) -> rusqlite::Result<bool> {
+        self.write_lanes()?;
+        let mut statement = self.sql.prepare_cached(
+            "INSERT INTO ledger_tally (what, name, state, count) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (what, name, state) DO UPDATE SET count = count + excluded.count",
+        )?;
+        for ((what, name, state), by) in self.tally {
+            if by != 0 {
+                statement.execute(params![what, name, state, by])?;
+            }
+        }
+        Ok(self.news)
+    }
+
+    /// Writes a line of the audit log.
+    pub(super) fn audit(&self, line: &AuditLine) -> rusqlite::Result<()> {
+        let AuditLine { who, action, subject, reason } = line;
+        self.sql
+            .prepare_cached(
+                "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![micros(self.now), who, action, subject, reason])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! The outbox in the embedded store's file: the caller's rows, the outbox and the ledger are one file, so the relay is
+//! one transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::secret::Secret;
+use semel::store::rusqlite::{self, Transaction, params};
+use semel::time::{Clock, SystemClock};
+
+use super::{Published, Relayed, Route};
+use crate::id::{EventId, EventKind};
+use crate::ledger::{EmbeddedLedger, Error};
+
+/// The stream that letters of refused events name as their source.
+pub const STREAM: &str = "outbox";
+
+/// Publishes an event inside a transaction of the embedded store: of [`EmbeddedStore::transact`], or of an effect run by
+/// [`Once::run_in`]. It is relayed once that transaction is committed, and never if it is rolled back. Answers the id that
+/// the event has if it is the first under its dedupe key.
+///
+/// The store must have a ledger: [`EmbeddedLedger::open`] makes the table.
+///
+/// # Errors
+/// What SQLite said.
+///
+/// [`EmbeddedStore::transact`]: semel::store::EmbeddedStore::transact
+/// [`Once::run_in`]: semel::engine::Once::run_in
+pub fn publish_in(transaction: &Transaction<'_>, event: &Published) -> rusqlite::Result<EventId> {
+    // Only for the id and for people: the ledger counts time from when it accepts the event.
+    let now = SystemClock.now();
+    let id = EventId::new(EventKind::Event, now);
+    let text = serde_json::to_string(event).expect("an event is plain data");
+    transaction
+        .prepare_cached(
+            "INSERT INTO ledger_outbox (id, event, payload, published_at) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![
+            id.to_bytes(),
+            text,
+            &event.payload[..],
+            i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
+        ])?;
+    Ok(id)
+}
+
+/// Brings what was published into the ledger.
+pub struct Relay {
+    ledger: Arc<EmbeddedLedger>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    secret: Secret,
+    route: Box<dyn Route>,
+}
+
+impl Relay {
+    /// A relay into `ledger`. `route` says who wants an event, `secret` is the deployment's.
+    pub fn new(ledger: Arc<EmbeddedLedger>, secret: Secret, route: impl Route) -> Self {
+        Self { ledger, shared: Arc::new(Shared { secret, route: Box::new(route) }) }
+    }
+
+    /// Relays at most `limit` events, the oldest first: they are accepted and leave the outbox in one transaction, so
+    /// each is relayed once, whatever happens meanwhile. One whose dedupe key is none, or belongs to other bytes, becomes
+    /// a dead letter. Cancel-safe.
+    ///
+    /// # Errors
+    /// What the ledger says. Nothing has left the outbox then, or its fate is unknown and the next call goes on from it.
+    pub async fn run_once(&self, limit: u32) -> Result<Relayed, Error> {
+        // Mostly there is nothing, and that is seen without the writer.
+        let some = self.ledger.store().read(|connection| {
+            connection.prepare_cached("SELECT 1 FROM ledger_outbox LIMIT 1")?.exists([])
+        })?;
+        if !some {
+            return Ok(Relayed::default());
+        }
+        let shared = Arc::clone(&self.shared);
+        let place = move |id, event: Published| {
+            let targets = shared.route.targets(&event);
+            event.into_event(id, &shared.secret, targets)
+        };
+        self.ledger.relay(limit, place).await
+    }
+
+    /// Relays until it is dropped, looking every `interval` where nothing waits.
+    pub async fn run(&self, interval: Duration) {
+        loop {
+            match self.run_once(256).await {
+                Ok(relayed) if relayed.total() > 0 => continue,
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; it is tried again"),
+            }
+            tokio::time::sleep(interval).await;
+        }
+    }
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,199 @@
+//! From the fields of a message to an event, or to the reason why not.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::secret::Secret;
+use semel::time::Timestamp;
+
+use super::Message;
+use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::id::{EventId, EventKind};
+
+/// The longest type, tenant, order key or dedupe key.
+const LONGEST: usize = 1024;
+
+/// Reads a message. `stream` is where it came from; `targets` are those that want an event of a type.
+///
+/// # Errors
+/// What is wrong with it, in words for people.
+pub(super) fn decode(
+    message: &Message,
+    stream: &str,
+    secret: &Secret,
+    now: Timestamp,
+    targets: impl FnOnce(&str) -> Vec<String>,
+) -> Result<NewEvent, String> {
+    let mut fields = Fields::default();
+    let mut headers = Vec::new();
+    for (name, value) in &message.fields {
+        let name = text("the name of a field", name)?;
+        match name.as_str() {
+            "payload" => once(&mut fields.payload, &name, value.clone())?,
+            "type" => once(&mut fields.event_type, &name, text(&name, value)?)?,
+            "dedupe_key" => once(&mut fields.dedupe_key, &name, text(&name, value)?)?,
+            "tenant" => once(&mut fields.tenant, &name, text(&name, value)?)?,
+            "order_key" => once(&mut fields.order_key, &name, text(&name, value)?)?,
+            "content_type" => once(&mut fields.content_type, &name, text(&name, value)?)?,
+            _ => headers.push((name.clone(), text(&name, value)?)),
+        }
+    }
+    let event_type = required("type", fields.event_type)?;
+    let dedupe_key = required("dedupe_key", fields.dedupe_key)?;
+    let payload = fields.payload.ok_or("the field `payload` is missing")?;
+    let tenant = fields.tenant.unwrap_or_default();
+    let dedupe = Dedupe::of_event(secret, &tenant, &event_type, &dedupe_key, &payload)
+        .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))?;
+    let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let trace = Trace { request_id: header("request_id"), traceparent: header("traceparent") };
+    Ok(NewEvent {
+        id: EventId::new(EventKind::Event, now),
+        targets: targets(&event_type),
+        tenant,
+        event_type,
+        dedupe: Some(dedupe),
+        payload,
+        content_type: fields.content_type.unwrap_or_else(|| "application/json".to_owned()),
+        headers,
+        order_key: fields.order_key.filter(|key| !key.is_empty()),
+        origin: Origin::Stream { stream: stream.to_owned(), message: message.id.clone() },
+        delay: Duration::ZERO,
+        deliver_within: None,
+        notes: Notes::default(),
+        trace,
+    })
+}
+
+#[derive(Default)]
+struct Fields {
+    payload: Option<Bytes>,
+    event_type: Option<String>,
+    dedupe_key: Option<String>,
+    tenant: Option<String>,
+    order_key: Option<String>,
+    content_type: Option<String>,
+}
+
+fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("the field `{name}` is there twice")),
+    }
+}
+
+fn required(name: &str, value: Option<String>) -> Result<String, String> {
+    match value {
+        Some(value) if !value.is_empty() => Ok(value),
+        Some(_) => Err(format!("the field `{name}` is empty")),
+        None => Err(format!("the field `{name}` is missing")),
+    }
+}
+
+/// Text that every ledger and every header can hold.
+fn text(name: &str, value: &Bytes) -> Result<String, String> {
+    let short = name.get(..64).unwrap_or(name);
+    if value.len() > LONGEST {
+        return Err(format!("`{short}` is longer than {LONGEST} bytes"));
+    }
+    let text = std::str::from_utf8(value).map_err(|_| format!("`{short}` is not UTF-8"))?;
+    if text.chars().any(char::is_control) {
+        return Err(format!("`{short}` holds a control character"));
+    }
+    Ok(text.to_owned())
+}
+
+/// All fields of a message as JSON, for a letter: text as it is, other bytes in hex. Nothing is lost.
+pub(super) fn raw(message: &Message) -> Bytes {
+    let fields: Vec<[serde_json::Value; 2]> =
+        message.fields.iter().map(|(name, value)| [shown(name), shown(value)]).collect();
+    let text = serde_json::json!({ "id": message.id, "fields": fields }).to_string();
+    Bytes::from(text)
+}
+
+fn shown(bytes: &Bytes) -> serde_json::Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => serde_json::Value::from(text),
+        Err(_) => {
+            let mut hex = String::with_capacity(bytes.len() * 2);
+            for byte in bytes {
+                write!(hex, "{byte:02x}").expect("a string takes everything");
+            }
+            serde_json::json!({ "hex": hex })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Given<'a> = &'a [(&'a str, &'a [u8])];
+
+    fn message(fields: Given<'_>) -> Message {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value)));
+        Message { id: "1-1".to_owned(), fields: fields.collect(), given_out: 1 }
+    }
+
+    fn read(fields: Given<'_>) -> Result<NewEvent, String> {
+        let secret = Secret::from_bytes([7; 32]);
+        let now = Timestamp::from_micros(1_000_000);
+        decode(&message(fields), "orders", &secret, now, |_| vec!["crm".to_owned()])
+    }
+
+    // P8
+    #[test]
+    fn a_message_with_its_three_fields_is_an_event() {
+        let payload = br#"{"n":9007199254740993,"a":[]}"#;
+        let event = read(&[
+            ("type", b"order.paid"),
+            ("dedupe_key", b"o-1"),
+            ("payload", payload),
+            ("tenant", b"acme"),
+            ("order_key", b"o"),
+            ("source", b"shop"),
+        ])
+        .expect("it is whole");
+        assert_eq!((event.event_type.as_str(), event.tenant.as_str()), ("order.paid", "acme"));
+        assert_eq!(&event.payload[..], payload);
+        assert_eq!(event.headers, [("source".to_owned(), "shop".to_owned())]);
+        assert_eq!(
+            (event.order_key.as_deref(), event.targets.as_slice()),
+            (Some("o"), &["crm".to_owned()][..])
+        );
+    }
+
+    // malformed_entry
+    #[test]
+    fn what_cannot_be_read_says_why() {
+        let whole: Given<'_> = &[("type", b"t"), ("dedupe_key", b"k"), ("payload", b"{}")];
+        for missing in 0..3 {
+            let rest: Vec<_> =
+                whole.iter().enumerate().filter(|(n, _)| *n != missing).map(|(_, field)| *field).collect();
+            let why = read(&rest).expect_err("one is missing");
+            assert!(why.contains(whole[missing].0) && why.contains("missing"), "{why}");
+        }
+        let long = [b'x'; LONGEST + 1];
+        let wrong: [(Given<'_>, &str); 6] = [
+            (&[("type", b"t"), ("type", b"u"), ("dedupe_key", b"k"), ("payload", b"")], "twice"),
+            (&[("type", b"\xff"), ("dedupe_key", b"k"), ("payload", b"")], "UTF-8"),
+            (&[("type", b"t\0"), ("dedupe_key", b"k"), ("payload", b"")], "control"),
+            (&[("type", b""), ("dedupe_key", b"k"), ("payload", b"")], "empty"),
+            (&[("type", b"t"), ("dedupe_key", b""), ("payload", b"")], "empty"),
+            (&[("type", b"t"), ("dedupe_key", &long), ("payload", b"")], "longer"),
+        ];
+        for (fields, expected) in wrong {
+            let why = read(fields).expect_err(expected);
+            assert!(why.contains(expected), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_raw_message_keeps_every_byte() {
+        let raw = raw(&message(&[("type", b"t"), ("payload", b"\xff\x00")]));
+        let expected = r#"{"fields":[["type","t"],["payload",{"hex":"ff00"}]],"id":"1-1"}"#;
+        assert_eq!(std::str::from_utf8(&raw), Ok(expected));
+    }
+}

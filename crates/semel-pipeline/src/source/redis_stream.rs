@@ -1,0 +1,491 @@
+//! Redis Streams as a source: one consumer of a consumer group.
+//!
+//! Its order of work: what it has read itself and not acknowledged (after a broken connection), what dead consumers left
+//! behind, then what is new. Reading blocks at the server, on a connection of its own.
+
+mod reply;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::RngExt as _;
+use semel::store::redis_driver::{Cmd, Value, cmd};
+use semel::store::{BoxFuture, Effect, Error, ErrorKind, RedisClient, RedisClientBuilder, RedisScript};
+use tokio::time::Instant;
+
+use self::reply::{Entry, entries, pending, text};
+use super::{Batch, Message, Rejected, Source};
+use crate::id::LetterId;
+use crate::letter::Letter;
+
+/// Renews what is still ours: a plain XCLAIM would steal back what another has taken over since.
+const RENEW: &str = "
+for i = 3, #ARGV do
+  local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)
+  if held[1] and held[1][2] == ARGV[2] then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID')
+  end
+end
+return 1";
+
+/// Moves a message to the dead letters and acknowledges it: never both, never neither. One that is acknowledged already
+/// was moved already.
+const REJECT: &str = "
+local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
+if not held[1] then return 0 end
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+return 1";
+
+/// Copies a letter to the dead letters, once: the hash remembers it until the ledger knows.
+const MIRROR: &str = "
+if redis.call('HSETNX', KEYS[2], ARGV[1], 1) == 0 then return 0 end
+redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
+return 1";
+
+/// Removes consumers that hold nothing and were not seen for long. One that holds something stays: its messages would go
+/// with it.
+const PRUNE: &str = "
+local removed = 0
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local is = {}
+  for i = 1, #consumer, 2 do is[consumer[i]] = consumer[i + 1] end
+  if is.pending == 0 and is.idle > tonumber(ARGV[3]) and is.name ~= ARGV[2] then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], is.name)
+    removed = removed + 1
+  end
+end
+return removed";
+
+/// More fields than this are not copied to the dead letters: the ledger has them all.
+const MOST_FIELDS: usize = 1000;
+
+/// Settings of a [`RedisStream`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it builds"]
+pub struct RedisStreamBuilder {
+    url: String,
+    root_certificate: Option<Vec<u8>>,
+    stream: String,
+    group: String,
+    at_once: usize,
+    block: Duration,
+    min_idle: Duration,
+    prune_after: Duration,
+}
+
+/// One consumer of a consumer group on a Redis stream.
+pub struct RedisStream {
+    /// For reading: it blocks.
+    reader: RedisClient,
+    /// For everything else.
+    client: RedisClient,
+    settings: RedisStreamBuilder,
+    /// Unique for each process and start, so that what a dead one held is told from what a living one holds.
+    consumer: String,
+    dlq: String,
+    /// Remembers which letters are in the dead-letter stream.
+    seen: String,
+    scripts: Scripts,
+    place: Place,
+}
+
+struct Scripts {
+    renew: RedisScript,
+    reject: RedisScript,
+    mirror: RedisScript,
+    prune: RedisScript,
+}
+
+/// How far it is.
+struct Place {
+    group: Group,
+    /// After which of our own messages to go on; `None` once all of them were seen again.
+    own: Option<String>,
+    /// Where the search for messages of dead consumers goes on.
+    cursor: String,
+    /// When it begins anew.
+    search_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    /// To be made if it is not there.
+    Unknown,
+    /// It was there.
+    Known,
+    /// It was there and is gone.
+    Gone,
+}
+
+impl RedisStreamBuilder {
+    /// A certificate authority in PEM to trust instead of the machine's, for `rediss://`.
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificate = Some(pem.into());
+        self
+    }
+
+    /// How many messages are read at once (500).
+    pub fn at_once(mut self, messages: usize) -> Self {
+        self.at_once = messages.max(1);
+        self
+    }
+
+    /// How long a read waits for new messages (2 s).
+    pub fn block(mut self, block: Duration) -> Self {
+        self.block = block;
+        self
+    }
+
+    /// How long a message may lie with a consumer before others take it over (30 s).
+    pub fn min_idle(mut self, idle: Duration) -> Self {
+        self.min_idle = idle;
+        self
+    }
+
+    /// How long a consumer that holds nothing may be silent before its name is removed (1 h).
+    pub fn prune_after(mut self, silence: Duration) -> Self {
+        self.prune_after = silence;
+        self
+    }
+
+    /// Reads the settings. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// Says what is wrong with the URL or a name.
+    pub fn build(self) -> Result<RedisStream, Error> {
+        for (what, name) in [("stream", &self.stream), ("group", &self.group)] {
+            if name.is_empty() || name.chars().any(char::is_control) {
+                let why = format!("the name of the {what} is empty or holds a control character");
+                return Err(Error::new(ErrorKind::Setup, why));
+            }
+        }
+        let client = |response: Duration| -> Result<RedisClient, Error> {
+            let mut builder: RedisClientBuilder =
+                RedisClient::builder(self.url.clone()).response_timeout(response);
+            if let Some(pem) = &self.root_certificate {
+                builder = builder.root_certificate(pem.clone());
+            }
+            builder.build()
+        };
+        let reader = client(self.block + Duration::from_secs(3))?;
+        let client = client(Duration::from_secs(3))?;
+        // On a cluster both must share a slot: the braces see to that where the name has none of its own.
+        let dlq = match client.is_cluster() && !self.stream.contains('{') {
+            true => format!("{{{}}}.dlq", self.stream),
+            false => format!("{}.dlq", self.stream),
+        };
+        Ok(RedisStream {
+            reader,
+            client,
+            consumer: format!("semel:{}:{:016x}", std::process::id(), rand::random::<u64>()),
+            seen: format!("{dlq}.seen"),
+            dlq,
+            scripts: Scripts {
+                renew: RedisScript::new(RENEW),
+                reject: RedisScript::new(REJECT),
+                mirror: RedisScript::new(MIRROR),
+                prune: RedisScript::new(PRUNE),
+            },
+            place: Place {
+                group: Group::Unknown,
+                own: None,
+                cursor: "0-0".to_owned(),
+                search_at: Instant::now(),
+            },
+            settings: self,
+        })
+    }
+}
+
+impl RedisStream {
+    /// Starts to choose settings. The URL is as the Redis store's.
+    pub fn builder(
+        url: impl Into<String>,
+        stream: impl Into<String>,
+        group: impl Into<String>,
+    ) -> RedisStreamBuilder {
+        RedisStreamBuilder {
+            url: url.into(),
+            root_certificate: None,
+            stream: stream.into(),
+            group: group.into(),
+            at_once: 500,
+            block: Duration::from_secs(2),
+            min_idle: Duration::from_secs(30),
+            prune_after: Duration::from_secs(3600),
+        }
+    }
+
+    /// The name under which this consumer is known to the server.
+    pub fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    /// The stream of dead letters.
+    pub fn dead_letters(&self) -> &str {
+        &self.dlq
+    }
+
+    /// Makes the group where it is missing. It begins with the oldest message: what was seen before is known by its dedupe key.
+    async fn ensure_group(&mut self) -> Result<(), Error> {
+        let mut create = cmd("XGROUP");
+        create.arg("CREATE").arg(&self.settings.stream).arg(&self.settings.group).arg("0").arg("MKSTREAM");
+        match self.client.query(&create, Effect::Writes).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.to_string().contains("BUSYGROUP") => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One step: our own, then those of the dead, then new ones.
+    async fn step(&mut self) -> Result<Batch, Error> {
+        if self.place.group != Group::Known {
+            let began_anew = self.place.group == Group::Gone;
+            self.ensure_group().await?;
+            self.place.group = Group::Known;
+            self.place.own = Some("0".to_owned());
+            if began_anew {
+                return Ok(Batch { began_anew, ..Batch::default() });
+            }
+        }
+        if let Some(after) = self.place.own.take() {
+            let read = self.read(&after, None).await?;
+            if let Some(last) = read.last() {
+                self.place.own = Some(last.id.clone());
+                return self.sort_out(read, Batch::default()).await;
+            }
+        }
+        if Instant::now() >= self.place.search_at {
+            let batch = self.take_over().await?;
+            if !batch.messages.is_empty() || !batch.lost.is_empty() {
+                return Ok(batch);
+            }
+        }
+        let read = self.read(">", Some(self.settings.block)).await?;
+        self.sort_out(read, Batch::default()).await
+    }
+
+    async fn read(&self, after: &str, block: Option<Duration>) -> Result<Vec<Entry>, Error> {
+        let settings = &self.settings;
+        let mut read = cmd("XREADGROUP");
+        read.arg("GROUP").arg(&settings.group).arg(&self.consumer).arg("COUNT").arg(settings.at_once);
+        if let Some(block) = block {
+            read.arg("BLOCK").arg(millis(block).max(1));
+        }
+        read.arg("STREAMS").arg(&settings.stream).arg(after);
+        let client = if block.is_some() { &self.reader } else { &self.client };
+        reply::streams(client.query(&read, Effect::Reads).await?)
+    }
+
+    /// Tells messages that are there from those of which only the id is left. The latter are acknowledged: they never come.
+    async fn sort_out(&self, read: Vec<Entry>, mut batch: Batch) -> Result<Batch, Error> {
+        for Entry { id, fields } in read {
+            match fields {
+                Some(fields) => batch.messages.push(Message { id, fields, given_out: 1 }),
+                None => batch.lost.push(id),
+            }
+        }
+        if !batch.lost.is_empty() {
+            self.acknowledge(&batch.lost).await?;
+        }
+        Ok(batch)
+    }
+
+    /// Takes over what consumers left that have been silent for long.
+    async fn take_over(&mut self) -> Result<Batch, Error> {
+        let mut batch = Batch::default();
+        let settings = &self.settings;
+        let mut claim = cmd("XAUTOCLAIM");
+        claim.arg(&settings.stream).arg(&settings.group).arg(&self.consumer).arg(millis(settings.min_idle));
+        claim.arg(&self.place.cursor).arg("COUNT").arg(settings.at_once.min(200));
+        let answer = self.client.query(&claim, Effect::Writes).await?;
+        let Value::Array(parts) = answer else { return Err(reply::strange("XAUTOCLAIM")) };
+        let mut parts = parts.into_iter();
+        let cursor = text(parts.next().unwrap_or(Value::Nil))?;
+        let claimed = entries(parts.next().unwrap_or(Value::Array(Vec::new())))?;
+        // Since 7.0 the server names those that are gone, and has dropped them already.
+        if let Some(Value::Array(gone)) = parts.next() {
+            for id in gone {
+                batch.lost.push(text(id)?);
+            }
+        }
+        let over = cursor == "0-0";
+        self.place.cursor = cursor;
+        if over {
+            let pause = self.settings.min_idle.mul_f64(rand::rng().random_range(0.25..0.5));
+            self.place.search_at = Instant::now() + pause;
+            self.prune().await?;
+        }
+        let counts = self.given_out(&claimed).await?;
+        batch.reclaimed = claimed.iter().filter(|entry| entry.fields.is_some()).count();
+        let mut batch = self.sort_out(claimed, batch).await?;
+        for message in &mut batch.messages {
+            message.given_out = counts.get(&message.id).copied().unwrap_or(1);
+        }
+        Ok(batch)
+    }
+
+    /// How often messages were given out, by the server's own count.
+    async fn given_out(&self, claimed: &[Entry]) -> Result<HashMap<String, u32>, Error> {
+        let (Some(first), Some(last)) = (claimed.first(), claimed.last()) else {
+            return Ok(HashMap::new());
+        };
+        let mut ask = cmd("XPENDING");
+        ask.arg(&self.settings.stream).arg(&self.settings.group).arg(&first.id).arg(&last.id);
+        ask.arg(claimed.len()).arg(&self.consumer);
+        pending(self.client.query(&ask, Effect::Reads).await?)
+    }
+
+    async fn acknowledge(&self, messages: &[String]) -> Result<(), Error> {
+        let mut ack = cmd("XACK");
+        ack.arg(&self.settings.stream).arg(&self.settings.group).arg(messages);
+        self.client.query(&ack, Effect::Writes).await.map(drop)
+    }
+
+    async fn prune(&self) -> Result<(), Error> {
+        let silence = millis(self.settings.prune_after).to_string();
+        let arguments = [self.settings.group.as_bytes(), self.consumer.as_bytes(), silence.as_bytes()];
+        let keys = [self.settings.stream.as_bytes()];
+        let removed = self.client.call(&self.scripts.prune, &keys, &arguments, Effect::Writes).await?;
+        if let Value::Int(removed @ 1..) = removed {
+            tracing::info!(target: "semel", source = %self.settings.stream, removed, "names of consumers that are long gone were removed");
+        }
+        Ok(())
+    }
+
+    /// Notes what an error says about our place.
+    fn lost_place(&mut self, error: &Error) {
+        if error.to_string().contains("NOGROUP") {
+            self.place.group = Group::Gone;
+        } else if self.place.own.is_none() {
+            // Messages may have been given to us in an answer that was lost.
+            self.place.own = Some("0".to_owned());
+        }
+    }
+}
+
+impl Source for RedisStream {
+    fn name(&self) -> &str {
+        &self.settings.stream
+    }
+
+    fn next(&mut self) -> BoxFuture<'_, Result<Batch, Error>> {
+        Box::pin(async move {
+            let stepped = self.step().await;
+            if let Err(error) = &stepped {
+                self.lost_place(error);
+                if self.place.group == Group::Gone {
+                    return Ok(Batch::default());
+                }
+            }
+            stepped
+        })
+    }
+
+    fn renew(&mut self, messages: Vec<String>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            for some in messages.chunks(MOST_FIELDS) {
+                let mut arguments = vec![self.settings.group.as_bytes(), self.consumer.as_bytes()];
+                arguments.extend(some.iter().map(String::as_bytes));
+                let keys = [self.settings.stream.as_bytes()];
+                self.client.call(&self.scripts.renew, &keys, &arguments, Effect::Writes).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn done(&mut self, messages: Vec<String>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let acknowledged = self.acknowledge(&messages).await;
+            if let Err(error) = &acknowledged {
+                self.lost_place(error);
+            }
+            acknowledged
+        })
+    }
+
+    fn reject(&mut self, rejected: Vec<Rejected>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            for Rejected { message, letter, error } in &rejected {
+                let letter = letter.to_string();
+                let mut arguments = vec![self.settings.group.as_bytes(), message.id.as_bytes()];
+                if message.fields.len() <= MOST_FIELDS {
+                    arguments.extend(message.fields.iter().flat_map(|(name, value)| [&name[..], &value[..]]));
+                }
+                let about = [
+                    ("semel_source_id", message.id.as_str()),
+                    ("semel_letter", &letter),
+                    ("semel_error", error),
+                ];
+                arguments.extend(about.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]));
+                let keys = [self.settings.stream.as_bytes(), self.dlq.as_bytes()];
+                let moved = self.client.call(&self.scripts.reject, &keys, &arguments, Effect::Writes).await;
+                if let Err(error) = moved {
+                    self.lost_place(&error);
+                    return Err(error);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn mirror(&mut self, letters: Vec<Letter>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            for letter in &letters {
+                let id = letter.id.to_string();
+                let event = letter.event.map(|event| event.to_string()).unwrap_or_default();
+                let message = letter.source.as_ref().map_or("", |source| source.message.as_str());
+                let about: [(&str, &[u8]); 9] = [
+                    ("semel_letter", id.as_bytes()),
+                    ("semel_source_id", message.as_bytes()),
+                    ("semel_event", event.as_bytes()),
+                    ("semel_target", letter.target.as_deref().unwrap_or("").as_bytes()),
+                    ("semel_cause", letter.cause.as_str().as_bytes()),
+                    ("semel_error", letter.error.as_bytes()),
+                    ("tenant", letter.tenant.as_bytes()),
+                    ("type", letter.event_type.as_deref().unwrap_or("").as_bytes()),
+                    ("payload", &letter.payload),
+                ];
+                let mut arguments = vec![id.as_bytes()];
+                arguments.extend(about.iter().flat_map(|(name, value)| [name.as_bytes(), *value]));
+                let keys = [self.dlq.as_bytes(), self.seen.as_bytes()];
+                self.client.call(&self.scripts.mirror, &keys, &arguments, Effect::Writes).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn forget(&mut self, letters: Vec<LetterId>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let mut forget: Cmd = cmd("HDEL");
+            forget.arg(&self.seen);
+            for letter in letters {
+                forget.arg(letter.to_string());
+            }
+            self.client.query(&forget, Effect::Writes).await.map(drop)
+        })
+    }
+}
+
+impl fmt::Debug for RedisStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStream")
+            .field("server", &self.client.name())
+            .field("stream", &self.settings.stream)
+            .field("group", &self.settings.group)
+            .field("consumer", &self.consumer)
+            .finish_non_exhaustive()
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// For the replies: bytes without a copy.
+fn bytes(value: Vec<u8>) -> Bytes {
+    Bytes::from(value)
+}

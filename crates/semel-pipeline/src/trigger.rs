@@ -1,0 +1,470 @@
+//! Triggers: same key, same run, whatever way each call took (G1 to G9).
+//!
+//! ```text
+//!   no key ─────────────────────────────────────────────┐
+//!   key ─► ledger? ─► buffer? ─► claim ─► looked again ─┴─► gate ─┬─► ledger ─┐
+//!            │          │          │                              └─► buffer ─┴─► publish the id
+//!            └──────────┴──────────┴──► cached
+//! ```
+//!
+//! Without a buffer there is one place, the ledger, and its unique index is the claim. With one, all triggers of a key
+//! serialise on a claim in Redis, taken before the choice between the two. Redis is for coordination, never for
+//! correctness: where it does not answer, the ledger decides alone.
+
+mod desk;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::engine::{Acquired, Completed, Running};
+use semel::key::KeyError;
+use semel::outcome::{Body, Outcome};
+use semel::record::{Force, Mode, Terms};
+use semel::secret::Secret;
+use semel::time::{Clock as _, SystemClock};
+use semel::{Engine, store};
+
+pub use self::desk::{DeskError, Located, RunKey};
+use crate::buffer::{Buffer, Put};
+use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::gate::{Decision, Gate};
+use crate::id::{EventId, EventKind};
+use crate::ledger::{self, Ledger};
+
+/// How often a claim that names a run which is nowhere is taken away and asked for again.
+const ROUNDS: usize = 5;
+
+/// A run to be triggered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Who triggers: the name of a token.
+    pub principal: String,
+    /// For whom; `""` where nobody said.
+    pub tenant: String,
+    /// What is to run: the name of a target.
+    pub target: String,
+    /// The exact bytes to deliver.
+    pub payload: Bytes,
+    /// What they are.
+    pub content_type: String,
+    /// Names it: another trigger with the same key is the same run.
+    pub key: Option<String>,
+    /// How long the key is remembered. `None`: as long as the run.
+    pub lifetime: Option<Duration>,
+    /// How long to wait before the first attempt.
+    pub delay: Duration,
+    /// Tags and metadata.
+    pub notes: Notes,
+    /// Under which ids its story is found elsewhere.
+    pub trace: Trace,
+}
+
+/// What became of a trigger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Triggered {
+    /// The run.
+    pub id: EventId,
+    /// Whether it was there already.
+    pub cached: bool,
+    /// Whether it waits in the buffer.
+    pub buffered: bool,
+}
+
+/// Why nothing was triggered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TriggerError {
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key belongs to a run with another payload.
+    #[error(
+        "the key belongs to a run with another target or payload: use another key, or send the same payload"
+    )]
+    Conflict,
+    /// Somebody else triggers the same run, and did not finish in time.
+    #[error("idempotency claim resolution timed out")]
+    TimedOut {
+        /// When to come back.
+        retry_after: Duration,
+    },
+    /// The ledger does not take it.
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+}
+
+/// What triggers count (G16).
+#[derive(Debug, Default)]
+pub struct TriggerCounters {
+    /// Claims that were won.
+    pub won: AtomicU64,
+    /// Claims that somebody else had resolved: at once, or after a wait.
+    pub resolved: AtomicU64,
+    /// Waits that were in vain.
+    pub timed_out: AtomicU64,
+    /// Triggers that went on without a claim, a look into the buffer, or the buffer, because Redis did not answer.
+    pub failed_open: AtomicU64,
+    /// Ids that could not be published after the run was written: the next caller finds it in the ledger.
+    pub unpublished: AtomicU64,
+    /// Runs that went into the buffer.
+    pub buffered: AtomicU64,
+    /// Runs that went into the ledger at once.
+    pub direct: AtomicU64,
+}
+
+fn one(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Where bursts are kept.
+#[derive(Clone, Debug)]
+pub struct Burst {
+    /// Claims on keys, in Redis alone: the point is to keep bursts off the database.
+    pub claims: Engine,
+    /// The buffer.
+    pub buffer: Arc<Buffer>,
+    /// What decides which runs go there.
+    pub gate: Arc<Gate>,
+}
+
+/// Triggers runs.
+#[derive(Debug)]
+pub struct Triggers {
+    ledger: Arc<dyn Ledger>,
+    secret: Arc<Secret>,
+    burst: Option<Burst>,
+    terms: Terms,
+    wait: Duration,
+    counters: Arc<TriggerCounters>,
+}
+
+/// The outcome of a claim on a key: which run it is.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Resolved {
+    id: EventId,
+    buffered: bool,
+}
+
+impl Resolved {
+    fn read(outcome: &Outcome) -> Option<Self> {
+        match outcome.body() {
+            Body::Kept(bytes) => serde_json::from_slice(bytes).ok(),
+            Body::Tombstone(_) => None,
+        }
+    }
+}
+
+/// Where a run was found under its key.
+struct Known {
+    id: EventId,
+    buffered: bool,
+    same: bool,
+}
+
+impl Triggers {
+    /// Triggers runs into `ledger`. Keys are hashed under `secret`: the deployment's own.
+    pub fn new(ledger: Arc<dyn Ledger>, secret: Arc<Secret>, burst: Option<Burst>) -> Self {
+        let terms =
+            Terms { mode: Mode::Keyed, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
+        Self { ledger, secret, burst, terms, wait: Duration::from_secs(5), counters: Arc::default() }
+    }
+
+    /// How long a trigger waits for another with the same key (5 s).
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// How long a claim stands without a heartbeat (30 s).
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.terms.lease = lease;
+        self
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> &Arc<TriggerCounters> {
+        &self.counters
+    }
+
+    /// Where bursts are kept, if anywhere.
+    pub fn burst(&self) -> Option<&Burst> {
+        self.burst.as_ref()
+    }
+
+    /// The ledger.
+    pub fn ledger(&self) -> &Arc<dyn Ledger> {
+        &self.ledger
+    }
+
+    /// Triggers a run, or finds the one that its key names.
+    ///
+    /// # Errors
+    /// See [`TriggerError`]. Nothing is lost by calling again.
+    pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
+        let run = self.run(ask)?;
+        let Some(dedupe) = &run.dedupe else { return self.place(run, true).await };
+        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
+            return known.answer();
+        }
+        match &self.burst {
+            Some(burst) => self.claim(ask, burst, &run, dedupe).await,
+            None => self.place(run, true).await,
+        }
+    }
+
+    /// Puts a run into the ledger past gate and claim, for a caller that waits for it (G9). One that is buffered under its
+    /// key is promoted, under its own id.
+    ///
+    /// # Errors
+    /// As [`trigger`](Self::trigger).
+    pub async fn trigger_now(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
+        let mut run = self.run(ask)?;
+        let mut promoted = None;
+        if let (Some(dedupe), Some(burst)) = (&run.dedupe, &self.burst) {
+            match self.look_up(&run.tenant, dedupe).await? {
+                Some(known) if !known.buffered => return known.answer(),
+                Some(known) => {
+                    let id = known.answer()?.id;
+                    let buffered = burst.buffer.get(&run.tenant, id).await;
+                    if let Some((Ok(buffered), _)) = self.open(buffered).flatten() {
+                        run = buffered.run;
+                        promoted = Some(id);
+                    }
+                }
+                None => {}
+            }
+        }
+        let (id, tenant) = (run.id, run.tenant.clone());
+        let mut triggered = self.direct(run, promoted.is_none()).await?;
+        if let (Some(promoted), Some(burst)) = (promoted, &self.burst) {
+            // It is in the ledger now. What is being drained at this moment finds it there, under the same id.
+            self.open(burst.buffer.remove(&tenant, None, promoted).await);
+            triggered.cached = triggered.cached || id == promoted;
+        }
+        Ok(triggered)
+    }
+
+    fn run(&self, ask: &Ask) -> Result<NewEvent, KeyError> {
+        let dedupe = match &ask.key {
+            Some(key) => {
+                let whose = (ask.principal.as_str(), ask.tenant.as_str(), ask.target.as_str());
+                Some(Dedupe::of_run(&self.secret, whose, key, &ask.payload, ask.lifetime)?)
+            }
+            None => None,
+        };
+        Ok(NewEvent {
+            id: EventId::new(EventKind::Run, SystemClock.now()),
+            tenant: ask.tenant.clone(),
+            event_type: ask.target.clone(),
+            dedupe,
+            payload: ask.payload.clone(),
+            content_type: ask.content_type.clone(),
+            headers: Vec::new(),
+            order_key: None,
+            origin: Origin::Api { principal: ask.principal.clone() },
+            targets: vec![ask.target.clone()],
+            delay: ask.delay,
+            deliver_within: None,
+            notes: ask.notes.clone(),
+            trace: ask.trace.clone(),
+        })
+    }
+
+    /// The ledger first, then the buffer (G8).
+    async fn look_up(&self, tenant: &str, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
+        if let Some(found) = self.ledger.find(dedupe.id).await? {
+            let same = found.fingerprint == dedupe.fingerprint;
+            return Ok(Some(Known { id: found.event, buffered: false, same }));
+        }
+        let Some(burst) = &self.burst else { return Ok(None) };
+        let found = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten();
+        Ok(found.map(|(id, print)| Known {
+            id,
+            buffered: true,
+            same: print == *dedupe.fingerprint.as_bytes(),
+        }))
+    }
+
+    async fn claim(
+        &self,
+        ask: &Ask,
+        burst: &Burst,
+        run: &NewEvent,
+        dedupe: &Dedupe,
+    ) -> Result<Triggered, TriggerError> {
+        let whose = (ask.principal.as_str(), ask.tenant.as_str(), ask.target.as_str());
+        // A key may live shorter than a lease; its claim does not (its outcome does).
+        let retention = ask.lifetime.unwrap_or(self.terms.retention).max(self.terms.lease);
+        for _ in 0..ROUNDS {
+            let once = burst
+                .claims
+                .once(Dedupe::run_key(whose, ask.key.as_deref().unwrap_or_default()))
+                .payload(Dedupe::run_payload(&ask.target, &ask.payload))
+                .terms(Terms { retention, ..self.terms })
+                .wait(self.wait);
+            let acquired = match once.claim().await {
+                Ok(acquired) => acquired,
+                Err(error) => {
+                    self.failed_open(&error);
+                    return self.place(run.clone(), true).await;
+                }
+            };
+            match acquired {
+                Acquired::Won(claim) => {
+                    one(&self.counters.won);
+                    let Ok(running) = claim.begin().await else { continue };
+                    return self.won(burst, running, run, dedupe).await;
+                }
+                Acquired::Replay(outcome) => {
+                    one(&self.counters.resolved);
+                    if let Some(resolved) = self.exists(burst, &run.tenant, &outcome).await? {
+                        return Ok(Triggered { id: resolved.id, cached: true, buffered: resolved.buffered });
+                    }
+                    // It names a run that is nowhere: it must not block its key.
+                    self.open(burst.claims.forget(dedupe.id, Force::No).await);
+                }
+                Acquired::Conflict => return Err(TriggerError::Conflict),
+                Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
+                    one(&self.counters.timed_out);
+                    return Err(TriggerError::TimedOut { retry_after });
+                }
+                // Neither is reached with these terms, and neither may block the key.
+                _ => {
+                    self.open(burst.claims.forget(dedupe.id, Force::Yes).await);
+                }
+            }
+        }
+        self.place(run.clone(), true).await
+    }
+
+    /// Whether the run that a claim names is anywhere.
+    async fn exists(
+        &self,
+        burst: &Burst,
+        tenant: &str,
+        outcome: &Outcome,
+    ) -> Result<Option<Resolved>, ledger::Error> {
+        let Some(mut resolved) = Resolved::read(outcome) else { return Ok(None) };
+        if resolved.buffered {
+            match burst.buffer.get(tenant, resolved.id).await {
+                Ok(Some(_)) => return Ok(Some(resolved)),
+                Ok(None) => resolved.buffered = false,
+                // It cannot be known, and the claim was good a moment ago.
+                Err(error) => {
+                    self.failed_open(&error);
+                    return Ok(Some(resolved));
+                }
+            }
+        }
+        Ok(self.ledger.event(resolved.id).await?.map(|_| resolved))
+    }
+
+    async fn won(
+        &self,
+        burst: &Burst,
+        running: Running,
+        run: &NewEvent,
+        dedupe: &Dedupe,
+    ) -> Result<Triggered, TriggerError> {
+        let first = running.attempt().number() == 1;
+        let placed = self.place_once(burst, run, dedupe, first).await;
+        let triggered = match placed {
+            Ok(triggered) => triggered,
+            Err(error) => {
+                running.release().await;
+                return Err(error);
+            }
+        };
+        let resolved = Resolved { id: triggered.id, buffered: triggered.buffered };
+        let body = serde_json::to_vec(&resolved).expect("an id is plain data");
+        match running.complete(&Arc::new(Outcome::new("run", body)), dedupe.lifetime).await {
+            Completed::Kept => Ok(triggered),
+            Completed::Superseded(winner) => match Resolved::read(&winner) {
+                Some(winner) if winner.id != triggered.id => {
+                    Ok(Triggered { id: winner.id, cached: true, buffered: winner.buffered })
+                }
+                _ => Ok(triggered),
+            },
+            // G7: the next caller finds it where it is.
+            _ => {
+                one(&self.counters.unpublished);
+                Ok(triggered)
+            }
+        }
+    }
+
+    async fn place_once(
+        &self,
+        burst: &Burst,
+        run: &NewEvent,
+        dedupe: &Dedupe,
+        first: bool,
+    ) -> Result<Triggered, TriggerError> {
+        // Whoever took over looks again: the one before may have come far.
+        if !first && let Some(known) = self.look_up(&run.tenant, dedupe).await? {
+            return known.answer();
+        }
+        let keep = self.terms.in_flight_max + self.terms.lease;
+        let reserved = burst.buffer.reserve(dedupe.id, run.id, first, keep).await;
+        let id = self.open(reserved).unwrap_or(run.id);
+        self.place(NewEvent { id, ..run.clone() }, first).await
+    }
+
+    /// Into the ledger or into the buffer, as the gate says.
+    async fn place(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
+        let Some(burst) = &self.burst else { return self.direct(run, first).await };
+        if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
+            return self.direct(run, first).await;
+        }
+        match self.open(burst.buffer.put(&run).await) {
+            Some(Put::Accepted(accepted)) => {
+                one(&self.counters.buffered);
+                answer(accepted, run.id, first, true)
+            }
+            // Full, or nobody knows whether it is there: the ledger takes it, under the same id, so that it is one run
+            // all the same.
+            Some(Put::Full) | None => self.direct(run, first).await,
+        }
+    }
+
+    async fn direct(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
+        one(&self.counters.direct);
+        let id = run.id;
+        let accepted = self.ledger.accept(vec![run]).await?;
+        let accepted = accepted.first().copied().unwrap_or(Accepted::Conflict);
+        answer(accepted, id, first, false)
+    }
+
+    /// What Redis answered; `None`, said and counted, where it did not (G6).
+    fn open<T>(&self, answer: Result<T, store::Error>) -> Option<T> {
+        answer.map_err(|error| self.failed_open(&error)).ok()
+    }
+
+    fn failed_open(&self, error: &dyn std::fmt::Display) {
+        one(&self.counters.failed_open);
+        tracing::warn!(target: "semel", %error, "a trigger goes on without Redis; the ledger decides alone");
+    }
+}
+
+impl Known {
+    fn answer(&self) -> Result<Triggered, TriggerError> {
+        if !self.same {
+            return Err(TriggerError::Conflict);
+        }
+        Ok(Triggered { id: self.id, cached: true, buffered: self.buffered })
+    }
+}
+
+/// What a place answered. A run that is there under our own id was written by an earlier try: ours, or that of the
+/// one we took over from.
+fn answer(accepted: Accepted, own: EventId, first: bool, buffered: bool) -> Result<Triggered, TriggerError> {
+    match accepted {
+        Accepted::First(id) => Ok(Triggered { id, cached: false, buffered }),
+        Accepted::Cached(id) => Ok(Triggered { id, cached: !(first && id == own), buffered }),
+        Accepted::Conflict => Err(TriggerError::Conflict),
+    }
+}

@@ -1,0 +1,113 @@
+//! G13, G14: nothing is lost on the way from the buffer to the ledger.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use semel_pipeline::drainer::{DrainCounters, Drainer, Pace, Turn};
+use semel_pipeline::event::Accepted;
+use semel_pipeline::ledger::{Change, LetterFilter, Page};
+use semel_pipeline::letter::Cause;
+use semel_pipeline::trigger::Located;
+use semel_testbed::Redis;
+
+use super::{Ground, SHUT, ask, line, run};
+
+// G14: its id resolves to the winner, and its queued changes are applied there
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_key_is_taken_becomes_no_ghost() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let buffered = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
+    let tagged = Change { add_tags: vec!["late".to_owned()], ..Change::default() };
+    ground.triggers.change(buffered.id, &tagged, None).await.expect("it is changed");
+    // Another way led the same key into the ledger.
+    let winner = run("t", Some("k"), "{}", None);
+    let accepted = ground.ledger.accept(vec![winner.clone()]).await.expect("it is accepted");
+    assert_eq!(accepted, [Accepted::First(winner.id)]);
+    ground.drain().await;
+    let located = ground.triggers.locate(buffered.id).await.expect("it answers");
+    let Located::Ledger(event) = located else { panic!("{located:?}") };
+    assert_eq!((event.new.id, event.new.notes.tags.as_slice()), (winner.id, &["late".to_owned()][..]));
+    ground.triggers.change(buffered.id, &tagged, None).await.expect("it leads there");
+    ground.triggers.cancel(buffered.id, &line()).await.expect("it leads there");
+    assert_eq!(ground.runs().await.len(), 1);
+}
+
+// G14: terminal failure writes a dead letter before the entry leaves the buffer
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_drained_is_a_dead_letter_and_strands_nobody() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let bad = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
+    let good = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
+    let taken = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
+    let other = run("t", Some("k"), "[]", None);
+    ground.ledger.accept(vec![other.clone()]).await.expect("it is accepted");
+    let keys = redis.tell(&["KEYS", "*:runs"]).expect("it runs").text();
+    redis.tell(&["HSET", &keys, &bad.id.to_string(), "rubbish"]).expect("it runs");
+    ground.drain().await;
+    let runs: Vec<_> = ground.runs().await.iter().map(|event| event.new.id).collect();
+    assert!(runs.contains(&good.id) && runs.contains(&other.id) && runs.len() == 2, "{runs:?}");
+    let page = Page { after: None, limit: 10 };
+    let letters = ground.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
+    let of = |id: semel_pipeline::id::EventId| {
+        letters
+            .iter()
+            .find(|letter| letter.source.as_ref().is_some_and(|source| source.message == id.to_string()))
+            .expect("there is one")
+    };
+    assert_eq!((of(bad.id).cause, of(bad.id).payload.as_ref()), (Cause::Undecodable, &b"rubbish"[..]));
+    assert_eq!(of(taken.id).cause, Cause::NonRetryable, "another payload has its key");
+}
+
+// crash_after_pop: killed at any point, nothing is lost and nothing is there twice
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let mut expected = Vec::new();
+    for n in 0..60 {
+        let key = format!("k{n}");
+        let triggered = ground.triggers.trigger(&ask("t", Some(&key), "{}")).await.expect("it is triggered");
+        expected.push(triggered.id);
+    }
+    let counters = Arc::new(DrainCounters::default());
+    let pace = Pace { batch: 7, lease: Duration::from_millis(30), ..Pace::default() };
+    let mut dropped = 0;
+    while !ground.buffer.tenants().await.expect("Redis answers").is_empty() {
+        let drainer =
+            Drainer::new(Arc::clone(&ground.buffer), Arc::clone(&ground.ledger), pace, Arc::clone(&counters));
+        // Longer each time, so that it is cut off at another place and gets through in the end.
+        let limit = Duration::from_micros(200 + 150 * dropped);
+        if tokio::time::timeout(limit, drainer.turn()).await.is_err() {
+            dropped += 1;
+        }
+    }
+    let mut runs: Vec<_> = ground.runs().await.iter().map(|event| event.new.id).collect();
+    runs.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(runs, expected);
+    assert!(dropped > 3, "it was cut off {dropped} times");
+}
+
+// Requeue without delay does not spin: an idle drainer looks away
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_buffer_is_idle() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    assert_eq!(ground.drainer().turn().await.expect("Redis answers"), Turn::Idle);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let running = tokio::spawn(ground.drainer().run(stopped));
+    let before = calls(&redis);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let asked = calls(&redis) - before;
+    assert!(asked < 200, "{asked} calls in half a second");
+    stop.send(true).expect("it runs");
+    running.await.expect("it ends");
+    assert_eq!(ground.triggers.counters().failed_open.load(Ordering::Relaxed), 0);
+}
+
+fn calls(redis: &Redis) -> u64 {
+    redis.info("total_commands_processed").expect("it runs").parse().expect("a number")
+}

@@ -1,0 +1,296 @@
+//! G1 to G9, G15: same key, same run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use semel_pipeline::event::Dedupe;
+use semel_pipeline::gate::Limit;
+use semel_pipeline::id::EventId;
+use semel_pipeline::ledger::{Change, Error};
+use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered, Triggers};
+use semel_testbed::Redis;
+
+use super::{Ground, SHUT, WIDE, ask, line, triggers};
+
+const KEY: RunKey<'_> = RunKey { principal: "p", tenant: "t", target: "crm", key: "k" };
+
+async fn trigger(triggers: &Triggers, ask: &Ask) -> Triggered {
+    triggers.trigger(ask).await.expect("it is triggered")
+}
+
+/// Triggers the same run `count` times at once. Answers the ids, and how often it was said to be new.
+async fn crowd(triggers: &[Arc<Triggers>], ask: &Ask, count: usize) -> (BTreeSet<EventId>, usize) {
+    let tasks: Vec<_> = (0..count)
+        .map(|n| {
+            let (triggers, ask) = (Arc::clone(&triggers[n % triggers.len()]), ask.clone());
+            tokio::spawn(async move { trigger(&triggers, &ask).await })
+        })
+        .collect();
+    let (mut ids, mut first) = (BTreeSet::new(), 0);
+    for task in tasks {
+        let triggered = task.await.expect("it ends");
+        ids.insert(triggered.id);
+        first += usize::from(!triggered.cached);
+    }
+    (ids, first)
+}
+
+// G1, G2: the burst that trips the gate goes both ways
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_on_a_cold_gate_is_one_run() {
+    let redis = Redis::start().expect("a Redis");
+    let limit = Limit { threshold: 3, window: Duration::from_millis(50), hold: Duration::from_millis(50) };
+    let ground = Ground::new(&redis, limit).await;
+    let (other, _) = triggers(&redis, &ground.ledger, limit).await;
+    let both = [Arc::clone(&ground.triggers), other];
+    let mut all = BTreeSet::new();
+    for round in 0..20 {
+        // Others of the tenant trip the gate in some rounds and not in others.
+        for n in 0..round % 5 {
+            trigger(&ground.triggers, &ask("t", Some(&format!("{round}-{n}")), "{}")).await;
+        }
+        let (ids, first) = crowd(&both, &ask("t", Some(&format!("k{round}")), "{}"), 40).await;
+        assert_eq!((ids.len(), first), (1, 1), "round {round}");
+        all.extend(ids);
+    }
+    ground.drain().await;
+    let drained: BTreeSet<EventId> = ground.runs().await.iter().map(|event| event.new.id).collect();
+    assert!(drained.is_superset(&all), "every id that was told is a run");
+    assert_eq!(drained.len(), 20 + 4 * (0 + 1 + 2 + 3 + 4), "and no other is");
+}
+
+// R5
+#[tokio::test(flavor = "multi_thread")]
+async fn another_payload_is_a_conflict_wherever_the_run_is() {
+    let redis = Redis::start().expect("a Redis");
+    for limit in [SHUT, WIDE] {
+        let ground = Ground::new(&redis, limit).await;
+        let tenant = format!("t{}", limit.threshold);
+        let first = trigger(&ground.triggers, &ask(&tenant, Some("k"), "{}")).await;
+        assert_eq!((first.cached, first.buffered), (false, limit == SHUT));
+        let conflict = ground.triggers.trigger(&ask(&tenant, Some("k"), "[]")).await;
+        assert!(matches!(conflict, Err(TriggerError::Conflict)), "{conflict:?}");
+        let again = trigger(&ground.triggers, &ask(&tenant, Some("k"), "{}")).await;
+        assert_eq!((again.id, again.cached), (first.id, true));
+    }
+}
+
+// G5: exactly one waiter takes over after an owner that failed, with the same id
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_dies_is_taken_over() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let asked = ask("t", Some("k"), "{}");
+    // Somebody holds the key, and dies without a word: the lease is all that is left of it.
+    let held = burst
+        .claims
+        .once(Dedupe::run_key(("p", "t", "crm"), "k"))
+        .payload(Dedupe::run_payload("crm", b"{}"))
+        .mode(semel::Mode::Keyed)
+        .claim()
+        .await
+        .expect("Redis answers");
+    let semel::engine::Acquired::Won(claim) = held else { panic!("it is free") };
+    let waiting = {
+        let (triggers, asked) = (Arc::clone(&ground.triggers), asked.clone());
+        tokio::spawn(async move { crowd(&[triggers], &asked, 20).await })
+    };
+    while ground.triggers.burst().is_some_and(|burst| burst.claims.waiters() < 20) {
+        tokio::task::yield_now().await;
+    }
+    claim.release().await;
+    let (ids, first) = waiting.await.expect("it ends");
+    assert_eq!((ids.len(), first), (1, 1));
+}
+
+// G4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_in_vain_says_so() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let patient = Triggers::new(
+        Arc::clone(&ground.ledger),
+        Arc::new(semel::secret::Secret::from_bytes([3; 32])),
+        Some(burst.clone()),
+    )
+    .wait(Duration::from_millis(100));
+    let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
+    let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
+    let refused = patient.trigger(&ask("t", Some("k"), "{}")).await.expect_err("it is held");
+    assert_eq!(refused.to_string(), "idempotency claim resolution timed out");
+    assert!(matches!(refused, TriggerError::TimedOut { .. }));
+    drop(held);
+}
+
+// G6
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_the_ledger_decides_alone() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    redis.kill();
+    let (ids, first) = crowd(&[Arc::clone(&ground.triggers)], &ask("t", Some("k"), "{}"), 10).await;
+    assert_eq!((ids.len(), first), (1, 1));
+    assert!(ground.triggers.counters().failed_open.load(Ordering::Relaxed) > 0, "and it is counted");
+    assert_eq!(ground.runs().await.len(), 1);
+}
+
+// G7
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_was_not_published_is_found_in_the_ledger() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, WIDE).await;
+    let first = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    redis.tell(&["FLUSHALL"]).expect("it forgets the claim");
+    let again = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((again.id, again.cached), (first.id, true));
+}
+
+// A claim that points at an id which no longer exists does not block its key
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_names_a_ghost_is_taken_away() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let first = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert!(ground.buffer.remove("t", None, first.id).await.expect("Redis answers"));
+    let again = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert!(again.id != first.id && !again.cached, "{again:?}");
+    let third = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((third.id, third.cached), (again.id, true));
+}
+
+// Short key lifetimes do not let the claim lapse mid-way, and the key is free afterwards
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_lives_as_long_as_it_was_asked_to() {
+    let redis = Redis::start().expect("a Redis");
+    for limit in [SHUT, WIDE] {
+        let ground = Ground::new(&redis, limit).await;
+        let tenant = format!("s{}", limit.threshold);
+        let short = Ask { lifetime: Some(Duration::from_millis(60)), ..ask(&tenant, Some("k"), "{}") };
+        let (ids, first) = crowd(&[Arc::clone(&ground.triggers)], &short, 10).await;
+        assert_eq!((ids.len(), first), (1, 1));
+        let id = *ids.first().expect("there is one");
+        let mut next = trigger(&ground.triggers, &short).await;
+        for _ in 0..500 {
+            if next.id != id {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            next = trigger(&ground.triggers, &short).await;
+        }
+        assert!(next.id != id && !next.cached, "{next:?}");
+    }
+}
+
+// G9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_waits_promotes_a_buffered_run_under_its_own_id() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let buffered = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert!(buffered.buffered);
+    let now = ground.triggers.trigger_now(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
+    assert_eq!((now.id, now.cached, now.buffered), (buffered.id, true, false));
+    assert!(matches!(ground.triggers.locate(now.id).await, Ok(Located::Ledger(_))));
+    let keyless = ground.triggers.trigger_now(&ask("t", None, "{}")).await.expect("it is triggered");
+    assert_eq!((keyless.cached, keyless.buffered), (false, false), "past the gate");
+    ground.drain().await;
+    assert_eq!(ground.runs().await.len(), 2);
+}
+
+// G8: a trigger without a key does no claim work at all
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_every_trigger_is_a_run() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, WIDE).await;
+    let one = trigger(&ground.triggers, &ask("t", None, "{}")).await;
+    let two = trigger(&ground.triggers, &ask("t", None, "{}")).await;
+    assert!(one.id != two.id && !one.cached && !two.cached);
+    assert_eq!(ground.triggers.counters().won.load(Ordering::Relaxed), 0);
+}
+
+// A key's scope is principal, tenant and target
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_others_are_other_keys() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let base = ask("t", Some("k"), "{}");
+    let others = [
+        base.clone(),
+        Ask { principal: "q".to_owned(), ..base.clone() },
+        Ask { tenant: "u".to_owned(), ..base.clone() },
+        Ask { target: "erp".to_owned(), ..base.clone() },
+        Ask { tenant: "t:p".to_owned(), principal: String::new(), ..base },
+    ];
+    let mut ids = BTreeSet::new();
+    for other in &others {
+        let triggered = trigger(&ground.triggers, other).await;
+        assert!(!triggered.cached);
+        ids.insert(triggered.id);
+    }
+    assert_eq!(ids.len(), others.len());
+}
+
+// G15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_key_is_free_wherever_its_run_is() {
+    let redis = Redis::start().expect("a Redis");
+    let asked = ask("t", Some("k"), "{}");
+    for limit in [SHUT, WIDE] {
+        redis.tell(&["FLUSHALL"]).expect("it forgets");
+        let ground = Ground::new(&redis, limit).await;
+        let first = trigger(&ground.triggers, &asked).await;
+        let whose = ground.triggers.reset_key(KEY, &line()).await.expect("it is reset");
+        assert_eq!(whose, Some(first.id));
+        assert_eq!(ground.triggers.reset_key(KEY, &line()).await.expect("it is reset"), None);
+        let second = trigger(&ground.triggers, &asked).await;
+        assert!(second.id != first.id && !second.cached);
+        ground.drain().await;
+        assert_eq!(ground.runs().await.len(), 2, "both are runs");
+        let third = trigger(&ground.triggers, &asked).await;
+        assert_eq!((third.id, third.cached), (second.id, true), "the key is the second one's");
+    }
+}
+
+// G12: read, tagged, given metadata, rescheduled and cancelled, in the buffer as in the ledger
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_a_full_citizen_wherever_it_is() {
+    let redis = Redis::start().expect("a Redis");
+    for limit in [SHUT, WIDE] {
+        let ground = Ground::new(&redis, limit).await;
+        let run = trigger(&ground.triggers, &ask("t", None, r#"{"empty":[],"n":9007199254740993}"#)).await;
+        let change = Change {
+            add_tags: vec!["vip".to_owned()],
+            set: vec![
+                ("total".to_owned(), "9007199254740993".to_owned()),
+                ("list".to_owned(), "[]".to_owned()),
+            ],
+            increment: vec![("total".to_owned(), "1".to_owned())],
+            delay: Some(Duration::from_secs(3600)),
+            ..Change::default()
+        };
+        ground.triggers.change(run.id, &change, None).await.expect("it is changed");
+        let stale = ground.triggers.change(run.id, &change, Some(77)).await;
+        assert!(matches!(stale, Err(DeskError::Ledger(Error::Stale))), "{stale:?}");
+        let wrong = Change { increment: vec![("list".to_owned(), "1".to_owned())], ..Change::default() };
+        let refused = ground.triggers.change(run.id, &wrong, None).await;
+        assert!(matches!(refused, Err(DeskError::Ledger(Error::Refused(_)))), "{refused:?}");
+        ground.triggers.cancel(run.id, &line()).await.expect("it is cancelled");
+        ground.drain().await;
+        let event = ground.runs().await.remove(0);
+        assert_eq!(event.new.notes.tags, ["vip"]);
+        let value = |name: &str| event.new.notes.metadata.get(name).map(String::as_str);
+        assert_eq!((value("total"), value("list")), (Some("9007199254740994"), Some("[]")));
+        assert_eq!(&event.new.payload[..], br#"{"empty":[],"n":9007199254740993}"#);
+        let told = ground.ledger.deliveries_of(run.id).await.expect("it is there");
+        assert_eq!(told[0].delivery.state, semel_pipeline::delivery::State::Cancelled);
+    }
+    let ground = Ground::new(&redis, SHUT).await;
+    let nobody = EventId::new(semel_pipeline::id::EventKind::Run, semel::time::Timestamp::from_micros(1));
+    let missing = ground.triggers.change(nobody, &Change::default(), None).await;
+    assert!(matches!(missing, Err(DeskError::Ledger(Error::NotFound { .. }))), "{missing:?}");
+    assert!(matches!(ground.triggers.locate(nobody).await, Ok(Located::Missing)));
+}

@@ -1,0 +1,3 @@
+//! Redis Streams as a source.
+
+mod source;

@@ -1,0 +1,135 @@
+//! Where a service is.
+
+use std::fmt;
+
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Uri};
+
+/// A base URL, checked.
+#[derive(Clone)]
+pub(super) struct Address {
+    scheme: Scheme,
+    pub(super) host: Box<str>,
+    pub(super) port: u16,
+    host_value: HeaderValue,
+    authority: Authority,
+    /// What stands before every path; empty, or begins with a slash and does not end with one.
+    prefix: Box<str>,
+}
+
+/// Why a URL cannot be a service's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// Not a URL.
+    #[error("this is not a URL: write http://HOST:PORT or https://HOST:PORT")]
+    NotAUrl,
+    /// Another scheme.
+    #[error("the URL must begin with http:// or https://")]
+    Scheme,
+    /// A user or a password in the URL.
+    #[error("the URL must not hold a user or a password")]
+    UserInfo,
+    /// A query or a fragment.
+    #[error("the base URL must not hold a query or a fragment")]
+    Query,
+}
+
+impl Address {
+    pub(super) fn parse(url: &str) -> Result<Self, AddressError> {
+        // The parser drops fragments without a word.
+        if url.contains(['#', '?']) {
+            return Err(AddressError::Query);
+        }
+        let uri: Uri = url.parse().map_err(|_| AddressError::NotAUrl)?;
+        let (scheme, default) = match uri.scheme_str() {
+            Some("http") => (Scheme::HTTP, 80),
+            Some("https") => (Scheme::HTTPS, 443),
+            Some(_) => return Err(AddressError::Scheme),
+            None => return Err(AddressError::NotAUrl),
+        };
+        let authority = uri.authority().cloned().ok_or(AddressError::NotAUrl)?;
+        if authority.as_str().contains('@') {
+            return Err(AddressError::UserInfo);
+        }
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            // "host:" and ports that are no port parse as none.
+            None if authority.host().len() < authority.as_str().len() => return Err(AddressError::NotAUrl),
+            None => default,
+        };
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() || port == 0 {
+            return Err(AddressError::NotAUrl);
+        }
+        Ok(Self {
+            host: host.into(),
+            port,
+            host_value: HeaderValue::from_str(authority.as_str()).map_err(|_| AddressError::NotAUrl)?,
+            prefix: uri.path().trim_end_matches('/').into(),
+            scheme,
+            authority,
+        })
+    }
+
+    pub(super) fn is_tls(&self) -> bool {
+        self.scheme == Scheme::HTTPS
+    }
+
+    pub(super) fn host_value(&self) -> &HeaderValue {
+        &self.host_value
+    }
+
+    /// The target of a request: path and query behind the prefix, as HTTP/1 writes it.
+    pub(super) fn target(&self, path: &str) -> Option<Uri> {
+        let slash = if path.starts_with('/') || path.is_empty() { "" } else { "/" };
+        let whole = format!("{}{slash}{path}", self.prefix);
+        let whole = if whole.is_empty() || whole.starts_with('?') { format!("/{whole}") } else { whole };
+        Some(Uri::from(PathAndQuery::try_from(whole).ok()?))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}{}", self.scheme, self.authority, self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // ssrf
+    #[test]
+    fn only_plain_http_urls_are_services() {
+        for good in
+            ["http://127.0.0.1:3000", "https://api.example.com", "http://[::1]:8080", "http://host/base/"]
+        {
+            assert!(Address::parse(good).is_ok(), "{good}");
+        }
+        for (bad, why) in [
+            ("", AddressError::NotAUrl),
+            ("127.0.0.1:3000", AddressError::NotAUrl),
+            ("http://host:0", AddressError::NotAUrl),
+            ("http://host:99999", AddressError::NotAUrl),
+            ("ftp://host", AddressError::Scheme),
+            ("http://user:pass@host", AddressError::UserInfo),
+            ("http://host/?q=1", AddressError::Query),
+            ("http://host/#x", AddressError::Query),
+        ] {
+            assert_eq!(Address::parse(bad).err(), Some(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_prefix_stands_before_every_path() {
+        let target = |base: &str, path: &str| {
+            Address::parse(base).unwrap().target(path).map(|target| target.to_string())
+        };
+        assert_eq!(target("http://host/base/", "/x?y=1").as_deref(), Some("/base/x?y=1"));
+        assert_eq!(target("http://host/hook", "").as_deref(), Some("/hook"));
+        assert_eq!(target("http://host", "").as_deref(), Some("/"));
+        assert_eq!(target("http://host", "x").as_deref(), Some("/x"));
+        assert_eq!(target("http://host", "/a b"), None);
+    }
+}

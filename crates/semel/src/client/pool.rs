@@ -1,0 +1,221 @@
+//! Connections to one service, kept and reused.
+//!
+//! The one rule: **nothing is sent twice.** A request goes to another connection only where the first one hands it back
+//! untouched, which it does when it was found closed before the first byte.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use super::address::Address;
+use super::builder::BuildError;
+use super::error::Lost;
+use super::stream::Connector;
+use super::{Response, Sent};
+
+pub(super) type Message = http::Request<Full<Bytes>>;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) connect: Duration,
+    pub(super) idle: Duration,
+    pub(super) idle_connections: usize,
+    pub(super) connections: usize,
+    pub(super) body: usize,
+}
+
+pub(super) struct Pool {
+    address: Address,
+    connector: Connector,
+    limits: Limits,
+    /// Unused connections, the last used one last: the ones at the front grow old and go.
+    idle: Mutex<Vec<Idle>>,
+    /// One for every connection there may be, those that are unused included.
+    room: Arc<Semaphore>,
+}
+
+struct Idle {
+    line: Line,
+    since: Instant,
+}
+
+/// A connection, with its place in the pool.
+struct Line {
+    sender: SendRequest<Full<Bytes>>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Which connections a request may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ride {
+    Any,
+    /// Only one that was made for it.
+    Fresh,
+}
+
+/// What came of handing a request to a connection.
+enum Handed {
+    Answered(http::Response<Incoming>),
+    Back(Message),
+    Cut(hyper::Error),
+}
+
+impl Pool {
+    pub(super) fn new(address: Address, ca: Option<&Path>, limits: Limits) -> Result<Self, BuildError> {
+        let connector = Connector::new(&address, ca)?;
+        let room = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
+        Ok(Self { address, connector, limits, idle: Mutex::default(), room })
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Sends a request once and reads its answer, all of it until `until`.
+    pub(super) async fn exchange(
+        &self,
+        mut message: Message,
+        begun: Instant,
+        until: Instant,
+        ride: Ride,
+    ) -> Sent {
+        loop {
+            let used = if ride == Ride::Fresh { None } else { self.unused() };
+            let was_used = used.is_some();
+            let mut line = match used {
+                Some(line) => line,
+                None => match self.connect(until).await {
+                    Ok(line) => line,
+                    Err(lost) => return Sent::NotSent(lost),
+                },
+            };
+            // From here on a byte may be out, and only the connection itself can say that none was.
+            let handed = match timeout_at(until, hand(&mut line, message)).await {
+                Ok(handed) => handed,
+                Err(_) => return Sent::Unknown(Lost::Timeout),
+            };
+            match handed {
+                Handed::Answered(answer) => return self.read(line, answer, begun, until).await,
+                Handed::Back(back) if was_used => message = back,
+                Handed::Back(_) => return Sent::NotSent(Lost::Closed),
+                Handed::Cut(error) => return Sent::Unknown(Lost::Cut(error)),
+            }
+        }
+    }
+
+    async fn read(
+        &self,
+        line: Line,
+        answer: http::Response<Incoming>,
+        begun: Instant,
+        until: Instant,
+    ) -> Sent {
+        let (head, mut incoming) = answer.into_parts();
+        let mut body = BytesMut::new();
+        let mut truncated = false;
+        loop {
+            match timeout_at(until, incoming.frame()).await {
+                Err(_) => return Sent::Unknown(Lost::Timeout),
+                Ok(Some(Err(error))) => return Sent::Unknown(Lost::Cut(error)),
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => {
+                    let Some(data) = frame.data_ref() else { continue };
+                    let room = self.limits.body - body.len();
+                    body.extend_from_slice(&data[..data.len().min(room)]);
+                    if data.len() > room {
+                        truncated = true;
+                        break;
+                    }
+                }
+            }
+        }
+        // What was not read to its end, or told that it was the wrong connection, is not used again.
+        if !truncated && head.status != StatusCode::MISDIRECTED_REQUEST {
+            self.keep(line);
+        }
+        Sent::Answered(Response {
+            status: head.status,
+            headers: head.headers,
+            body: body.freeze(),
+            truncated,
+            latency: begun.elapsed(),
+        })
+    }
+
+    fn unused(&self) -> Option<Line> {
+        let mut idle = self.idle.lock();
+        while let Some(Idle { line, since }) = idle.pop() {
+            if since.elapsed() > self.limits.idle {
+                // All others are older still.
+                idle.clear();
+                return None;
+            }
+            if !line.sender.is_closed() {
+                return Some(line);
+            }
+        }
+        None
+    }
+
+    async fn connect(&self, until: Instant) -> Result<Line, Lost> {
+        let until = until.min(Instant::now() + self.limits.connect);
+        let opening = async {
+            let room = match Arc::clone(&self.room).try_acquire_owned() {
+                Ok(room) => room,
+                Err(_) => {
+                    // Unused connections that nobody may take are not worth waiting for.
+                    self.idle.lock().clear();
+                    Arc::clone(&self.room).acquire_owned().await.map_err(|_| Lost::Closed)?
+                }
+            };
+            let stream = self.connector.connect(&self.address).await?;
+            let handshake = http1::handshake(TokioIo::new(stream)).await;
+            let (sender, connection) = handshake.map_err(|_| Lost::Closed)?;
+            tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(target: "semel", %error, "a connection of the client ended");
+                }
+            });
+            Ok(Line { sender, _room: room })
+        };
+        timeout_at(until, opening).await.unwrap_or(Err(Lost::Timeout))
+    }
+
+    fn keep(&self, line: Line) {
+        if line.sender.is_closed() || self.limits.idle_connections == 0 {
+            return;
+        }
+        let mut idle = self.idle.lock();
+        // The oldest goes where it has been unused for too long, or there are too many.
+        if idle.len() >= self.limits.idle_connections
+            || idle.first().is_some_and(|oldest| oldest.since.elapsed() > self.limits.idle)
+        {
+            idle.remove(0);
+        }
+        idle.push(Idle { line, since: Instant::now() });
+    }
+}
+
+async fn hand(line: &mut Line, message: Message) -> Handed {
+    // It may still be putting the last answer away, or have been closed since.
+    if line.sender.ready().await.is_err() {
+        return Handed::Back(message);
+    }
+    match line.sender.try_send_request(message).await {
+        Ok(answer) => Handed::Answered(answer),
+        Err(mut error) => match error.take_message() {
+            Some(message) => Handed::Back(message),
+            None => Handed::Cut(error.into_error()),
+        },
+    }
+}

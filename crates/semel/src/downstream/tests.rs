@@ -1,0 +1,4 @@
+//! What calls to other people's systems promise, row by row.
+
+mod claim_first;
+mod scrub;

@@ -1,0 +1,155 @@
+//! A connection to Redis for what is not a store: sources, buffers, gates.
+
+use std::time::Duration;
+
+use redis::{Cmd, TlsCertificates, Value};
+
+use super::address::{Address, Timeouts, shown};
+use super::error::Sent;
+use super::link::Link;
+use super::script::Dialect;
+use crate::store::Error;
+
+/// A connection that many calls share, opened when it is first used and anew when it breaks. It reads the same URLs as
+/// the store: one server, Sentinel, Cluster, with or without TLS.
+///
+/// A command that blocks at the server needs a client of its own, with a response timeout beyond its block.
+#[derive(Debug)]
+pub struct RedisClient {
+    link: Link,
+    name: String,
+}
+
+/// Settings of a [`RedisClient`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it builds"]
+pub struct RedisClientBuilder {
+    url: String,
+    timeouts: Timeouts,
+    root_certificate: Option<Vec<u8>>,
+}
+
+/// Whether a command changes anything: it decides what a lost answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It only looks: a lost answer is [`Unavailable`](crate::store::ErrorKind::Unavailable).
+    Reads,
+    /// It writes: a lost answer is [`Ambiguous`](crate::store::ErrorKind::Ambiguous).
+    Writes,
+}
+
+impl From<Effect> for Sent {
+    fn from(effect: Effect) -> Self {
+        match effect {
+            Effect::Reads => Self::Read,
+            Effect::Writes => Self::Write,
+        }
+    }
+}
+
+/// A Lua script and the name under which the server remembers it.
+#[derive(Clone, Debug)]
+pub struct RedisScript {
+    text: String,
+    sha: String,
+}
+
+impl RedisScript {
+    /// The script with this text.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, sha }
+    }
+
+    fn command(verb: &str, name: &str, keys: &[&[u8]], arguments: &[&[u8]]) -> Cmd {
+        let mut command = Cmd::with_capacity(keys.len() + arguments.len() + 3, 256);
+        command.arg(verb).arg(name).arg(keys.len());
+        for part in keys.iter().chain(arguments) {
+            command.arg(*part);
+        }
+        command
+    }
+}
+
+impl RedisClientBuilder {
+    /// How long to wait for a connection (2 s).
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.connect = timeout;
+        self
+    }
+
+    /// How long to wait for an answer (2 s); beyond the block of a command that blocks.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.response = timeout;
+        self
+    }
+
+    /// A certificate authority in PEM to trust instead of the machine's, for `rediss://`.
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificate = Some(pem.into());
+        self
+    }
+
+    /// Reads the URL. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// Says what is wrong with the URL; never with its password.
+    pub fn build(self) -> Result<RedisClient, Error> {
+        let certificates =
+            self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
+        let address = Address::parse(&self.url, certificates)?;
+        Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url) })
+    }
+}
+
+impl RedisClient {
+    /// Starts to choose settings. The URL is `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
+    pub fn builder(url: impl Into<String>) -> RedisClientBuilder {
+        let timeouts = Timeouts { connect: Duration::from_secs(2), response: Duration::from_secs(2) };
+        RedisClientBuilder { url: url.into(), timeouts, root_certificate: None }
+    }
+
+    /// The URL without user and password.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is a cluster: keys of one call must share a slot.
+    pub fn is_cluster(&self) -> bool {
+        self.link.address().dialect() == Dialect::Cluster
+    }
+
+    /// Sends one command.
+    ///
+    /// # Errors
+    /// What the server refused, or that it did not answer.
+    pub async fn query(&self, command: &Cmd, effect: Effect) -> Result<Value, Error> {
+        self.link.query(command, effect.into()).await
+    }
+
+    /// Calls a script: by its name, and by its text where the server does not know it.
+    ///
+    /// # Errors
+    /// What the server refused, or that it did not answer.
+    pub async fn call(
+        &self,
+        script: &RedisScript,
+        keys: &[&[u8]],
+        arguments: &[&[u8]],
+        effect: Effect,
+    ) -> Result<Value, Error> {
+        let mut numbered = self.link.wire().await?;
+        let by_name = RedisScript::command("EVALSHA", &script.sha, keys, arguments);
+        let answer = match numbered.wire.query(&by_name).await {
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                numbered.wire.query(&RedisScript::command("EVAL", &script.text, keys, arguments)).await
+            }
+            answer => answer,
+        };
+        match answer {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.link.failed(error, numbered.number, effect.into())),
+        }
+    }
+}
