@@ -18,6 +18,7 @@ mod mcp;
 mod real_clients;
 mod reload;
 mod runbook;
+mod scarce;
 mod sealed;
 mod serve;
 mod stores;
