@@ -125,7 +125,7 @@ impl Inner {
         let principal = scope.map(|(name, value)| Principal::of_header(name, value));
         let asked = Asked { method: method.as_str(), path, query };
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
-        let named = Principal::key(principal.as_ref(), &self.namespace, &key);
+        let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);
         let outcome = self.engine.at_hand(&named, payload)?;
         let status = with_date(|date| stored::write(&outcome, date, answer))?;
         self.note(*number, Some(&key), arrived, status, Outcome::Replayed);
