@@ -41,9 +41,7 @@ pub(super) fn check_job(job: &NewJob) -> Result<(), String> {
 /// Whether a job can go at this pace, or a sentence that says why not.
 pub(super) fn check_pace(pace: &Pace) -> Result<(), String> {
     if pace.concurrency == 0 {
-        return Err(
-            "a job with a concurrency of 0 would never release anything: give at least 1".to_owned()
-        );
+        return Err("a job with a concurrency of 0 would never release anything: give at least 1".to_owned());
     }
     if !(pace.rate >= 0.0 && pace.rate.is_finite() && pace.pause_above.is_finite()) {
         return Err("the rate of a job is 0 (no limit) or more, and its ratio a number".to_owned());

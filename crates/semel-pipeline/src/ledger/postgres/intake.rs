@@ -83,14 +83,9 @@ const FIND: &str = r"
 SELECT id, kind, fingerprint FROM event
 WHERE dedupe = $1 AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
 
-pub(super) async fn accept(shared: &Shared, events: Vec<NewEvent>) -> Result<Vec<Accepted>, Error> {
-    if events.is_empty() {
-        return Ok(Vec::new());
-    }
-    for event in &events {
-        check(event)?;
-    }
-    let batch = Batch::new(shared, &events);
+/// Accepts events that were checked.
+pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<Accepted>, Error> {
+    let batch = Batch::new(shared, events);
     let shape = if batch.lanes.is_empty() { Shape::Statement } else { Shape::Transaction };
     let mut repeated = false;
     // Whoever stood in the way may be gone by the time it is looked for.
@@ -101,7 +96,7 @@ pub(super) async fn accept(shared: &Shared, events: Vec<NewEvent>) -> Result<Vec
         if !kept.is_empty() {
             shared.news.tell();
         }
-        if let Some(accepted) = judge(shared, &events, kept, repeated).await? {
+        if let Some(accepted) = judge(shared, events, kept, repeated).await? {
             return Ok(accepted);
         }
         // What was kept is there already when it is looked for again.
@@ -127,8 +122,7 @@ async fn judge(
         .collect();
     let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    let found =
-        shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
+    let found = shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
     let mut told = HashSet::new();
     for (n, holder, fingerprint) in found {
         let Some(&at) = others.get(n) else { continue };
@@ -153,13 +147,18 @@ pub(super) async fn find(shared: &Shared, dedupe: KeyId) -> Result<Option<Found>
     shared.call(Shape::Read, &dedupe, |s, c, d| Box::pin(find_in(s, c, *d))).await
 }
 
-async fn find_in(shared: &Shared, connection: &mut PgConnection, dedupe: KeyId) -> Result<Option<Found>, Fault> {
+async fn find_in(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    dedupe: KeyId,
+) -> Result<Option<Found>, Fault> {
     let query = shared.query(FIND).bind(dedupe.as_bytes().as_slice());
     let row = query.fetch_optional(connection).await.map_err(|error| shared.explain(&error))?;
     let Some(row) = row else { return Ok(None) };
     let columns = Columns::new(shared, &row);
     let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
-    let fingerprint = columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
+    let fingerprint =
+        columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
     Ok(Some(Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
 }
 
@@ -187,8 +186,7 @@ pub(super) async fn holders(
         .iter()
         .map(|event| if kept.remove(&event.id.to_bytes()) { Holder::Kept } else { Holder::Nobody })
         .collect();
-    let others: Vec<usize> =
-        (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
+    let others: Vec<usize> = (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
     if others.is_empty() {
         return Ok(holders);
     }
@@ -220,7 +218,8 @@ async fn look_up(
     asked: &[(EventId, Option<KeyId>)],
 ) -> Result<Vec<Standing>, Fault> {
     let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
-    let dedupes: Vec<Option<[u8; 16]>> = asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
+    let dedupes: Vec<Option<[u8; 16]>> =
+        asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
     let query = shared.query(LOOK_UP).bind(ids).bind(dedupes);
     let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
     rows.iter()
@@ -314,7 +313,12 @@ impl<'a> Batch<'a> {
                     continue;
                 }
                 let lane = event.order_key.as_deref().map(|key| lane(target, key));
-                deliveries.push((shared.ids.delivery().to_bytes(), event.id.to_bytes(), target.as_str(), lane));
+                deliveries.push((
+                    shared.ids.delivery().to_bytes(),
+                    event.id.to_bytes(),
+                    target.as_str(),
+                    lane,
+                ));
             }
         }
         let mut lanes: Vec<i64> = deliveries.iter().filter_map(|(.., lane)| *lane).collect();

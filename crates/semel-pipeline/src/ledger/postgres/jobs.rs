@@ -34,7 +34,9 @@ impl Replays for PostgresLedger {
     }
 
     fn job(&self, id: JobId) -> Answer<'_, Option<Job>> {
-        Box::pin(async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(find(s, c, *id))).await })
+        Box::pin(
+            async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(find(s, c, *id))).await },
+        )
     }
 
     fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>> {
@@ -115,7 +117,8 @@ fn read_job(row: Columns<'_>) -> Result<Job, Fault> {
     let mut counts = Counts::default();
     if row.get::<Option<&str>>(14)?.is_some() {
         for (name, number) in row.json::<std::collections::BTreeMap<String, u64>>(14)? {
-            let item = ItemState::from_name(&name).ok_or_else(|| row.corrupt("an item of another version"))?;
+            let item =
+                ItemState::from_name(&name).ok_or_else(|| row.corrupt("an item of another version"))?;
             *counts.of(seen_in(state, item)) += number;
             counts.total += number;
         }
@@ -269,7 +272,8 @@ async fn create(
 
 const SET_STATE: &str =
     "UPDATE job SET state = $2, note = $3, updated_at = statement_timestamp() WHERE id = $1";
-const SET_PACE: &str = "UPDATE job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
+const SET_PACE: &str =
+    "UPDATE job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
 
 async fn order(
     shared: &Shared,

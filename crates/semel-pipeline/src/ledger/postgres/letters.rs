@@ -23,14 +23,14 @@ impl Letters for PostgresLedger {
                 check_text("the name of a stream", &letter.source.stream)?;
                 check_text("the id of a message", &letter.source.message)?;
             }
-            self.shared
-                .call(Shape::Transaction, letters.as_slice(), |s, c, l| Box::pin(put(s, c, l)))
-                .await
+            self.shared.call(Shape::Transaction, letters.as_slice(), |s, c, l| Box::pin(put(s, c, l))).await
         })
     }
 
     fn letter(&self, id: LetterId) -> Answer<'_, Option<LetterStory>> {
-        Box::pin(async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(story(s, c, *id))).await })
+        Box::pin(
+            async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(story(s, c, *id))).await },
+        )
     }
 
     fn letters(&self, filter: LetterFilter, page: Page) -> Answer<'_, Paged<Letter>> {
@@ -41,9 +41,9 @@ impl Letters for PostgresLedger {
     }
 
     fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>> {
-        Box::pin(async move {
-            self.shared.call(Shape::Read, &filter, |s, c, f| Box::pin(groups(s, c, f))).await
-        })
+        Box::pin(
+            async move { self.shared.call(Shape::Read, &filter, |s, c, f| Box::pin(groups(s, c, f))).await },
+        )
     }
 
     fn discard(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()> {
@@ -307,7 +307,8 @@ async fn hold(
     Ok((columns.word(0, Status::from_name)?, state))
 }
 
-const DISCARD: &str = "UPDATE letter SET status = 'discarded', updated_at = statement_timestamp() WHERE id = $1";
+const DISCARD: &str =
+    "UPDATE letter SET status = 'discarded', updated_at = statement_timestamp() WHERE id = $1";
 const RESTORE: &str = "UPDATE letter SET status = 'pending', failed_replays = 0, updated_at = statement_timestamp() \
      WHERE id = $1";
 

@@ -26,7 +26,9 @@ const LONGEST: u32 = 1_000;
 
 impl Reading for PostgresLedger {
     fn event(&self, id: EventId) -> Answer<'_, Option<Event>> {
-        Box::pin(async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(event(s, c, *id))).await })
+        Box::pin(
+            async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(event(s, c, *id))).await },
+        )
     }
 
     fn events(&self, filter: EventFilter, page: Page) -> Answer<'_, Paged<Event>> {
@@ -307,17 +309,23 @@ async fn find_events(
         .collect()
 }
 
-const AUDIT: &str = "INSERT INTO audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)";
+const AUDIT: &str =
+    "INSERT INTO audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)";
 
 /// Writes a line of the audit log.
-pub(super) async fn audit(shared: &Shared, connection: &mut PgConnection, line: &AuditLine) -> Result<(), Fault> {
+pub(super) async fn audit(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    line: &AuditLine,
+) -> Result<(), Fault> {
     let AuditLine { who, action, subject, reason } = line;
     let query =
         shared.query(AUDIT).bind(plain(who)).bind(plain(action)).bind(plain(subject)).bind(plain(reason));
     rows_of(shared, connection, query).await.map(drop)
 }
 
-const AUDIT_LOG: &str = "SELECT seq, at, who, action, subject, reason FROM audit WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
+const AUDIT_LOG: &str =
+    "SELECT seq, at, who, action, subject, reason FROM audit WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
 const AUDIT_LOG_OF: &str = "SELECT seq, at, who, action, subject, reason FROM audit WHERE seq < $1 AND subject = $3 ORDER BY seq DESC LIMIT $2";
 
 async fn audit_log(
@@ -370,7 +378,8 @@ SELECT (extract(epoch FROM statement_timestamp() - min(due_at)) * 1000000)::bigi
 WHERE due_at <= statement_timestamp()";
 
 async fn totals(shared: &Shared, connection: &mut PgConnection) -> Result<Totals, Fault> {
-    let number = |columns: Columns<'_>, column| columns.get::<i64>(column).map(|n| u64::try_from(n).unwrap_or(0));
+    let number =
+        |columns: Columns<'_>, column| columns.get::<i64>(column).map(|n| u64::try_from(n).unwrap_or(0));
     let mut totals = Totals::default();
     for row in &rows_of(shared, connection, shared.query(TOTALS)).await? {
         let columns = Columns::new(shared, row);

@@ -20,7 +20,8 @@ use crate::outbox::postgres::STREAM;
 use crate::outbox::{Published, Relayed};
 
 /// One relay at a time: so what one caller published in order stays in order. The others find nothing to do.
-const ALONE: &str = "SELECT pg_try_advisory_xact_lock(hashtextextended('semel outbox ' || current_schema(), 0))";
+const ALONE: &str =
+    "SELECT pg_try_advisory_xact_lock(hashtextextended('semel outbox ' || current_schema(), 0))";
 
 const WAITING: &str =
     "SELECT seq, id, event::text, payload FROM outbox ORDER BY seq LIMIT $1 FOR UPDATE SKIP LOCKED";
@@ -117,11 +118,7 @@ async fn relay(
     Ok(relayed)
 }
 
-async fn waiting(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    limit: u32,
-) -> Result<Vec<Waiting>, Fault> {
+async fn waiting(shared: &Shared, connection: &mut PgConnection, limit: u32) -> Result<Vec<Waiting>, Fault> {
     let rows = rows_of(shared, connection, shared.query(WAITING).bind(i64::from(limit))).await?;
     rows.iter()
         .map(|row| {

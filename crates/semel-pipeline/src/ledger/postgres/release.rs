@@ -88,7 +88,8 @@ pub(super) async fn release(
         if room == 0 {
             break;
         }
-        let query = shared.query(NEXT_ITEMS).bind(id.to_bytes()).bind(i64::try_from(room).unwrap_or(i64::MAX));
+        let query =
+            shared.query(NEXT_ITEMS).bind(id.to_bytes()).bind(i64::try_from(room).unwrap_or(i64::MAX));
         let rows = rows_of(shared, connection, query).await?;
         if rows.is_empty() {
             break;
@@ -114,8 +115,13 @@ async fn release_some(
     let (mut replays, mut again, mut as_new) = (Vec::new(), Vec::new(), Vec::new());
     for (place, item) in items {
         let letter = item.letter.and_then(|id| letters.get(&id.to_bytes()).map(|status| (id, *status)));
-        let mut fate =
-            Fate { place: *place, state: ItemState::SkippedInflight, error: None, new_event: None, letter: None };
+        let mut fate = Fate {
+            place: *place,
+            state: ItemState::SkippedInflight,
+            error: None,
+            new_event: None,
+            letter: None,
+        };
         let Some(state) = standing.get(&item.delivery.to_bytes()) else {
             fate.error = Some("it is gone");
             fates.push(fate);
@@ -148,7 +154,8 @@ async fn release_some(
     if !again.is_empty() {
         let fresh: Vec<[u8; 16]> = again.iter().map(|_| shared.ids.delivery().to_bytes()).collect();
         let (ids, places): (Vec<_>, Vec<_>) = again.into_iter().unzip();
-        let query = shared.query(EXECUTE_AGAIN).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(fresh);
+        let query =
+            shared.query(EXECUTE_AGAIN).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(fresh);
         rows_of(shared, connection, query).await?;
     }
     if !as_new.is_empty() {

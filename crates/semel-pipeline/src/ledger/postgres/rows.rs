@@ -57,10 +57,9 @@ fn origin(row: Columns<'_>) -> Result<Origin, Fault> {
     let name = || Ok::<_, Fault>(row.get::<Option<String>>(14)?.unwrap_or_default());
     Ok(match row.get::<&str>(13)? {
         "api" => Origin::Api { principal: name()? },
-        "stream" => Origin::Stream {
-            stream: name()?,
-            message: row.get::<Option<String>>(15)?.unwrap_or_default(),
-        },
+        "stream" => {
+            Origin::Stream { stream: name()?, message: row.get::<Option<String>>(15)?.unwrap_or_default() }
+        }
         "outbox" => Origin::Outbox,
         _ => Origin::Replay { of: name()?.parse().map_err(|_| row.corrupt("an origin that is no event"))? },
     })

@@ -26,8 +26,7 @@ pub(super) async fn prepare(
     target: &str,
 ) -> Result<(), Trouble> {
     for _ in 0..20 {
-        let found =
-            read_format(connection, schema).await.map_err(|error| explain(target, schema, &error))?;
+        let found = read_format(connection, schema).await.map_err(|error| explain(target, schema, &error))?;
         if let Some((format, serves)) = found {
             refuse_newer(target, schema, format, serves)?;
             if format >= FORMAT {

@@ -319,7 +319,10 @@ impl<'a> Words<'a> {
         self.all.iter().map(|word| word.state.as_str()).collect()
     }
 
-    fn bind(&self, shared: &Shared) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    fn bind(
+        &self,
+        shared: &Shared,
+    ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
         let retry_after = |word: &Word<'_>| word.ending.and_then(|ending| ending.retry_after).map(micros);
         shared
             .query(SETTLE)

@@ -39,6 +39,8 @@ WITH looked AS MATERIALIZED (
   DELETE FROM attempt AS a USING deliveries AS d WHERE a.delivery = d.id
 ), letters AS (
   DELETE FROM letter AS l USING over AS o WHERE l.event = o.id AND l.event IS NOT NULL
+), aliases AS (
+  DELETE FROM alias AS a USING over AS o WHERE a.winner = o.id
 ), events AS (
   DELETE FROM event AS e USING over AS o WHERE e.id = o.id
 )
@@ -67,7 +69,8 @@ pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result
     let asked = (micros(keep), i64::from(limit), shared.swept.load(Ordering::Relaxed));
     let (next, swept) = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(events(s, c, *a))).await?;
     shared.swept.store(next.unwrap_or(0), Ordering::Relaxed);
-    let letters = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
+    let letters =
+        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
     let jobs = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_JOBS, *a))).await?;
     Ok(swept + letters + jobs)
 }

@@ -136,11 +136,7 @@ impl<'a> Columns<'a> {
     }
 
     /// One of the words that stand for something.
-    pub(super) fn word<T>(
-        &self,
-        column: usize,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, Fault> {
+    pub(super) fn word<T>(&self, column: usize, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Fault> {
         read(self.get::<&str>(column)?).ok_or_else(|| self.corrupt("a word of another version"))
     }
 
