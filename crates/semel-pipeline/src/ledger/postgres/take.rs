@@ -198,8 +198,14 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
         if left == 0 || targets.is_empty() {
             return Ok(all);
         }
-        let ask =
-            Ask { worker: &take.worker, targets, limit: left, lease: take.lease, token: rand::random(), asked: AtomicBool::new(false) };
+        let ask = Ask {
+            worker: &take.worker,
+            targets,
+            limit: left,
+            lease: take.lease,
+            token: rand::random(),
+            asked: AtomicBool::new(false),
+        };
         let (lapsed, works) =
             shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(take_once(s, c, a))).await?;
         for work in &works {
@@ -285,10 +291,7 @@ pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) ->
     }
     let arguments = (held, lease);
     let kept = shared.call(Shape::Statement, &arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
-    Ok(held
-        .iter()
-        .map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost })
-        .collect())
+    Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
 }
 
 async fn renew_once(

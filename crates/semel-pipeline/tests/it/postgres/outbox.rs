@@ -55,7 +55,9 @@ async fn a_duplicate_is_cached_and_a_conflict_is_a_letter() {
     let server = Postgres::start().expect("a server");
     let ledger = Arc::new(open(&server.url()).await);
     let pool = pool(&server.url()).await;
-    for event in [paid(1), paid(1), Published { payload: "{}".into(), ..paid(1) }, Published::new("t", "", "{}")] {
+    for event in
+        [paid(1), paid(1), Published { payload: "{}".into(), ..paid(1) }, Published::new("t", "", "{}")]
+    {
         let mut transaction = pool.begin().await.expect("a transaction");
         publish_in(&mut transaction, &event).await.expect("it is published");
         transaction.commit().await.expect("it is committed");
@@ -94,7 +96,9 @@ async fn a_caller_in_another_schema_needs_few_rights_and_wakes_the_relay() {
             // The first may be said before anybody listens.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let page = Page { after: None, limit: 10 };
-            if !ledger.events(EventFilter::default(), page).await.expect("an answer").items.is_empty() && order > 0 {
+            if !ledger.events(EventFilter::default(), page).await.expect("an answer").items.is_empty()
+                && order > 0
+            {
                 return;
             }
         }

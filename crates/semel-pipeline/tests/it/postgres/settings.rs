@@ -68,7 +68,10 @@ async fn ids_in_the_views_are_those_of_the_api() {
     let id = event.id.to_string();
     ledger.accept(vec![event]).await.expect("it is accepted");
     assert_eq!(server.sql("SELECT id FROM semel.events").expect("a row"), id);
-    assert_eq!(server.sql("SELECT event, state FROM semel.deliveries").expect("a row"), format!("{id}|queued"));
+    assert_eq!(
+        server.sql("SELECT event, state FROM semel.deliveries").expect("a row"),
+        format!("{id}|queued")
+    );
     let found = format!("SELECT tenant FROM semel.event WHERE id = semel.id_bytes('{id}')");
     assert_eq!(server.sql(&found).expect("a row"), "acme");
     assert_eq!(server.sql("SELECT count(*) FROM semel.dead_letters, semel.replay_jobs").expect("a row"), "0");
