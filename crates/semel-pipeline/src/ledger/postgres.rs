@@ -1,7 +1,7 @@
 //! The ledger in PostgreSQL: many processes, durable, every table readable in psql.
 //!
 //! ```text
-//!   accept ──► one statement: keys that are free, their events, their deliveries
+//!   accept ──► all that waits in one statement: keys that are free, their events, their deliveries
 //!   take   ──► one statement: leases that are over, fair choice, SKIP LOCKED, attempts written as started
 //!   settle ──► one statement for all that ended; a transaction where letters, jobs or order keys are concerned
 //! ```
@@ -14,6 +14,7 @@ mod fault;
 mod ids;
 mod intake;
 mod jobs;
+mod join;
 mod letters;
 mod link;
 mod listen;
@@ -116,7 +117,7 @@ async fn prepare(settings: &Settings) -> Result<(), Trouble> {
 
 impl Intake for PostgresLedger {
     fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>> {
-        Box::pin(intake::accept(&self.shared, events))
+        Box::pin(join::accept(&self.shared, events))
     }
 
     fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>> {

@@ -83,14 +83,9 @@ const FIND: &str = r"
 SELECT id, kind, fingerprint FROM event
 WHERE dedupe = $1 AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
 
-pub(super) async fn accept(shared: &Shared, events: Vec<NewEvent>) -> Result<Vec<Accepted>, Error> {
-    if events.is_empty() {
-        return Ok(Vec::new());
-    }
-    for event in &events {
-        check(event)?;
-    }
-    let batch = Batch::new(shared, &events);
+/// Accepts events that were checked.
+pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<Accepted>, Error> {
+    let batch = Batch::new(shared, events);
     let shape = if batch.lanes.is_empty() { Shape::Statement } else { Shape::Transaction };
     let mut repeated = false;
     // Whoever stood in the way may be gone by the time it is looked for.
@@ -101,7 +96,7 @@ pub(super) async fn accept(shared: &Shared, events: Vec<NewEvent>) -> Result<Vec
         if !kept.is_empty() {
             shared.news.tell();
         }
-        if let Some(accepted) = judge(shared, &events, kept, repeated).await? {
+        if let Some(accepted) = judge(shared, events, kept, repeated).await? {
             return Ok(accepted);
         }
         // What was kept is there already when it is looked for again.

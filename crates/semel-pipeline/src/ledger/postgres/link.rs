@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::builder::Settings;
 use super::fault::{Cure, Fate, Fault, Trouble};
 use super::ids::Ids;
+use super::join::Joint;
 use super::listen::News;
 use crate::ledger::{BoxFuture, Error};
 
@@ -27,6 +28,7 @@ pub(super) struct Shared {
     pub(super) pool: PgPool,
     pub(super) news: News,
     pub(super) ids: Ids,
+    pub(super) joint: Joint,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
 }
@@ -75,7 +77,14 @@ impl Shared {
                 })
                 .connect_lazy_with(settings.options.clone());
             let news = News::new(settings.schema.name());
-            Self { settings, pool, news, ids: Ids::default(), swept: AtomicI64::new(0) }
+            Self {
+                settings,
+                pool,
+                news,
+                ids: Ids::default(),
+                joint: Joint::default(),
+                swept: AtomicI64::new(0),
+            }
         })
     }
 
@@ -185,8 +194,14 @@ impl Shared {
         let mut transaction = connection.begin_with(begin).await.map_err(|error| undone(&error))?;
         let answer = match work(self, &mut transaction, arguments).await {
             Ok(answer) => answer,
-            Err(Fault::Database(trouble)) => return Err(trouble.uncommitted().into()),
-            Err(answer) => return Err(answer),
+            Err(fault) => {
+                // Now, and not when the connection is used again: nobody shall find rows held by a call that has ended.
+                let _ = transaction.rollback().await;
+                return Err(match fault {
+                    Fault::Database(trouble) => trouble.uncommitted().into(),
+                    answer @ Fault::Answer(_) => answer,
+                });
+            }
         };
         transaction.commit().await.map_err(|error| self.explain(&error))?;
         Ok(answer)

@@ -48,6 +48,31 @@ impl Runs for PostgresLedger {
         })
     }
 
+    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let asked = (ghost.to_bytes(), winner.to_bytes());
+            self.shared
+                .call(Shape::Statement, &asked, |s, c, a| {
+                    Box::pin(async move { rows_of(s, c, s.query(ALIAS).bind(a.0).bind(a.1)).await.map(drop) })
+                })
+                .await
+        })
+    }
+
+    fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
+        Box::pin(async move {
+            self.shared
+                .call(Shape::Read, &ghost, |s, c, ghost| {
+                    Box::pin(async move {
+                        let rows = rows_of(s, c, s.query(RESOLVE).bind(ghost.to_bytes())).await?;
+                        let winner = rows.first().map(|row| Columns::new(s, row).bytes(0)).transpose()?;
+                        Ok(winner.map(|id| EventId::from_bytes(ghost.kind(), id)))
+                    })
+                })
+                .await
+        })
+    }
+
     fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>> {
         Box::pin(async move {
             let asked = (dedupe, line);
@@ -57,6 +82,9 @@ impl Runs for PostgresLedger {
         })
     }
 }
+
+const ALIAS: &str = "INSERT INTO alias (ghost, winner) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+const RESOLVE: &str = "SELECT winner FROM alias WHERE ghost = $1";
 
 const HOLD: &str = "SELECT 1 FROM event WHERE id = $1 AND kind = $2 FOR UPDATE";
 const HOLD_DELIVERIES: &str = "SELECT id, state FROM delivery WHERE event = $1 ORDER BY seq FOR UPDATE";

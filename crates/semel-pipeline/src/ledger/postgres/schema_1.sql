@@ -161,6 +161,12 @@ CREATE UNIQUE INDEX item_delivery ON {schema}.item (job, delivery);
 CREATE INDEX item_pending ON {schema}.item (job, place) WHERE state = 'pending';
 CREATE INDEX item_released ON {schema}.item (job) WHERE state = 'released';
 
+CREATE TABLE {schema}.alias (
+  ghost bytea PRIMARY KEY,
+  winner bytea NOT NULL
+);
+CREATE INDEX alias_winner ON {schema}.alias (winner);
+
 CREATE TABLE {schema}.audit (
   seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   at timestamptz NOT NULL,

@@ -56,5 +56,6 @@ COMMENT ON TABLE {schema}.turn IS 'Whose turn it was last, of each target.';
 COMMENT ON TABLE {schema}.letter IS 'Dead letters. The view dead_letters is for people; the payload is the event''s where this one is null.';
 COMMENT ON TABLE {schema}.job IS 'Replay jobs. The view replay_jobs is for people.';
 COMMENT ON TABLE {schema}.item IS 'What a replay job gives another try.';
+COMMENT ON TABLE {schema}.alias IS 'Runs that were given an id and turned out to be another one.';
 COMMENT ON TABLE {schema}.audit IS 'Who did what, and why.';
 COMMENT ON TABLE {schema}.outbox IS 'Published in callers'' transactions, and not yet relayed.';

@@ -39,6 +39,8 @@ WITH looked AS MATERIALIZED (
   DELETE FROM attempt AS a USING deliveries AS d WHERE a.delivery = d.id
 ), letters AS (
   DELETE FROM letter AS l USING over AS o WHERE l.event = o.id AND l.event IS NOT NULL
+), aliases AS (
+  DELETE FROM alias AS a USING over AS o WHERE a.winner = o.id
 ), events AS (
   DELETE FROM event AS e USING over AS o WHERE e.id = o.id
 )
