@@ -115,7 +115,9 @@ impl Server {
             metrics.watch_redis(redis);
         }
         let records = &config.records;
-        let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
+        let waiters = &records.waiters;
+        let caps =
+            WaiterCaps { per_key: waiters.per_key, per_scope: waiters.per_scope, in_all: waiters.in_all };
         let engine = Engine::over(store)
             .secret(secret.clone())
             .hot_cache(records.hot_cache, Duration::from_secs(10))
@@ -130,7 +132,8 @@ impl Server {
             Some(ledger) => {
                 let counters = Arc::clone(metrics.deliveries());
                 let telling = Arc::new(Telling { counters, exporter: exporter.clone() });
-                Some(Pipeline::start(ledger, &config.pipeline, Arc::clone(&secret), telling)?)
+                let settings = (&config.pipeline, &config.intake);
+                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
             }
             None => None,
         };
@@ -162,8 +165,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let (service, options) =
-                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
+                let options = gateway.options(settings, config.drain, exporter.as_ref());
+                let service = gateway.service(exporter.clone());
                 listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
                 Some((gateway, at))
             }
