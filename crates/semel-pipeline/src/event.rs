@@ -107,7 +107,7 @@ impl Dedupe {
     pub fn of_replay(job: JobId, delivery: DeliveryId, payload: &[u8]) -> Self {
         // No secret is needed: both ids are chance, and whoever could guess them gains nothing.
         let secret = Secret::from_bytes(*b"semel: replays as new, no secret");
-        let key = Key::new("semel.replay").scope(job.to_bytes()).value(delivery.to_string());
+        let key = Key::new("semel.replay").scope(job.to_string()).value(delivery.to_string());
         let made = Self::of(&secret, &key, &[payload], None);
         made.expect("an id is neither empty nor too long")
     }

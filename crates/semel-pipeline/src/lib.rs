@@ -12,7 +12,9 @@
 //! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
 //! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
-//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger.
+//! - [`target`]: who is delivered to; [`worker`]: the loop that delivers; [`publish`]: what is published by hand.
+//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
+//!   `testkit`).
 
 #[cfg(feature = "redis")]
 pub mod buffer;
@@ -27,8 +29,13 @@ pub mod id;
 pub mod ledger;
 pub mod letter;
 pub mod outbox;
+pub mod publish;
 pub mod replay;
 pub mod replayer;
 pub mod source;
+pub mod target;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 #[cfg(feature = "redis")]
 pub mod trigger;
+pub mod worker;

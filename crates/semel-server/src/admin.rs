@@ -1,18 +1,24 @@
-//! The admin side: health, metrics, keys, and the claims API for workers in other languages.
+//! The admin side: health, metrics, keys, the claims API for workers in other languages, events and their deliveries.
 
 mod access;
 mod answer;
 mod claims;
+mod deliveries;
+mod events;
 mod health;
 mod keys;
+mod letters;
+mod listing;
 mod shown;
+mod story;
+mod told;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Method, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
@@ -26,6 +32,7 @@ use self::answer::Refusal;
 use self::claims::Claims;
 use self::health::Health;
 use crate::metrics::Metrics;
+use crate::pipeline::Pipeline;
 
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
@@ -36,6 +43,8 @@ pub(crate) struct Admin {
     health: Health,
     claims: Claims,
     secret: Arc<Secret>,
+    /// None where there is no ledger.
+    pipeline: Option<Arc<Pipeline>>,
     /// Changes when the config is read anew.
     access: RwLock<Arc<Access>>,
 }
@@ -44,6 +53,7 @@ pub(crate) struct Admin {
 pub(crate) struct Parts {
     pub(crate) engine: Engine,
     pub(crate) secret: Arc<Secret>,
+    pub(crate) pipeline: Option<Arc<Pipeline>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     /// How many claims may wait at once.
@@ -56,7 +66,7 @@ pub(crate) struct Parts {
 
 impl Admin {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { engine, secret, metrics, access, waiters, max_outcome, reserved } = parts;
+        let Parts { engine, secret, pipeline, metrics, access, waiters, max_outcome, reserved } = parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
@@ -64,6 +74,19 @@ impl Admin {
             engine,
             metrics,
             secret,
+            pipeline,
+        })
+    }
+
+    /// The pipeline.
+    ///
+    /// # Errors
+    /// 501 where there is no ledger, naming the setting.
+    fn pipeline(&self) -> Result<&Arc<Pipeline>, Refusal> {
+        self.pipeline.as_ref().ok_or_else(|| {
+            let detail = "this server keeps no events: its store is in memory or on Redis; set `url` in [ledger] to \
+                          embedded:PATH or postgres://…";
+            Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_configured", detail)
         })
     }
 
@@ -83,6 +106,12 @@ impl Admin {
             match keys::count_in_doubt(&self.engine).await {
                 Ok(count) => self.metrics.in_doubt(count),
                 Err(error) => tracing::debug!(target: "semel", %error, "keys in doubt were not counted"),
+            }
+            if let Some(pipeline) = &self.pipeline {
+                match pipeline.ledger.totals().await {
+                    Ok(totals) => self.metrics.deliveries().counted(totals),
+                    Err(error) => tracing::debug!(target: "semel", %error, "deliveries were not counted"),
+                }
             }
         }
     }
@@ -104,6 +133,17 @@ impl Admin {
             .route("/v1/claims/{claim_id}/renew", post(claims::renew))
             .route("/v1/claims/{claim_id}/complete", post(claims::complete))
             .route("/v1/claims/{claim_id}/release", post(claims::release))
+            .route("/v1/events", get(events::list).post(events::publish))
+            .route("/v1/events/{id}", get(events::show))
+            .route("/v1/deliveries", get(deliveries::list))
+            .route("/v1/deliveries/{id}", get(deliveries::show))
+            .route("/v1/dead-letters", get(letters::list))
+            .route("/v1/dead-letters/groups", get(letters::groups))
+            .route("/v1/dead-letters/{id}", get(letters::show))
+            .route("/v1/dead-letters/{id}/discard", post(letters::discard))
+            .route("/v1/dead-letters/{id}/restore", post(letters::restore))
+            .route("/v1/audit", get(letters::audit))
+            .route("/v1/story/{id}", get(story::show))
             .fallback(async || {
                 Refusal::not_found("there is nothing at this path; /openapi.json lists what there is")
             })
@@ -155,7 +195,7 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    let text = admin.metrics.render(&admin.engine);
+    let text = admin.metrics.render(&admin.engine, admin.pipeline.as_deref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

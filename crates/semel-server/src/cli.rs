@@ -25,6 +25,15 @@ pub(crate) enum Command {
     Keys(KeysCommand),
     /// Print which downstream uses which pattern
     Runbook(RunbookArgs),
+<<<<<<< HEAD
+=======
+    /// Publish events, and see what became of them
+    #[command(subcommand)]
+    Events(EventsCommand),
+    /// Look at dead letters, give them up or take that back
+    #[command(subcommand)]
+    Dlq(DlqCommand),
+>>>>>>> main
     /// Check, show or describe the config file
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -159,6 +168,125 @@ pub(crate) enum KeysCommand {
         #[command(flatten)]
         remote: Remote,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EventsCommand {
+    /// Publish one event: accepted once for its type, dedupe key and tenant
+    Publish {
+        /// Its type, such as order.paid
+        #[arg(long = "type", value_name = "TYPE")]
+        event_type: String,
+        /// What makes it the same as another
+        #[arg(long, value_name = "KEY")]
+        dedupe_key: String,
+        /// What is delivered: JSON, sent byte for byte; @FILE reads it from a file, - from standard input
+        #[arg(long, value_name = "JSON")]
+        payload: String,
+        /// Whose it is
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Deliveries with the same order key are made one after the other
+        #[arg(long, value_name = "KEY")]
+        order_key: Option<String>,
+        /// How long to wait before the first attempt
+        #[arg(long, value_name = "DURATION")]
+        delay: Option<String>,
+        /// After so long it is not delivered any more
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// List events, the newest first
+    List {
+        /// Only of this type
+        #[arg(long = "type", value_name = "TYPE")]
+        event_type: Option<String>,
+        /// Only of this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only those that came with this request id
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+        /// At most so many
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Tell the whole story of an action, by any of its ids: an event, run, delivery, dead letter, key or request
+    Show {
+        /// evt_…, run_…, dlv_…, dlq_…, a key's id, or a request id
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DlqCommand {
+    /// List dead letters, the newest first
+    List {
+        #[command(flatten)]
+        filter: DlqFilter,
+        /// At most so many
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one with every attempt
+    Show {
+        /// dlq_…
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show what failed alike, the largest group first
+    Groups {
+        #[command(flatten)]
+        filter: DlqFilter,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Give one up; it can be restored
+    Discard {
+        /// dlq_…
+        id: String,
+        /// Why; it goes into the audit log
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Take that back; a parked one becomes pending again
+    Restore {
+        /// dlq_…
+        id: String,
+        /// Why; it goes into the audit log
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
+
+/// Which dead letters.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DlqFilter {
+    /// Only in this status: pending, replaying, replayed, discarded, parked
+    #[arg(long)]
+    pub(crate) status: Option<String>,
+    /// Only for this target
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Only of this tenant
+    #[arg(long)]
+    pub(crate) tenant: Option<String>,
+    /// Only with this failure signature, as `dlq groups` prints it
+    #[arg(long)]
+    pub(crate) signature: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

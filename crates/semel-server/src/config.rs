@@ -7,12 +7,14 @@ mod access;
 pub(crate) mod commands;
 pub(crate) mod downstream;
 mod gateway;
+mod pipeline;
 mod problem;
 mod reader;
 mod records;
 mod routes;
 mod sealing;
 mod secrets;
+mod targets;
 mod values;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,10 +26,12 @@ use toml::de::DeTable;
 
 pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
+pub(crate) use self::pipeline::{LedgerPlace, Pipeline};
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
+pub(crate) use self::targets::targets;
 pub(crate) use self::values::{parse_duration, show_duration};
 
 use self::downstream::Downstream;
@@ -50,6 +54,10 @@ pub(crate) struct Config {
     pub(crate) sealing: Option<Sealing>,
     /// Whom the services behind Semel call.
     pub(crate) downstreams: Vec<Downstream>,
+<<<<<<< HEAD
+=======
+    pub(crate) pipeline: Pipeline,
+>>>>>>> main
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -112,7 +120,8 @@ impl Config {
             (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
-        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway))
+        let pipeline = self.pipeline.fixed();
+        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway, pipeline))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
@@ -122,10 +131,18 @@ impl Config {
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment);
         let downstreams = downstream::read(&mut root, environment);
+<<<<<<< HEAD
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
         Self { secret, gateway, admin, tokens, records, sealing, downstreams, log, drain }
+=======
+        let pipeline = Pipeline::read(&mut root, &records, environment);
+        let log = Log::read(&mut root);
+        let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
+        root.done();
+        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, log, drain }
+>>>>>>> main
     }
 }
 

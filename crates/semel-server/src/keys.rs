@@ -1,13 +1,13 @@
 //! `semel keys`: looks at keys of a running server and settles what is in doubt.
 
-use std::io::Write as _;
-
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use http::Method;
 use serde_json::{Value, json};
 
 use crate::cli::{KeysCommand, Remote};
-use crate::client::Client;
+use crate::remote::{Pages, Query, ask, encode, members, print, write_line};
+
+const PATH: &str = "/v1/keys";
 
 /// Runs the command.
 ///
@@ -29,14 +29,7 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
                 query.add("scope", Some(part));
             }
             query.add("key", key.as_deref());
-            let mut pages = Pages::new(&remote, query)?;
-            let mut items = Vec::new();
-            while items.len() < limit
-                && let Some(page) = pages.next().await?
-            {
-                items.extend(page);
-            }
-            items.truncate(limit);
+            let items = Pages::new(&remote, PATH, query)?.collect(limit).await?;
             if remote.json { print(&json!({ "items": items })) } else { table(&items) }
         }
         KeysCommand::Show { id, remote } => {
@@ -61,7 +54,7 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
             let mut query = Query::default();
             query.add("phase", phase.as_deref());
             query.add("limit", Some("1000"));
-            let mut pages = Pages::new(&remote, query)?;
+            let mut pages = Pages::new(&remote, PATH, query)?;
             while let Some(page) = pages.next().await? {
                 for item in page {
                     print(&item)?;
@@ -82,99 +75,6 @@ async fn change(remote: &Remote, id: &str, action: &str, body: &Value) -> anyhow
     write_line(&format!("{}: {} -> {}", text("id"), text("before"), text("after")))
 }
 
-/// Asks for JSON.
-async fn ask(remote: &Remote, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-    let mut client = Client::new(&remote.admin, remote.token.clone())?;
-    ask_with(&mut client, method, path, body).await
-}
-
-async fn ask_with(
-    client: &mut Client,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<Value> {
-    let body = body.map(Value::to_string).unwrap_or_default();
-    let headers = [("content-type", "application/json")];
-    let reply = client.send(method, path, &headers, body).await?;
-    let answer: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-    if reply.status.is_success() {
-        return Ok(answer);
-    }
-    match answer["detail"].as_str() {
-        Some(detail) => bail!("{detail} ({})", reply.status.as_u16()),
-        None => bail!("the server answered {}", reply.status),
-    }
-}
-
-/// The pages of a list, one after the other.
-struct Pages {
-    client: Client,
-    query: Query,
-    next: Next,
-}
-
-/// Which page comes next.
-enum Next {
-    First,
-    After(String),
-    None,
-}
-
-impl Pages {
-    fn new(remote: &Remote, query: Query) -> anyhow::Result<Self> {
-        Ok(Self { client: Client::new(&remote.admin, remote.token.clone())?, query, next: Next::First })
-    }
-
-    async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
-        let mut query = self.query.clone();
-        match &self.next {
-            Next::First => {}
-            Next::After(cursor) => query.add("cursor", Some(cursor)),
-            Next::None => return Ok(None),
-        }
-        let page = ask_with(&mut self.client, Method::GET, &format!("/v1/keys{}", query.0), None).await?;
-        self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
-        Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
-    }
-}
-
-/// A query string.
-#[derive(Clone, Debug, Default)]
-struct Query(String);
-
-impl Query {
-    fn add(&mut self, name: &str, value: Option<&str>) {
-        if let Some(value) = value {
-            self.0.push(if self.0.is_empty() { '?' } else { '&' });
-            self.0.push_str(name);
-            self.0.push('=');
-            self.0.push_str(&encode(value));
-        }
-    }
-}
-
-/// Percent-encodes whatever is not plain.
-fn encode(text: &str) -> String {
-    text.bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            _ => format!("%{byte:02X}"),
-        })
-        .collect()
-}
-
-fn print(value: &Value) -> anyhow::Result<()> {
-    write_line(&value.to_string())
-}
-
-/// A reader that has seen enough (`| head`) is no failure of ours, but the end.
-fn write_line(line: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
-}
-
 fn table(items: &[Value]) -> anyhow::Result<()> {
     write_line(&format!(
         "{:<32}  {:<8}  {:<8}  {:<6}  {:>7}  CHANGED",
@@ -193,29 +93,4 @@ fn table(items: &[Value]) -> anyhow::Result<()> {
         ))?;
     }
     Ok(())
-}
-
-fn members(shown: &Value) -> anyhow::Result<()> {
-    for (name, value) in shown.as_object().into_iter().flatten() {
-        match value {
-            Value::Null => {}
-            Value::String(text) => write_line(&format!("{name:<16}  {text}"))?,
-            other => write_line(&format!("{name:<16}  {other}"))?,
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_are_encoded() {
-        let mut query = Query::default();
-        query.add("key", Some("a b&c=ä"));
-        query.add("phase", None);
-        query.add("scope", Some("x"));
-        assert_eq!(query.0, "?key=a%20b%26c%3D%C3%A4&scope=x");
-    }
 }

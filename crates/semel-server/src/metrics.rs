@@ -11,6 +11,11 @@ use semel::store::RedisStore;
 use semel_http::observe::Counters;
 
 use crate::otlp::Exporter;
+use crate::pipeline::Pipeline;
+
+mod deliveries;
+
+pub(crate) use self::deliveries::Deliveries;
 
 /// Upper bounds of the buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -34,6 +39,7 @@ pub(crate) struct Metrics {
     gateway: OnceLock<Arc<Counters>>,
     redis: OnceLock<Arc<RedisStore>>,
     exporter: OnceLock<Arc<Exporter>>,
+    deliveries: Arc<Deliveries>,
 }
 
 /// Counters that differ in one label.
@@ -82,6 +88,11 @@ impl Metrics {
         let _ = self.gateway.set(counters);
     }
 
+    /// What is counted of deliveries.
+    pub(crate) fn deliveries(&self) -> &Arc<Deliveries> {
+        &self.deliveries
+    }
+
     /// A claim, or a step of one, was answered so.
     pub(crate) fn claim(&self, status: &str) {
         self.claims.add(CLAIMS, status);
@@ -109,7 +120,7 @@ impl Metrics {
     }
 
     /// Everything, as Prometheus reads it.
-    pub(crate) fn render(&self, engine: &Engine) -> String {
+    pub(crate) fn render(&self, engine: &Engine, pipeline: Option<&Pipeline>) -> String {
         let mut text = String::with_capacity(8 << 10);
         let stats = engine.stats();
         head(&mut text, "semel_events_total", "counter", "What the engine did or noticed.");
@@ -161,6 +172,9 @@ impl Metrics {
             "result",
             "Times the config was read anew.",
         );
+        if let Some(pipeline) = pipeline {
+            self.deliveries.write(&mut text, pipeline);
+        }
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
         if let Some(exporter) = self.exporter.get() {
@@ -217,16 +231,27 @@ impl Histogram {
 
     fn write(&self, text: &mut String, metric: &str, help: &str) {
         head(text, metric, "histogram", help);
+        self.write_lines(text, metric, "");
+    }
+
+    /// The lines of one of several that differ in a label: `label` is `name="value"`, or nothing.
+    fn write_lines(&self, text: &mut String, metric: &str, label: &str) {
+        let (comma, braces) = match label {
+            "" => ("", String::new()),
+            label => (",", format!("{{{label}}}")),
+        };
         let count = self.count.load(Ordering::Relaxed);
         let mut below = 0;
         for (bound, bucket) in BOUNDS.iter().zip(&self.buckets) {
             below += bucket.load(Ordering::Relaxed);
-            let _ = writeln!(text, "{metric}_bucket{{le=\"{bound}\"}} {}", below.min(count));
+            let below = below.min(count);
+            let _ = writeln!(text, "{metric}_bucket{{{label}{comma}le=\"{bound}\"}} {below}");
         }
         let seconds = Duration::from_micros(self.micros.load(Ordering::Relaxed)).as_secs_f64();
         let _ = writeln!(
             text,
-            "{metric}_bucket{{le=\"+Inf\"}} {count}\n{metric}_sum {seconds}\n{metric}_count {count}"
+            "{metric}_bucket{{{label}{comma}le=\"+Inf\"}} {count}\n{metric}_sum{braces} {seconds}\n\
+             {metric}_count{braces} {count}"
         );
     }
 }

@@ -19,9 +19,11 @@ use crate::admin::{Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, downstream};
 use crate::gateway::Gateway;
+use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
+use crate::pipeline::Pipeline;
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
@@ -74,6 +76,8 @@ pub(crate) struct Server {
     exporter: Option<Arc<Exporter>>,
     /// Where outcomes are sealed: its keys can be changed.
     sealed: Option<Arc<EncryptedStore>>,
+    /// None where there is no ledger.
+    pipeline: Option<Arc<Pipeline>>,
 }
 
 impl Server {
@@ -89,7 +93,7 @@ impl Server {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
         }
-        let Opened { store, redis, warnings } = stores::open(&config.records).await?;
+        let Opened { store, redis, embedded, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -102,8 +106,8 @@ impl Server {
             Some(sealed) => Arc::clone(sealed) as Arc<dyn Store>,
             None => store,
         };
-        let secret = match config.secret {
-            Some(secret) => secret,
+        let secret = match &config.secret {
+            Some(secret) => secret.clone(),
             None => store.secret(Secret::random()).await.context("the deployment's secret")?,
         };
         let secret = downstream::with_secrets(secret, &config.downstreams);
@@ -120,9 +124,19 @@ impl Server {
             .observe(Arc::clone(&metrics) as Arc<dyn semel::engine::Observer>)
             .build()?;
         engine.verify(3).await.context("the store does not keep what it should")?;
+        let secret = Arc::new(secret);
+        let ledger = ledgers::open(&config, embedded).await?;
+        let pipeline = match ledger {
+            Some(ledger) => {
+                let observer = Arc::clone(metrics.deliveries()) as Arc<dyn semel_pipeline::worker::Observer>;
+                Some(Pipeline::start(ledger, &config.pipeline, Arc::clone(&secret), observer)?)
+            }
+            None => None,
+        };
         let admin = Admin::new(Parts {
             engine: engine.clone(),
-            secret: Arc::new(secret),
+            secret,
+            pipeline: pipeline.clone(),
             metrics: Arc::clone(&metrics),
             access: Access::new(&config.admin, &config.tokens),
             waiters: records.waiters.in_all,
@@ -164,7 +178,22 @@ impl Server {
         }));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
-        Ok(Self { engine, metrics, admin, admin_at, gateway, closing, listeners, fixed, exporter, sealed })
+        if let Some(pipeline) = &pipeline {
+            drop(tokio::spawn(Arc::clone(pipeline).sweep()));
+        }
+        Ok(Self {
+            engine,
+            metrics,
+            admin,
+            admin_at,
+            gateway,
+            closing,
+            listeners,
+            fixed,
+            exporter,
+            sealed,
+            pipeline,
+        })
     }
 
     /// Says where it listens, for people and for whoever started it.
@@ -209,6 +238,9 @@ impl Server {
             anyhow::bail!("encryption is switched on or off only with a restart");
         }
         self.replace_routes(config)?;
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.replace(&config.pipeline)?;
+        }
         if let (Some(sealed), Some(sealing)) = (&self.sealed, &config.sealing) {
             sealed.rotate(sealing.ring.clone());
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
@@ -239,15 +271,22 @@ impl Server {
 
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
     pub(crate) async fn stop(self, limit: Duration) {
-        let Self { engine, closing, listeners, exporter, .. } = self;
+        let Self { engine, closing, listeners, exporter, pipeline, .. } = self;
         // Without receivers there is nobody left to tell.
         let _ = closing.send(true);
-        let drained = async {
+        let served = async {
             for listener in listeners {
                 let _ = listener.await;
             }
             engine.drain().await;
         };
+        let delivered = async {
+            if let Some(pipeline) = &pipeline {
+                // A little less than there is, so that what is left over is counted and told.
+                pipeline.stop(limit.mul_f64(0.95)).await;
+            }
+        };
+        let drained = async { tokio::join!(served, delivered) };
         if tokio::time::timeout(limit, drained).await.is_err() {
             let left = engine.in_flight();
             tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");

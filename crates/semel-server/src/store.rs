@@ -14,6 +14,8 @@ pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     /// Where it is a Redis: it can tell whether it lost data.
     pub(crate) redis: Option<Arc<RedisStore>>,
+    /// Where it is embedded: the ledger can live in the same file.
+    pub(crate) embedded: Option<Arc<EmbeddedStore>>,
     /// Weaker promises than one might expect, in plain words.
     pub(crate) warnings: Vec<String>,
 }
@@ -23,7 +25,7 @@ pub(crate) struct Opened {
 /// # Errors
 /// Says what is wrong with the store and what to do.
 pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
-    let plain = |store: Arc<dyn Store>, warnings| Opened { store, redis: None, warnings };
+    let plain = |store: Arc<dyn Store>, warnings| Opened { store, redis: None, embedded: None, warnings };
     match &records.place {
         Place::Memory => {
             let warning = "the store is in memory: all keys are forgotten when this process ends, and a retry \
@@ -35,7 +37,8 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
             // It reads the whole file: not on a thread that serves others.
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
-            Ok(plain(Arc::new(store), Vec::new()))
+            let store = Arc::new(store);
+            Ok(Opened { embedded: Some(Arc::clone(&store)), ..plain(store, Vec::new()) })
         }
         Place::Redis { url, prefix, ca, require_replicas, on_store_loss } => {
             let loss = match on_store_loss {
@@ -54,7 +57,7 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
             }
             let store = Arc::new(builder.connect().await.context("the Redis store")?);
             let warnings = store.warnings();
-            Ok(Opened { store: Arc::clone(&store) as Arc<dyn Store>, redis: Some(store), warnings })
+            Ok(Opened { redis: Some(Arc::clone(&store)), ..plain(store, warnings) })
         }
         Place::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
             let postgres = PostgresStore::builder(url)

@@ -1,6 +1,8 @@
-//! The crate from outside, with real servers.
+//! The crate from outside: every ledger held to the contract, sources and buffers with real servers.
 
 #[cfg(feature = "redis")]
 mod burst;
+#[cfg(all(feature = "embedded", feature = "testkit"))]
+mod embedded;
 #[cfg(feature = "redis")]
 mod streams;

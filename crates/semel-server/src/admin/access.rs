@@ -32,13 +32,13 @@ pub(crate) struct Caller {
 /// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Right {
-    /// To look at keys.
+    /// To look at keys, events, deliveries and dead letters.
     Look,
-    /// To settle and forget.
+    /// To settle and forget, to discard and restore.
     Operate,
     /// To forget what is claimed or in doubt, and whatever is not listed here.
     Administrate,
-    /// To claim.
+    /// To claim, and to publish.
     Produce,
 }
 
@@ -49,7 +49,10 @@ impl Right {
             "/healthz" | "/readyz" | "/metrics" => None,
             _ if path == "/v1/claims" || path.starts_with("/v1/claims/") => Some(Self::Produce),
             _ if method == Method::GET || method == Method::HEAD => Some(Self::Look),
-            _ if path.starts_with("/v1/keys/") => Some(Self::Operate),
+            "/v1/events" => Some(Self::Produce),
+            _ if path.starts_with("/v1/keys/") || path.starts_with("/v1/dead-letters/") => {
+                Some(Self::Operate)
+            }
             _ => Some(Self::Administrate),
         }
     }
@@ -59,6 +62,21 @@ impl Caller {
     /// Whoever is on the machine, where there are no tokens.
     fn local() -> Self {
         Self { name: "local".to_owned(), tenant: None, role: Role::Admin }
+    }
+
+    /// The tenant of what it brings in: its own, where it is confined to one, else the one it names.
+    ///
+    /// # Errors
+    /// 403 where it names another than its own.
+    pub(crate) fn tenant_for(&self, named: Option<String>) -> Result<String, Refusal> {
+        match (&self.tenant, named) {
+            (Some(own), Some(named)) if *own != named => {
+                let detail = format!("the token {:?} is confined to the tenant {own:?}", self.name);
+                Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", detail))
+            }
+            (Some(own), _) => Ok(own.clone()),
+            (None, named) => Ok(named.unwrap_or_default()),
+        }
     }
 
     /// Whether it has the right.
@@ -188,7 +206,26 @@ mod tests {
         assert_eq!(needed(Method::POST, "/v1/keys/x/forget"), Some(Right::Operate));
         assert_eq!(needed(Method::POST, "/v1/claims"), Some(Right::Produce));
         assert_eq!(needed(Method::POST, "/v1/claims/x/begin"), Some(Right::Produce));
+        assert_eq!(needed(Method::POST, "/v1/events"), Some(Right::Produce));
+        assert_eq!(needed(Method::GET, "/v1/events"), Some(Right::Look));
+        assert_eq!(needed(Method::GET, "/v1/story/x"), Some(Right::Look));
+        assert_eq!(needed(Method::POST, "/v1/dead-letters/x/discard"), Some(Right::Operate));
         assert_eq!(needed(Method::DELETE, "/v1/other"), Some(Right::Administrate));
+    }
+
+    // cross_tenant: whoever is confined to a tenant cannot name another.
+    #[test]
+    fn a_confined_token_publishes_for_its_own_tenant() {
+        let of = |tenant: Option<&str>| Caller {
+            name: "t".into(),
+            tenant: tenant.map(str::to_owned),
+            role: Role::Producer,
+        };
+        assert_eq!(of(None).tenant_for(Some("b".into())).unwrap(), "b");
+        assert_eq!(of(None).tenant_for(None).unwrap(), "");
+        assert_eq!(of(Some("a")).tenant_for(None).unwrap(), "a");
+        assert_eq!(of(Some("a")).tenant_for(Some("a".into())).unwrap(), "a");
+        assert!(of(Some("a")).tenant_for(Some("b".into())).is_err());
     }
 
     #[test]

@@ -64,6 +64,21 @@ impl Refusal {
     }
 }
 
+impl From<semel_pipeline::ledger::Error> for Refusal {
+    fn from(error: semel_pipeline::ledger::Error) -> Self {
+        use semel_pipeline::ledger::Error;
+
+        let detail = error.to_string();
+        match error {
+            Error::Store(error) => error.into(),
+            Error::NotFound { .. } => Self::not_found(detail),
+            Error::Impossible(_) => Self::new(StatusCode::CONFLICT, "impossible", detail),
+            Error::Stale => Self::new(StatusCode::CONFLICT, "stale", detail),
+            _ => Self::new(StatusCode::CONFLICT, "refused", detail),
+        }
+    }
+}
+
 impl From<store::Error> for Refusal {
     fn from(error: store::Error) -> Self {
         tracing::warn!(target: "semel", %error, "the store did not do what the admin side asked");
@@ -107,6 +122,16 @@ pub(super) fn json(value: &impl Serialize) -> Result<Response, Refusal> {
     let text = serde_json::to_string(value)
         .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// A reason for what is done by hand.
+pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
+    let reason = reason.trim();
+    if reason.is_empty() {
+        Err(Refusal::bad("reason: say why, for whoever reads the audit log"))
+    } else {
+        Ok(reason)
+    }
 }
 
 /// Reads a body. An empty one counts as `{}`.

@@ -187,7 +187,7 @@ async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> 
         caller.may(Right::Administrate)?;
     }
     let (id, before) = find(&admin.engine, id).await?;
-    let action = Action { caller, name: "forget", reason: checked(&reason)?, before: &before };
+    let action = Action { caller, name: "forget", reason: answer::reason(&reason)?, before: &before };
     let ruling = admin.engine.forget(id, force).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
@@ -227,7 +227,7 @@ async fn settle_key(admin: &Admin, caller: &Caller, id: &str, asked: Settle) -> 
     };
     let (id, before) = find(&admin.engine, id).await?;
     let name = if settlement == Settlement::Run { "settle_run" } else { "settle_done" };
-    let action = Action { caller, name, reason: checked(&reason)?, before: &before };
+    let action = Action { caller, name, reason: answer::reason(&reason)?, before: &before };
     let ruling = admin.engine.settle(id, settlement).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
@@ -271,15 +271,6 @@ fn settled(outcome: &RawValue) -> Result<Outcome, Refusal> {
         }
     });
     Ok(semel_http::stored::outcome(status, &fields, Bytes::from(body.unwrap_or_default())))
-}
-
-fn checked(reason: &str) -> Result<&str, Refusal> {
-    let reason = reason.trim();
-    if reason.is_empty() {
-        Err(Refusal::bad("reason: say why, for whoever reads the audit log"))
-    } else {
-        Ok(reason)
-    }
 }
 
 async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {

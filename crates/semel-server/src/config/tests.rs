@@ -45,6 +45,10 @@ fn the_example_can_be_read() {
     assert_eq!((config.drain, config.log, config.admin.listen), (bare.drain, bare.log, bare.admin.listen));
     assert_eq!(format!("{:?}", config.records), format!("{:?}", bare.records));
     assert_eq!(config.sealing.unwrap().ring.current_id(), "2026-11");
+    let (shown, usual) = (&config.pipeline, &bare.pipeline);
+    assert_eq!((&shown.ledger, shown.retention, shown.lease), (&usual.ledger, usual.retention, usual.lease));
+    assert_eq!((shown.max_payload, shown.in_all), (usual.max_payload, usual.in_all));
+    assert_eq!((shown.targets.len(), shown.targets[0].name.as_str()), (1, "ledger"));
 }
 
 #[test]
@@ -151,6 +155,21 @@ fn mistakes_are_told_with_their_place() {
             "[[downstream]]\nname = \"a\"\npattern = \"claim-first\"\n[[downstream]]\nname = \"a\"\n",
             &["semel.toml:4:1: [[downstream]] needs `pattern`"],
         ),
+<<<<<<< HEAD
+=======
+        ("[ledger]\nurl = \"redis://h\"\n", &["semel.toml:2:7: url: expected embedded:PATH or postgres://"]),
+        ("[ledger]\nlease = \"1ms\"\n", &["semel.toml:2:9: lease: expected at least"]),
+        ("[ledger]\nschema = \"x\"\n", &["semel.toml:2:10: schema: goes with a postgres:// url"]),
+        ("[limits]\npayload = 0\n", &["semel.toml:2:11: payload: expected a size"]),
+        (
+            "[limits]\npayloads = 1\n",
+            &["semel.toml:2:1: unknown key `payloads` in [limits]: did you mean `payload`?"],
+        ),
+        (
+            "[store]\nurl = \"memory:\"\n[[target]]\nname = \"a\"\nurl = \"http://h\"\n",
+            &["[[target]] needs a ledger"],
+        ),
+>>>>>>> main
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {
@@ -187,6 +206,60 @@ fn routes_are_checked() {
         let problems = parse(&text).expect_err(&text).join("\n");
         assert!(problems.contains(expected), "{expected:?} in {problems:?}");
         assert!(problems.starts_with("semel.toml:"), "{problems}");
+    }
+}
+
+// bad_config: targets, with the line of each mistake.
+#[test]
+fn targets_are_checked() {
+    let table = [
+        ("url = \"http://h\"", "semel.toml:1:1: [[target]] needs `name`"),
+        ("name = \"a\"", "semel.toml:1:1: [[target]] needs `url`"),
+        ("name = \"a b\"\nurl = \"http://h\"", "semel.toml:2:8: name: expected letters"),
+        ("name = \"a\"\nurl = \"h/x\"", "semel.toml:3:7: url: this is not a URL"),
+        ("name = \"a\"\nurl = \"ftp://h/x\"", "semel.toml:3:7: url: the URL must begin with http"),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nevents = [\"*.x\"]",
+            "semel.toml:4:10: events: \"*.x\" is no pattern",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nsecret = { env = \"X\" }",
+            "semel.toml:4:10: secret: expected `whsec_`",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nsecret = \"whsec_hunter2\"",
+            "semel.toml:4:10: secret: expected { env",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\non_exhausted = \"drop\"",
+            "on_exhausted: expected \"dlq\" or \"blocked\"",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nretry = { attempts = 3 }",
+            "unknown key `attempts` in [target.retry]",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nretry = { base = \"1m\", cap = \"1s\" }",
+            "cap: expected at least `base`",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nretry = { timeout = \"0s\" }",
+            "timeout: expected more than nothing",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nconcurrency = 0",
+            "semel.toml:4:15: concurrency: expected a whole number",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\n[[target]]\nname = \"a\"\nurl = \"http://h\"",
+            "semel.toml:5:8: name: \"a\" is taken by another target",
+        ),
+    ];
+    for (target, expected) in table {
+        let text = format!("[[target]]\n{target}\n");
+        let problems = parse(&text).expect_err(&text).join("\n");
+        assert!(problems.contains(expected), "{expected:?} in {problems:?}");
+        assert!(!problems.contains("hunter2"), "a secret is never repeated: {problems}");
     }
 }
 
@@ -259,6 +332,9 @@ fn the_schema_lists_what_is_read() {
         .replace("# tls = ", "tls = ")
         .replace("# jwt = { jwks", "jwt = { secret = { env = \"X\" }, jwks")
         .replace("url = \"embedded:./semel-data\"", "url = { env = \"X\" }")
+        .replace("# url = \"embedded:./semel-ledger\"", "url = { env = \"X\" }")
+        .replace("# secret = { env = \"LEDGER", "secret = { env = \"LEDGER")
+        .replace("# bearer", "bearer")
         .replace("# coordinate = \"redis://127.0.0.1:6379\"", "coordinate = { env = \"Y\" }");
     let problems = Problems::new("semel.toml", &text);
     let table = DeTable::parse(&text).unwrap();

@@ -1,6 +1,7 @@
 //! Starts the real binary, and talks to it.
 
 mod http;
+mod sink;
 mod upstream;
 
 use std::io::{BufRead as _, BufReader};
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use semel_testbed::wait;
 
 pub(crate) use self::http::{Answer, Http};
+pub(crate) use self::sink::Sink;
 pub(crate) use self::upstream::Upstream;
 
 /// How long anything may take before a test fails. Generous: the machine may be busy.

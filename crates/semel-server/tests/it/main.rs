@@ -6,6 +6,7 @@ mod claims;
 mod commands;
 mod demo;
 mod drain;
+mod events;
 mod gateway;
 mod guide;
 mod killed;

@@ -31,6 +31,7 @@ use ::redis::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
+use self::address::{QUEUED, Wire};
 pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
 pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
@@ -175,8 +176,15 @@ impl Shared {
     }
 
     /// The connection, where a command needs nothing but one exchange over it.
-    fn short_way(&self, command: &Command) -> Option<Numbered> {
-        let numbered = self.link.at_hand()?;
+    ///
+    /// Callers may stop polling while they wait for a place in the connection's queue. So they never get more than half of
+    /// its places: whatever the store's thread sends, heartbeats among it, finds one. A cluster's queues are shorter.
+    fn short_way(self: &Arc<Self>, command: &Command) -> Option<Numbered> {
+        // Every call holds one.
+        if Arc::strong_count(self) > QUEUED / 2 {
+            return None;
+        }
+        let numbered = self.link.at_hand().filter(|numbered| matches!(numbered.wire, Wire::One(_)))?;
         let short = match command {
             Command::Claim(_) => self.is_introduced(&numbered) && self.refusal().is_none(),
             Command::Forget(_) | Command::Reexecute => false,

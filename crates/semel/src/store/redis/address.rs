@@ -19,7 +19,7 @@ use super::script::Dialect;
 use crate::store::{Error, ErrorKind};
 
 /// How many commands the connection takes before it writes them. With fewer, a packet would hold no more than those.
-const QUEUED: usize = 1024;
+pub(super) const QUEUED: usize = 4096;
 
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug)]

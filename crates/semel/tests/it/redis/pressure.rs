@@ -77,3 +77,36 @@ async fn publish_at_oom() {
         replayed(ask(&store, id, &claim()).await);
     }
 }
+
+// More callers than the connection's queue has places, all of which stop in the middle of their calls: whoever else
+// calls, a heartbeat for one, is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_that_stop_hold_up_nobody() {
+    let server = server();
+    let store = RedisStore::builder(&server.url()).response_timeout(Duration::from_secs(60)).connect().await;
+    let store = store.expect("a healthy server");
+    let grant = win(&store, key()).await;
+    // So large that the sockets take only few of them.
+    let large = complete(grant, &"x".repeat(8192));
+    server.pause().expect("it runs");
+    // On a thread of its own: inside a task only so many polls get through.
+    let stopped: Vec<_> = std::thread::scope(|scope| {
+        let poll_once = || {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let mut calls: Vec<_> = (0..10_000).map(|_| store.apply(key(), large.clone())).collect();
+            for call in &mut calls {
+                assert!(call.as_mut().poll(&mut context).is_pending(), "nobody answers");
+            }
+            calls
+        };
+        scope.spawn(poll_once).join().expect("every call waits")
+    });
+    server.resume().expect("it is paused");
+    let others = async {
+        let id = key();
+        let grant = win(&store, id).await;
+        accepted(store.apply(id, Command::Renew(grant)).await);
+    };
+    tokio::time::timeout(Duration::from_secs(30), others).await.expect("nobody waits for them");
+    drop(stopped);
+}

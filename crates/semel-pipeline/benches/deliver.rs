@@ -1,0 +1,250 @@
+//! Delivery to a local target on PostgreSQL, against bare loops of the same SQL and the same HTTP calls.
+//!
+//! `cargo bench -p semel-pipeline --all-features --bench deliver` prints, `-- --check` also fails where the goal is missed.
+//! Two bare loops: one takes 32, sends them together, writes all 32; the other is 32 loops that take, send and write one
+//! each. Neither renews a lease, asks a breaker, waits for a retry or counts anything. All take turns on one server.
+
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use semel::client::{Client, Request, Sent};
+use semel::retry::Destinations;
+use semel::secret::Secret;
+use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::delivery::{Class, Ending, Settle, Work};
+use semel_pipeline::event::Origin;
+use semel_pipeline::ledger::{Intake as _, PostgresLedger, Take, Working};
+use semel_pipeline::publish::Publication;
+use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets, delivery_key};
+use semel_pipeline::worker::{Attempted, Next, Observer, Settings, Worker};
+use semel_testbed::Postgres;
+use tokio::runtime::Runtime;
+
+const REPEATS: usize = 5;
+const EVENTS: u64 = 3_000;
+const TOGETHER: u32 = 32;
+const GOAL: f64 = 0.6;
+
+fn main() -> ExitCode {
+    let check = std::env::args().any(|argument| argument == "--check");
+    let server = Postgres::start().expect("a PostgreSQL server can be started");
+    let target = serve();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    let bench = Arc::new(runtime.block_on(Bench::new(&server, target)));
+    println!("{EVENTS} events to one local target on PostgreSQL, {TOGETHER} at once: deliveries a second, CPU each");
+    let mut ratios: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+    for _ in 0..REPEATS {
+        let batches = bench.measure(&runtime, &server, batches(Arc::clone(&bench)));
+        let ours = bench.measure(&runtime, &server, worker(Arc::clone(&bench)));
+        let lone = bench.measure(&runtime, &server, lone(Arc::clone(&bench)));
+        println!("  ours {ours}   batches {batches}   lone loops {lone}");
+        ratios[0].push(ours.rate / batches.rate);
+        ratios[1].push(ours.rate / lone.rate);
+    }
+    let mut met = true;
+    for (name, ratios) in ["batches", "lone loops"].into_iter().zip(&mut ratios) {
+        ratios.sort_by(f64::total_cmp);
+        let median = ratios[REPEATS / 2];
+        println!(
+            "  {median:.2} x the bare {name} ({:.2} to {:.2}, goal at least {GOAL} x)",
+            ratios[0],
+            ratios[REPEATS - 1]
+        );
+        met &= median >= GOAL;
+    }
+    if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+struct Turn {
+    rate: f64,
+    cpu: f64,
+}
+
+impl std::fmt::Display for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:>6.0}/s {:>5.0} us", self.rate, self.cpu)
+    }
+}
+
+struct Bench {
+    ledger: Arc<PostgresLedger>,
+    secret: Arc<Secret>,
+    registry: Registry,
+    client: Client,
+    numbers: AtomicU64,
+}
+
+/// Counts what is done.
+#[derive(Default)]
+struct Done(AtomicU64);
+
+impl Observer for Done {
+    fn attempted(&self, attempted: &Attempted<'_>) {
+        assert_eq!(attempted.next, Next::Done, "the target takes everything");
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Bench {
+    async fn new(server: &Postgres, target: SocketAddr) -> Self {
+        let ledger = PostgresLedger::open(server.url()).await.expect("the ledger can be opened");
+        let url = format!("http://{target}");
+        let http = HttpTarget::new(&format!("{url}/hook"), None, HttpOptions::default()).expect("a target");
+        let policy = Policy { concurrency: TOGETHER, ..Policy::default() };
+        let targets = Targets::new()
+            .with("t", Arc::new(http), EventTypes::all(), policy, &Destinations::default())
+            .expect("a name");
+        Self {
+            ledger: Arc::new(ledger),
+            secret: Arc::new(Secret::random()),
+            registry: Registry::new(targets),
+            client: Client::builder(&url).expect("a URL").build().expect("a client"),
+            numbers: AtomicU64::new(0),
+        }
+    }
+
+    /// Publishes, then lets one side deliver everything.
+    fn measure(&self, runtime: &Runtime, server: &Postgres, side: impl Future<Output = ()>) -> Turn {
+        runtime.block_on(self.publish());
+        let before = (server.cpu_time().expect("a running server"), cpu_of_this_process());
+        let began = Instant::now();
+        runtime.block_on(side);
+        let seconds = began.elapsed().as_secs_f64();
+        let after = (server.cpu_time().expect("a running server"), cpu_of_this_process());
+        let cpu = (after.0 - before.0) + (after.1 - before.1);
+        Turn { rate: EVENTS as f64 / seconds, cpu: cpu.as_secs_f64() * 1e6 / EVENTS as f64 }
+    }
+
+    async fn publish(&self) {
+        for _ in 0..EVENTS / 100 {
+            let events = (0..100).map(|_| {
+                let key = self.numbers.fetch_add(1, Ordering::Relaxed).to_string();
+                let paid = Publication::json("order.paid", key, r#"{"cents": 1200}"#, Origin::Outbox);
+                paid.into_event(&self.secret, &self.registry.current(), SystemClock.now()).expect("an event")
+            });
+            self.ledger.accept(events.collect()).await.expect("they are accepted");
+        }
+    }
+
+    async fn take(&self, limit: u32) -> Vec<Work> {
+        let take = Take {
+            worker: "bare".into(),
+            targets: vec![("t".into(), limit)],
+            limit,
+            lease: Duration::from_secs(30),
+        };
+        self.ledger.take(take).await.expect("work is given out")
+    }
+
+    async fn send(&self, work: &Work) {
+        let key = delivery_key(&self.secret, work.event, &work.target, work.epoch).to_string();
+        let request = Request::post("/hook").bytes(work.payload.clone()).key(key).expect("a key");
+        let sent = self.client.send_once(&request).await;
+        assert!(matches!(sent, Sent::Answered(answer) if answer.status.is_success()));
+    }
+}
+
+async fn worker(bench: Arc<Bench>) {
+    let done = Arc::new(Done::default());
+    let worker = Worker::start(
+        Arc::clone(&bench.ledger) as Arc<dyn Working>,
+        bench.registry.clone(),
+        Arc::clone(&bench.secret),
+        Settings::default(),
+        Arc::clone(&done) as Arc<dyn Observer>,
+    )
+    .expect("a worker");
+    while done.0.load(Ordering::Relaxed) < EVENTS || worker.in_hand() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    worker.stop(Duration::from_secs(10)).await;
+}
+
+/// Takes many, sends them together, writes all of them.
+async fn batches(bench: Arc<Bench>) {
+    loop {
+        let taken = bench.take(TOGETHER).await;
+        if taken.is_empty() {
+            return;
+        }
+        let sending = taken.into_iter().map(|work| {
+            let bench = Arc::clone(&bench);
+            tokio::spawn(async move {
+                bench.send(&work).await;
+                (work.holding, done())
+            })
+        });
+        let mut settled = Vec::new();
+        for one in sending.collect::<Vec<_>>() {
+            settled.push(one.await.expect("it ends"));
+        }
+        bench.ledger.settle(settled).await.expect("they are written");
+    }
+}
+
+/// Many loops that take, send and write one each.
+async fn lone(bench: Arc<Bench>) {
+    let loops = (0..TOGETHER).map(|_| {
+        let bench = Arc::clone(&bench);
+        tokio::spawn(async move {
+            while let Some(work) = bench.take(1).await.pop() {
+                bench.send(&work).await;
+                bench.ledger.settle(vec![(work.holding, done())]).await.expect("it is written");
+            }
+        })
+    });
+    for one in loops.collect::<Vec<_>>() {
+        one.await.expect("it ends");
+    }
+}
+
+fn done() -> Settle {
+    let (error, excerpt) = (String::new(), String::new());
+    Settle::Done(Ending { class: Class::Success, status: Some(200), error, excerpt, retry_after: None })
+}
+
+fn cpu_of_this_process() -> Duration {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(spent.tv_sec.unsigned_abs(), u32::try_from(spent.tv_nsec).unwrap_or(0))
+}
+
+/// A target that takes everything.
+fn serve() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let at = listener.local_addr().expect("it is bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            stream.set_nodelay(true).expect("an option of every socket");
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(&stream);
+                while answer(&mut reader, &stream).is_some() {}
+            });
+        }
+    });
+    at
+}
+
+fn answer(reader: &mut BufReader<&TcpStream>, mut stream: &TcpStream) -> Option<()> {
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        if line == "\r\n" {
+            break;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()
+}

@@ -1,0 +1,259 @@
+//! Targets: who is delivered to. An HTTP endpoint, or a handler of the program's own.
+
+mod filter;
+mod handler;
+#[cfg(feature = "http")]
+mod http;
+mod policy;
+mod registry;
+#[cfg(feature = "http")]
+mod scrub;
+mod signature;
+mod trace;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::key::KeyId;
+use semel::retry::{Fate, Health, Judged, Repeat, Signal, Verdict};
+use semel::secret::{DerivedKey, Secret};
+use semel::store::BoxFuture;
+
+pub(crate) use self::filter::is_type as is_event_type;
+pub use self::filter::{EventTypes, FilterError, MAX_TYPE};
+pub use self::handler::Handler;
+#[cfg(feature = "http")]
+pub use self::http::{HttpOptions, HttpTarget, HttpTargetError};
+pub use self::policy::{Exhausted, Policy};
+pub use self::registry::{Registered, Registry, RegistryError, Targets};
+pub use self::signature::{SecretError, SigningSecret};
+use crate::delivery::{Class, Ending, Work};
+use crate::id::EventId;
+
+/// The longest excerpt of an answer that is kept, in bytes.
+pub const MAX_EXCERPT: usize = 512;
+/// The longest text of an error that is kept, in bytes.
+pub const MAX_ERROR: usize = 512;
+
+/// Somebody who is delivered to.
+///
+/// # Contract
+/// - A delivery is made again after whatever went wrong, with the same [`Call::key`]: the receiver acts once for a key.
+/// - `deliver` is dropped when its time is over; what it had started then may still take effect.
+/// - A panic counts as an attempt of which nobody knows how it ended.
+pub trait Target: fmt::Debug + Send + Sync + 'static {
+    /// Delivers once, and says how it ended.
+    fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome>;
+}
+
+/// One attempt to deliver, as a target sees it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Call {
+    work: Arc<Work>,
+    key: DerivedKey,
+    max_attempts: u32,
+    timeout: Duration,
+}
+
+impl Call {
+    /// The attempt to make this delivery.
+    pub fn new(work: Arc<Work>, secret: &Secret, policy: &Policy) -> Self {
+        let key = delivery_key(secret, work.event, &work.target, work.epoch);
+        Self { work, key, max_attempts: policy.retry.max_attempts(), timeout: policy.timeout }
+    }
+
+    /// What is delivered, and where it belongs.
+    pub fn work(&self) -> &Work {
+        &self.work
+    }
+
+    /// The exact bytes of the event's payload.
+    pub fn payload(&self) -> &bytes::Bytes {
+        &self.work.payload
+    }
+
+    /// The event's type.
+    pub fn event_type(&self) -> &str {
+        &self.work.event_type
+    }
+
+    /// Names the effect: the same for every attempt to deliver this event to this target in this epoch, and no other's.
+    pub fn key(&self) -> &DerivedKey {
+        &self.key
+    }
+
+    /// How many attempts there may be.
+    pub fn max_attempts(&self) -> u32 {
+        self.max_attempts
+    }
+
+    /// How long it may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+/// The key that names the effect of delivering `event` to `target` in `epoch`.
+#[must_use]
+pub fn delivery_key(secret: &Secret, event: EventId, target: &str, epoch: u32) -> DerivedKey {
+    // Apart from providers that somebody named in the same words.
+    let provider = format!("target {target}");
+    secret.derived_key(&provider, KeyId::from_bytes(event.to_bytes()), epoch)
+}
+
+/// How an attempt ended, in a target's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "an outcome says whether to try again"]
+pub struct Outcome {
+    judged: Judged,
+    error: String,
+    excerpt: String,
+}
+
+impl Outcome {
+    /// It was taken.
+    pub fn done() -> Self {
+        Self::judged(Verdict::Success, "")
+    }
+
+    /// It was surely not taken, and may be later.
+    pub fn retry(error: impl Into<String>) -> Self {
+        let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
+        outcome.judged.fate = Fate::Undone;
+        outcome
+    }
+
+    /// The same, and not before so long from now.
+    pub fn retry_after(error: impl Into<String>, after: Duration) -> Self {
+        let mut outcome = Self::judged(Verdict::Retry { after: Some(after) }, error);
+        (outcome.judged.fate, outcome.judged.health) = (Fate::Undone, Health::Silent);
+        outcome
+    }
+
+    /// Nobody knows whether it was taken. It is tried again, with the same key.
+    pub fn unknown(error: impl Into<String>) -> Self {
+        let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
+        outcome.judged.fate = Fate::Unknown;
+        outcome
+    }
+
+    /// It was refused, and would be refused again.
+    pub fn refused(error: impl Into<String>) -> Self {
+        Self::judged(Verdict::Fatal, error)
+    }
+
+    /// What was seen of an HTTP call, judged as a call with a key is.
+    pub fn of(signal: &Signal, error: impl Into<String>) -> Self {
+        Self::judged(signal.judge(Repeat::Safe), error)
+    }
+
+    /// A verdict, and what went wrong.
+    pub fn judged(judged: impl Into<Judged>, error: impl Into<String>) -> Self {
+        let mut error = error.into();
+        shorten(&mut error, MAX_ERROR);
+        Self { judged: judged.into(), error, excerpt: String::new() }
+    }
+
+    /// With the beginning of what was answered. It must hold no secret.
+    pub fn excerpt(mut self, excerpt: impl Into<String>) -> Self {
+        self.excerpt = excerpt.into();
+        shorten(&mut self.excerpt, MAX_EXCERPT);
+        self
+    }
+
+    /// What is to be done.
+    pub fn verdict(&self) -> Verdict {
+        self.judged.verdict
+    }
+
+    /// What it says about the health of the target.
+    pub fn health(&self) -> Health {
+        self.judged.health
+    }
+
+    /// The status that was answered with.
+    pub fn status(&self) -> Option<u16> {
+        self.judged.status
+    }
+
+    /// As the ledger keeps it.
+    pub fn into_ending(self) -> Ending {
+        let class = match (self.judged.verdict, self.judged.fate) {
+            (Verdict::Success, _) => Class::Success,
+            (Verdict::Fatal, _) => Class::Permanent,
+            (_, Fate::Unknown) if self.judged.status.is_none() => Class::Unknown,
+            (Verdict::Unknown, _) => Class::Unknown,
+            _ => Class::Transient,
+        };
+        Ending {
+            class,
+            status: self.judged.status,
+            error: self.error,
+            excerpt: self.excerpt,
+            retry_after: self.judged.verdict.after(),
+        }
+    }
+}
+
+/// Cuts a text to so many bytes, between two characters.
+pub(crate) fn shorten(text: &mut String, most: usize) {
+    if text.len() > most {
+        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::time::Timestamp;
+
+    use super::*;
+    use crate::id::EventKind;
+
+    // P2: a repeat carries the same key; another event, target or epoch another one.
+    #[test]
+    fn the_key_names_event_target_and_epoch() {
+        let secret = Secret::from_bytes([7; 32]);
+        let event = EventId::new(EventKind::Event, Timestamp::from_micros(1));
+        let key = |event, target, epoch| delivery_key(&secret, event, target, epoch).to_string();
+        assert_eq!(key(event, "crm", 0), key(event, "crm", 0));
+        assert_ne!(key(event, "crm", 0), key(event, "crm", 1));
+        assert_ne!(key(event, "crm", 0), key(event, "erp", 0));
+        let other = EventId::new(EventKind::Event, Timestamp::from_micros(1));
+        assert_ne!(key(event, "crm", 0), key(other, "crm", 0));
+    }
+
+    #[test]
+    fn outcomes_have_their_class() {
+        let class = |outcome: Outcome| outcome.into_ending().class;
+        assert_eq!(class(Outcome::done()), Class::Success);
+        assert_eq!(class(Outcome::retry("busy")), Class::Transient);
+        assert_eq!(class(Outcome::unknown("cut")), Class::Unknown);
+        assert_eq!(class(Outcome::refused("no")), Class::Permanent);
+        for (status, expected) in [
+            (200, Class::Success),
+            (204, Class::Success),
+            (301, Class::Permanent),
+            (400, Class::Permanent),
+            (404, Class::Permanent),
+            (408, Class::Transient),
+            (429, Class::Transient),
+            (500, Class::Transient),
+            (503, Class::Transient),
+        ] {
+            assert_eq!(class(Outcome::of(&Signal::status(status), "")), expected, "{status}");
+        }
+        assert_eq!(class(Outcome::of(&Signal::timed_out(), "")), Class::Unknown);
+        assert_eq!(class(Outcome::of(&Signal::not_sent(), "")), Class::Transient);
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let outcome = Outcome::refused("ä".repeat(600)).excerpt("é".repeat(600));
+        let ending = outcome.into_ending();
+        assert!(ending.error.len() <= MAX_ERROR + 3 && ending.error.ends_with('…'));
+        assert!(ending.excerpt.len() <= MAX_EXCERPT + 3);
+    }
+}

@@ -1,0 +1,115 @@
+//! Which events a target wants, by their type.
+
+use std::fmt;
+
+/// The longest type of an event, in bytes.
+pub const MAX_TYPE: usize = 200;
+
+/// Which event types a target wants: exact ones, everything below a prefix (`order.*`), or all (`*`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventTypes(Vec<Pattern>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Pattern {
+    All,
+    /// With the dot at its end.
+    Below(String),
+    Exactly(String),
+}
+
+/// A pattern that cannot be one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no pattern for event types: expected one such as \"order.paid\", \"order.*\" or \"*\"")]
+pub struct FilterError(String);
+
+impl EventTypes {
+    /// Those that fit one of the patterns.
+    ///
+    /// # Errors
+    /// The first pattern that is none.
+    pub fn new<T: AsRef<str>>(patterns: &[T]) -> Result<Self, FilterError> {
+        patterns.iter().map(|pattern| parse(pattern.as_ref())).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Every event.
+    pub fn all() -> Self {
+        Self(vec![Pattern::All])
+    }
+
+    /// No event: for a target that only runs name.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Whether events of this type are wanted. `order.*` wants `order.paid` and `order.line.added`, not `order`.
+    pub fn want(&self, event_type: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern {
+            Pattern::All => true,
+            Pattern::Below(prefix) => event_type.starts_with(prefix.as_str()),
+            Pattern::Exactly(exact) => event_type == exact,
+        })
+    }
+}
+
+impl fmt::Display for EventTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, pattern) in self.0.iter().enumerate() {
+            if number > 0 {
+                f.write_str(", ")?;
+            }
+            match pattern {
+                Pattern::All => f.write_str("*")?,
+                Pattern::Below(prefix) => write!(f, "{prefix}*")?,
+                Pattern::Exactly(exact) => f.write_str(exact)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(pattern: &str) -> Result<Pattern, FilterError> {
+    if pattern == "*" {
+        return Ok(Pattern::All);
+    }
+    let wrong = || FilterError(pattern.to_owned());
+    match pattern.strip_suffix(".*") {
+        Some(prefix) if is_type(prefix) => Ok(Pattern::Below(format!("{prefix}."))),
+        None if is_type(pattern) => Ok(Pattern::Exactly(pattern.to_owned())),
+        _ => Err(wrong()),
+    }
+}
+
+/// Whether a text can be the type of an event: letters, digits, `.`, `_`, `-`, `:` and `/`, no more than 200 bytes.
+pub(crate) fn is_type(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':' | b'/');
+    !text.is_empty() && text.len() <= MAX_TYPE && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_want_what_they_say() {
+        let types = EventTypes::new(&["order.*", "user.created"]).unwrap();
+        for (event_type, wanted) in [
+            ("order.paid", true),
+            ("order.line.added", true),
+            ("order", false),
+            ("orders.paid", false),
+            ("user.created", true),
+            ("user.created.twice", false),
+        ] {
+            assert_eq!(types.want(event_type), wanted, "{event_type}");
+        }
+        assert!(EventTypes::all().want("x") && !EventTypes::none().want("x"));
+        assert_eq!(types.to_string(), "order.*, user.created");
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_refused() {
+        for wrong in ["", "*.paid", "or*", ".*", "a b", "order.**", "ä"] {
+            assert_eq!(EventTypes::new(&[wrong]), Err(FilterError(wrong.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! HTTP endpoints: `POST url` with the exact bytes of the payload.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use http::{HeaderName, HeaderValue, header};
+use semel::client::{AddressError, BuildError, Client, Request, RequestError, Sent};
+use semel::downstream::Scrubber;
+use semel::store::BoxFuture;
+use semel::time::{Clock, SystemClock};
+
+use super::scrub::excerpt;
+use super::trace::child;
+use super::{Call, Outcome, SigningSecret, Target};
+
+const EVENT_ID: HeaderName = HeaderName::from_static("semel-event-id");
+const EVENT_TYPE: HeaderName = HeaderName::from_static("semel-event-type");
+const ATTEMPT: HeaderName = HeaderName::from_static("semel-attempt");
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("semel/", env!("CARGO_PKG_VERSION")));
+
+/// So much of an answer is read: enough to see what a refusal says about itself.
+const READ: usize = 64 << 10;
+
+/// An HTTP endpoint. Redirects are not followed; 2xx is a success.
+pub struct HttpTarget {
+    client: Client,
+    /// Path and query, behind the address.
+    path: String,
+    secret: Option<SigningSecret>,
+    clock: Arc<dyn Clock>,
+}
+
+/// An endpoint that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpTargetError {
+    /// A URL that cannot be one.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A fragment, or a path that cannot be sent.
+    #[error(
+        "the URL's path cannot be sent: it holds a fragment, a space or a character that must be encoded"
+    )]
+    Path,
+    /// A token that cannot stand in a header.
+    #[error("the bearer token cannot stand in a header: it must be visible ASCII")]
+    Token,
+    /// The client cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+/// What an endpoint is built from.
+#[derive(Clone, Debug, Default)]
+pub struct HttpOptions {
+    /// Signs every delivery.
+    pub secret: Option<SigningSecret>,
+    /// Certificates to trust instead of the web's, as a PEM file.
+    pub ca: Option<PathBuf>,
+    /// How many connections may be open at once. Zero is as many as the client's default.
+    pub connections: usize,
+    /// How long one attempt may take.
+    pub timeout: Option<std::time::Duration>,
+}
+
+impl HttpTarget {
+    /// The endpoint at `url`; `bearer` is sent as its `Authorization`, where there is one.
+    ///
+    /// # Errors
+    /// A URL, token or certificate that cannot be used.
+    pub fn new(url: &str, bearer: Option<&str>, options: HttpOptions) -> Result<Self, HttpTargetError> {
+        let (origin, path) = split(url);
+        let plain = path.bytes().all(|byte| byte.is_ascii_graphic());
+        if path.contains('#') || !plain || path.parse::<http::uri::PathAndQuery>().is_err() {
+            return Err(HttpTargetError::Path);
+        }
+        let mut builder = Client::builder(origin)?.header(header::USER_AGENT, AGENT).body_limit(READ);
+        if let Some(token) = bearer {
+            builder = builder.bearer(token).map_err(|_| HttpTargetError::Token)?;
+        }
+        if let Some(ca) = options.ca {
+            builder = builder.ca(ca);
+        }
+        if options.connections > 0 {
+            builder = builder.connections(options.connections, options.connections);
+        }
+        if let Some(timeout) = options.timeout {
+            builder = builder.timeout(timeout);
+        }
+        let client = builder.build()?;
+        Ok(Self { client, path: path.to_owned(), secret: options.secret, clock: Arc::new(SystemClock) })
+    }
+
+    fn request(&self, call: &Call) -> Result<Request, RequestError> {
+        let work = call.work();
+        let text = |name: &'static str, value: &str| {
+            HeaderValue::from_str(value).map_err(|_| RequestError::Header(name))
+        };
+        let id = work.event.to_string();
+        let mut request = Request::post(self.path.as_str())
+            .bytes(work.payload.clone())
+            .key(call.key().to_string())?
+            .with_request_id(work.request_id.as_str())?
+            .traceparent(&child(&work.trace, work.event))?
+            .header(header::CONTENT_TYPE, text("content type", &work.content_type)?)
+            .header(EVENT_TYPE, text("event type", &work.event_type)?)
+            .header(ATTEMPT, HeaderValue::from(work.attempt));
+        if let Some(secret) = &self.secret {
+            // Receivers take a repeated id for the same message: a re-execution is another one.
+            let message = if work.epoch == 0 { id.clone() } else { format!("{id}.{}", work.epoch) };
+            let seconds = self.clock.now().as_micros() / 1_000_000;
+            let signature = secret.sign(&message, seconds, &work.payload);
+            request = request
+                .header(WEBHOOK_ID, text("event id", &message)?)
+                .header(WEBHOOK_TIMESTAMP, HeaderValue::from(seconds))
+                .header(WEBHOOK_SIGNATURE, text("signature", &signature)?);
+        }
+        Ok(request.header(EVENT_ID, text("event id", &id)?))
+    }
+
+    async fn send(&self, call: &Call) -> Outcome {
+        let request = match self.request(call) {
+            Ok(request) => request,
+            Err(error) => return Outcome::refused(format!("the delivery cannot be written: {error}")),
+        };
+        let sent = self.client.send_once(&request).await;
+        let judged = self.client.judge_sent(&request, &sent);
+        match &sent {
+            Sent::NotSent(lost) => Outcome::judged(judged, format!("not sent: {lost}")),
+            Sent::Unknown(lost) => {
+                Outcome::judged(judged, format!("sent, and nobody knows what came of it: {lost}"))
+            }
+            Sent::Answered(response) if response.status.is_success() => Outcome::judged(judged, ""),
+            Sent::Answered(response) => {
+                // A target may quote what it was sent.
+                let words = Scrubber::new(&call.key().to_string()).scrub(&excerpt(&response.body));
+                Outcome::judged(judged, format!("answered with {}", response.status)).excerpt(words)
+            }
+        }
+    }
+}
+
+impl Target for HttpTarget {
+    fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome> {
+        Box::pin(async move { self.send(&call).await })
+    }
+}
+
+impl fmt::Debug for HttpTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A query may hold a token.
+        let path = self.path.split('?').next().unwrap_or_default();
+        f.debug_struct("HttpTarget")
+            .field("client", &self.client)
+            .field("path", &path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Scheme and authority, and what stands behind them.
+fn split(url: &str) -> (&str, &str) {
+    let after = url.find("://").map_or(0, |at| at + 3);
+    let end = url[after..].find(['/', '?', '#']).map_or(url.len(), |at| after + at);
+    let (origin, path) = url.split_at(end);
+    (origin, if path.is_empty() { "/" } else { path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_an_address_and_a_path() {
+        for (url, origin, path) in [
+            ("http://h:1", "http://h:1", "/"),
+            ("http://h/hook/", "http://h", "/hook/"),
+            ("https://h/hook?a=1", "https://h", "/hook?a=1"),
+        ] {
+            assert_eq!(split(url), (origin, path), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_endpoint_is_refused() {
+        let new = |url: &str| HttpTarget::new(url, None, HttpOptions::default());
+        assert!(new("http://127.0.0.1:9000/hook?x=1").is_ok());
+        for wrong in ["", "127.0.0.1/hook", "ftp://h/", "http://user:pw@h/", "http://h/a b", "http://h/#x"] {
+            assert!(new(wrong).is_err(), "{wrong}");
+        }
+        let token = HttpTarget::new("http://h", Some("a\nb"), HttpOptions::default());
+        assert!(matches!(token, Err(HttpTargetError::Token)));
+    }
+}

@@ -1,0 +1,158 @@
+//! How a target is treated: how often, how soon, how many at once, and what becomes of what fails for good.
+
+use std::time::Duration;
+
+use semel::retry::{Retry, Verdict};
+
+use super::Outcome;
+use crate::delivery::{Class, Ending, Settle, Work};
+use crate::letter::Cause;
+
+/// How a target is treated.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// How often, and how soon again. Its deadline does not count: nobody waits.
+    pub retry: Retry,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+    /// What becomes of a delivery that is out of attempts.
+    pub on_exhausted: Exhausted,
+    /// So many attempts that ended with their worker make a delivery poison.
+    pub max_crashes: u32,
+    /// How many deliveries are under way at once, in one process.
+    pub concurrency: u32,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            retry: Retry::default(),
+            timeout: Duration::from_secs(10),
+            on_exhausted: Exhausted::Dlq,
+            max_crashes: 5,
+            concurrency: 32,
+        }
+    }
+}
+
+/// What becomes of a delivery that is out of attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exhausted {
+    /// A dead letter; later ones of the same order key go on.
+    Dlq,
+    /// It stays in the way: nothing of the same order key passes it.
+    Blocked,
+}
+
+impl Policy {
+    /// What is said of work that must not be sent at all.
+    pub fn refuse(&self, work: &Work) -> Option<Settle> {
+        if work.expired {
+            let ending = unsent(Class::Permanent, "its time to be delivered was over".to_owned());
+            return Some(Settle::Bury(ending, Cause::Expired));
+        }
+        if work.crashes >= self.max_crashes {
+            let error = format!("{} attempts ended with their worker", work.crashes);
+            return Some(Settle::Bury(unsent(Class::Crashed, error), Cause::Poison));
+        }
+        None
+    }
+
+    /// What is said of work after an attempt. Attempts that ended with their worker do not count against the target.
+    pub fn settle(&self, work: &Work, outcome: Outcome) -> Settle {
+        let tries = work.attempt.saturating_sub(work.crashes).max(1);
+        let verdict = outcome.verdict();
+        let ending = outcome.into_ending();
+        match verdict {
+            Verdict::Success => Settle::Done(ending),
+            // It moved to another connection by itself: once.
+            Verdict::RetryOnce { .. } if tries > 1 => Settle::Bury(ending, Cause::NonRetryable),
+            _ if !verdict.is_retryable() => Settle::Bury(ending, Cause::NonRetryable),
+            _ if tries < self.retry.max_attempts() => {
+                Settle::Retry(ending, self.retry.delay(tries, verdict.after()).wait)
+            }
+            _ => match self.on_exhausted {
+                Exhausted::Dlq => Settle::Bury(ending, Cause::Exhausted),
+                Exhausted::Blocked => Settle::Block(ending),
+            },
+        }
+    }
+}
+
+fn unsent(class: Class, error: String) -> Ending {
+    Ending { class, status: None, error, excerpt: String::new(), retry_after: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use semel::retry::Signal;
+    use semel::time::Timestamp;
+
+    use super::*;
+    use crate::delivery::Holding;
+    use crate::event::Trace;
+    use crate::id::{DeliveryId, EventId, EventKind};
+
+    fn work(attempt: u32, crashes: u32) -> Work {
+        let now = Timestamp::from_micros(1);
+        Work {
+            holding: Holding { delivery: DeliveryId::new(now), token: 1 },
+            event: EventId::new(EventKind::Event, now),
+            target: "crm".into(),
+            tenant: String::new(),
+            event_type: "a".into(),
+            payload: Bytes::new(),
+            content_type: "application/json".into(),
+            headers: Vec::new(),
+            attempt,
+            crashes,
+            epoch: 0,
+            request_id: String::new(),
+            trace: Trace::default(),
+            accepted_at: now,
+            expired: false,
+            job: None,
+        }
+    }
+
+    // P6, poison_loop: every end of an attempt, against attempts made before.
+    #[test]
+    fn what_fails_is_retried_then_set_aside() {
+        let policy = Policy::default();
+        let failed = |attempt, crashes, status| {
+            policy.settle(&work(attempt, crashes), Outcome::of(&Signal::status(status), "x"))
+        };
+        assert!(matches!(failed(1, 0, 200), Settle::Done(_)));
+        assert!(matches!(failed(1, 0, 503), Settle::Retry(..)));
+        assert!(matches!(failed(2, 0, 503), Settle::Retry(..)));
+        assert!(matches!(failed(3, 0, 503), Settle::Bury(_, Cause::Exhausted)));
+        assert!(matches!(failed(1, 0, 404), Settle::Bury(_, Cause::NonRetryable)));
+        // Two of four attempts ended with their worker: the target has failed twice.
+        assert!(matches!(failed(4, 2, 503), Settle::Retry(..)));
+        assert!(matches!(failed(5, 2, 503), Settle::Bury(_, Cause::Exhausted)));
+        assert!(matches!(failed(1, 0, 421), Settle::Retry(..)));
+        assert!(matches!(failed(2, 0, 421), Settle::Bury(_, Cause::NonRetryable)));
+        let blocked = Policy { on_exhausted: Exhausted::Blocked, ..policy.clone() };
+        let outcome = Outcome::retry("busy");
+        assert!(matches!(blocked.settle(&work(3, 0), outcome), Settle::Block(_)));
+    }
+
+    #[test]
+    fn what_must_not_be_sent_is_not() {
+        let policy = Policy::default();
+        assert_eq!(policy.refuse(&work(5, 4)), None);
+        assert!(matches!(policy.refuse(&work(6, 5)), Some(Settle::Bury(_, Cause::Poison))));
+        let expired = Work { expired: true, ..work(1, 0) };
+        assert!(matches!(policy.refuse(&expired), Some(Settle::Bury(_, Cause::Expired))));
+    }
+
+    // P2: the later of the two, never earlier than the server asked.
+    #[test]
+    fn a_target_may_ask_to_be_left_alone() {
+        let asked = Duration::from_secs(90);
+        let settle = Policy::default().settle(&work(1, 0), Outcome::retry_after("later", asked));
+        let Settle::Retry(ending, delay) = settle else { panic!("{settle:?}") };
+        assert!(delay >= asked && ending.retry_after == Some(asked));
+    }
+}

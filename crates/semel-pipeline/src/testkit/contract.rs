@@ -1,0 +1,268 @@
+//! The contract suite: what every ledger must do, one case per promise.
+//!
+//! To check a ledger, say how a fresh one is made, and let [`ledger_tests!`](crate::ledger_tests) make one test per case:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use semel::store::EmbeddedStore;
+//! use semel::time::ManualClock;
+//! use semel_pipeline::ledger::EmbeddedLedger;
+//! use semel_pipeline::testkit::contract::Context;
+//!
+//! async fn fresh() -> Context {
+//!     let folder = tempfile::tempdir().expect("a folder for the test");
+//!     let clock = ManualClock::default();
+//!     let store = EmbeddedStore::builder(folder.path()).clock(clock.clone()).open().expect("it can be opened");
+//!     let ledger = EmbeddedLedger::open(Arc::new(store)).await.expect("it can be opened");
+//!     Context::new(Arc::new(ledger)).clock(clock).keep(folder)
+//! }
+//!
+//! semel_pipeline::ledger_tests!(fresh);
+//! # fn main() {}
+//! ```
+//!
+//! A case panics with a sentence where a promise is broken. Where the ledger's clock cannot be moved, cases wait.
+
+mod context;
+mod intake;
+mod letters;
+mod model;
+mod reading;
+mod releasing;
+mod replaying;
+mod runs;
+mod settling;
+mod sweeping;
+mod taking;
+
+use std::time::Duration;
+
+pub use self::context::Context;
+pub use self::model::agrees_with_the_model;
+use crate::ledger::BoxFuture;
+
+/// Names every case once, group by group, and hands the list to another macro.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __ledger_cases {
+    ($then:path $(, $with:tt)*) => {
+        $then! {
+            $($with)*
+            intake {
+                an_event_is_kept_as_it_was_accepted,
+                a_batch_is_answered_in_order,
+                the_same_key_is_accepted_once,
+                another_payload_under_the_key_is_a_conflict,
+                a_repeated_call_writes_nothing,
+                a_key_is_free_after_its_lifetime,
+                racing_accepts_have_one_first,
+                each_target_has_one_delivery,
+                news_end_a_wait,
+                accepted_events_survive,
+            }
+            taking {
+                taken_work_says_everything,
+                a_taken_delivery_is_nobody_elses,
+                limits_are_kept,
+                a_delay_is_waited_for,
+                only_named_targets_are_taken,
+                racing_takers_share_nothing,
+                tenants_take_turns,
+                a_newcomer_waits_one_round,
+                order_keys_go_one_by_one,
+                order_holds_within_a_target_only,
+                a_blocked_one_holds_its_order,
+                a_replayed_one_goes_first_again,
+                a_lost_worker_is_noticed,
+                a_renewed_lease_holds,
+                a_lost_lease_can_be_renewed_until_noticed,
+                next_due_says_when,
+                expired_work_says_so,
+            }
+            settling {
+                every_ending_leads_where_it_is_drawn,
+                attempts_tell_their_story,
+                a_late_worker_changes_nothing,
+                a_word_can_be_repeated,
+                work_given_back_does_not_count,
+                only_drawn_steps_are_possible,
+                batches_are_answered_one_by_one,
+                racing_settlers_have_one_word,
+            }
+            reading {
+                pages_have_no_gaps_and_no_doubles,
+                events_are_found_by_what_they_are,
+                deliveries_are_found_by_what_they_are,
+                events_are_found_by_their_ids,
+                totals_count_everything,
+                the_audit_log_keeps_every_line,
+                a_wrong_cursor_is_refused,
+            }
+            sweeping {
+                what_is_over_is_swept,
+                what_waits_is_never_swept,
+                swept_keys_are_free,
+                a_sweep_is_bounded,
+            }
+            letters {
+                a_burial_writes_a_letter,
+                a_message_is_put_once,
+                letters_are_found_by_what_they_are,
+                groups_gather_what_failed_alike,
+                discarded_and_restored,
+                a_letter_in_flight_stays,
+                an_edited_copy_is_linked_both_ways,
+                letters_are_mirrored_once,
+            }
+            replaying {
+                a_plan_says_what_would_happen,
+                a_selection_means_what_it_says,
+                a_job_is_made_once,
+                re_execute_needs_a_reason,
+                resume_delivers_under_the_same_epoch,
+                resume_skips_what_was_completed,
+                re_execute_raises_the_epoch,
+                re_execute_repeats_what_was_done,
+                as_new_is_an_event_of_its_own,
+                as_new_that_fails_carries_the_letter_on,
+                a_replay_begins_a_new_round,
+                failed_replays_park_a_letter,
+                a_replay_of_an_expired_one_is_not_expired,
+            }
+            releasing {
+                concurrency_is_never_exceeded,
+                racing_releases_keep_the_limit,
+                two_jobs_share_no_item,
+                a_job_is_paused_resumed_and_cancelled,
+                the_pace_can_be_changed,
+                a_job_goes_on_after_a_restart,
+                a_cancelled_delivery_ends_its_item,
+                items_come_in_order,
+            }
+            runs {
+                changes_add_up,
+                a_stale_version_is_refused,
+                increments_are_exact,
+                metadata_is_never_rewritten,
+                racing_increments_all_land,
+                a_run_is_put_off,
+                a_run_is_cancelled,
+                a_key_is_reset,
+                unknown_ids_are_not_found,
+            }
+            model {
+                random_commands_agree_with_the_model,
+            }
+        }
+    };
+}
+
+macro_rules! declare {
+    ($($group:ident { $($name:ident,)* })*) => {
+        $(pub use self::$group::{$($name),*};)*
+
+        const CASES: &[Case] = &[
+            $($(Case {
+                group: stringify!($group),
+                name: stringify!($name),
+                run: |context| Box::pin($group::$name(context)),
+            },)*)*
+        ];
+    };
+}
+
+__ledger_cases!(declare);
+
+/// One promise, and the function that checks it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    group: &'static str,
+    name: &'static str,
+    run: for<'a> fn(&'a Context) -> BoxFuture<'a, ()>,
+}
+
+impl Case {
+    /// What the case is about: intake, taking, replaying…
+    pub const fn group(&self) -> &'static str {
+        self.group
+    }
+
+    /// The case's name, which is also the name of its function and of its test.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs the case.
+    ///
+    /// # Panics
+    /// Where the ledger breaks the promise, or does not answer within two minutes.
+    pub async fn run(&self, context: &Context) {
+        let ended = tokio::time::timeout(PATIENCE, (self.run)(context)).await;
+        assert!(ended.is_ok(), "{} did not end within {PATIENCE:?} on {}", self.name, context.ledger());
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Every case.
+pub fn cases() -> &'static [Case] {
+    CASES
+}
+
+/// There is no case of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no contract case `{name}` for ledgers")]
+pub struct UnknownCase {
+    name: String,
+}
+
+/// Runs the case of that name.
+///
+/// # Errors
+/// Where there is no such case.
+///
+/// # Panics
+/// As [`Case::run`].
+pub async fn run_case(name: &str, context: &Context) -> Result<(), UnknownCase> {
+    let case = CASES.iter().find(|case| case.name == name);
+    case.ok_or_else(|| UnknownCase { name: name.to_owned() })?.run(context).await;
+    Ok(())
+}
+
+/// What a test made by [`ledger_tests!`](crate::ledger_tests) does: a runtime with two threads, a fresh context, one case.
+#[doc(hidden)]
+pub fn run_test<F: Future<Output = Context>>(name: &str, fresh: impl FnOnce() -> F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime can be started").block_on(async {
+        let context = fresh().await;
+        run_case(name, &context).await.expect("the list of tests is the list of cases");
+    });
+}
+
+/// Makes one test per contract case, each under the case's own name.
+///
+/// Takes the path of an async function that makes a fresh [`Context`]. Put it into a module of its own: the tests are then
+/// named `that_module::the_case`.
+#[macro_export]
+macro_rules! ledger_tests {
+    ($fresh:path) => {
+        $crate::__ledger_cases!($crate::__ledger_tests, ($fresh));
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __ledger_tests {
+    (($fresh:path) $($group:ident { $($name:ident,)* })*) => {
+        $crate::__ledger_tests! { @flat $fresh; $($($name)*)* }
+    };
+    (@flat $fresh:path; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::testkit::contract::run_test(stringify!($name), $fresh);
+            }
+        )*
+    };
+}

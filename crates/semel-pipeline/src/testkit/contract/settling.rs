@@ -1,0 +1,219 @@
+//! How attempts end.
+
+use std::time::Duration;
+
+use super::context::{Context, LONG, SHORT, TARGET, event, failed, fine, line, take};
+use crate::delivery::{Class, Holding, Impossible, Said, Settle, State, Step};
+use crate::ledger::{Change, Error};
+use crate::letter::Cause;
+use crate::replay::{Action, Mode, Selection};
+
+fn every_word() -> [Settle; 5] {
+    [
+        Settle::Done(fine()),
+        Settle::Retry(failed("it is down"), LONG),
+        Settle::Defer(LONG),
+        Settle::Block(failed("it is down")),
+        Settle::Bury(failed("it is down"), Cause::NonRetryable),
+    ]
+}
+
+/// Each word leads to the state that is drawn for it.
+pub async fn every_ending_leads_where_it_is_drawn(context: &Context) {
+    for word in every_word() {
+        context.publish().await;
+        let held = context.take_one().await.holding;
+        context.settle(held, word.clone()).await;
+        let told = context.told(held.delivery).await.delivery;
+        assert_eq!(told.state, word.step().to(), "{word:?}");
+        let ended = !told.state.is_takeable();
+        assert_eq!(told.completed_at.is_some(), ended, "{word:?}");
+        assert_eq!(told.letter.is_some(), told.state == State::Dlq, "{word:?}");
+        let error = matches!(word, Settle::Retry(..) | Settle::Block(_) | Settle::Bury(..));
+        assert_eq!(told.error.as_deref(), error.then_some("it is down"), "{word:?}");
+    }
+}
+
+/// P11: every attempt with its number, its worker, its times and its end.
+pub async fn attempts_tell_their_story(context: &Context) {
+    context.publish().await;
+    let mut delivery = None;
+    for (attempt, word) in [
+        (1, Settle::Retry(failed("first"), Duration::ZERO)),
+        (2, Settle::Retry(failed("second"), Duration::ZERO)),
+        (3, Settle::Done(fine())),
+    ] {
+        let work = context.take_one().await;
+        assert_eq!(work.attempt, attempt);
+        context.settle(work.holding, word).await;
+        delivery = Some(work.holding.delivery);
+    }
+    let told = context.told(delivery.expect("there was work")).await;
+    assert_eq!((told.delivery.attempts, told.delivery.crashes, told.delivery.error), (3, 0, None));
+    let told: Vec<_> = told
+        .attempts
+        .into_iter()
+        .map(|attempt| {
+            assert!(attempt.ended_at.is_some_and(|end| end >= attempt.started_at));
+            assert_eq!((attempt.worker.as_str(), attempt.epoch, attempt.job), ("worker-1", 0, None));
+            (attempt.number, attempt.ending.expect("it has ended"))
+        })
+        .collect();
+    assert_eq!(told, [(1, failed("first")), (2, failed("second")), (3, fine())]);
+}
+
+/// Whoever does not hold a delivery changes nothing by speaking of it.
+pub async fn a_late_worker_changes_nothing(context: &Context) {
+    context.publish().await;
+    let held = context.take_one().await.holding;
+    let stranger = Holding { token: held.token ^ 1, ..held };
+    let nobody = Holding { delivery: crate::id::DeliveryId::from_bytes([9; 16]), token: 1 };
+    let before = context.told(held.delivery).await;
+    for word in every_word() {
+        assert_eq!(context.say(stranger, word.clone()).await, Said::Lost);
+        assert_eq!(context.say(nobody, word).await, Said::Lost);
+    }
+    assert_eq!(context.told(held.delivery).await, before);
+    context.settle(held, Settle::Done(fine())).await;
+    let before = context.told(held.delivery).await;
+    // It has said its word: another one is too late.
+    for word in every_word().into_iter().skip(1) {
+        assert_eq!(context.say(held, word).await, Said::Lost);
+    }
+    assert_eq!(context.ledger().renew(vec![held], LONG).await.expect("it is answered"), [Said::Lost]);
+    assert_eq!(context.told(held.delivery).await, before);
+}
+
+/// A worker that did not hear the answer says the same again, and hears it.
+pub async fn a_word_can_be_repeated(context: &Context) {
+    for word in every_word() {
+        context.publish().await;
+        let held = context.take_one().await.holding;
+        context.settle(held, word.clone()).await;
+        let before = context.told(held.delivery).await;
+        let letters = context.ledger().totals().await.expect("they can be read").letters;
+        assert_eq!(context.say(held, word.clone()).await, Said::Kept, "{word:?}");
+        assert_eq!(context.told(held.delivery).await, before, "{word:?}");
+        assert_eq!(context.ledger().totals().await.expect("they can be read").letters, letters, "{word:?}");
+    }
+}
+
+/// A breaker that is open, a process that stops: nothing was tried.
+pub async fn work_given_back_does_not_count(context: &Context) {
+    context.publish().await;
+    for _ in 0..3 {
+        let work = context.take_one().await;
+        assert_eq!(work.attempt, 1);
+        context.settle(work.holding, Settle::Defer(Duration::ZERO)).await;
+        let told = context.told(work.holding.delivery).await;
+        assert_eq!((told.delivery.state, told.delivery.attempts), (State::RetryWait, 0));
+        let last = told.attempts.last().and_then(|attempt| attempt.ending.as_ref());
+        assert_eq!(last.map(|ending| ending.class), Some(Class::Deferred));
+    }
+    let work = context.take_one().await;
+    let (delivery, letter) = context.bury(work.holding).await;
+    assert_eq!(context.letter(letter).await.attempts, 1);
+    assert_eq!(context.told(delivery).await.attempts.last().map(|attempt| attempt.number), Some(4));
+}
+
+/// P6: every operation on a delivery in every state does what is drawn, or is refused and changes nothing.
+pub async fn only_drawn_steps_are_possible(context: &Context) {
+    for state in State::ALL {
+        // Settling.
+        let (_, delivery, held) = context.bring_to(state).await;
+        let before = context.told(delivery).await;
+        let strange = Holding { delivery, token: 1 };
+        for word in every_word() {
+            assert_eq!(context.say(strange, word.clone()).await, Said::Lost, "{state} {word:?}");
+            if let Some(held) = held.filter(|_| state != State::Running && word.step().to() != state) {
+                assert_eq!(context.say(held, word.clone()).await, Said::Lost, "{state} {word:?}");
+            }
+        }
+        assert_eq!(context.told(delivery).await, before, "{state}");
+        // Taking.
+        let due = matches!(state, State::Queued | State::Replaying);
+        assert_eq!(context.take(10).await.len(), usize::from(due), "{state} is taken only if it can be");
+        // Cancelling.
+        let (event, delivery, _) = context.bring_to(state).await;
+        let answer = context.ledger().cancel(event, line("cancel", &event)).await;
+        match (Step::Cancel.from().contains(&state), answer) {
+            (true, Ok(1)) => assert_eq!(context.state(delivery).await, State::Cancelled),
+            (false, Err(Error::Impossible(why))) => {
+                assert_eq!(why, Impossible { state, step: Step::Cancel });
+                assert_eq!(context.state(delivery).await, state);
+            }
+            (_, other) => panic!("cancelling what is {state}: {other:?}"),
+        }
+        while !context.take(100).await.is_empty() {}
+        // Putting off.
+        let (event, delivery, _) = context.bring_to(state).await;
+        let change = Change { delay: Some(LONG), ..Change::default() };
+        match (
+            matches!(state, State::Idle | State::Queued),
+            context.ledger().change(event, change, None).await,
+        ) {
+            (true, Ok(_)) | (false, Err(Error::Impossible(_))) => {}
+            (_, other) => panic!("putting off what is {state}: {other:?}"),
+        }
+        assert_eq!(context.state(delivery).await, state);
+        while !context.take(100).await.is_empty() {}
+        // Replaying.
+        let (event, delivery, _) = context.bring_to(state).await;
+        let selection = Selection::Event { id: event, targets: vec![TARGET.to_owned()] };
+        let plan = context.ledger().plan(selection.clone(), Mode::Resume, vec![TARGET.to_owned()]).await;
+        let action = plan.expect("it can be planned")[0].action;
+        let job = context.job(selection, Mode::Resume).await;
+        context.release(job.new.id).await;
+        let after = context.state(delivery).await;
+        match state {
+            State::Dlq | State::Blocked => assert_eq!((action, after), (Action::Run, State::Replaying)),
+            State::Done => assert_eq!((action, after), (Action::Skip, State::Done)),
+            other => assert_eq!((action, after), (Action::Conflict, other)),
+        }
+        while !context.take(100).await.is_empty() {}
+    }
+}
+
+/// Of many words in one call each has its own answer.
+pub async fn batches_are_answered_one_by_one(context: &Context) {
+    let events = (0..4).map(|_| event(TARGET)).collect();
+    context.ledger().accept(events).await.expect("they are accepted");
+    let held: Vec<_> = context.take(10).await.into_iter().map(|work| work.holding).collect();
+    let late = Holding { token: held[1].token ^ 1, ..held[1] };
+    let words = vec![
+        (held[0], Settle::Done(fine())),
+        (late, Settle::Done(fine())),
+        (held[2], Settle::Bury(failed("no"), Cause::NonRetryable)),
+        (held[3], Settle::Retry(failed("no"), LONG)),
+    ];
+    let said = context.ledger().settle(words).await.expect("they can be settled");
+    assert_eq!(said, [Said::Kept, Said::Lost, Said::Kept, Said::Kept]);
+    let mut states = Vec::new();
+    for held in held {
+        states.push(context.state(held.delivery).await);
+    }
+    assert_eq!(states, [State::Done, State::Running, State::Dlq, State::RetryWait]);
+}
+
+/// The worker that lost its lease and the one that took over speak at once: one is heard.
+pub async fn racing_settlers_have_one_word(context: &Context) {
+    for _ in 0..10 {
+        context.publish().await;
+        let early =
+            context.ledger().take(take(&[TARGET], 1, SHORT)).await.expect("work can be taken")[0].holding;
+        context.pass(SHORT).await;
+        let taker = context.handle(1);
+        let (said, taken) = tokio::join!(async { context.say(early, Settle::Done(fine())).await }, async {
+            taker.take(take(&[TARGET], 1, LONG)).await.expect("work can be taken")
+        });
+        match (said, &taken[..]) {
+            (Said::Kept, []) => assert_eq!(context.state(early.delivery).await, State::Done),
+            (Said::Lost, [work]) => {
+                assert_eq!(context.state(early.delivery).await, State::Running);
+                context.settle(work.holding, Settle::Done(fine())).await;
+            }
+            // The other had looked before it was settled, and found nothing after.
+            other => panic!("both, or neither: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What is over is taken away, and nothing else.
+
+use std::time::Duration;
+
+use super::context::{Context, LONG, SHORT, TARGET, dedupe, event, failed, fine, line, page};
+use crate::delivery::{Settle, State};
+use crate::event::{Accepted, Dedupe, NewEvent};
+use crate::ledger::EventFilter;
+use crate::letter::Cause;
+use crate::replay::Mode;
+
+async fn sweep(context: &Context, keep: Duration) -> u64 {
+    context.ledger().sweep(keep, 1_000).await.expect("it can be swept")
+}
+
+/// What ended well, was cancelled, replayed or discarded goes after its time.
+pub async fn what_is_over_is_swept(context: &Context) {
+    let (done, ..) = context.bring_to(State::Done).await;
+    let (cancelled, ..) = context.bring_to(State::Cancelled).await;
+    let (_, discarded) = context.dead().await;
+    context.ledger().discard(discarded, line("discard", &discarded)).await.expect("it can be discarded");
+    let (delivery, replayed) = context.dead().await;
+    let job = context.job_of(&[replayed], Mode::Resume).await.new.id;
+    context.release(job).await;
+    let held = context.take_one().await.holding;
+    context.settle(held, Settle::Done(fine())).await;
+    assert_eq!(sweep(context, LONG).await, 0, "their time is not over");
+    context.pass(SHORT).await;
+    assert!(sweep(context, SHORT).await >= 5);
+    let ledger = context.ledger();
+    for event in [done, cancelled] {
+        assert_eq!(ledger.event(event).await.expect("it can be read"), None);
+    }
+    assert_eq!(ledger.delivery(delivery).await.expect("it can be read"), None);
+    for letter in [discarded, replayed] {
+        assert_eq!(ledger.letter(letter).await.expect("it can be read"), None);
+    }
+    assert_eq!(ledger.job(job).await.expect("it can be read"), None);
+    let totals = ledger.totals().await.expect("they can be read");
+    assert!(totals.letters.iter().all(|(_, count)| *count == 0), "{totals:?}");
+    assert!(totals.deliveries.iter().all(|(.., count)| *count == 0), "{totals:?}");
+    assert_eq!(sweep(context, SHORT).await, 0, "it comes to rest");
+}
+
+/// What somebody has yet to deal with stays, however old.
+pub async fn what_waits_is_never_swept(context: &Context) {
+    let mut kept = Vec::new();
+    for state in State::ALL.into_iter().filter(|state| !matches!(state, State::Done | State::Cancelled)) {
+        kept.push(context.bring_to(state).await.0);
+        while !context.take(100).await.is_empty() {}
+    }
+    // One target has it, the other not yet: the event stays for both.
+    let targets = vec!["a".to_owned(), "b".to_owned()];
+    kept.push(context.accept(NewEvent { targets, ..event("a") }).await);
+    let held = context.take_for(&["a"], 1).await[0].holding;
+    context.settle(held, Settle::Done(fine())).await;
+    // Restored is as if it was never given up.
+    let (restored, letter) = context.dead().await;
+    kept.push(context.told(restored).await.delivery.event);
+    let ledger = context.ledger();
+    ledger.discard(letter, line("discard", &letter)).await.expect("it can be discarded");
+    ledger.restore(letter, line("restore", &letter)).await.expect("it can be restored");
+    context.pass(SHORT).await;
+    sweep(context, Duration::ZERO).await;
+    for event in kept {
+        assert!(ledger.event(event).await.expect("it can be read").is_some(), "{event} is still wanted");
+        assert!(!ledger.deliveries_of(event).await.expect("they can be read").is_empty());
+    }
+    assert!(ledger.letter(letter).await.expect("it can be read").is_some());
+}
+
+/// A key lives as long as its event, or as it was told to.
+pub async fn swept_keys_are_free(context: &Context) {
+    let with_event = dedupe("a");
+    let longer = Dedupe { lifetime: Some(LONG), ..dedupe("a") };
+    let mut ids = Vec::new();
+    for key in [&with_event, &longer] {
+        ids.push(context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await);
+    }
+    for work in context.take(10).await {
+        context.settle(work.holding, Settle::Done(fine())).await;
+    }
+    context.pass(SHORT).await;
+    sweep(context, SHORT).await;
+    let ledger = context.ledger();
+    assert_eq!(ledger.find(with_event.id).await.expect("it can be looked for"), None);
+    let again = NewEvent { dedupe: Some(longer), ..event(TARGET) };
+    let answer = ledger.accept(vec![again]).await.expect("it is answered");
+    assert_eq!(answer, [Accepted::Cached(ids[1])], "remembered beyond its event");
+}
+
+/// No more than were asked for; what cannot go does not stand in the way of what can.
+pub async fn a_sweep_is_bounded(context: &Context) {
+    let events = (0..12).map(|_| event(TARGET)).collect();
+    context.ledger().accept(events).await.expect("they are accepted");
+    for (number, work) in context.take(12).await.into_iter().enumerate() {
+        let word =
+            if number < 6 { Settle::Bury(failed("no"), Cause::Exhausted) } else { Settle::Done(fine()) };
+        context.settle(work.holding, word).await;
+    }
+    context.pass(SHORT).await;
+    let left = async || {
+        let found = context.ledger().events(EventFilter::default(), page(None, 100)).await;
+        found.expect("they can be listed").items.len()
+    };
+    context.ledger().sweep(SHORT, 4).await.expect("it can be swept");
+    assert_eq!(left().await, 8);
+    context.ledger().sweep(SHORT, 4).await.expect("it can be swept");
+    assert_eq!(left().await, 6);
+    context.ledger().sweep(SHORT, 4).await.expect("it can be swept");
+    assert_eq!(left().await, 6, "the dead letters stay");
+}

@@ -1,0 +1,131 @@
+//! One attempt: asks the target's breaker, delivers, and says how it ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::retry::{Admit, Permit, Signal};
+use tokio::time::Instant;
+
+use super::Shared;
+use super::observe::{Attempted, Next};
+use super::settler::Settled;
+use crate::delivery::{Settle, Work};
+use crate::target::{Call, Outcome, Registered};
+
+/// Starts an attempt, or settles what must not be sent.
+pub(super) fn start(shared: &Arc<Shared>, work: Arc<Work>, registered: &Arc<Registered>) {
+    let policy = &registered.policy;
+    if let Some(settle) = policy.refuse(&work) {
+        return shared.conclude(&work, registered, None, Duration::ZERO, settle);
+    }
+    // The first of a replay is a first one too: what a job releases is bounded by the job.
+    let destination = &registered.destination;
+    let admitted = if work.attempt <= 1 { destination.admit() } else { destination.admit_retry() };
+    let settle = match admitted {
+        Admit::Go(permit) => {
+            let name: Arc<str> = work.target.as_str().into();
+            shared.room.start(&name);
+            let underway = Underway {
+                shared: Arc::clone(shared),
+                work: Arc::clone(&work),
+                registered: Arc::clone(registered),
+                name,
+                started: Instant::now(),
+                permit: Some(permit),
+                state: State::Running,
+            };
+            drop(tokio::spawn(run(underway)));
+            return;
+        }
+        Admit::Wait { until } => Settle::Defer(destination.left(until)),
+        // Spread over the next pauses, so that all that waits does not come at every moment that one may go.
+        Admit::Spent { until } => {
+            Settle::Defer(destination.left(until).max(policy.retry.delay(work.attempt, None).wait))
+        }
+    };
+    shared.conclude(&work, registered, None, Duration::ZERO, settle);
+}
+
+async fn run(underway: Underway) {
+    let call = Call::new(Arc::clone(&underway.work), &underway.shared.secret, &underway.registered.policy);
+    let limit = underway.registered.policy.timeout;
+    let registered = Arc::clone(&underway.registered);
+    let delivered = tokio::time::timeout(limit, registered.target.deliver(call)).await;
+    let outcome = delivered
+        .unwrap_or_else(|_| Outcome::of(&Signal::timed_out(), format!("no answer within {limit:?}")));
+    underway.end(outcome);
+}
+
+/// An attempt that is under way. However its task ends, it is settled, unless the whole process ends with it.
+struct Underway {
+    shared: Arc<Shared>,
+    work: Arc<Work>,
+    registered: Arc<Registered>,
+    name: Arc<str>,
+    started: Instant,
+    permit: Option<Permit>,
+    state: State,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Running,
+    Ended,
+}
+
+impl Underway {
+    fn end(mut self, outcome: Outcome) {
+        self.conclude(outcome);
+    }
+
+    fn conclude(&mut self, outcome: Outcome) {
+        self.state = State::Ended;
+        if let Some(permit) = self.permit.take() {
+            permit.done(outcome.health());
+        }
+        self.shared.room.end(&self.name);
+        let status = outcome.status();
+        let settle = self.registered.policy.settle(&self.work, outcome);
+        self.shared.conclude(&self.work, &self.registered, status, self.started.elapsed(), settle);
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        if self.state == State::Running && std::thread::panicking() {
+            self.conclude(Outcome::unknown("the handler panicked"));
+        }
+    }
+}
+
+impl Shared {
+    /// Hands over what is to be written of a delivery that was taken.
+    pub(super) fn settle(&self, work: &Work, settle: Settle) {
+        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle };
+        // The settler lives as long as the worker; without it nothing is written, and the ledger takes the work back.
+        let _ = self.settled.send(settled);
+    }
+
+    /// Tells how an attempt ended, and hands it over to be written.
+    fn conclude(
+        &self,
+        work: &Work,
+        registered: &Registered,
+        status: Option<u16>,
+        took: Duration,
+        settle: Settle,
+    ) {
+        let attempted = Attempted {
+            work,
+            max_attempts: registered.policy.retry.max_attempts(),
+            http_status: status,
+            took,
+            next: Next::of(&settle),
+            ending: settle.ending(),
+        };
+        attempted.log();
+        self.observer.attempted(&attempted);
+        self.settle(work, settle);
+        self.stir.notify_one();
+    }
+}

@@ -1,0 +1,119 @@
+//! Renews leases, on a thread of its own that a busy runtime cannot starve.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::delivery::{Holding, Said};
+use crate::id::DeliveryId;
+use crate::ledger::Working;
+
+/// What is in a worker's hands.
+#[derive(Default)]
+pub(super) struct Leases {
+    held: Mutex<HashMap<DeliveryId, Lease>>,
+}
+
+struct Lease {
+    token: u128,
+    renewed: Instant,
+}
+
+impl Leases {
+    pub(super) fn hold(&self, holding: Holding) {
+        let lease = Lease { token: holding.token, renewed: Instant::now() };
+        self.held.lock().insert(holding.delivery, lease);
+    }
+
+    pub(super) fn release(&self, holdings: impl Iterator<Item = Holding>) {
+        let mut held = self.held.lock();
+        for holding in holdings {
+            // The same delivery may be in hand again already, by another token.
+            if held.get(&holding.delivery).is_some_and(|lease| lease.token == holding.token) {
+                held.remove(&holding.delivery);
+            }
+        }
+    }
+
+    /// Those that were not renewed for so long. Most end before they ever need it.
+    fn older_than(&self, age: Duration) -> Vec<Holding> {
+        let now = Instant::now();
+        let held = self.held.lock();
+        let old = held.iter().filter(|(_, lease)| now.saturating_duration_since(lease.renewed) >= age);
+        old.map(|(delivery, lease)| Holding { delivery: *delivery, token: lease.token }).collect()
+    }
+
+    fn renewed(&self, holdings: &[Holding], said: &[Said], sent: Instant) {
+        let mut held = self.held.lock();
+        for (holding, said) in holdings.iter().zip(said) {
+            let Some(lease) = held.get_mut(&holding.delivery).filter(|lease| lease.token == holding.token)
+            else {
+                continue;
+            };
+            match said {
+                Said::Kept => lease.renewed = sent,
+                Said::Lost => {
+                    // Its attempt goes on, with a key that is the same for whoever makes the next; its end is refused.
+                    held.remove(&holding.delivery);
+                }
+            }
+        }
+    }
+}
+
+/// The thread. It ends when this is dropped.
+pub(super) struct Heartbeat {
+    _stop: oneshot::Sender<()>,
+}
+
+impl Heartbeat {
+    pub(super) fn start(
+        ledger: Arc<dyn Working>,
+        leases: Arc<Leases>,
+        lease: Duration,
+    ) -> std::io::Result<Self> {
+        let (stop, mut stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name("semel-leases".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                // Whatever is a sixth of a lease old at a beat is renewed, so that at the next but one nothing is older
+                // than a half.
+                let mut beats = tokio::time::interval(lease / 3);
+                beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+                loop {
+                    tokio::select! {
+                        _ = &mut stopped => return,
+                        _ = beats.tick() => beat(&*ledger, &leases, lease).await,
+                    }
+                }
+            });
+        })?;
+        Ok(Self { _stop: stop })
+    }
+}
+
+async fn beat(ledger: &dyn Working, leases: &Leases, lease: Duration) {
+    // Once more where it fails: the next beat comes when two thirds of a lease are over.
+    for _ in 0..2 {
+        let due = leases.older_than(lease / 6);
+        if due.is_empty() {
+            return;
+        }
+        let sent = Instant::now();
+        let renewed = tokio::time::timeout(lease / 6, ledger.renew(due.clone(), lease)).await;
+        match renewed {
+            Ok(Ok(said)) => return leases.renewed(&due, &said, sent),
+            Ok(Err(error)) => {
+                tracing::warn!(target: "semel::deliveries", %error, held = due.len(), "leases were not renewed");
+            }
+            Err(_) => {
+                tracing::warn!(target: "semel::deliveries", held = due.len(), "leases were not renewed in time");
+            }
+        }
+        tokio::time::sleep(lease / 24).await;
+    }
+}

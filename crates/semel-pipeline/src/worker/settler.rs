@@ -1,0 +1,101 @@
+//! The settler: writes how attempts ended, all that wait in one call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::Shared;
+use crate::delivery::{Holding, Said, Settle};
+use crate::ledger::{Error, ErrorKind};
+
+/// The most that one call writes.
+const BATCH: usize = 256;
+/// After a failed call, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+
+/// How an attempt ended, to be written.
+#[derive(Debug)]
+pub(super) struct Settled {
+    pub(super) holding: Holding,
+    pub(super) target: Arc<str>,
+    pub(super) settle: Settle,
+}
+
+pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settled>) {
+    let mut batch = Vec::with_capacity(BATCH);
+    // What came while the last call was under way goes with the next: nobody waits when nothing is under way.
+    while queue.recv_many(&mut batch, BATCH).await > 0 {
+        write(&shared, &batch).await;
+        shared.leases.release(batch.iter().map(|settled| settled.holding));
+        let left = shared.room.settled(batch.iter().map(|settled| settled.target.as_ref()));
+        if left == 0 {
+            shared.empty.notify_waiters();
+        }
+        shared.stir.notify_one();
+        batch.clear();
+    }
+}
+
+async fn write(shared: &Shared, batch: &[Settled]) {
+    let Err(error) = persist(shared, batch).await else { return };
+    if batch.len() == 1 {
+        give_up(&batch[0], &error);
+        return;
+    }
+    // One of them is refused, and must not take the others with it.
+    for settled in batch {
+        if let Err(error) = persist(shared, std::slice::from_ref(settled)).await {
+            give_up(settled, &error);
+        }
+    }
+}
+
+/// Repeats a call whose fate is unknown, or that could not be made, until it is answered: the work was done, and
+/// forgetting that would do it again.
+async fn persist(shared: &Shared, batch: &[Settled]) -> Result<(), Error> {
+    let mut pause = PAUSE.0;
+    loop {
+        let items = batch.iter().map(|settled| (settled.holding, settled.settle.clone())).collect();
+        match shared.ledger.settle(items).await {
+            Ok(said) => {
+                for (settled, said) in batch.iter().zip(said) {
+                    if said == Said::Lost {
+                        tracing::info!(
+                            target: "semel::deliveries",
+                            delivery_id = %settled.holding.delivery,
+                            "target" = &*settled.target,
+                            "the lease was over before the attempt ended: somebody else makes the delivery, with the same key"
+                        );
+                    }
+                }
+                return Ok(());
+            }
+            Err(Error::Store(error)) if is_passing(error.kind()) => {
+                tracing::warn!(
+                    target: "semel::deliveries",
+                    %error,
+                    waiting = batch.len(),
+                    "the ledger did not write how attempts ended; it is asked again"
+                );
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_passing(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Ambiguous | ErrorKind::Unavailable | ErrorKind::Full)
+}
+
+fn give_up(settled: &Settled, error: &Error) {
+    tracing::error!(
+        target: "semel::deliveries",
+        delivery_id = %settled.holding.delivery,
+        "target" = &*settled.target,
+        %error,
+        "the ledger refuses to write how an attempt ended; it will be made again when its lease is over"
+    );
+}

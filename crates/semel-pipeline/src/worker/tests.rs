@@ -1,0 +1,250 @@
+//! The loop over a ledger that does what a test wants. What real ledgers do is in `tests/it`.
+
+mod fake;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::retry::{Destinations, Limits, Retry};
+use semel::secret::Secret;
+
+use self::fake::Fake;
+use super::{Settings, Silent, Stopped, Worker};
+use crate::delivery::{Class, Settle};
+use crate::letter::Cause;
+use crate::target::{EventTypes, Handler, Outcome, Policy, Registry, Targets};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn settings() -> Settings {
+    Settings { name: "w".into(), lease: Duration::from_secs(30), in_all: 64 }
+}
+
+fn quick() -> Policy {
+    Policy { retry: Retry::default().base(Duration::from_millis(1)), ..Policy::default() }
+}
+
+fn targets(handler: Handler, policy: Policy, limits: Limits) -> Targets {
+    let destinations = Destinations::new(limits);
+    Targets::new().with("t", Arc::new(handler), EventTypes::all(), policy, &destinations).unwrap()
+}
+
+fn start(ledger: &Arc<Fake>, targets: Targets) -> Worker {
+    let secret = Arc::new(Secret::from_bytes([1; 32]));
+    let ledger = Arc::clone(ledger) as Arc<dyn crate::ledger::Working>;
+    Worker::start(ledger, Registry::new(targets), secret, settings(), Arc::new(Silent)).unwrap()
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{what}");
+}
+
+#[tokio::test]
+async fn what_is_due_is_delivered_and_written() {
+    let ledger = Arc::new(Fake::default());
+    let keys = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&keys);
+    let handler = Handler::new(move |call| {
+        seen.lock().push(call.key().to_string());
+        async { Outcome::done() }
+    });
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 100);
+    until("all are done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == 100).await;
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+    let mut keys = keys.lock().clone();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 100);
+    assert!(ledger.settle_calls() <= 100);
+}
+
+// Takes and settlements gather while the ledger is busy.
+#[tokio::test]
+async fn a_slow_ledger_gets_few_large_calls() {
+    let ledger = Arc::new(Fake::slow(Duration::from_millis(5)));
+    let worker = start(&ledger, targets(Handler::new(async |_| Outcome::done()), quick(), Limits::default()));
+    ledger.add("t", 1_000);
+    until("all are done", || ledger.settled() == 1_000).await;
+    assert!(ledger.settle_calls() < 300, "{} calls", ledger.settle_calls());
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
+// Ambiguous settlements are repeated; the work is not.
+#[tokio::test]
+async fn an_unknown_settlement_is_repeated_not_the_work() {
+    let ledger = Arc::new(Fake::default());
+    ledger.fail_settles(3);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let handler = Handler::new(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Outcome::done() }
+    });
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 1);
+    until("it is written", || ledger.settled() == 1).await;
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_panic_is_an_attempt_of_which_nobody_knows() {
+    let ledger = Arc::new(Fake::default());
+    let handler = Handler::new(async |call| {
+        assert!(call.work().attempt > 1, "on purpose");
+        Outcome::done()
+    });
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 1);
+    let unknown =
+        |settle: &Settle| matches!(settle, Settle::Retry(ending, _) if ending.class == Class::Unknown);
+    until("it is tried again and done", || {
+        ledger.count(unknown) == 1 && ledger.count(|settle| matches!(settle, Settle::Done(_))) == 1
+    })
+    .await;
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
+#[tokio::test]
+async fn what_takes_too_long_is_cut_and_tried_again() {
+    let ledger = Arc::new(Fake::default());
+    let handler = Handler::new(async |call| {
+        if call.work().attempt == 1 {
+            std::future::pending::<()>().await;
+        }
+        Outcome::done()
+    });
+    let policy = Policy { timeout: Duration::from_millis(50), ..quick() };
+    let worker = start(&ledger, targets(handler, policy, Limits::default()));
+    ledger.add("t", 1);
+    until("it is done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == 1).await;
+    drop(worker);
+}
+
+// P3: while the breaker is open nothing is taken, and no attempt is burned.
+#[tokio::test]
+async fn an_open_breaker_burns_no_attempts() {
+    let ledger = Arc::new(Fake::default());
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let handler = Handler::new(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Outcome::retry("down") }
+    });
+    let limits = Limits { rest: Duration::from_secs(3_600), failure_calls: 10, ..Limits::default() };
+    let policy = Policy { concurrency: 4, ..quick() };
+    let worker = start(&ledger, targets(handler, policy, limits));
+    ledger.add("t", 500);
+    until("the breaker is open", || calls.load(Ordering::SeqCst) >= 10).await;
+    until("nothing is in hand", || worker.in_hand() == 0).await;
+    let (calls_then, taken_then) = (calls.load(Ordering::SeqCst), ledger.taken());
+    assert!(calls_then < 10 + 2 * 4, "{calls_then}");
+    ledger.add("t", 100);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(calls.load(Ordering::SeqCst), calls_then);
+    assert_eq!(ledger.taken(), taken_then);
+    drop(worker);
+}
+
+#[tokio::test]
+async fn no_more_than_its_concurrency_is_under_way() {
+    let ledger = Arc::new(Fake::default());
+    let running = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
+    let counted = Arc::clone(&running);
+    let handler = Handler::new(move |_| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let now = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
+            counted.1.fetch_max(now, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            counted.0.fetch_sub(1, Ordering::SeqCst);
+            Outcome::done()
+        }
+    });
+    let worker = start(&ledger, targets(handler, Policy { concurrency: 3, ..quick() }, Limits::default()));
+    ledger.add("t", 60);
+    until("all are done", || ledger.settled() == 60).await;
+    assert_eq!(running.1.load(Ordering::SeqCst), 3);
+    drop(worker);
+}
+
+// sigterm_drain: what was sent ends, nothing more is taken.
+#[tokio::test]
+async fn a_stop_waits_for_what_was_sent() {
+    let ledger = Arc::new(Fake::default());
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let handler = Handler::new(move |_| {
+        let gate = Arc::clone(&closed);
+        async move {
+            let _open = gate.acquire().await;
+            Outcome::done()
+        }
+    });
+    let worker = start(&ledger, targets(handler, Policy { concurrency: 2, ..quick() }, Limits::default()));
+    ledger.add("t", 10);
+    until("two are under way", || worker.in_hand() == 2).await;
+    let stopping = tokio::spawn(worker.stop(PATIENCE));
+    tokio::task::yield_now().await;
+    gate.add_permits(100);
+    assert_eq!(stopping.await.unwrap(), Stopped::Drained);
+    assert_eq!((ledger.settled(), ledger.waiting()), (2, 8));
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_ever() {
+    let ledger = Arc::new(Fake::default());
+    let handler = Handler::new(async |_| std::future::pending::<Outcome>().await);
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 1);
+    until("it is under way", || worker.in_hand() == 1).await;
+    assert_eq!(worker.stop(Duration::from_millis(20)).await, Stopped::Left(1));
+}
+
+// poison_loop: what ended with its worker again and again is set aside unsent.
+#[tokio::test]
+async fn poison_and_what_expired_are_never_sent() {
+    let ledger = Arc::new(Fake::default());
+    let handler = Handler::new(async |_| panic!("it is not to be sent"));
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add_with("t", |work| work.crashes = 5);
+    ledger.add_with("t", |work| work.expired = true);
+    let buried = |cause| ledger.count(|settle| matches!(settle, Settle::Bury(_, found) if *found == cause));
+    until("both are set aside", || buried(Cause::Poison) == 1 && buried(Cause::Expired) == 1).await;
+    drop(worker);
+}
+
+// Heartbeats go on while every thread of the runtime is busy.
+#[test]
+fn a_busy_runtime_does_not_lose_leases() {
+    let ledger = Arc::new(Fake::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let seen = Arc::clone(&ledger);
+    let handler = Handler::new(move |_| {
+        let seen = Arc::clone(&seen);
+        async move {
+            // Blocks the only thread until the lease was renewed twice, or too long has passed.
+            let _ = semel_testbed::wait::until("two renewals", PATIENCE, || seen.renewals() >= 2);
+            Outcome::done()
+        }
+    });
+    runtime.block_on(async {
+        let lease = Settings { lease: Duration::from_millis(300), ..settings() };
+        let registry = Registry::new(targets(handler, quick(), Limits::default()));
+        let secret = Arc::new(Secret::from_bytes([1; 32]));
+        let working = Arc::clone(&ledger) as Arc<dyn crate::ledger::Working>;
+        let worker = Worker::start(working, registry, secret, lease, Arc::new(Silent)).unwrap();
+        ledger.add("t", 1);
+        until("it is done", || ledger.settled() == 1).await;
+        assert!(ledger.renewals() >= 2);
+        drop(worker);
+    });
+}

@@ -1,0 +1,178 @@
+//! A ledger for tests of the loop: no leases, no order, and faults on demand.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use semel::store::{self, ErrorKind};
+use semel::time::Timestamp;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::delivery::{Holding, Said, Settle, Work};
+use crate::event::Trace;
+use crate::id::{DeliveryId, EventId, EventKind};
+use crate::ledger::{Answer, BoxFuture, Take, Working};
+
+#[derive(Debug, Default)]
+pub(super) struct Fake {
+    latency: Duration,
+    waiting: Mutex<Vec<(Instant, Work)>>,
+    held: Mutex<HashMap<DeliveryId, Work>>,
+    settled: Mutex<Vec<Settle>>,
+    settle_calls: AtomicUsize,
+    taken: AtomicUsize,
+    failures: AtomicU32,
+    renewals: AtomicU32,
+    changed: Notify,
+}
+
+impl Fake {
+    /// Takes so long for every call.
+    pub(super) fn slow(latency: Duration) -> Self {
+        Self { latency, ..Self::default() }
+    }
+
+    pub(super) fn add(&self, target: &str, count: usize) {
+        for _ in 0..count {
+            self.push(target, |_| {});
+        }
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn add_with(&self, target: &str, change: impl FnOnce(&mut Work)) {
+        self.push(target, change);
+        self.changed.notify_waiters();
+    }
+
+    fn push(&self, target: &str, change: impl FnOnce(&mut Work)) {
+        let now = Timestamp::from_micros(1_000_000);
+        let mut work = Work {
+            holding: Holding { delivery: DeliveryId::new(now), token: 0 },
+            event: EventId::new(EventKind::Event, now),
+            target: target.into(),
+            tenant: String::new(),
+            event_type: "a".into(),
+            payload: Bytes::new(),
+            content_type: "application/json".into(),
+            headers: Vec::new(),
+            attempt: 0,
+            crashes: 0,
+            epoch: 0,
+            request_id: "r".into(),
+            trace: Trace::default(),
+            accepted_at: now,
+            expired: false,
+            job: None,
+        };
+        change(&mut work);
+        self.waiting.lock().push((Instant::now(), work));
+    }
+
+    pub(super) fn fail_settles(&self, times: u32) {
+        self.failures.store(times, Ordering::SeqCst);
+    }
+
+    pub(super) fn count(&self, wanted: impl Fn(&Settle) -> bool) -> usize {
+        self.settled.lock().iter().filter(|settle| wanted(settle)).count()
+    }
+
+    pub(super) fn settled(&self) -> usize {
+        self.settled.lock().len()
+    }
+
+    pub(super) fn settle_calls(&self) -> usize {
+        self.settle_calls.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn taken(&self) -> usize {
+        self.taken.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
+    pub(super) fn renewals(&self) -> u32 {
+        self.renewals.load(Ordering::SeqCst)
+    }
+
+    fn give(&self, take: &Take) -> Vec<Work> {
+        let now = Instant::now();
+        let mut left: HashMap<&str, u32> =
+            take.targets.iter().map(|(name, most)| (name.as_str(), *most)).collect();
+        let mut waiting = self.waiting.lock();
+        let mut given = Vec::new();
+        let mut kept = Vec::new();
+        for (due, mut work) in waiting.drain(..) {
+            let room = left.get_mut(work.target.as_str()).filter(|room| **room > 0);
+            match room {
+                Some(room) if due <= now && given.len() < take.limit as usize => {
+                    *room -= 1;
+                    work.attempt += 1;
+                    work.holding.token += 1;
+                    given.push(work);
+                }
+                _ => kept.push((due, work)),
+            }
+        }
+        *waiting = kept;
+        self.taken.fetch_add(given.len(), Ordering::SeqCst);
+        self.held.lock().extend(given.iter().map(|work| (work.holding.delivery, work.clone())));
+        given
+    }
+
+    fn write(&self, holding: Holding, settle: Settle) -> Said {
+        let Some(mut work) = self.held.lock().remove(&holding.delivery) else { return Said::Lost };
+        match &settle {
+            Settle::Retry(_, delay) => self.waiting.lock().push((Instant::now() + *delay, work)),
+            Settle::Defer(delay) => {
+                work.attempt -= 1;
+                self.waiting.lock().push((Instant::now() + *delay, work));
+            }
+            Settle::Done(_) | Settle::Block(_) | Settle::Bury(..) => {}
+        }
+        self.settled.lock().push(settle);
+        Said::Kept
+    }
+}
+
+impl Working for Fake {
+    fn take(&self, take: Take) -> Answer<'_, Vec<Work>> {
+        Box::pin(async move {
+            tokio::time::sleep(self.latency).await;
+            Ok(self.give(&take))
+        })
+    }
+
+    fn renew(&self, held: Vec<Holding>, _: Duration) -> Answer<'_, Vec<Said>> {
+        self.renewals.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move { Ok(vec![Said::Kept; held.len()]) })
+    }
+
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+        Box::pin(async move {
+            self.settle_calls.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(self.latency).await;
+            let failing = |left: u32| left.checked_sub(1);
+            if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, failing).is_ok() {
+                return Err(store::Error::new(ErrorKind::Ambiguous, "on purpose").into());
+            }
+            Ok(settled.into_iter().map(|(holding, settle)| self.write(holding, settle)).collect())
+        })
+    }
+
+    fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>> {
+        let now = Instant::now();
+        let waiting = self.waiting.lock();
+        let of_targets = waiting.iter().filter(|(_, work)| targets.contains(&work.target));
+        let next = of_targets.map(|(due, _)| due.saturating_duration_since(now)).min();
+        Box::pin(async move { Ok(next) })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.changed.notified())
+    }
+}

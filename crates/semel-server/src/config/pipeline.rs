@@ -1,0 +1,146 @@
+//! Events and deliveries: the ledger, its limits, the targets.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::reader::Table;
+use super::records::{Place, Records};
+use super::secrets::{self, Environment};
+use super::targets::{self, Target};
+use super::values::{count, duration, size, text};
+
+/// Everything the pipeline needs to know.
+#[derive(Clone, Debug)]
+pub(crate) struct Pipeline {
+    /// Where events are kept; `None` where there is no such place.
+    pub(crate) ledger: Option<LedgerPlace>,
+    /// How long what has ended is kept.
+    pub(crate) retention: Duration,
+    /// How long work is a worker's without a heartbeat.
+    pub(crate) lease: Duration,
+    /// How many deliveries are in hand at once.
+    pub(crate) in_all: u32,
+    /// The largest payload.
+    pub(crate) max_payload: usize,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// Where the ledger is.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum LedgerPlace {
+    /// In the store's own file or database.
+    Store,
+    /// In a folder of its own.
+    Embedded(PathBuf),
+    /// In a database of its own.
+    Postgres {
+        /// It may hold a password.
+        url: String,
+        schema: String,
+    },
+}
+
+impl std::fmt::Debug for LedgerPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Store => f.write_str("Store"),
+            Self::Embedded(folder) => f.debug_tuple("Embedded").field(folder).finish(),
+            // The URL is compared when a config is read anew, and shown to nobody.
+            Self::Postgres { url, schema } => f
+                .debug_struct("Postgres")
+                .field("schema", schema)
+                .field("url", &blake3::hash(url.as_bytes()))
+                .finish(),
+        }
+    }
+}
+
+impl Pipeline {
+    pub(super) fn read(root: &mut Table<'_>, records: &Records, environment: &Environment<'_>) -> Self {
+        let problems = root.problems();
+        let mut table = root.table("ledger").unwrap_or_else(|| Table::empty("[ledger]", problems));
+        let url = url(&mut table, environment);
+        let schema = table.located("schema", text);
+        let retention = table.get("retention", duration).unwrap_or(Duration::from_secs(7 * 24 * 60 * 60));
+        let lease = table.located("lease", duration);
+        table.done();
+        if let Some(lease) = lease.as_ref().filter(|lease| lease.value < Duration::from_millis(100)) {
+            problems.at(&lease.span, "lease: expected at least \"100ms\": it has to survive a heartbeat");
+        }
+        let ledger = match url {
+            Some((url, span)) => place(&url, &span, schema.map(|found| found.value), problems),
+            None => {
+                if let Some(schema) = &schema {
+                    problems.at(&schema.span, "schema: goes with a postgres:// url in [ledger]");
+                }
+                matches!(records.place, Place::Embedded { .. } | Place::Postgres { .. })
+                    .then_some(LedgerPlace::Store)
+            }
+        };
+        let mut limits = root.table("limits").unwrap_or_else(|| Table::empty("[limits]", problems));
+        let payload = limits.located("payload", size);
+        let in_all = limits.get("deliveries", count(1, 100_000)).unwrap_or(256);
+        let crashes = limits.get("crashes", count(1, 1_000)).unwrap_or(5);
+        limits.done();
+        if let Some(payload) = payload.as_ref().filter(|payload| !(1..=1 << 30).contains(&payload.value)) {
+            problems.at(&payload.span, "payload: expected a size from \"1B\" to \"1GiB\"");
+        }
+        let targets = targets::read(root, u32::try_from(crashes).unwrap_or(u32::MAX), environment);
+        if ledger.is_none() && !targets.is_empty() {
+            problems.whole(
+                "[[target]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                 embedded:PATH or postgres://…"
+                    .to_owned(),
+            );
+        }
+        Self {
+            ledger,
+            retention,
+            lease: lease.map_or(Duration::from_secs(30), |lease| lease.value),
+            in_all: u32::try_from(in_all).unwrap_or(u32::MAX),
+            max_payload: usize::try_from(payload.map_or(1 << 20, |payload| payload.value))
+                .unwrap_or(usize::MAX),
+            targets,
+        }
+    }
+
+    /// What a reload cannot change, in a form that can only be compared.
+    pub(super) fn fixed(&self) -> String {
+        format!("{:?}", (&self.ledger, self.retention, self.lease, self.in_all, self.max_payload))
+    }
+}
+
+/// A URL: as text, or as a secret where it holds a password.
+fn url(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<(String, Range<usize>)> {
+    let is_secret = table.located("url", |value| Ok(value.is_table())).is_some_and(|found| found.value);
+    if is_secret {
+        return secrets::read(table, "url", environment);
+    }
+    table.located("url", text).map(|url| (url.value, url.span))
+}
+
+fn place(
+    url: &str,
+    span: &Range<usize>,
+    schema: Option<String>,
+    problems: &super::problem::Problems<'_>,
+) -> Option<LedgerPlace> {
+    match url.split_once(':') {
+        Some(("embedded", folder)) if !folder.is_empty() && schema.is_none() => {
+            Some(LedgerPlace::Embedded(folder.into()))
+        }
+        Some(("postgres" | "postgresql", _)) => Some(LedgerPlace::Postgres {
+            url: url.to_owned(),
+            schema: schema.unwrap_or_else(|| "semel".to_owned()),
+        }),
+        Some(("embedded", folder)) if !folder.is_empty() => {
+            problems.at(span, "url: an embedded ledger has no schema");
+            None
+        }
+        _ => {
+            problems.at(span, "url: expected embedded:PATH or postgres://USER:PASSWORD@HOST:PORT/DATABASE");
+            None
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `[[target]]`: who events are delivered to.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::retry::{Destinations, Retry};
+use semel_pipeline::target::{
+    EventTypes, Exhausted, HttpOptions, HttpTarget, Policy, SigningSecret, Targets,
+};
+
+use super::reader::Table;
+use super::secrets::{self, Environment};
+use super::values::{choice, count, duration, text, texts};
+
+const ON_EXHAUSTED: [(&str, Exhausted); 2] = [("dlq", Exhausted::Dlq), ("blocked", Exhausted::Blocked)];
+/// A target's own default: nobody waits for a delivery, so there may be more of them, and later.
+const ATTEMPTS: u64 = 3;
+
+/// A target of the file, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    target: Arc<HttpTarget>,
+    events: EventTypes,
+    policy: Policy,
+}
+
+/// The targets, as the delivery loop knows them.
+///
+/// # Errors
+/// Never for targets that were read from a file: their names are checked.
+pub(crate) fn targets(read: &[Target], destinations: &Destinations) -> anyhow::Result<Targets> {
+    read.iter().try_fold(Targets::new(), |targets, target| {
+        let Target { name, target, events, policy } = target;
+        let with = targets.with(name, Arc::clone(target) as _, events.clone(), policy.clone(), destinations);
+        Ok(with?)
+    })
+}
+
+/// Reads all `[[target]]`s. `max_crashes` holds for all of them.
+pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environment<'_>) -> Vec<Target> {
+    let problems = root.problems();
+    let mut targets: Vec<Target> = Vec::new();
+    for mut table in root.tables("target") {
+        let name = table.located("name", name);
+        if name.is_none() && !table.has("name") {
+            table.need("name", text);
+        }
+        let url = table.located("url", text);
+        if url.is_none() && !table.has("url") {
+            table.need("url", text);
+        }
+        let events =
+            table.get("events", |value| EventTypes::new(&texts(value)?).map_err(|error| error.to_string()));
+        let policy = policy(&mut table, max_crashes);
+        let secret = signing_secret(&mut table, environment);
+        let bearer = secrets::read(&mut table, "bearer", environment);
+        let ca = table.get("ca", text).map(PathBuf::from);
+        table.done();
+        let (Some(name), Some(url)) = (name, url) else { continue };
+        if targets.iter().any(|other| other.name == name.value) {
+            let taken =
+                format!("name: {:?} is taken by another target; deliveries are kept by name", name.value);
+            problems.at(&name.span, taken);
+            continue;
+        }
+        let options = HttpOptions {
+            secret,
+            ca,
+            connections: usize::try_from(policy.concurrency).unwrap_or(usize::MAX),
+            timeout: Some(policy.timeout),
+        };
+        // The URL is not repeated: its query may hold a token.
+        match HttpTarget::new(&url.value, bearer.as_ref().map(|(token, _)| token.as_str()), options) {
+            Ok(target) => targets.push(Target {
+                name: name.value,
+                target: Arc::new(target),
+                events: events.unwrap_or_else(EventTypes::all),
+                policy,
+            }),
+            Err(error) => problems.at(&url.span, format!("url: {error}")),
+        }
+    }
+    targets
+}
+
+fn name(value: &toml::de::DeValue<'_>) -> Result<String, String> {
+    let name = text(value)?;
+    let fits = name.len() <= 100
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'));
+    if fits {
+        Ok(name)
+    } else {
+        Err(format!("expected letters, digits, `.`, `_` or `-`, at most 100, found {name:?}"))
+    }
+}
+
+fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
+    let mut policy = Policy { max_crashes, ..Policy::default() };
+    policy.on_exhausted = table.get("on_exhausted", choice(&ON_EXHAUSTED)).unwrap_or(policy.on_exhausted);
+    let concurrency = table.get("concurrency", count(1, 10_000)).unwrap_or(policy.concurrency.into());
+    policy.concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX);
+    let problems = table.problems();
+    let mut retry = table.table("retry").unwrap_or_else(|| Table::empty("[target.retry]", problems));
+    let attempts = retry.get("max_attempts", count(1, 1_000)).unwrap_or(ATTEMPTS);
+    let base = retry.located("base", duration);
+    let cap = retry.located("cap", duration);
+    let timeout = retry.located("timeout", duration);
+    retry.done();
+    let zero = |found: &Option<super::reader::Located<Duration>>, name: &str| {
+        if let Some(found) = found.as_ref().filter(|found| found.value.is_zero()) {
+            problems.at(&found.span, format!("{name}: expected more than nothing"));
+        }
+    };
+    zero(&base, "base");
+    zero(&timeout, "timeout");
+    let value = |found: Option<super::reader::Located<Duration>>, usual: Duration| {
+        found.map_or(usual, |found| found.value)
+    };
+    let span: Option<Range<usize>> = cap.as_ref().map(|cap| cap.span.clone());
+    let (base, cap) = (value(base, Duration::from_millis(250)), value(cap, Duration::from_secs(5)));
+    if cap < base {
+        let why = "cap: expected at least `base`, since it is the longest pause";
+        problems.at(&span.unwrap_or_else(|| table.span()), why);
+    }
+    policy.timeout = value(timeout, policy.timeout);
+    policy.retry = Retry::default()
+        .attempts(u32::try_from(attempts).unwrap_or(u32::MAX))
+        .base(base)
+        .cap(cap)
+        .timeout(policy.timeout);
+    policy
+}
+
+/// The secret that signs deliveries, checked where it is read. It is never repeated.
+fn signing_secret(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<SigningSecret> {
+    let (secret, span) = secrets::read(table, "secret", environment)?;
+    match SigningSecret::parse(&secret) {
+        Ok(secret) => Some(secret),
+        Err(error) => {
+            table.problems().at(&span, format!("secret: {error}"));
+            None
+        }
+    }
+}

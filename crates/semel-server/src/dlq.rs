@@ -1,0 +1,84 @@
+//! `semel dlq`: looks at the dead letters of a running server.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::cli::{DlqCommand, DlqFilter, Remote};
+use crate::remote::{Pages, Query, ask, cell, encode, members, print, table, write_line};
+
+const PATH: &str = "/v1/dead-letters";
+const GROUPS: &str = "/v1/dead-letters/groups";
+
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached, or says no.
+pub(crate) fn run(command: DlqCommand) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(execute(command))
+}
+
+fn query(filter: &DlqFilter) -> Query {
+    let mut query = Query::default();
+    query.add("status", filter.status.as_deref());
+    query.add("target", filter.target.as_deref());
+    query.add("tenant", filter.tenant.as_deref());
+    query.add("signature", filter.signature.as_deref());
+    query
+}
+
+async fn execute(command: DlqCommand) -> anyhow::Result<()> {
+    match command {
+        DlqCommand::List { filter, limit, remote } => {
+            let items = Pages::new(&remote, PATH, query(&filter))?.collect(limit).await?;
+            if remote.json {
+                return print(&json!({ "items": items }));
+            }
+            let names = ["id", "status", "target", "cause", "type", "attempts_made", "created_at", "error"];
+            let rows: Vec<[String; 8]> =
+                items.iter().map(|item| names.map(|name| cell(item, name))).collect();
+            table(["ID", "STATUS", "TARGET", "CAUSE", "TYPE", "ATTEMPTS", "CREATED", "ERROR"], &rows)
+        }
+        DlqCommand::Groups { filter, remote } => {
+            let items = Pages::new(&remote, GROUPS, query(&filter))?.collect(usize::MAX).await?;
+            if remote.json {
+                return print(&json!({ "items": items }));
+            }
+            let names = ["count", "target", "cause", "last_at", "sample", "signature"];
+            let rows: Vec<[String; 6]> =
+                items.iter().map(|item| names.map(|name| cell(item, name))).collect();
+            table(["COUNT", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"], &rows)
+        }
+        DlqCommand::Show { id, remote } => {
+            let shown = ask(&remote, Method::GET, &format!("{PATH}/{}", encode(&id)), None).await?;
+            if remote.json { print(&shown) } else { show(&shown) }
+        }
+        DlqCommand::Discard { id, reason, remote } => change(&remote, &id, "discard", &reason).await,
+        DlqCommand::Restore { id, reason, remote } => change(&remote, &id, "restore", &reason).await,
+    }
+}
+
+async fn change(remote: &Remote, id: &str, action: &str, reason: &str) -> anyhow::Result<()> {
+    let path = format!("{PATH}/{}/{action}", encode(id));
+    let done = ask(remote, Method::POST, &path, Some(&json!({ "reason": reason }))).await?;
+    if remote.json {
+        return print(&done);
+    }
+    write_line(&format!("{}: {}", cell(&done, "id"), cell(&done, "status")))
+}
+
+fn show(shown: &Value) -> anyhow::Result<()> {
+    let mut head = shown.clone();
+    if let Value::Object(head) = &mut head {
+        head.shift_remove("attempts");
+    }
+    members(&head)?;
+    let attempts: Vec<&Value> = shown["attempts"].as_array().into_iter().flatten().collect();
+    if attempts.is_empty() {
+        return Ok(());
+    }
+    write_line("")?;
+    let names = ["attempt", "started_at", "latency_ms", "outcome", "http_status", "request_id", "error"];
+    let rows: Vec<[String; 7]> = attempts.iter().map(|item| names.map(|name| cell(item, name))).collect();
+    table(["ATTEMPT", "STARTED", "MS", "OUTCOME", "STATUS", "REQUEST", "ERROR"], &rows)
+}

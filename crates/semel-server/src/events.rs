@@ -1,0 +1,131 @@
+//! `semel events`: publishes events on a running server, lists them, and tells the story of one action.
+
+use std::io::Read as _;
+
+use anyhow::Context as _;
+use http::Method;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::cli::EventsCommand;
+use crate::client::Client;
+use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, table, write_line};
+
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached, or says no.
+pub(crate) fn run(command: EventsCommand) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(execute(command))
+}
+
+/// The body of a publication. The payload is sent byte for byte.
+#[derive(Serialize)]
+struct Publish<'a> {
+    r#type: &'a str,
+    dedupe_key: &'a str,
+    payload: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttl: Option<&'a str>,
+}
+
+async fn execute(command: EventsCommand) -> anyhow::Result<()> {
+    match command {
+        EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
+            let payload: Box<RawValue> =
+                serde_json::from_str(read(&payload)?.trim()).context("--payload is not JSON")?;
+            let body = serde_json::to_string(&Publish {
+                r#type: &event_type,
+                dedupe_key: &dedupe_key,
+                payload: &payload,
+                tenant: tenant.as_deref(),
+                order_key: order_key.as_deref(),
+                delay: delay.as_deref(),
+                ttl: ttl.as_deref(),
+            })?;
+            let mut client = Client::new(&remote.admin, remote.token.clone())?;
+            let done = ask_raw(&mut client, Method::POST, "/v1/events", body).await?;
+            if remote.json {
+                return print(&done);
+            }
+            let id = cell(&done, "id");
+            if done["cached"] == true {
+                return write_line(&format!("{id}  was accepted before"));
+            }
+            let targets: Vec<&str> =
+                done["targets"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            let whom = if targets.is_empty() { "no target wants it".to_owned() } else { targets.join(", ") };
+            write_line(&format!("{id}  accepted: {whom}"))
+        }
+        EventsCommand::List { event_type, tenant, request_id, limit, remote } => {
+            let mut query = Query::default();
+            query.add("type", event_type.as_deref());
+            query.add("tenant", tenant.as_deref());
+            query.add("request_id", request_id.as_deref());
+            let items = Pages::new(&remote, "/v1/events", query)?.collect(limit).await?;
+            if remote.json {
+                return print(&json!({ "items": items }));
+            }
+            let rows: Vec<[String; 5]> = items
+                .iter()
+                .map(|item| {
+                    ["id", "type", "tenant", "dedupe_key", "accepted_at"].map(|name| cell(item, name))
+                })
+                .collect();
+            table(["ID", "TYPE", "TENANT", "KEY", "ACCEPTED"], &rows)
+        }
+        EventsCommand::Show { id, remote } => {
+            let story = ask(&remote, Method::GET, &format!("/v1/story/{}", encode(&id)), None).await?;
+            if remote.json { print(&story) } else { tell(&story) }
+        }
+    }
+}
+
+/// A payload: as it is, from a file, or from standard input.
+fn read(payload: &str) -> anyhow::Result<String> {
+    if payload == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(text);
+    }
+    match payload.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path).with_context(|| path.to_owned()),
+        None => Ok(payload.to_owned()),
+    }
+}
+
+fn tell(story: &Value) -> anyhow::Result<()> {
+    for found in story["found"].as_array().into_iter().flatten() {
+        let more = ["target", "type", "state", "cause"].map(|name| cell(found, name));
+        let more: Vec<String> = more.into_iter().filter(|text| !text.is_empty()).collect();
+        write_line(&format!("{:<12}  {}  {}", cell(found, "kind"), cell(found, "id"), more.join("  ")))?;
+    }
+    write_line("")?;
+    let rows: Vec<[String; 4]> = story["timeline"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|moment| [cell(moment, "at"), cell(moment, "place"), cell(moment, "what"), details(moment)])
+        .collect();
+    table(["WHEN", "WHERE", "WHAT", ""], &rows)
+}
+
+/// Whatever else is known of a moment.
+fn details(moment: &Value) -> String {
+    let members = moment.as_object().into_iter().flatten();
+    let told = members.filter(|(name, _)| !matches!(name.as_str(), "at" | "place" | "what"));
+    let words = told.map(|(name, value)| match value {
+        Value::String(text) if text.contains(' ') => format!("{name}={text:?}"),
+        Value::String(text) => format!("{name}={text}"),
+        other => format!("{name}={other}"),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,45 @@
+//! Opens the ledger that the config names.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use semel::store::EmbeddedStore;
+use semel_pipeline::ledger::{EmbeddedLedger, Ledger};
+
+use crate::config::{Config, LedgerPlace, Place};
+
+/// Opens it; `None` where there is no place for one. `embedded` is the store, where that is embedded.
+///
+/// # Errors
+/// Says what is wrong with it and what to do.
+pub(crate) async fn open(
+    config: &Config,
+    embedded: Option<Arc<EmbeddedStore>>,
+) -> anyhow::Result<Option<Arc<dyn Ledger>>> {
+    let Some(place) = &config.pipeline.ledger else { return Ok(None) };
+    let ledger: Arc<dyn Ledger> = match (place, &config.records.place, embedded) {
+        (LedgerPlace::Store, _, Some(store)) => {
+            Arc::new(EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?)
+        }
+        // The config puts it into the store only where the store can hold it.
+        (LedgerPlace::Store, ..) => return Ok(None),
+        // The same folder once more would be locked by ourselves.
+        (LedgerPlace::Embedded(folder), Place::Embedded { folder: of_store, .. }, Some(store))
+            if same(folder, of_store) =>
+        {
+            Arc::new(EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?)
+        }
+        (LedgerPlace::Embedded(folder), ..) => {
+            let builder = EmbeddedStore::builder(folder);
+            let store = tokio::task::spawn_blocking(move || builder.open()).await?;
+            let store = store.with_context(|| format!("the ledger embedded:{}", folder.display()))?;
+            Arc::new(EmbeddedLedger::open(Arc::new(store)).await.context("the embedded ledger")?)
+        }
+        (LedgerPlace::Postgres { .. }, ..) => return Ok(None),
+    };
+    Ok(Some(ledger))
+}
+
+fn same(one: &std::path::Path, other: &std::path::Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
+}

@@ -1,0 +1,118 @@
+//! Events and deliveries of a running server: the ledger, the targets, the worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use parking_lot::Mutex;
+use semel::retry::Destinations;
+use semel::secret::Secret;
+use semel_pipeline::ledger::{Ledger, Working};
+use semel_pipeline::target::Registry;
+use semel_pipeline::worker::{Observer, Settings, Stopped, Worker};
+
+use crate::config::{self, targets};
+
+/// How often old rows are taken away, and how many at a time.
+const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
+
+/// What there is of the pipeline in a server.
+pub(crate) struct Pipeline {
+    pub(crate) ledger: Arc<dyn Ledger>,
+    /// The targets in force.
+    pub(crate) registry: Registry,
+    /// Budgets and breakers.
+    pub(crate) destinations: Destinations,
+    pub(crate) secret: Arc<Secret>,
+    /// The largest payload.
+    pub(crate) max_payload: usize,
+    retention: Duration,
+    /// There until it is stopped.
+    worker: Mutex<Option<Worker>>,
+}
+
+impl Pipeline {
+    /// Starts to deliver.
+    ///
+    /// # Errors
+    /// Targets that cannot be used, or no thread for the heartbeat.
+    pub(crate) fn start(
+        ledger: Arc<dyn Ledger>,
+        settings: &config::Pipeline,
+        secret: Arc<Secret>,
+        observer: Arc<dyn Observer>,
+    ) -> anyhow::Result<Arc<Self>> {
+        let destinations = Destinations::default();
+        let registry = Registry::new(targets(&settings.targets, &destinations)?);
+        let worker = Settings { lease: settings.lease, in_all: settings.in_all, ..Settings::default() };
+        let working = Arc::clone(&ledger) as Arc<dyn Working>;
+        let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, observer)
+            .context("the delivery worker")?;
+        for (name, registered) in registry.current().iter() {
+            tracing::info!(
+                target: "semel",
+                events = %registered.events,
+                "target" = &**name,
+                max_attempts = registered.policy.retry.max_attempts(),
+                "events are delivered here"
+            );
+        }
+        Ok(Arc::new(Self {
+            ledger,
+            registry,
+            destinations,
+            secret,
+            max_payload: settings.max_payload,
+            retention: settings.retention,
+            worker: Mutex::new(Some(worker)),
+        }))
+    }
+
+    /// Puts other targets in force.
+    ///
+    /// # Errors
+    /// Targets that cannot be used; the old ones stay.
+    pub(crate) fn replace(&self, settings: &config::Pipeline) -> anyhow::Result<()> {
+        self.registry.replace(targets(&settings.targets, &self.destinations)?);
+        if let Some(worker) = &*self.worker.lock() {
+            worker.stir();
+        }
+        Ok(())
+    }
+
+    /// How many deliveries are in hand.
+    pub(crate) fn in_hand(&self) -> u32 {
+        self.worker.lock().as_ref().map_or(0, Worker::in_hand)
+    }
+
+    /// Takes no more work, and lets what was sent come to its end.
+    pub(crate) async fn stop(&self, limit: Duration) {
+        let worker = self.worker.lock().take();
+        if let Some(worker) = worker
+            && let Stopped::Left(left) = worker.stop(limit).await
+        {
+            tracing::warn!(
+                target: "semel",
+                left,
+                "deliveries were still under way when the time to drain was over; they are made again, with the same keys"
+            );
+        }
+    }
+
+    /// Takes away what ended long ago, for as long as the server runs.
+    pub(crate) async fn sweep(self: Arc<Self>) {
+        let (every, limit) = SWEEP;
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            match self.ledger.sweep(self.retention, limit).await {
+                Ok(0) => {}
+                Ok(swept) => {
+                    tracing::debug!(target: "semel", swept, "old rows of the ledger were taken away")
+                }
+                Err(error) => tracing::warn!(target: "semel", %error, "the ledger was not swept"),
+            }
+        }
+    }
+}

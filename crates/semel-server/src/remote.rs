@@ -1,0 +1,190 @@
+//! What the commands that talk to a running server share: questions, pages, and how answers are printed.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, bail};
+use http::Method;
+use serde_json::Value;
+
+use crate::cli::Remote;
+use crate::client::Client;
+
+/// Asks for JSON.
+pub(crate) async fn ask(
+    remote: &Remote,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    let mut client = Client::new(&remote.admin, remote.token.clone())?;
+    ask_with(&mut client, method, path, body).await
+}
+
+/// The same, with a client that is used again.
+pub(crate) async fn ask_with(
+    client: &mut Client,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    ask_raw(client, method, path, body.map(Value::to_string).unwrap_or_default()).await
+}
+
+/// The same, with a body that is sent byte for byte.
+pub(crate) async fn ask_raw(
+    client: &mut Client,
+    method: Method,
+    path: &str,
+    body: String,
+) -> anyhow::Result<Value> {
+    let headers = [("content-type", "application/json")];
+    let reply = client.send(method, path, &headers, body).await?;
+    let answer: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
+    if reply.status.is_success() {
+        return Ok(answer);
+    }
+    match answer["detail"].as_str() {
+        Some(detail) => bail!("{detail} ({})", reply.status.as_u16()),
+        None => bail!("the server answered {}", reply.status),
+    }
+}
+
+/// The pages of a list, one after the other.
+pub(crate) struct Pages {
+    client: Client,
+    path: &'static str,
+    query: Query,
+    next: Next,
+}
+
+/// Which page comes next.
+enum Next {
+    First,
+    After(String),
+    None,
+}
+
+impl Pages {
+    /// All items, but no more than so many.
+    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Vec<Value>> {
+        let mut items = Vec::new();
+        while items.len() < limit
+            && let Some(page) = self.next().await?
+        {
+            items.extend(page);
+        }
+        items.truncate(limit);
+        Ok(items)
+    }
+
+    /// The pages of the list at `path`.
+    ///
+    /// # Errors
+    /// A URL that is none.
+    pub(crate) fn new(remote: &Remote, path: &'static str, query: Query) -> anyhow::Result<Self> {
+        Ok(Self { client: Client::new(&remote.admin, remote.token.clone())?, path, query, next: Next::First })
+    }
+
+    /// The next page; `None` after the last.
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
+        let mut query = self.query.clone();
+        match &self.next {
+            Next::First => {}
+            Next::After(cursor) => query.add("cursor", Some(cursor)),
+            Next::None => return Ok(None),
+        }
+        let page =
+            ask_with(&mut self.client, Method::GET, &format!("{}{}", self.path, query.0), None).await?;
+        self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
+        Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
+    }
+}
+
+/// A query string.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query(String);
+
+impl Query {
+    /// Adds a parameter, where it has a value.
+    pub(crate) fn add(&mut self, name: &str, value: Option<&str>) {
+        if let Some(value) = value {
+            self.0.push(if self.0.is_empty() { '?' } else { '&' });
+            self.0.push_str(name);
+            self.0.push('=');
+            self.0.push_str(&encode(value));
+        }
+    }
+}
+
+/// Percent-encodes whatever is not plain.
+pub(crate) fn encode(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// Prints a line of JSON.
+pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
+    write_line(&value.to_string())
+}
+
+/// A reader that has seen enough (`| head`) is no failure of ours, but the end.
+pub(crate) fn write_line(line: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
+}
+
+/// Prints rows under their titles, each column as wide as it must be.
+pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([titles[column].len()]).max().unwrap_or(0)
+    };
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |cells: [&str; N]| {
+        let padded: Vec<String> =
+            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    write_line(&line(titles))?;
+    rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
+}
+
+/// A member as text; nothing where there is none.
+pub(crate) fn cell(item: &Value, name: &str) -> String {
+    match &item[name] {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Prints an object member by member.
+pub(crate) fn members(shown: &Value) -> anyhow::Result<()> {
+    for (name, value) in shown.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => {}
+            Value::String(text) => write_line(&format!("{name:<16}  {text}"))?,
+            other => write_line(&format!("{name:<16}  {other}"))?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_encoded() {
+        let mut query = Query::default();
+        query.add("key", Some("a b&c=ä"));
+        query.add("phase", None);
+        query.add("scope", Some("x"));
+        assert_eq!(query.0, "?key=a%20b%26c%3D%C3%A4&scope=x");
+    }
+}

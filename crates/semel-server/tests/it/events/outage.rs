@@ -1,0 +1,54 @@
+//! A target that is down for a while: its breaker keeps deliveries away, and nothing is burned.
+
+use semel_testbed::wait;
+
+use super::{Bench, count, event, publish, target};
+use crate::kit::{PATIENCE, Sink, metric};
+
+const EVENTS: usize = 400;
+
+// A target that is stopped and started again: what waits is delivered, under the same key.
+#[test]
+fn a_target_that_comes_back_gets_what_waits() {
+    let mut sink = Sink::start();
+    let more = "retry = { max_attempts = 50, base = \"20ms\", cap = \"200ms\" }";
+    let config = target("all", &sink, "");
+    let own = config.lines().filter(|line| !line.starts_with("retry")).collect::<Vec<_>>().join("\n");
+    let bench = Bench::new(&format!("{own}\n{more}\n"));
+    let semel = bench.start();
+    let admin = semel.admin();
+    sink.stop();
+    publish(&admin, &event("a", "1"));
+    let failed = "semel_deliveries_total{target=\"all\",class=\"transient\"}";
+    let tried = || admin.get("/metrics").text().contains(failed) && metric(&admin, failed) >= 2.0;
+    wait::until("it was tried", PATIENCE, tried).unwrap();
+    sink.restart();
+    wait::until("it is delivered", PATIENCE, || count(&admin, "done") == 1).unwrap();
+    let seen = sink.seen();
+    assert_eq!(seen.len(), 1);
+    assert!(seen[0].header("semel-attempt").parse::<u32>().unwrap() >= 3);
+}
+
+// P3: attempts are not burned while the breaker is open; an outage amplifies load by no more than a fifth.
+#[test]
+fn an_outage_burns_no_attempts_and_amplifies_little() {
+    let sink = Sink::start();
+    sink.answer_with(503);
+    let bench = Bench::new(&target("all", &sink, "concurrency = 8"));
+    let semel = bench.start();
+    let admin = semel.admin();
+    for number in 0..EVENTS {
+        publish(&admin, &event("a", &number.to_string()));
+    }
+    let open = "semel_breaker_state{target=\"all\",state=\"open\"}";
+    wait::until("the breaker is open", PATIENCE, || metric(&admin, open) > 0.5).unwrap();
+    wait::until("nothing is in hand", PATIENCE, || metric(&admin, "semel_deliveries_in_hand") < 0.5).unwrap();
+    let calls = sink.calls();
+    assert!(calls < EVENTS / 5, "{calls} calls while it was down");
+    sink.answer_with(200);
+    wait::until("all are delivered", PATIENCE * 2, || count(&admin, "done") == EVENTS).unwrap();
+    assert_eq!(count(&admin, "dlq"), 0, "nothing ran out of attempts");
+    assert_eq!(sink.effects().len(), EVENTS);
+    let amplified = sink.calls() as f64 / EVENTS as f64;
+    assert!(amplified <= 1.2, "{amplified}");
+}
