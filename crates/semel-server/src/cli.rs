@@ -25,15 +25,12 @@ pub(crate) enum Command {
     Keys(KeysCommand),
     /// Print which downstream uses which pattern
     Runbook(RunbookArgs),
-<<<<<<< HEAD
-=======
     /// Publish events, and see what became of them
     #[command(subcommand)]
     Events(EventsCommand),
     /// Look at dead letters, give them up or take that back
     #[command(subcommand)]
     Dlq(DlqCommand),
->>>>>>> main
     /// Check, show or describe the config file
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -54,10 +54,7 @@ pub(crate) struct Config {
     pub(crate) sealing: Option<Sealing>,
     /// Whom the services behind Semel call.
     pub(crate) downstreams: Vec<Downstream>,
-<<<<<<< HEAD
-=======
     pub(crate) pipeline: Pipeline,
->>>>>>> main
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -131,18 +128,11 @@ impl Config {
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment);
         let downstreams = downstream::read(&mut root, environment);
-<<<<<<< HEAD
-        let log = Log::read(&mut root);
-        let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
-        root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, downstreams, log, drain }
-=======
         let pipeline = Pipeline::read(&mut root, &records, environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
         Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, log, drain }
->>>>>>> main
     }
 }
 

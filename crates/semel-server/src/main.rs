@@ -6,14 +6,9 @@
 //! - [`config`]: the file, read into checked types; every mistake with its place.
 //! - [`serve`]: opens the store, starts both listeners, drains and reloads on signals.
 //! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
-<<<<<<< HEAD
-//! - [`admin`]: the admin API: health, metrics, keys, claims.
-//! - [`keys`], [`client`]: the commands that talk to a running server.
-=======
 //! - [`pipeline`]: the ledger, the targets and the delivery worker, as the config wants them.
 //! - [`admin`]: the admin API: health, metrics, keys, claims, events, deliveries, dead letters.
 //! - [`keys`], [`events`], [`dlq`], [`remote`], [`client`]: the commands that talk to a running server.
->>>>>>> main
 //! - [`runbook`]: which downstream uses which pattern.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
@@ -31,11 +26,8 @@ mod ledgers;
 mod logs;
 mod metrics;
 mod otlp;
-<<<<<<< HEAD
-=======
 mod pipeline;
 mod remote;
->>>>>>> main
 mod runbook;
 mod serve;
 mod signals;
@@ -59,11 +51,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Keys(args) => keys::run(args),
         Command::Runbook(args) => runbook::run(&args),
-<<<<<<< HEAD
-=======
         Command::Events(args) => events::run(args),
         Command::Dlq(args) => dlq::run(args),
->>>>>>> main
         Command::Config(args) => config::commands::run(&args),
     };
     match ran {

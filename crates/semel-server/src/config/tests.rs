@@ -155,8 +155,6 @@ fn mistakes_are_told_with_their_place() {
             "[[downstream]]\nname = \"a\"\npattern = \"claim-first\"\n[[downstream]]\nname = \"a\"\n",
             &["semel.toml:4:1: [[downstream]] needs `pattern`"],
         ),
-<<<<<<< HEAD
-=======
         ("[ledger]\nurl = \"redis://h\"\n", &["semel.toml:2:7: url: expected embedded:PATH or postgres://"]),
         ("[ledger]\nlease = \"1ms\"\n", &["semel.toml:2:9: lease: expected at least"]),
         ("[ledger]\nschema = \"x\"\n", &["semel.toml:2:10: schema: goes with a postgres:// url"]),
@@ -169,7 +167,6 @@ fn mistakes_are_told_with_their_place() {
             "[store]\nurl = \"memory:\"\n[[target]]\nname = \"a\"\nurl = \"http://h\"\n",
             &["[[target]] needs a ledger"],
         ),
->>>>>>> main
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {
