@@ -31,7 +31,7 @@ fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
         "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{}\"\nprofile = \"{profile}\"\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
          [[route]]\nmatch = \"POST /brief\"\nlease = \"2s\"\nin_flight_max = \"3s\"\nwait = \"1s\"\nretention = \"4s\"\ngrace = \"0s\"\n\
-         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 60 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 250 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
         free_port(),
         shop.url(),
         folder.join("data").display()
