@@ -26,6 +26,7 @@ mod live;
 mod messages;
 mod read;
 mod run;
+mod shortcut;
 mod steering;
 mod tool_answer;
 
@@ -48,6 +49,7 @@ use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
 use self::run::{Call, Ran};
+use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{Caller, Upstream};
@@ -55,7 +57,7 @@ use crate::codec::Asked;
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
 use crate::observe::{Exchange, Observer, Outcome};
-use crate::policy::{RoutePolicy, StoreDown};
+use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Retry, Situation};
 use crate::profile::Profile;
 use crate::scope::Scope;
@@ -88,11 +90,15 @@ pub(crate) struct Inner {
     well_known: Option<Bytes>,
     /// Keys whose upstream is being asked: one question at a time.
     probing: Mutex<HashSet<KeyId>>,
+    /// What the shortcut may try.
+    recent: Recent,
 }
 
 struct Route {
     policy: RoutePolicy,
     limiter: Option<Limiter>,
+    /// Where its replays may take the short way.
+    plainly: Option<Plainly>,
     /// Its number among the routes; none for the fallback.
     number: Option<usize>,
 }
@@ -174,6 +180,10 @@ impl Guard {
             let answer = pass_on(service, request.map(Body::stream), policy).await?;
             return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
         }
+        if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional {
+            let answer = pass_on(service, request.map(Body::stream), policy).await?;
+            return Ok(inner.say(route.number, None, arrived, (unprotected(answer), Outcome::Unkeyed)));
+        }
         // Boxed, so that requests which are only passed on need not carry the room for all of this.
         Box::pin(inner.guarded(route, service, request.map(Body::stream), arrived)).await
     }
@@ -226,9 +236,14 @@ impl Inner {
                 return Ok(self.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
             }
         };
+        let trace: Option<Trace> =
+            route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
         let answer = self.once(route, service, request, &admitted).await?;
+        if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
+            self.recent.note(trace);
+        }
         Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
     }
 
@@ -330,7 +345,18 @@ impl Inner {
         arrived: Instant,
         (answer, outcome): Answered,
     ) -> Response<Body> {
-        let status = answer.status();
+        self.note(route, key, arrived, answer.status(), outcome);
+        answer
+    }
+
+    fn note(
+        &self,
+        route: Option<usize>,
+        key: Option<&str>,
+        arrived: Instant,
+        status: StatusCode,
+        outcome: Outcome,
+    ) {
         tracing::debug!(
             target: "semel",
             outcome = outcome.name(),
@@ -349,7 +375,6 @@ impl Inner {
                 }
             }
         }
-        answer
     }
 }
 

@@ -67,7 +67,7 @@ impl Scope {
                 let mut lines = headers.get_all(name).iter();
                 match (lines.next(), lines.next()) {
                     (Some(value), None) if !value.is_empty() => {
-                        Ok(Some(Principal::new(&["header", name.as_str()], value.as_bytes())))
+                        Ok(Some(Principal::of_header(name, value.as_bytes())))
                     }
                     (Some(_), Some(_)) => Err(Problem::new(
                         Situation::ScopeMissing,
@@ -111,6 +111,11 @@ impl Principal {
             hasher.update(part);
         }
         Self(hasher.finalize().into())
+    }
+
+    /// The one whom a header names.
+    pub(crate) fn of_header(name: &HeaderName, value: &[u8]) -> Self {
+        Self::new(&["header", name.as_str()], value)
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8; 32] {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use semel::Engine;
 
+use super::shortcut::{Plainly, Recent};
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
 use crate::codec::Codec;
@@ -133,10 +134,15 @@ impl GuardBuilder {
             Codec::Http => None,
             Codec::Mcp { tools } => Some(Tools::new(tools)),
         };
-        let of =
-            |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
+        let of = |number, policy: RoutePolicy| Route {
+            limiter: policy.limits.map(Limiter::new),
+            plainly: Plainly::of(&policy, &scope, &profile.codec),
+            policy,
+            number,
+        };
         let routes =
             routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
+        let fallback = of(None, fallback);
         let inner = Inner {
             engine,
             profile,
@@ -144,11 +150,12 @@ impl GuardBuilder {
             namespace,
             scope,
             routes,
-            fallback: of(None, fallback),
+            fallback,
             caller,
             observers,
             well_known,
             probing: Mutex::default(),
+            recent: Recent::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
     }

@@ -32,6 +32,7 @@ pub(crate) struct Records {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiters {
     pub(crate) per_key: usize,
+    pub(crate) per_scope: usize,
     pub(crate) in_all: usize,
 }
 
@@ -147,6 +148,7 @@ impl Records {
         let max_outcome = table.get("max_outcome", size).unwrap_or(1 << 20);
         let waiters = Waiters {
             per_key: as_usize(table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000)),
+            per_scope: as_usize(table.get("waiters_per_scope", count(1, 1_000_000)).unwrap_or(20_000)),
             in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
         };
         let sealing = Sealing::read(&mut table, environment);

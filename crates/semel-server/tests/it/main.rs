@@ -4,6 +4,7 @@
 mod access;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
+mod check;
 mod claims;
 mod commands;
 mod demo;
@@ -17,6 +18,7 @@ mod mcp;
 mod real_clients;
 mod reload;
 mod runbook;
+mod scarce;
 mod sealed;
 mod serve;
 mod stores;
