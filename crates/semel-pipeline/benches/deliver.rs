@@ -39,7 +39,9 @@ fn main() -> ExitCode {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let bench = Arc::new(runtime.block_on(Bench::new(&server, target)));
-    println!("{EVENTS} events to one local target on PostgreSQL, {TOGETHER} at once: deliveries a second, CPU each");
+    println!(
+        "{EVENTS} events to one local target on PostgreSQL, {TOGETHER} at once: deliveries a second, CPU each"
+    );
     let mut ratios: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
     for _ in 0..REPEATS {
         let batches = bench.measure(&runtime, &server, batches(Arc::clone(&bench)));

@@ -7,6 +7,7 @@
 pub mod atomic;
 pub mod crowd;
 pub mod flood;
+pub mod ledger;
 pub mod life;
 mod report;
 pub mod script;
@@ -34,6 +35,8 @@ pub enum Job {
     Life(life::Life),
     /// Writes with many callers until it is killed.
     Flood(flood::Flood),
+    /// Writes and works on the embedded ledger until it is killed.
+    Ledger(ledger::Post),
     /// Executes a script, one step after the other.
     Steady(steady::Steady),
     /// Wants the same key with many callers at once, round by round.
@@ -60,6 +63,7 @@ impl Job {
             },
             Self::Life(life) => life.run(),
             Self::Flood(flood) => flood.run(),
+            Self::Ledger(post) => post.run(),
             Self::Steady(steady) => steady.run(),
             Self::Crowd(crowd) => crowd.run(),
             Self::Serve(place) => crate::remote::serve(&place),

@@ -149,6 +149,7 @@ macro_rules! __ledger_cases {
                 a_run_is_put_off,
                 a_run_is_cancelled,
                 a_key_is_reset,
+                an_alias_leads_to_the_winner,
                 unknown_ids_are_not_found,
             }
             model {

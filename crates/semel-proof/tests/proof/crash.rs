@@ -7,6 +7,7 @@ mod atomic;
 mod disk;
 mod freeze;
 mod kill_nine;
+mod ledger;
 mod memory_group;
 mod nth_fault;
 mod openers;

@@ -220,3 +220,4 @@ FROM ledger_deliveries AS d;
 
 -- Runs that were given an id and are another one: their key was in the ledger already.
 CREATE TABLE ledger_aliases (ghost BLOB NOT NULL PRIMARY KEY, winner BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE INDEX ledger_aliases_winner ON ledger_aliases (winner);

@@ -79,6 +79,11 @@ impl Work<'_> {
                    AND (id, event) IN (SELECT dedupe, id FROM ledger_events WHERE number = ?1)",
             )?
             .execute([event])?;
+        self.sql
+            .prepare_cached(
+                "DELETE FROM ledger_aliases WHERE winner = (SELECT id FROM ledger_events WHERE number = ?1)",
+            )?
+            .execute([event])?;
         self.sql.prepare_cached("DELETE FROM ledger_payloads WHERE event = ?1")?.execute([event])?;
         self.sql.prepare_cached("DELETE FROM ledger_events WHERE number = ?1")?.execute([event])?;
         Ok(())

@@ -203,6 +203,20 @@ pub async fn a_key_is_reset(context: &Context) {
     assert_eq!(log.expect("it can be read").items.len(), 1);
 }
 
+/// G14: an id that was given out and came second is led to the run that came first, and stays so.
+pub async fn an_alias_leads_to_the_winner(context: &Context) {
+    let winner = context.accept(run()).await;
+    let (ghost, other) = (run().id, run().id);
+    let ledger = context.ledger();
+    assert_eq!(ledger.resolve(ghost).await.expect("it can be asked"), None);
+    for _ in 0..2 {
+        ledger.alias(ghost, winner).await.expect("it can be noted, twice too");
+        assert_eq!(ledger.resolve(ghost).await.expect("it can be asked"), Some(winner));
+    }
+    assert_eq!(ledger.resolve(other).await.expect("it can be asked"), None);
+    assert_eq!(ledger.resolve(winner).await.expect("it can be asked"), None, "a run is no alias of itself");
+}
+
 /// Nothing is done to what is not there, and it is said so.
 pub async fn unknown_ids_are_not_found(context: &Context) {
     let ledger: Arc<_> = context.ledger();
