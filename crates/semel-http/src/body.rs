@@ -45,6 +45,31 @@ impl Body {
         })
     }
 
+    /// The bytes, where they are at hand; trailers are left behind.
+    pub(crate) fn into_bytes(self) -> Option<Bytes> {
+        match self.0 {
+            Kind::Empty | Kind::Trailers(_) => Some(Bytes::new()),
+            Kind::Full { data, .. } => Some(data),
+            Kind::Stream(_) => None,
+        }
+    }
+
+    /// A body that fails at once: for an answer whose own body did.
+    pub(crate) fn broken(error: BoxError) -> Self {
+        struct Broken(Option<BoxError>);
+        impl http_body::Body for Broken {
+            type Data = Bytes;
+            type Error = BoxError;
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+                Poll::Ready(self.0.take().map(Err))
+            }
+        }
+        Self(Kind::Stream(Broken(Some(error)).boxed_unsync()))
+    }
+
     /// Passes a stream on.
     pub fn stream<B>(body: B) -> Self
     where

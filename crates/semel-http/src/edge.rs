@@ -18,6 +18,7 @@ mod link;
 mod options;
 mod refusal;
 mod rules;
+mod shortcut;
 pub(crate) mod timer;
 pub(crate) mod tls;
 mod wire;
@@ -38,6 +39,7 @@ use tower_service::Service;
 pub use self::body::Body;
 pub use self::options::{Limits, Options, Patience};
 pub use self::refusal::Refusal;
+pub use self::shortcut::{Plain, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};
 
 use self::connection::Shared;
@@ -72,6 +74,18 @@ impl Peer {
     }
 }
 
+/// Among the extensions of a request that may become another protocol: tells when the listener has ended, and
+/// whatever goes on in its name has to.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending(watch::Receiver<()>);
+
+impl Ending {
+    /// Returns once the listener has ended.
+    pub(crate) async fn ended(&mut self) {
+        while self.0.changed().await.is_ok() {}
+    }
+}
+
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
@@ -82,7 +96,8 @@ pub enum Drained {
 }
 
 /// Serves connections of `listener` with `service` until `shutdown` completes; then accepts no more, lets what is in
-/// flight finish, and returns when all connections are closed or [`Options::drain`] is over.
+/// flight finish, and returns when all connections are closed or [`Options::drain`] is over; then what is left is cut,
+/// tunnels too.
 ///
 /// A service that fails is answered for: 502 or 504 with a problem document, as its [`CallError`](crate::CallError) says.
 /// Errors of a single connection end that connection only. Dropping the future cuts every connection.
@@ -100,10 +115,13 @@ where
     B::Error: Into<BoxError>,
 {
     let (drain, draining) = watch::channel(false);
+    // Dropped at the end, whichever it is.
+    let (_ending, ended) = watch::channel(());
     let most = options.limits.connections.max(1);
     let places = Arc::new(Semaphore::new(most as usize));
     let limit = options.drain;
-    let shared = Arc::new(Shared { rules: Arc::new(Rules::new(&options)), options, draining });
+    let shared =
+        Arc::new(Shared { rules: Arc::new(Rules::new(&options)), options, draining, ending: Ending(ended) });
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {

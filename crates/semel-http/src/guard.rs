@@ -13,14 +13,22 @@
 //!        │ won
 //!   run: begin ─► call ─► read ─► keep, release or abandon ────────────────► answer
 //! ```
+//!
+//! Where calls are messages, two steps are others: `messages` admits, and `tool_answer` (with `live`, for streams) reads
+//! and keeps. Everything between them is the same.
 
 mod admit;
 mod builder;
 mod claim;
 mod doubt;
+mod hear;
+mod live;
+mod messages;
 mod read;
 mod run;
+mod shortcut;
 mod steering;
+mod tool_answer;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -41,12 +49,15 @@ use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
 use self::run::{Call, Ran};
+use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{Caller, Upstream};
+use crate::codec::Asked;
 use crate::limits::Limiter;
+use crate::mcp::tools::Tools;
 use crate::observe::{Exchange, Observer, Outcome};
-use crate::policy::{RoutePolicy, StoreDown};
+use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Retry, Situation};
 use crate::profile::Profile;
 use crate::scope::Scope;
@@ -67,6 +78,8 @@ pub struct Guard {
 pub(crate) struct Inner {
     engine: Engine,
     profile: Profile,
+    /// Where calls are messages: which of them need a key.
+    tools: Option<Tools>,
     namespace: String,
     scope: Scope,
     /// In order; the first that matches wins.
@@ -77,11 +90,15 @@ pub(crate) struct Inner {
     well_known: Option<Bytes>,
     /// Keys whose upstream is being asked: one question at a time.
     probing: Mutex<HashSet<KeyId>>,
+    /// What the shortcut may try.
+    recent: Recent,
 }
 
 struct Route {
     policy: RoutePolicy,
     limiter: Option<Limiter>,
+    /// Where its replays may take the short way.
+    plainly: Option<Plainly>,
     /// Its number among the routes; none for the fallback.
     number: Option<usize>,
 }
@@ -163,6 +180,10 @@ impl Guard {
             let answer = pass_on(service, request.map(Body::stream), policy).await?;
             return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
         }
+        if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional {
+            let answer = pass_on(service, request.map(Body::stream), policy).await?;
+            return Ok(inner.say(route.number, None, arrived, (unprotected(answer), Outcome::Unkeyed)));
+        }
         // Boxed, so that requests which are only passed on need not carry the room for all of this.
         Box::pin(inner.guarded(route, service, request.map(Body::stream), arrived)).await
     }
@@ -192,10 +213,14 @@ impl Inner {
     {
         let policy = &route.policy;
         let (parts, body) = request.into_parts();
-        let (admitted, body) = match self.admit(policy, &parts, body).await {
+        let admission = match &self.tools {
+            None => self.admit(policy, &parts, body).await,
+            Some(tools) => Box::pin(self.admit_message(tools, policy, &parts, body)).await,
+        };
+        let (admitted, body) = match admission {
             Admission::Keyed(admitted, body) => (admitted, body),
-            Admission::Refused(problem) => {
-                let answer = self.refuse(policy, &problem);
+            Admission::Refused(asked, problem) => {
+                let answer = self.refuse(policy, &asked, &problem);
                 return Ok(self.say(route.number, None, arrived, answer));
             }
             Admission::Unkeyed(body) => {
@@ -203,10 +228,22 @@ impl Inner {
                 let answer = (unprotected(answer), Outcome::Unkeyed);
                 return Ok(self.say(route.number, None, arrived, answer));
             }
+            Admission::Watched(body, watch) => {
+                let mut request = Request::from_parts(parts, body);
+                watch.prepare(&mut request);
+                let answer = Box::pin(pass_on(service, request, policy)).await?;
+                let answer = Box::pin(self.watch(policy, watch, answer)).await;
+                return Ok(self.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
+            }
         };
+        let trace: Option<Trace> =
+            route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
         let answer = self.once(route, service, request, &admitted).await?;
+        if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
+            self.recent.note(trace);
+        }
         Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
     }
 
@@ -235,7 +272,7 @@ impl Inner {
                     break;
                 }
             };
-            let task = tokio::spawn(Arc::clone(self).run(route.number, claim, call));
+            let task = tokio::spawn(Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call));
             match task.await {
                 Ok(Ran::Answered(answer)) => return Ok(answer),
                 Ok(Ran::NotStarted(back, error)) => {
@@ -249,7 +286,7 @@ impl Inner {
                 Err(error) => {
                     tracing::error!(target: "semel", panicked = error.is_panic(), "a guarded call did not end");
                     let status = StatusCode::INTERNAL_SERVER_ERROR;
-                    return Ok(self.unknown(policy, status));
+                    return Ok(self.unknown(policy, &admitted.asked, status));
                 }
             }
         }
@@ -264,32 +301,39 @@ impl Inner {
                     tracing::warn!(target: "semel", %error, "the store is away: a request is refused");
                 }
                 let problem = Problem::from(Situation::StoreUnavailable).retry_after(STORE_AWAY);
-                Ok(self.refuse(policy, &problem))
+                Ok(self.refuse(policy, &admitted.asked, &problem))
             }
         }
     }
 
     /// Tells a problem.
-    fn refuse(&self, policy: &RoutePolicy, problem: &Problem) -> Answered {
-        let mut answer = self.profile.tell(problem);
+    fn refuse(&self, policy: &RoutePolicy, asked: &Asked, problem: &Problem) -> Answered {
+        let mut answer = asked.tell(&self.profile, problem);
         if problem.situation == Situation::Expired
             && let Some(status) = policy.expired
         {
             let told = Problem { status: Some(status), ..problem.clone() };
-            answer = self.profile.tell(&told);
+            answer = asked.tell(&self.profile, &told);
         }
         (unprotected(answer), Outcome::Refused(problem.situation))
     }
 
     /// Tells the caller of a call that nobody knows the end of.
-    fn unknown(&self, policy: &RoutePolicy, status: StatusCode) -> Answered {
+    fn unknown(&self, policy: &RoutePolicy, asked: &Asked, status: StatusCode) -> Answered {
         use crate::policy::OnDoubt;
         use semel::Mode;
         let settled = policy.terms.mode != Mode::Marked || policy.on_doubt != OnDoubt::Hold;
         let retry = if settled { Retry::Useful } else { Retry::Useless };
-        let problem =
-            Problem { status: Some(status), retry: Some(retry), ..Problem::from(Situation::UpstreamUnknown) };
-        let (answer, _) = self.refuse(policy, &problem);
+        // Where it is run again at in_flight_max, it is of no use to come back before.
+        let is_run_late = policy.terms.mode == Mode::Marked && policy.on_doubt == OnDoubt::Release;
+        let retry_after = is_run_late.then_some(policy.terms.in_flight_max);
+        let problem = Problem {
+            status: Some(status),
+            retry: Some(retry),
+            retry_after,
+            ..Problem::from(Situation::UpstreamUnknown)
+        };
+        let (answer, _) = self.refuse(policy, asked, &problem);
         (answer, Outcome::Doubtful)
     }
 
@@ -301,7 +345,18 @@ impl Inner {
         arrived: Instant,
         (answer, outcome): Answered,
     ) -> Response<Body> {
-        let status = answer.status();
+        self.note(route, key, arrived, answer.status(), outcome);
+        answer
+    }
+
+    fn note(
+        &self,
+        route: Option<usize>,
+        key: Option<&str>,
+        arrived: Instant,
+        status: StatusCode,
+        outcome: Outcome,
+    ) {
         tracing::debug!(
             target: "semel",
             outcome = outcome.name(),
@@ -320,7 +375,6 @@ impl Inner {
                 }
             }
         }
-        answer
     }
 }
 

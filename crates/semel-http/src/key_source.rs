@@ -5,8 +5,8 @@ mod header;
 use std::fmt;
 
 use bytes::Bytes;
-use http::HeaderName;
 use http::request::Parts;
+use http::{HeaderMap, HeaderName};
 use semel::canonical::{Exclusions, to_canonical};
 use semel::key::ContentHash;
 
@@ -57,6 +57,11 @@ impl KeySource {
     /// A text with named segments of the route, such as `order-{id}`.
     pub fn route(template: &str) -> Self {
         Self::Route(Template::parse(template))
+    }
+
+    /// Whether one look at the headers says that there is no key.
+    pub(crate) fn is_plainly_absent(&self, headers: &HeaderMap) -> bool {
+        matches!(self, Self::Header(name) if !headers.contains_key(name))
     }
 
     /// Whether the body has to be read to know whether there is a key.

@@ -6,7 +6,8 @@
 //!
 //! # Layout
 //!
-//! - [`profile`]: what is promised to clients and how they are told, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`.
+//! - [`profile`]: what is promised to clients and how they are told, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`,
+//!   `adcp-mcp`. [`codec`]: how a request carries a call, plain or as a message.
 //! - [`policy`]: the checked settings of a route.
 //! - [`key_source`], [`scope`]: where the key is, and whose it is.
 //! - [`guard`], [`layer`]: the heart, and its form for `tower`.
@@ -17,11 +18,13 @@
 
 pub mod body;
 pub mod call;
+pub mod codec;
 pub mod edge;
 pub mod guard;
 pub mod key_source;
 pub mod layer;
 mod limits;
+mod mcp;
 pub mod observe;
 pub mod policy;
 pub mod problem;
@@ -34,6 +37,7 @@ pub mod well_known;
 
 pub use body::{Body, BoxError};
 pub use call::{CallError, Caller, Fate};
+pub use codec::{Codec, KeyedTools};
 pub use guard::Guard;
 pub use key_source::KeySource;
 pub use layer::SemelLayer;

@@ -167,6 +167,10 @@ pub struct Telling {
     pub retry: Retry,
     /// A header that says so to clients which look for it.
     pub hint: Option<(&'static str, &'static str)>,
+    /// The same in a shape with words for it: `transient`, `correctable` or `terminal`.
+    pub recovery: &'static str,
+    /// Bounds, in seconds, on when such clients are told to come back.
+    pub hint_within: Option<(u64, u64)>,
 }
 
 /// Whether to send the same request again.
@@ -186,6 +190,9 @@ pub enum Shape {
     Problem,
     /// `application/json` with `{"error": {"type", "code", "message"}}`.
     Stripe,
+    /// `application/json` with an error of JSON-RPC, for whoever sent something that is no message. Calls of tools
+    /// are answered as such.
+    JsonRpc,
 }
 
 /// One problem, ready to be told.
@@ -229,6 +236,11 @@ impl Problem {
         let detail = self.detail.as_deref().unwrap_or(self.situation.detail());
         let code = self.situation.code();
         let (content_type, body) = match shape {
+            Shape::JsonRpc => {
+                let data = RpcData { code: telling.kind, recovery: telling.recovery };
+                let error = RpcError { code: -32603, message: detail, data };
+                ("application/json", to_json(&RpcJson { jsonrpc: "2.0", id: (), error }))
+            }
             Shape::Problem => {
                 let (r#type, title) = (format!("urn:semel:problem:{code}"), self.situation.title());
                 let retryable = self.retry.unwrap_or(telling.retry) == Retry::Useful;
@@ -256,7 +268,7 @@ impl Problem {
 }
 
 /// Whole seconds, rounded up and never zero: a client told "0" comes back at once.
-fn seconds(after: Duration) -> u64 {
+pub(crate) fn seconds(after: Duration) -> u64 {
     after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0)).max(1)
 }
 
@@ -284,4 +296,24 @@ struct StripeError<'a> {
     r#type: &'a str,
     code: &'a str,
     message: &'a str,
+}
+
+#[derive(Serialize)]
+struct RpcJson<'a> {
+    jsonrpc: &'static str,
+    id: (),
+    error: RpcError<'a>,
+}
+
+#[derive(Serialize)]
+struct RpcError<'a> {
+    code: i32,
+    message: &'a str,
+    data: RpcData<'a>,
+}
+
+#[derive(Serialize)]
+struct RpcData<'a> {
+    code: &'a str,
+    recovery: &'a str,
 }

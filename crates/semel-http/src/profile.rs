@@ -13,6 +13,7 @@
 //! assert_eq!(mine.telling(Situation::Conflict).status, StatusCode::CONFLICT);
 //! ```
 
+mod adcp_mcp;
 mod ietf;
 mod stripe;
 mod ucp;
@@ -22,7 +23,8 @@ use std::time::Duration;
 use http::{HeaderName, Method, Response};
 
 use crate::body::Body;
-use crate::policy::{InFlight, OnDoubt, OnServerError, Pin};
+use crate::codec::Codec;
+use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};
 use crate::problem::{Problem, Shape, Situation, Telling};
 
 /// A dialect of idempotency: how situations are told, and the defaults of a route.
@@ -56,6 +58,21 @@ pub struct Profile {
     pub memory: Duration,
     /// Bounds on retention that a route must keep; the profile publishes them as a promise.
     pub retention_bounds: Option<(Duration, Duration)>,
+    /// How much one principal may cause, where a route does not say otherwise.
+    pub limits: Option<InsertLimits>,
+    /// What is done when a store comes back with less than it had.
+    pub store_loss: StoreLoss,
+    /// How a request carries a call.
+    pub codec: Codec,
+}
+
+/// What is done when a store that several processes share comes back with less than it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreLoss {
+    /// It is said aloud, and work goes on.
+    Alarm,
+    /// The same, and no new claim is granted for one retention: "never seen" could be "lost" (R6).
+    Refuse,
 }
 
 /// How many characters a key has.
@@ -69,7 +86,7 @@ pub struct KeyLength {
 
 impl Profile {
     /// The profiles that are built in, by name.
-    pub const NAMES: [&'static str; 4] = ["ietf", "stripe", "stripe-v2", "ucp"];
+    pub const NAMES: [&'static str; 5] = ["ietf", "stripe", "stripe-v2", "ucp", "adcp-mcp"];
 
     /// The built-in profile of this name.
     #[must_use]
@@ -79,6 +96,7 @@ impl Profile {
             "stripe" => Some(Self::stripe()),
             "stripe-v2" => Some(Self::stripe_v2()),
             "ucp" => Some(Self::ucp()),
+            "adcp-mcp" => Some(Self::adcp_mcp()),
             _ => None,
         }
     }

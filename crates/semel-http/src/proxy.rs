@@ -65,6 +65,12 @@ impl Proxy {
         Ok(self)
     }
 
+    /// How many unused connections are kept open at present, to all upstreams together.
+    #[must_use]
+    pub fn unused(&self) -> usize {
+        self.named.values().chain([&self.first]).map(|pool| pool.unused_now()).sum()
+    }
+
     /// Sends a request to its upstream, once.
     ///
     /// Dropping the future closes the upstream connection it uses; what was sent may still take effect.
@@ -150,8 +156,7 @@ impl Errand {
                 Ok(answer) => break answer,
                 Err(Unsent::Back(back)) if may_ride_again => self.request = Some(back),
                 Err(Unsent::Back(_)) => return Err(Error::Closed),
-                Err(Unsent::Failed(error)) if error.is_user() => return Err(Error::RequestBody(error)),
-                Err(Unsent::Failed(error)) => return Err(Error::Cut(error)),
+                Err(Unsent::Failed(error)) => return Err(Error::of(error)),
                 Err(Unsent::Late) => return Err(Error::Timeout),
             }
         };

@@ -10,7 +10,38 @@ use http::request::Parts;
 use semel::canonical::{Limits, canonicalize};
 use semel::fingerprint::{Payload, PayloadHasher};
 
+use crate::edge::Plain;
 use crate::policy::{Fingerprinting, RoutePolicy};
+
+/// What is asked before the headers.
+pub(crate) struct Asked<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) query: Option<&'a str>,
+}
+
+impl Asked<'_> {
+    fn hasher(&self) -> PayloadHasher {
+        let hasher = PayloadHasher::new().part(self.method).part(self.path);
+        // No query and an empty one are two requests.
+        match self.query {
+            Some(query) => hasher.part("?").part(query),
+            None => hasher.part(""),
+        }
+    }
+}
+
+/// The fingerprint of a request that is still bytes, by the exact rule and without trailers. The same as
+/// [`payload`] finds once it is taken apart.
+pub(crate) fn of_bytes(asked: &Asked<'_>, request: &Plain<'_>, policy: &RoutePolicy) -> Payload {
+    let mut hasher = asked.hasher();
+    for name in &policy.headers.fingerprint {
+        for value in request.values(name.as_str()) {
+            hasher = hasher.part(name).part(value);
+        }
+    }
+    hasher.part("exact").part(request.body).finish()
+}
 
 /// The fingerprint of a request whose body was read.
 ///
@@ -22,12 +53,8 @@ pub(crate) fn payload(
     trailers: Option<&HeaderMap>,
     policy: &RoutePolicy,
 ) -> Result<Payload, String> {
-    let mut hasher = PayloadHasher::new().part(parts.method.as_str()).part(parts.uri.path());
-    // No query and an empty one are two requests.
-    hasher = match parts.uri.query() {
-        Some(query) => hasher.part("?").part(query),
-        None => hasher.part(""),
-    };
+    let asked = Asked { method: parts.method.as_str(), path: parts.uri.path(), query: parts.uri.query() };
+    let mut hasher = asked.hasher();
     for name in &policy.headers.fingerprint {
         let mut values = parts.headers.get_all(name).iter();
         let Some(first) = values.next() else {

@@ -67,7 +67,7 @@ impl Scope {
                 let mut lines = headers.get_all(name).iter();
                 match (lines.next(), lines.next()) {
                     (Some(value), None) if !value.is_empty() => {
-                        Ok(Some(Principal::new(&["header", name.as_str()], value.as_bytes())))
+                        Ok(Some(Principal::of_header(name, value.as_bytes())))
                     }
                     (Some(_), Some(_)) => Err(Problem::new(
                         Situation::ScopeMissing,
@@ -113,16 +113,21 @@ impl Principal {
         Self(hasher.finalize().into())
     }
 
+    /// The one whom a header names.
+    pub(crate) fn of_header(name: &HeaderName, value: &[u8]) -> Self {
+        Self::new(&["header", name.as_str()], value)
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The key of this principal in `namespace`.
-    pub(crate) fn key(principal: Option<&Self>, namespace: &str, value: &str) -> Key {
-        let key = Key::new(namespace).value(value);
-        match principal {
-            Some(principal) => key.scope(blake3::Hash::from_bytes(principal.0).to_hex().as_bytes()),
-            None => key,
+    /// The key of this principal in `namespace`, for the account it acts for, where calls name one.
+    pub(crate) fn key(principal: Option<&Self>, account: Option<&Self>, namespace: &str, value: &str) -> Key {
+        let mut key = Key::new(namespace).value(value);
+        for part in [principal, account].into_iter().flatten() {
+            key = key.scope(blake3::Hash::from_bytes(part.0).to_hex().as_bytes());
         }
+        key
     }
 }

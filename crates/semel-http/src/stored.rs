@@ -25,6 +25,8 @@ pub(crate) const KIND: &str = "http";
 /// The kind of outcomes that hold a value without a head, as a person settles them.
 const JSON: &str = "json";
 const VERSION: u8 = 1;
+/// Bodies up to this are copied into one write; larger ones go out from where they are kept.
+const WRITTEN_WHOLE: usize = 16 * 1024;
 
 /// Marks a replay. Made when it is given, never stored (R4).
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -192,6 +194,79 @@ fn decode(outcome: &Arc<Outcome>) -> Option<Response<Body>> {
     *answer.status_mut() = status;
     *answer.headers_mut() = headers;
     Some(answer)
+}
+
+/// Writes a replay as the bytes of HTTP/1.1, head and body, just as [`replay`] would become on the wire. `None`, and
+/// nothing written, where it is better made the usual way: it is large or empty, has trailers, or is no plain answer.
+pub(crate) fn write(outcome: &Outcome, date: &str, to: &mut Vec<u8>) -> Option<StatusCode> {
+    let Kept::Kept(body) = outcome.body() else { return None };
+    if outcome.kind() != KIND || body.is_empty() || body.len() > WRITTEN_WHOLE {
+        return None;
+    }
+    let mut metadata = outcome.metadata();
+    let (version, status) = (metadata.try_get_u8().ok()?, metadata.try_get_u16_le().ok()?);
+    let (headers, trailers) = (metadata.try_get_u16_le().ok()?, metadata.try_get_u16_le().ok()?);
+    let status = StatusCode::from_u16(status).ok()?;
+    let bodiless = [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED];
+    if version != VERSION || trailers != 0 || status.is_informational() || bodiless.contains(&status) {
+        return None;
+    }
+    let start = to.len();
+    to.reserve(metadata.len() + body.len() + 160);
+    let reason = status.canonical_reason()?;
+    let mut digits = [0; 20];
+    for piece in ["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"] {
+        to.extend_from_slice(piece.as_bytes());
+    }
+    let length = decimal(body.len(), &mut digits);
+    let mut says_length = false;
+    for _ in 0..headers {
+        let Some((name, value)) = next_field(&mut metadata) else {
+            to.truncate(start);
+            return None;
+        };
+        if name == b"content-length" {
+            if value != length {
+                to.truncate(start);
+                return None;
+            }
+            says_length = true;
+        }
+        for piece in [name, b": ", value, b"\r\n"] {
+            to.extend_from_slice(piece);
+        }
+    }
+    to.extend_from_slice(b"idempotent-replayed: true\r\n");
+    if !says_length {
+        for piece in [b"content-length: ", length, b"\r\n"] {
+            to.extend_from_slice(piece);
+        }
+    }
+    for piece in [b"date: ", date.as_bytes(), b"\r\n\r\n", body] {
+        to.extend_from_slice(piece);
+    }
+    Some(status)
+}
+
+fn next_field<'a>(metadata: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let name_length = usize::from(metadata.try_get_u16_le().ok()?);
+    let value_length = usize::try_from(metadata.try_get_u32_le().ok()?).ok()?;
+    let (name, rest) = metadata.split_at_checked(name_length)?;
+    let (value, rest) = rest.split_at_checked(value_length)?;
+    *metadata = rest;
+    Some((name, value))
+}
+
+fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + u8::try_from(number % 10).expect("a digit");
+        number /= 10;
+        if number == 0 {
+            return &digits[at..];
+        }
+    }
 }
 
 fn fields(metadata: &mut Bytes, count: u16) -> Option<HeaderMap> {

@@ -6,9 +6,10 @@ use http::{Method, Response};
 use serde_json::{Map, Value, json};
 
 use crate::body::Body;
+use crate::codec::Codec;
 use crate::key_source::KeySource;
 use crate::policy::{Guarding, InFlight, KeyRequired, Pin, RoutePolicy};
-use crate::problem::Situation;
+use crate::problem::{Situation, seconds as whole_seconds};
 use crate::profile::Profile;
 
 /// Where the policy is published.
@@ -39,14 +40,18 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
         // Where nothing is replayed, no number is promised.
         return described;
     }
+    let format = match profile.codec {
+        Codec::Http => "visible-ascii",
+        Codec::Mcp { .. } => "letters, digits and _ . : -",
+    };
     let methods: Vec<&str> = policy.methods.iter().map(Method::as_str).collect();
     let (min, max) = (policy.key_length.min, policy.key_length.max);
     let key = match &policy.key {
         KeySource::Header(name) => {
-            json!({"header": name.as_str(), "format": "visible-ascii", "min_length": min, "max_length": max})
+            json!({"header": name.as_str(), "format": format, "min_length": min, "max_length": max})
         }
         KeySource::Json(pointer) => {
-            json!({"json": pointer.to_string(), "format": "visible-ascii", "min_length": min, "max_length": max})
+            json!({"json": pointer.to_string(), "format": format, "min_length": min, "max_length": max})
         }
         KeySource::Content(_) => json!({"content": "sha-256"}),
         KeySource::Route(template) => json!({"route": template.to_string()}),
@@ -79,7 +84,25 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
     ] {
         described.insert(name.to_owned(), value);
     }
+    if let Codec::Mcp { .. } = profile.codec {
+        // A tool needs a key or has none; and what stands in the way is told in its result, not by a status.
+        described.insert("required".to_owned(), json!("by tool"));
+        for name in ["conflict_status", "expired"] {
+            described.remove(name);
+        }
+    }
     described
+}
+
+/// The same numbers as a member of an agent's capabilities.
+pub(crate) fn capability(policy: &RoutePolicy) -> Value {
+    let replay_ttl_seconds = policy.terms.retention.as_secs();
+    let in_flight_max_seconds = whole_seconds(policy.terms.in_flight_max).min(replay_ttl_seconds);
+    json!({
+        "supported": true,
+        "replay_ttl_seconds": replay_ttl_seconds,
+        "in_flight_max_seconds": in_flight_max_seconds,
+    })
 }
 
 /// The document as an answer.

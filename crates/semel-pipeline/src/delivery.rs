@@ -73,6 +73,11 @@ impl State {
         matches!(self, Self::Idle | Self::Queued | Self::RetryWait | Self::Replaying)
     }
 
+    /// Whether nothing more comes of it by itself.
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Blocked | Self::Dlq | Self::Cancelled)
+    }
+
     /// Whether later deliveries with the same target and order key must wait for it.
     pub const fn holds_order(self) -> bool {
         !matches!(self, Self::Done | Self::Dlq | Self::Cancelled)

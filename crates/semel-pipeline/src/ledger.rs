@@ -13,6 +13,9 @@
 
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod rules;
 
 use std::fmt;
 use std::time::Duration;
@@ -23,6 +26,8 @@ use semel::time::Timestamp;
 
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLedger;
+#[cfg(feature = "postgres")]
+pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
 use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};
 use crate::event::{Accepted, Event, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};

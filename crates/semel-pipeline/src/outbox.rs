@@ -9,6 +9,8 @@
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 use std::time::Duration;
 

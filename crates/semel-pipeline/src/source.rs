@@ -31,7 +31,7 @@ use crate::letter::Letter;
 /// - A message that was given out and not acknowledged is given out again, after a while, to somebody.
 /// - `done` and `reject` may be repeated, and may come late: a message that is gone already is no error.
 /// - Dropped futures lose nothing.
-pub trait Source: fmt::Debug + Send + 'static {
+pub trait Source: fmt::Debug + Send + Sync + 'static {
     /// Its name: what dead letters and events call it.
     fn name(&self) -> &str;
 

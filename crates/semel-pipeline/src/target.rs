@@ -28,6 +28,7 @@ pub use self::http::{HttpOptions, HttpTarget, HttpTargetError};
 pub use self::policy::{Exhausted, Policy};
 pub use self::registry::{Registered, Registry, RegistryError, Targets};
 pub use self::signature::{SecretError, SigningSecret};
+pub use self::trace::{Sampled, Span};
 use crate::delivery::{Class, Ending, Work};
 use crate::id::EventId;
 

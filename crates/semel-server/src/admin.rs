@@ -9,6 +9,8 @@ mod health;
 mod keys;
 mod letters;
 mod listing;
+mod replays;
+mod runs;
 mod shown;
 mod story;
 mod told;
@@ -112,6 +114,7 @@ impl Admin {
                     Ok(totals) => self.metrics.deliveries().counted(totals),
                     Err(error) => tracing::debug!(target: "semel", %error, "deliveries were not counted"),
                 }
+                pipeline.intake.count().await;
             }
         }
     }
@@ -143,6 +146,17 @@ impl Admin {
             .route("/v1/dead-letters/{id}/discard", post(letters::discard))
             .route("/v1/dead-letters/{id}/restore", post(letters::restore))
             .route("/v1/audit", get(letters::audit))
+            .route("/v1/replays", get(replays::list).post(replays::create))
+            .route("/v1/replays/{id}", get(replays::show))
+            .route("/v1/replays/{id}/items", get(replays::results))
+            .route("/v1/replays/{id}/pause", post(replays::pause))
+            .route("/v1/replays/{id}/resume", post(replays::resume))
+            .route("/v1/replays/{id}/cancel", post(replays::cancel))
+            .route("/v1/replays/{id}/pace", post(replays::repace))
+            .route("/v1/runs", get(runs::list).post(runs::trigger))
+            .route("/v1/runs/reset-key", post(runs::reset_key))
+            .route("/v1/runs/{id}", get(runs::show).patch(runs::patch))
+            .route("/v1/runs/{id}/cancel", post(runs::cancel))
             .route("/v1/story/{id}", get(story::show))
             .fallback(async || {
                 Refusal::not_found("there is nothing at this path; /openapi.json lists what there is")

@@ -23,6 +23,8 @@ pub(crate) enum Command {
     /// Look at keys and settle what is in doubt
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Ask an API whether it is really idempotent: run storyboards and built-in suites against it
+    Check(CheckArgs),
     /// Print which downstream uses which pattern
     Runbook(RunbookArgs),
     /// Publish events, and see what became of them
@@ -31,6 +33,11 @@ pub(crate) enum Command {
     /// Look at dead letters, give them up or take that back
     #[command(subcommand)]
     Dlq(DlqCommand),
+    /// Trigger runs, look at them and change them
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Give dead letters another try
+    Replay(ReplayArgs),
     /// Check, show or describe the config file
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -58,7 +65,7 @@ pub(crate) struct ServeArgs {
     /// A Redis in front of a PostgreSQL store
     #[arg(long, value_name = "REDIS_URL")]
     pub(crate) coordinate: Option<String>,
-    /// How clients are spoken to: ietf, stripe, stripe-v2, ucp [default: ietf]
+    /// How clients are spoken to: ietf, stripe, stripe-v2, ucp, adcp-mcp [default: ietf]
     #[arg(long, value_name = "P")]
     pub(crate) profile: Option<String>,
     /// Whose keys are whose: authorization, header:NAME, jwt:CLAIM, single-tenant [default: authorization]
@@ -80,6 +87,63 @@ pub(crate) struct DemoArgs {
     /// Print one line of JSON at the end, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Storyboards to run
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// A built-in suite: ietf, stripe, stripe-v2, ucp, adcp, adcp-idempotency, runs; more than once for several
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Vec<String>,
+    /// The API to ask, or the MCP endpoint
+    #[arg(long, value_name = "URL")]
+    pub(crate) target: Option<String>,
+    /// Sent as a bearer token; as it is where it names a scheme (`Basic …`)
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_AUTH", hide_env_values = true)]
+    pub(crate) auth: Option<String>,
+    /// The token of a second principal, for cases about isolation
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_OTHER_AUTH", hide_env_values = true)]
+    pub(crate) other_auth: Option<String>,
+    /// Replace a value of the files' `context`; JSON where it is JSON
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// A shell command that restarts the target, for cases about crashes; it ends when the target is up again
+    #[arg(long, value_name = "CMD")]
+    pub(crate) restart: Option<String>,
+    /// How the report is written
+    #[arg(long, value_enum, default_value_t = Format::Pretty)]
+    pub(crate) format: Format,
+    /// For each failed case: what a client would have suffered, how to fix it, the request and the answer
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Seconds that an answer may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: u64,
+    /// PEM certificates to trust instead of the web's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// List the built-in suites
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print a suite instead of running it; they read as documentation
+    #[arg(long, requires = "suite")]
+    pub(crate) print: bool,
+    /// Write NAME.yaml, a storyboard to start your own from
+    #[arg(long, value_name = "NAME")]
+    pub(crate) new: Option<String>,
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Pretty,
+    /// For programs
+    Json,
+    /// For build servers
+    Junit,
 }
 
 /// Where the running server is.
@@ -300,4 +364,167 @@ pub(crate) enum ConfigCommand {
     Example,
     /// Print the JSON schema of the file
     Schema,
+}
+
+/// Say what to replay: --status failed, --dlq --id, --event-id, or --job.
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job"]))]
+pub(crate) struct ReplayArgs {
+    /// Every delivery that ended in dlq or blocked: `failed`
+    #[arg(long, value_name = "S")]
+    pub(crate) status: Option<String>,
+    /// At most so many, the oldest first [default: 100]
+    #[arg(long, value_name = "N", requires = "status")]
+    pub(crate) limit: Option<u64>,
+    /// Only of this tenant
+    #[arg(long, requires = "status")]
+    pub(crate) tenant: Option<String>,
+    /// Only with this failure signature, as `dlq groups` prints it
+    #[arg(long, requires = "status")]
+    pub(crate) signature: Option<String>,
+    /// Dead letters by their id
+    #[arg(long, requires = "id")]
+    pub(crate) dlq: bool,
+    /// A dead letter; more than once for several
+    #[arg(long, value_name = "ID", requires = "dlq")]
+    pub(crate) id: Vec<String>,
+    /// The deliveries of one event
+    #[arg(long, value_name = "ID")]
+    pub(crate) event_id: Option<String>,
+    /// Only to these targets, with commas between them
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) targets: Vec<String>,
+    /// resume: what was completed is skipped; re-execute: effects happen again; as-new: as events of their own
+    /// [default: resume]
+    #[arg(long, value_name = "M")]
+    pub(crate) mode: Option<String>,
+    /// Why; re-execute needs one
+    #[arg(long, value_name = "R")]
+    pub(crate) reason: Option<String>,
+    /// Show what would be done, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// At most so many a second; 0 is no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rate: Option<f64>,
+    /// So many first, and the rest once they went well [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) canary: Option<u32>,
+    /// At most so many at once [default: 16]
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<u32>,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// A job that was made before: follow it, or tell it what to do
+    #[arg(long, value_name = "ID")]
+    pub(crate) job: Option<String>,
+    /// Release nothing more for now
+    #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel"])]
+    pub(crate) pause: bool,
+    /// Go on, and follow it
+    #[arg(long, requires = "job", conflicts_with = "cancel")]
+    pub(crate) resume: bool,
+    /// Release nothing more at all
+    #[arg(long, requires = "job")]
+    pub(crate) cancel: bool,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Trigger a run of a target
+    Trigger {
+        /// The target, by its name in the config
+        target: String,
+        /// JSON; @FILE reads a file, - standard input
+        #[arg(long, default_value = "{}")]
+        payload: String,
+        /// Names the run: another trigger with the same key is the same run
+        #[arg(long)]
+        key: Option<String>,
+        /// For whom
+        #[arg(long)]
+        tenant: Option<String>,
+        /// A word to find it by; more than once for several
+        #[arg(long)]
+        tag: Vec<String>,
+        /// Not before so long from now
+        #[arg(long, value_name = "DURATION")]
+        delay: Option<String>,
+        /// How long the key is remembered
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<String>,
+        /// Wait until it has ended
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// List runs, the newest first
+    List {
+        /// Only of this target
+        #[arg(long)]
+        target: Option<String>,
+        /// Only of this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only with this tag
+        #[arg(long)]
+        tag: Option<String>,
+        /// How much waits in the buffer, instead
+        #[arg(long, conflicts_with_all = ["target", "tag"])]
+        buffered: bool,
+        /// At most so many
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one, wherever it is
+    Show {
+        /// run_…
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Cancel one that has not started
+    Cancel {
+        /// run_…
+        id: String,
+        /// Why; it goes into the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Add tags
+    Tag {
+        /// run_…
+        id: String,
+        /// Words to find it by
+        #[arg(required = true)]
+        tags: Vec<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Free a key: the next trigger with it is a new run
+    ResetKey {
+        /// The target, by its name in the config
+        target: String,
+        /// The key
+        key: String,
+        /// For whom it was
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Who triggered it, where that was another token
+        #[arg(long)]
+        principal: Option<String>,
+        /// Why; it goes into the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
 }

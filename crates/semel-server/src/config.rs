@@ -7,6 +7,7 @@ mod access;
 pub(crate) mod commands;
 pub(crate) mod downstream;
 mod gateway;
+mod intake;
 mod pipeline;
 mod problem;
 mod reader;
@@ -26,6 +27,7 @@ use toml::de::DeTable;
 
 pub(crate) use self::access::{Admin, Role, Token};
 pub(crate) use self::gateway::Gateway;
+pub(crate) use self::intake::{Gate, Intake};
 pub(crate) use self::pipeline::{LedgerPlace, Pipeline};
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
@@ -55,6 +57,7 @@ pub(crate) struct Config {
     /// Whom the services behind Semel call.
     pub(crate) downstreams: Vec<Downstream>,
     pub(crate) pipeline: Pipeline,
+    pub(crate) intake: Intake,
     pub(crate) log: Log,
     /// How long requests in flight may take to end once the server was told to stop.
     pub(crate) drain: Duration,
@@ -117,7 +120,7 @@ impl Config {
             (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
-        let pipeline = self.pipeline.fixed();
+        let pipeline = (self.pipeline.fixed(), self.intake.fixed());
         format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway, pipeline))
     }
 
@@ -126,13 +129,14 @@ impl Config {
         let tokens = access::tokens(&mut root, environment);
         let admin = Admin::read(&mut root, args, &tokens);
         let gateway = Gateway::read(&mut root, args, environment);
-        let (records, sealing) = Records::read(&mut root, args, environment);
+        let (records, sealing) = Records::read(&mut root, args, environment, gateway.as_ref());
         let downstreams = downstream::read(&mut root, environment);
         let pipeline = Pipeline::read(&mut root, &records, environment);
+        let intake = Intake::read(&mut root, pipeline.ledger.is_some(), environment);
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, log, drain }
+        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, intake, log, drain }
     }
 }
 

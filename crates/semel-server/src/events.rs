@@ -1,7 +1,5 @@
 //! `semel events`: publishes events on a running server, lists them, and tells the story of one action.
 
-use std::io::Read as _;
-
 use anyhow::Context as _;
 use http::Method;
 use serde::Serialize;
@@ -10,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::EventsCommand;
 use crate::client::Client;
-use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, table, write_line};
+use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, read_payload, table, write_line};
 
 /// Runs the command.
 ///
@@ -41,7 +39,7 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
     match command {
         EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
             let payload: Box<RawValue> =
-                serde_json::from_str(read(&payload)?.trim()).context("--payload is not JSON")?;
+                serde_json::from_str(read_payload(&payload)?.trim()).context("--payload is not JSON")?;
             let body = serde_json::to_string(&Publish {
                 r#type: &event_type,
                 dedupe_key: &dedupe_key,
@@ -86,19 +84,6 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             let story = ask(&remote, Method::GET, &format!("/v1/story/{}", encode(&id)), None).await?;
             if remote.json { print(&story) } else { tell(&story) }
         }
-    }
-}
-
-/// A payload: as it is, from a file, or from standard input.
-fn read(payload: &str) -> anyhow::Result<String> {
-    if payload == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
-    }
-    match payload.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path).with_context(|| path.to_owned()),
-        None => Ok(payload.to_owned()),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Opens the ledger that the config names.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use semel::store::EmbeddedStore;
-use semel_pipeline::ledger::{EmbeddedLedger, Ledger};
+use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger};
 
 use crate::config::{Config, LedgerPlace, Place};
 
@@ -17,9 +18,18 @@ pub(crate) async fn open(
     embedded: Option<Arc<EmbeddedStore>>,
 ) -> anyhow::Result<Option<Arc<dyn Ledger>>> {
     let Some(place) = &config.pipeline.ledger else { return Ok(None) };
+    let patience = config.records.timeout.unwrap_or(Duration::from_secs(5));
     let ledger: Arc<dyn Ledger> = match (place, &config.records.place, embedded) {
         (LedgerPlace::Store, _, Some(store)) => {
             Arc::new(EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?)
+        }
+        (LedgerPlace::Store, Place::Postgres { url, schema, pooling, async_commit, .. }, None) => {
+            let builder = PostgresLedger::builder(url)
+                .schema(schema.clone())
+                .pooling(*pooling)
+                .async_commit(*async_commit)
+                .patience(patience);
+            Arc::new(builder.open().await.context("the ledger in the PostgreSQL store")?)
         }
         // The config puts it into the store only where the store can hold it.
         (LedgerPlace::Store, ..) => return Ok(None),
@@ -35,7 +45,10 @@ pub(crate) async fn open(
             let store = store.with_context(|| format!("the ledger embedded:{}", folder.display()))?;
             Arc::new(EmbeddedLedger::open(Arc::new(store)).await.context("the embedded ledger")?)
         }
-        (LedgerPlace::Postgres { .. }, ..) => return Ok(None),
+        (LedgerPlace::Postgres { url, schema }, ..) => {
+            let builder = PostgresLedger::builder(url).schema(schema.clone()).patience(patience);
+            Arc::new(builder.open().await.context("the PostgreSQL ledger")?)
+        }
     };
     Ok(Some(ledger))
 }

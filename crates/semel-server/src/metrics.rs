@@ -14,6 +14,7 @@ use crate::otlp::Exporter;
 use crate::pipeline::Pipeline;
 
 mod deliveries;
+mod intake;
 
 pub(crate) use self::deliveries::Deliveries;
 
@@ -174,6 +175,7 @@ impl Metrics {
         );
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
+            intake::write(&mut text, &pipeline.intake);
         }
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());

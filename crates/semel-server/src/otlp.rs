@@ -1,4 +1,5 @@
-//! Traces for OpenTelemetry: one span for each request of the gateway, sent as OTLP over HTTP, in JSON.
+//! Traces for OpenTelemetry: one span for each request of the gateway and each attempt to deliver, sent as OTLP over
+//! HTTP, in JSON.
 //!
 //! Configured by the usual variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (or `…_TRACES_ENDPOINT`), `…_HEADERS`,
 //! `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. A collector
@@ -25,20 +26,32 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long the last spans may take.
 const PARTING: Duration = Duration::from_secs(2);
 
-/// A request of the gateway, as a trace shows it.
+/// A request of the gateway or an attempt to deliver, as a trace shows it.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) trace: u128,
     pub(crate) id: u64,
     pub(crate) parent: Option<u64>,
-    /// Method and route.
+    /// Method and route, or the target.
     pub(crate) name: String,
+    pub(crate) kind: Kind,
     /// In microseconds since the epoch.
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) request_id: String,
     pub(crate) status: u16,
     pub(crate) outcome: &'static str,
+    /// What else is known.
+    pub(crate) more: Vec<(&'static str, String)>,
+}
+
+/// Which side of a call a span is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// We were called.
+    Server = 2,
+    /// We called.
+    Client = 3,
 }
 
 /// Sends spans from a task of its own.
@@ -185,19 +198,21 @@ fn request(service: &str, batch: &[Span]) -> Value {
     let spans: Vec<Value> = batch
         .iter()
         .map(|span| {
+            let mut attributes = vec![
+                text("request_id", &span.request_id),
+                text("outcome", span.outcome),
+                json!({ "key": "http.response.status_code", "value": { "intValue": span.status.to_string() } }),
+            ];
+            attributes.extend(span.more.iter().map(|(name, value)| text(name, value)));
             json!({
                 "traceId": format!("{:032x}", span.trace),
                 "spanId": format!("{:016x}", span.id),
                 "parentSpanId": span.parent.map(|parent| format!("{parent:016x}")).unwrap_or_default(),
                 "name": span.name,
-                "kind": 2, // a server's
+                "kind": span.kind as u8,
                 "startTimeUnixNano": format!("{}000", span.start),
                 "endTimeUnixNano": format!("{}000", span.end),
-                "attributes": [
-                    text("request_id", &span.request_id),
-                    text("outcome", span.outcome),
-                    { "key": "http.response.status_code", "value": { "intValue": span.status.to_string() } },
-                ],
+                "attributes": attributes,
                 // 2 is an error; what clients do wrong is none of the server's.
                 "status": { "code": if span.status >= 500 { 2 } else { 0 } },
             })

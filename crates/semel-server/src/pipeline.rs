@@ -1,5 +1,7 @@
 //! Events and deliveries of a running server: the ledger, the targets, the worker.
 
+mod telling;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +13,9 @@ use semel_pipeline::ledger::{Ledger, Working};
 use semel_pipeline::target::Registry;
 use semel_pipeline::worker::{Observer, Settings, Stopped, Worker};
 
+pub(crate) use self::telling::Telling;
 use crate::config::{self, targets};
+use crate::intake::Intake;
 
 /// How often old rows are taken away, and how many at a time.
 const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
@@ -27,6 +31,8 @@ pub(crate) struct Pipeline {
     /// The largest payload.
     pub(crate) max_payload: usize,
     retention: Duration,
+    /// What brings things in.
+    pub(crate) intake: Intake,
     /// There until it is stopped.
     worker: Mutex<Option<Worker>>,
 }
@@ -36,9 +42,9 @@ impl Pipeline {
     ///
     /// # Errors
     /// Targets that cannot be used, or no thread for the heartbeat.
-    pub(crate) fn start(
+    pub(crate) async fn start(
         ledger: Arc<dyn Ledger>,
-        settings: &config::Pipeline,
+        (settings, intake): (&config::Pipeline, &config::Intake),
         secret: Arc<Secret>,
         observer: Arc<dyn Observer>,
     ) -> anyhow::Result<Arc<Self>> {
@@ -57,7 +63,9 @@ impl Pipeline {
                 "events are delivered here"
             );
         }
+        let intake = Intake::start(intake, &ledger, &registry, &secret).await?;
         Ok(Arc::new(Self {
+            intake,
             ledger,
             registry,
             destinations,
@@ -87,6 +95,7 @@ impl Pipeline {
 
     /// Takes no more work, and lets what was sent come to its end.
     pub(crate) async fn stop(&self, limit: Duration) {
+        self.intake.stop(limit / 2).await;
         let worker = self.worker.lock().take();
         if let Some(worker) = worker
             && let Stopped::Left(left) = worker.stop(limit).await

@@ -1,6 +1,6 @@
 //! What the commands that talk to a running server share: questions, pages, and how answers are printed.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use anyhow::{Context as _, bail};
 use http::Method;
@@ -105,6 +105,11 @@ impl Pages {
 pub(crate) struct Query(String);
 
 impl Query {
+    /// As it goes behind a path.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Adds a parameter, where it has a value.
     pub(crate) fn add(&mut self, name: &str, value: Option<&str>) {
         if let Some(value) = value {
@@ -152,6 +157,19 @@ pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> 
     };
     write_line(&line(titles))?;
     rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
+}
+
+/// A payload: as it is, from a file (`@FILE`), or from standard input (`-`).
+pub(crate) fn read_payload(payload: &str) -> anyhow::Result<String> {
+    if payload == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(text);
+    }
+    match payload.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path).with_context(|| path.to_owned()),
+        None => Ok(payload.to_owned()),
+    }
 }
 
 /// A member as text; nothing where there is none.

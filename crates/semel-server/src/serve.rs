@@ -23,7 +23,7 @@ use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, Telling};
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
@@ -115,7 +115,9 @@ impl Server {
             metrics.watch_redis(redis);
         }
         let records = &config.records;
-        let caps = WaiterCaps { per_key: records.waiters.per_key, in_all: records.waiters.in_all };
+        let waiters = &records.waiters;
+        let caps =
+            WaiterCaps { per_key: waiters.per_key, per_scope: waiters.per_scope, in_all: waiters.in_all };
         let engine = Engine::over(store)
             .secret(secret.clone())
             .hot_cache(records.hot_cache, Duration::from_secs(10))
@@ -128,8 +130,10 @@ impl Server {
         let ledger = ledgers::open(&config, embedded).await?;
         let pipeline = match ledger {
             Some(ledger) => {
-                let observer = Arc::clone(metrics.deliveries()) as Arc<dyn semel_pipeline::worker::Observer>;
-                Some(Pipeline::start(ledger, &config.pipeline, Arc::clone(&secret), observer)?)
+                let counters = Arc::clone(metrics.deliveries());
+                let telling = Arc::new(Telling { counters, exporter: exporter.clone() });
+                let settings = (&config.pipeline, &config.intake);
+                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
             }
             None => None,
         };
@@ -161,8 +165,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let (service, options) =
-                    (gateway.service(exporter.clone()), gateway.options(settings, config.drain));
+                let options = gateway.options(settings, config.drain, exporter.as_ref());
+                let service = gateway.service(exporter.clone());
                 listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
                 Some((gateway, at))
             }

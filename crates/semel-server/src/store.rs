@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use semel::record::Terms;
 use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, TieredStore};
 
 use crate::config::{Coordinate, Loss, Place, Records};
@@ -40,10 +39,10 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
             let store = Arc::new(store);
             Ok(Opened { embedded: Some(Arc::clone(&store)), ..plain(store, Vec::new()) })
         }
-        Place::Redis { url, prefix, ca, require_replicas, on_store_loss } => {
+        Place::Redis { url, prefix, ca, require_replicas, on_store_loss, retention } => {
             let loss = match on_store_loss {
                 Loss::Alarm => OnStoreLoss::Alarm,
-                Loss::Refuse => OnStoreLoss::Refuse(Terms::default().retention),
+                Loss::Refuse => OnStoreLoss::Refuse(*retention),
             };
             let mut builder = RedisStore::builder(url)
                 .prefix(prefix)

@@ -136,17 +136,17 @@ impl Client {
         }
         let judge = |fault: &Fault| fault.judged(repeat);
         let answer = retry.drive(&call, judge, async |attempt: Try| {
-            Tried::Returned(match self.attempt(request, attempt.timeout, Some(attempt.number)).await {
-                Sent::NotSent(lost) => Err(Fault::NotSent(lost)),
-                Sent::Unknown(lost) => Err(Fault::Unknown(lost)),
+            match self.attempt(request, attempt.timeout, Some(attempt.number)).await {
+                Sent::NotSent(lost) => Tried::Failed(Fault::NotSent(lost)),
+                Sent::Unknown(lost) => Tried::Failed(Fault::Unknown(lost)),
                 Sent::Answered(response) => {
                     let judged = self.judge(request, &response);
                     match judged.verdict {
-                        Verdict::Success => Ok(response),
-                        _ => Err(Fault::Refused { response, judged }),
+                        Verdict::Success => Tried::Done(response, judged),
+                        _ => Tried::Failed(Fault::Refused { response, judged }),
                     }
                 }
-            })
+            }
         });
         Ok(answer.await?)
     }

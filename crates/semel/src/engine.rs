@@ -65,10 +65,12 @@ pub use self::hold::{Attempt, Claim, Completed, Concluded, NotBegun, Running};
 pub use self::once::Once;
 
 use self::background::Background;
-use self::cache::HotCache;
+use self::cache::{Hit, HotCache};
 use self::event::Events;
 use self::flight::Flights;
+use crate::fingerprint::Payload;
 use crate::key::{Key, KeyId};
+use crate::outcome::Outcome;
 use crate::record::{self, Begin, Command, Force, Mode, Owner, Ruling, Settlement, Terms};
 use crate::secret::Secret;
 use crate::store::{self, ErrorKind, Snapshot, Store};
@@ -151,6 +153,22 @@ impl Engine {
     pub async fn id(&self, key: &Key) -> Result<KeyId, RunError<std::convert::Infallible>> {
         let secret = self.inner.secret().await?;
         Ok(key.id(&secret)?)
+    }
+
+    /// The outcome of a call, where it is at hand: in this process, for the last seconds, by nobody's leave but its
+    /// own. Counts as a replay. `None` says nothing: ask by [`once`](Self::once).
+    #[must_use]
+    pub fn at_hand(&self, key: &Key, payload: Payload) -> Option<Arc<Outcome>> {
+        let secret = self.inner.secret.get()?;
+        let id = key.id(secret).ok()?;
+        match self.inner.cache.look(id, &payload.fingerprint(secret)) {
+            Hit::Replay(outcome) => {
+                let subject = Subject { namespace: key.namespace().into_owned(), id, hint: key.hint() };
+                self.inner.events.emit(&subject, &Event::Replayed { from: ReplayedFrom::HotCache });
+                Some(outcome)
+            }
+            Hit::Conflict | Hit::Miss => None,
+        }
     }
 
     /// The record of a key, if there is one.

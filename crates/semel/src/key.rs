@@ -125,6 +125,11 @@ impl Key {
         Hint::new(&String::from_utf8_lossy(&self.value[..self.value.len().min(32)]))
     }
 
+    /// The scope as it goes into the hash; the key is worth nothing without it.
+    pub(crate) fn take_scope(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.scopes)
+    }
+
     fn scope_parts(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.scopes.as_slice();
         std::iter::from_fn(move || {

@@ -11,13 +11,13 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tower_service::Service;
 
-use super::Peer;
 use super::answer::{Answer, Flight};
 use super::body::Body;
 use super::link::{Link, Upgraded};
 use super::options::Patience;
 use super::refusal::{Refusal, problem};
-use super::rules::{Rules, host_is_sound};
+use super::rules::{Keys, Rules, host_is_sound};
+use super::{Ending, Peer};
 use crate::BoxError;
 use crate::call::{CallError, Fate};
 use crate::problem::Situation;
@@ -29,6 +29,7 @@ pub(super) struct Calls<S> {
     pub(super) rules: Arc<Rules>,
     pub(super) patience: Patience,
     pub(super) peer: Peer,
+    pub(super) ending: Ending,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Calls<S>
@@ -52,7 +53,9 @@ where
             return Box::pin(std::future::ready(Ok(refuse(refusal, flight, http1))));
         }
         let upgrade = http1 && self.link.asks_upgrade(number);
-        if !upgrade {
+        if upgrade {
+            request.extensions_mut().insert(self.ending.clone());
+        } else {
             // Without the wire's consent what follows is read as HTTP, so nobody may switch.
             request.extensions_mut().remove::<OnUpgrade>();
         }
@@ -173,17 +176,12 @@ fn check_http2(request: &Request<Incoming>, rules: &Rules) -> Result<(), Refusal
     {
         return Err(Refusal::Expectation);
     }
-    let mut keys = 0_u64;
+    let mut keys = Keys::of(request.method().as_str().as_bytes());
     for (name, value) in headers {
         let name = name.as_str().as_bytes();
         rules.name(name)?;
         if let Some(index) = rules.key_header(name) {
-            let bit = 1_u64 << (index % 64);
-            if keys & bit != 0 {
-                return Err(Refusal::Key("there is more than one key"));
-            }
-            keys |= bit;
-            Rules::key_value(value.as_bytes())?;
+            keys.take(index, value.as_bytes())?;
         }
     }
     Ok(())

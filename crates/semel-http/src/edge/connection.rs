@@ -12,13 +12,13 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower_service::Service;
 
-use super::Peer;
 use super::body::Body;
 use super::call::Calls;
 use super::link::Link;
 use super::options::Options;
 use super::rules::Rules;
 use super::wire::{Protocol, Wire};
+use super::{Ending, Peer};
 use crate::BoxError;
 
 /// How many headers hyper takes by itself.
@@ -30,6 +30,8 @@ pub(super) struct Shared {
     pub(super) rules: Arc<Rules>,
     /// Turns true when the listener closes.
     pub(super) draining: watch::Receiver<bool>,
+    /// For tunnels, which outlive their connection.
+    pub(super) ending: Ending,
 }
 
 /// Serves a connection until it ends.
@@ -83,7 +85,8 @@ async fn speak<IO, S, B>(
     let link = Arc::new(link);
     let (rules, patience) = (Arc::clone(&shared.rules), shared.options.patience);
     let mut draining = shared.draining.clone();
-    let mut wire = Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience);
+    let mut wire =
+        Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience, shared.options.shortcut.clone());
     let protocol = match known {
         Some(Protocol::Http2) => {
             wire.speak_http2();
@@ -96,7 +99,8 @@ async fn speak<IO, S, B>(
         },
     };
     let address = peer.address;
-    let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer };
+    let ending = shared.ending.clone();
+    let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer, ending };
     let io = TokioIo::new(wire);
     let limits = shared.options.limits;
     let ended = match protocol {

@@ -5,7 +5,8 @@
 //! body is framed.
 
 use super::refusal::Refusal;
-use super::rules::{Rules, host_is_sound};
+use super::rules::{Keys, Rules, host_is_sound};
+use super::shortcut::Seen;
 
 /// What the bytes after a head are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +36,12 @@ pub(super) fn end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Reads one whole head, its closing empty line included.
-pub(super) fn read(bytes: &[u8], rules: &Rules) -> Result<Head, Refusal> {
+/// Reads one whole head, its closing empty line included. `seen` gets what it holds.
+pub(super) fn read<'a>(
+    bytes: &'a [u8],
+    rules: &Rules,
+    mut seen: Option<&mut Seen<'a>>,
+) -> Result<Head, Refusal> {
     if bytes.len() > rules.limits.head_bytes {
         return Err(too_large(bytes, rules));
     }
@@ -45,9 +50,15 @@ pub(super) fn read(bytes: &[u8], rules: &Rules) -> Result<Head, Refusal> {
     let mut lines = Lines(bytes);
     let line = lines.next_line()?.ok_or(Refusal::Malformed("the request line is empty"))?;
     let request = RequestLine::read(line, rules)?;
-    let mut fields = Fields::default();
+    if let Some(seen) = &mut seen {
+        seen.line = Some(request.line);
+    }
+    let mut fields = Fields { keys: Keys::of(request.line.method), ..Fields::default() };
     while let Some(line) = lines.next_line()? {
-        fields.add(line, rules)?;
+        let (name, value) = fields.add(line, rules)?;
+        if let Some(seen) = &mut seen {
+            seen.note(name, value);
+        }
     }
     fields.judge(&request)
 }
@@ -87,13 +98,29 @@ impl<'a> Lines<'a> {
 
 // === the request line ===
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     Http10,
     Http11,
 }
 
+/// The words of a request line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line<'a> {
+    pub(super) method: &'a [u8],
+    pub(super) target: &'a [u8],
+    version: Version,
+}
+
+impl Line<'_> {
+    /// Whether it is of HTTP/1.1 and names a path.
+    pub(super) fn is_plain(&self) -> bool {
+        self.version == Version::Http11 && self.target.starts_with(b"/")
+    }
+}
+
 struct RequestLine<'a> {
+    line: Line<'a>,
     version: Version,
     get: bool,
     /// The host that an absolute target names.
@@ -133,7 +160,8 @@ impl<'a> RequestLine<'a> {
             b"*" if method == b"OPTIONS" => None,
             _ => Some(authority(target)?),
         };
-        Ok(Self { version, get: method == b"GET", authority })
+        let line = Line { method, target, version };
+        Ok(Self { line, version, get: method == b"GET", authority })
     }
 }
 
@@ -158,13 +186,14 @@ struct Fields<'a> {
     host: Option<&'a [u8]>,
     length: Option<u64>,
     chunked: bool,
-    keys: u64,
+    keys: Keys,
     connection_upgrade: bool,
     upgrade: bool,
 }
 
 impl<'a> Fields<'a> {
-    fn add(&mut self, line: &'a [u8], rules: &Rules) -> Result<(), Refusal> {
+    /// Takes a line; its name and its value.
+    fn add(&mut self, line: &'a [u8], rules: &Rules) -> Result<(&'a [u8], &'a [u8]), Refusal> {
         self.count += 1;
         if self.count > rules.limits.headers {
             return Err(Refusal::HeadTooLarge);
@@ -181,7 +210,8 @@ impl<'a> Fields<'a> {
             return Err(Refusal::Malformed("a header value holds a control character"));
         }
         rules.name(name)?;
-        self.note(name, value, rules)
+        self.note(name, value, rules)?;
+        Ok((name, value))
     }
 
     fn note(&mut self, name: &[u8], value: &'a [u8], rules: &Rules) -> Result<(), Refusal> {
@@ -205,15 +235,10 @@ impl<'a> Fields<'a> {
             }
             _ => {}
         }
-        if let Some(index) = rules.key_header(name) {
-            let bit = 1_u64 << (index % 64);
-            if self.keys & bit != 0 {
-                return Err(Refusal::Key("there is more than one key"));
-            }
-            self.keys |= bit;
-            Rules::key_value(value)?;
+        match rules.key_header(name) {
+            Some(index) => self.keys.take(index, value),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn judge(&self, request: &RequestLine<'_>) -> Result<Head, Refusal> {

@@ -72,6 +72,11 @@ impl Link {
         self.in_flight.load(Ordering::Acquire) == 0
     }
 
+    /// How many requests came up from hyper so far.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Acquire)
+    }
+
     /// The request with this number asks to speak something else.
     pub(super) fn ask_upgrade(&self, number: u64) {
         self.upgrade.lock().asked_by = Some(number);

@@ -1,9 +1,11 @@
 //! What the listening side allows.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 
+use super::shortcut::Shortcut;
 use super::tls::Tls;
 
 /// How a listener behaves. The defaults suit an API on the open net.
@@ -19,6 +21,8 @@ pub struct Options {
     pub key_headers: Vec<HeaderName>,
     /// How long requests in flight may take to finish once the listener closes.
     pub drain: Duration,
+    /// Answers requests that need nobody else, before they are taken apart. None by default; the guard is one.
+    pub shortcut: Option<Arc<dyn Shortcut>>,
 }
 
 impl Default for Options {
@@ -29,6 +33,7 @@ impl Default for Options {
             patience: Patience::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
             drain: Duration::from_secs(30),
+            shortcut: None,
         }
     }
 }

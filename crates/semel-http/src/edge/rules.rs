@@ -68,7 +68,7 @@ impl Rules {
     }
 
     /// Judges one value of a key header. Its syntax is the guard's business; this is what no syntax allows.
-    pub(super) fn key_value(value: &[u8]) -> Result<(), Refusal> {
+    fn key_value(value: &[u8]) -> Result<(), Refusal> {
         if value.is_empty() {
             return Err(Refusal::Key("the key is empty"));
         }
@@ -105,6 +105,33 @@ impl Rules {
             return Err(Refusal::Malformed("a trailer that must be a header"));
         }
         Ok(())
+    }
+}
+
+/// The keys of one request, as they come.
+#[derive(Debug, Default)]
+pub(super) enum Keys {
+    /// Its method is safe: a key says nothing, and is passed over whatever it looks like (get_head_options).
+    #[default]
+    Ignored,
+    /// Those that came, by the number of their header.
+    Came(u64),
+}
+
+impl Keys {
+    pub(super) fn of(method: &[u8]) -> Self {
+        if matches!(method, b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE") { Self::Ignored } else { Self::Came(0) }
+    }
+
+    /// Takes the value of one key header.
+    pub(super) fn take(&mut self, index: usize, value: &[u8]) -> Result<(), Refusal> {
+        let Self::Came(keys) = self else { return Ok(()) };
+        let bit = 1_u64 << (index % 64);
+        if *keys & bit != 0 {
+            return Err(Refusal::Key("there is more than one key"));
+        }
+        *keys |= bit;
+        Rules::key_value(value)
     }
 }
 

@@ -17,11 +17,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::chunks::{Chunks, Walk};
-use super::head::{self, Framing};
+use super::head::{self, Framing, Head};
 use super::link::{Link, Upgraded};
 use super::options::Patience;
 use super::refusal::Refusal;
 use super::rules::Rules;
+use super::shortcut::{Seen, Shortcut, Taken};
 use super::timer::Timer;
 
 /// What every HTTP/2 connection begins with.
@@ -56,6 +57,14 @@ pub(super) struct Wire<IO> {
     reading: Timer,
     writing: Timer,
     closing: Closing,
+    shortcut: Option<Arc<dyn Shortcut>>,
+    /// A head that was read already: where it ends, and what it says.
+    known: Option<(usize, Head)>,
+    /// What a shortcut answered, and how much of it is written.
+    answer: Vec<u8>,
+    written: usize,
+    /// How many calls there had been when everything they had to say was written.
+    flushed: u64,
 }
 
 /// What the next byte belongs to.
@@ -84,7 +93,13 @@ enum Closing {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
-    pub(super) fn new(io: IO, link: Arc<Link>, rules: Arc<Rules>, patience: Patience) -> Self {
+    pub(super) fn new(
+        io: IO,
+        link: Arc<Link>,
+        rules: Arc<Rules>,
+        patience: Patience,
+        shortcut: Option<Arc<dyn Shortcut>>,
+    ) -> Self {
         Self {
             io,
             link,
@@ -98,6 +113,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             reading: Timer::default(),
             writing: Timer::default(),
             closing: Closing::default(),
+            shortcut,
+            known: None,
+            answer: Vec::new(),
+            written: 0,
+            flushed: 0,
         }
     }
 
@@ -178,6 +198,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// The length of the head that these bytes begin with; 0 where it is not whole, or refused.
     fn inspect_head(&mut self, bytes: &[u8]) -> usize {
+        if let Some((end, head)) = self.known.take() {
+            return self.pass(end, head);
+        }
         let Some(end) = head::end(bytes, self.searched) else {
             // Two bytes back: the end may be cut in its middle.
             self.searched = bytes.len().saturating_sub(2);
@@ -187,25 +210,71 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             return 0;
         };
         self.searched = 0;
-        match head::read(&bytes[..end], &self.rules) {
-            Ok(head) => {
-                self.place = match head.framing {
-                    _ if head.upgrade => {
-                        self.link.ask_upgrade(self.heads);
-                        Place::Upgrade
-                    }
-                    Framing::None => Place::Head,
-                    Framing::Length(length) => Place::Length(length),
-                    Framing::Chunked => Place::Chunks(Chunks::default()),
-                };
-                self.heads += 1;
-                end
-            }
+        match head::read(&bytes[..end], &self.rules, None) {
+            Ok(head) => self.pass(end, head),
             Err(refusal) => {
                 self.refuse(refusal);
                 0
             }
         }
+    }
+
+    /// Lets a sound head go up.
+    fn pass(&mut self, end: usize, head: Head) -> usize {
+        self.place = match head.framing {
+            _ if head.upgrade => {
+                self.link.ask_upgrade(self.heads);
+                Place::Upgrade
+            }
+            Framing::None => Place::Head,
+            Framing::Length(length) => Place::Length(length),
+            Framing::Chunked => Place::Chunks(Chunks::default()),
+        };
+        self.heads += 1;
+        end
+    }
+
+    /// Offers one whole request, and nothing but it, to the shortcut. Only where nothing is under way above: then
+    /// nobody else writes, and what was asked before is answered.
+    fn offer(&mut self, bytes: &[u8]) -> Taken {
+        let Some(shortcut) = &self.shortcut else { return Taken::No };
+        let quiet = self.link.calls() == self.heads && self.flushed == self.heads && self.link.is_idle();
+        if !quiet || !matches!(self.place, Place::Head) || self.searched != 0 {
+            return Taken::No;
+        }
+        let Some(end) = head::end(bytes, 0) else { return Taken::No };
+        let mut seen = Seen::new();
+        let Ok(head) = head::read(&bytes[..end], &self.rules, Some(&mut seen)) else { return Taken::No };
+        self.known = Some((end, head));
+        let body = &bytes[end..];
+        let whole = match head.framing {
+            Framing::None => body.is_empty(),
+            Framing::Length(length) => length == body.len() as u64 && length <= self.rules.limits.body_bytes,
+            Framing::Chunked => false,
+        };
+        let taken = match seen.whole(body).filter(|_| whole) {
+            Some(request) => shortcut.answer(&request, &mut self.answer),
+            None => Taken::No,
+        };
+        if taken == Taken::Yes {
+            self.known = None;
+        }
+        taken
+    }
+
+    /// Writes what a shortcut answered.
+    fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.written < self.answer.len() {
+            let poll = Pin::new(&mut self.io).poll_write(context, &self.answer[self.written..]);
+            match ready!(self.hurry(context, poll))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                count => self.written += count,
+            }
+        }
+        // Its memory goes too: connections that wait should be small.
+        (self.answer, self.written) = (Vec::new(), 0);
+        let poll = Pin::new(&mut self.io).poll_flush(context);
+        self.hurry(context, poll)
     }
 
     fn refuse(&mut self, refusal: Refusal) {
@@ -312,6 +381,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         if filled == before {
             return Poll::Ready(Ok(true));
         }
+        if self.offer(&buffer.filled()[before..]) == Taken::Yes {
+            buffer.set_filled(before);
+            return Poll::Ready(Ok(false));
+        }
         let cleared = self.inspect(&buffer.filled()[before..]);
         if before + cleared < filled {
             self.hold(&buffer.filled()[before + cleared..]);
@@ -332,6 +405,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
             return Poll::Ready(Ok(()));
         }
         loop {
+            if !this.answer.is_empty() {
+                ready!(this.poll_answer(context))?;
+            }
             if this.cleared > 0 {
                 this.reading.clear();
                 this.give(buffer);
@@ -411,11 +487,18 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = Pin::new(&mut self.io).poll_flush(context);
+        if poll.is_ready() && self.link.is_idle() {
+            // Asked only once everything that was to be said is written.
+            self.flushed = self.link.calls();
+        }
         self.hurry(context, poll)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if !this.answer.is_empty() {
+            ready!(this.poll_answer(context))?;
+        }
         loop {
             match &mut this.closing {
                 Closing::Open => {

@@ -6,8 +6,10 @@ use semel::fingerprint::Payload;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::read::{Read, Stopped, read};
+use super::messages::Watch;
+use super::read::{Read, Stopped, Whole, read};
 use crate::body::Body;
+use crate::codec::Asked;
 use crate::key_source::Sought;
 use crate::policy::{KeyRequired, RoutePolicy};
 use crate::problem::{Problem, Situation};
@@ -17,8 +19,12 @@ use crate::scope::Principal;
 /// What a request that may be claimed is known by.
 pub(super) struct Admitted {
     pub(super) principal: Option<Principal>,
+    /// The account that is acted for, where calls name one.
+    pub(super) account: Option<Principal>,
     pub(super) key: String,
     pub(super) payload: Payload,
+    /// What its answer depends on.
+    pub(super) asked: Asked,
 }
 
 /// Whether a request may be claimed.
@@ -27,7 +33,9 @@ pub(super) enum Admission {
     Keyed(Admitted, Body),
     /// It has no key and needs none.
     Unkeyed(Body),
-    Refused(Problem),
+    /// It is none of the guard's business; its answer may be.
+    Watched(Body, Watch),
+    Refused(Asked, Problem),
 }
 
 impl Inner {
@@ -41,26 +49,21 @@ impl Inner {
             (Sought::Absent, false) if policy.required == KeyRequired::Optional => {
                 return Admission::Unkeyed(body);
             }
-            (refused, _) => return Admission::Refused(problem_of(refused)),
+            (refused, _) => return refused_as(problem_of(refused)),
         };
         let scope = policy.scope.as_ref().unwrap_or(&self.scope);
         // Where the key is in the body, who asks matters only once there is a key.
         let principal = match (scope.principal(&parts.headers), &key) {
-            (Err(problem), Some(_)) => return Admission::Refused(problem),
+            (Err(problem), Some(_)) => return refused_as(problem),
             (principal, _) => principal,
         };
         if declared_length(parts).is_some_and(|length| length > policy.request_limit as u64) {
-            return Admission::Refused(too_large(policy));
+            return refused_as(too_large(policy));
         }
-        let whole = match read(body, policy.request_limit, Instant::now() + policy.body_timeout).await {
-            Read::Whole(whole) => whole,
-            Read::Partly(_, Stopped::Streaming) => return Admission::Refused(Situation::BodyTimeout.into()),
-            Read::Partly(_, Stopped::TooLarge) => return Admission::Refused(too_large(policy)),
-            Read::Cut(_) => {
-                return Admission::Refused(Problem::new(Situation::BodyMalformed, "the body was cut off"));
-            }
+        let (data, trailers) = match read_request(policy, body).await {
+            Ok(whole) => whole.join(),
+            Err(problem) => return refused_as(problem),
         };
-        let (data, trailers) = whole.join();
         let key = match key {
             Some(key) => key,
             None => match policy.key.in_body(&data, policy.key_length) {
@@ -68,28 +71,42 @@ impl Inner {
                 Sought::Absent if policy.required == KeyRequired::Optional => {
                     return Admission::Unkeyed(Body::with_trailers(data, trailers));
                 }
-                refused => return Admission::Refused(problem_of(refused)),
+                refused => return refused_as(problem_of(refused)),
             },
         };
         let principal = match principal {
             Ok(principal) => principal,
-            Err(problem) => return Admission::Refused(problem),
+            Err(problem) => return refused_as(problem),
         };
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
-                let admitted = Admitted { principal, key, payload };
+                let admitted = Admitted { principal, account: None, key, payload, asked: Asked::Request };
                 Admission::Keyed(admitted, Body::with_trailers(data, trailers))
             }
-            Err(reason) => Admission::Refused(Problem::new(Situation::BodyMalformed, reason)),
+            Err(reason) => refused_as(Problem::new(Situation::BodyMalformed, reason)),
         }
     }
 }
 
-fn declared_length(parts: &Parts) -> Option<u64> {
+fn refused_as(problem: Problem) -> Admission {
+    Admission::Refused(Asked::Request, problem)
+}
+
+/// Reads the body of a request to its end.
+pub(super) async fn read_request(policy: &RoutePolicy, body: Body) -> Result<Whole, Problem> {
+    match read(body, policy.request_limit, Instant::now() + policy.body_timeout).await {
+        Read::Whole(whole) => Ok(whole),
+        Read::Partly(_, Stopped::TooLarge) => Err(too_large(policy)),
+        Read::Partly(_, _) => Err(Situation::BodyTimeout.into()),
+        Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body was cut off")),
+    }
+}
+
+pub(super) fn declared_length(parts: &Parts) -> Option<u64> {
     parts.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn too_large(policy: &RoutePolicy) -> Problem {
+pub(super) fn too_large(policy: &RoutePolicy) -> Problem {
     let detail = format!(
         "a request with an idempotency key may have a body of at most {} bytes here",
         policy.request_limit

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use semel::Engine;
 
+use super::shortcut::{Plainly, Recent};
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
+use crate::codec::Codec;
 use crate::limits::Limiter;
+use crate::mcp::tools::Tools;
 use crate::observe::Observer;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
 use crate::profile::Profile;
@@ -83,7 +86,7 @@ impl GuardBuilder {
         self
     }
 
-    /// Who makes the guard's own calls: probes, and checks of credentials.
+    /// Who makes the guard's own calls: probes, checks of credentials, and the question which tools there are.
     pub fn caller(mut self, caller: Arc<dyn Caller>) -> Self {
         self.caller = Some(caller);
         self
@@ -127,21 +130,32 @@ impl GuardBuilder {
             Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
             Publish::Nothing => None,
         };
-        let of =
-            |number, policy: RoutePolicy| Route { limiter: policy.limits.map(Limiter::new), policy, number };
+        let tools = match &profile.codec {
+            Codec::Http => None,
+            Codec::Mcp { tools } => Some(Tools::new(tools)),
+        };
+        let of = |number, policy: RoutePolicy| Route {
+            limiter: policy.limits.map(Limiter::new),
+            plainly: Plainly::of(&policy, &scope, &profile.codec),
+            policy,
+            number,
+        };
         let routes =
             routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
+        let fallback = of(None, fallback);
         let inner = Inner {
             engine,
             profile,
+            tools,
             namespace,
             scope,
             routes,
-            fallback: of(None, fallback),
+            fallback,
             caller,
             observers,
             well_known,
             probing: Mutex::default(),
+            recent: Recent::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
     }

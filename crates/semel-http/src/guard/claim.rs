@@ -12,6 +12,7 @@ use semel::record::Phase;
 use super::admit::Admitted;
 use super::doubt::Settled;
 use super::{Answered, Inner, Route, StoreError, replayed, unprotected};
+use crate::codec::Asked;
 use crate::limits::Budget;
 use crate::observe::Outcome;
 use crate::policy::RoutePolicy;
@@ -37,7 +38,8 @@ pub(super) enum Claimed {
 impl Inner {
     /// The key under which a request is kept.
     pub(super) fn key(&self, admitted: &Admitted) -> Key {
-        Principal::key(admitted.principal.as_ref(), &self.namespace, &admitted.key)
+        let Admitted { principal, account, key, .. } = admitted;
+        Principal::key(principal.as_ref(), account.as_ref(), &self.namespace, key)
     }
 
     /// Claims, and finds an answer where the claim is not won.
@@ -47,7 +49,7 @@ impl Inner {
         admitted: &Admitted,
         headers: &HeaderMap,
     ) -> Claimed {
-        let policy = &route.policy;
+        let (policy, asked) = (&route.policy, &admitted.asked);
         let budgeted = match self.within_budget(route, admitted).await {
             Ok(budgeted) => budgeted,
             Err(claimed) => return claimed,
@@ -55,7 +57,7 @@ impl Inner {
         let once = self.engine.once(self.key(admitted)).payload(admitted.payload).terms(policy.terms);
         let acquired = match once.wait(policy.wait()).begin_later().claim().await {
             Ok(acquired) => acquired,
-            Err(error) => return self.failed_claim(policy, error),
+            Err(error) => return self.failed_claim(policy, asked, error),
         };
         if let (Budgeted::Write, Some(limiter)) = (budgeted, &route.limiter)
             && !matches!(acquired, Acquired::Won(_))
@@ -63,56 +65,68 @@ impl Inner {
             let principal = admitted.principal.as_ref();
             limiter.give_back_write(principal);
             if let Err(after) = limiter.take(principal, Budget::Reads) {
-                return Claimed::Answer(self.limited(policy, after));
+                return Claimed::Answer(self.limited(policy, asked, after));
             }
         }
         match acquired {
             Acquired::Won(claim) => Claimed::Won(claim),
-            Acquired::Replay(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
+            Acquired::Replay(outcome) => {
+                Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
+            }
             Acquired::InDoubt => match Box::pin(self.settle(policy, admitted, headers)).await {
-                Settled::Done(outcome) => Claimed::Answer(self.replay_to(policy, &outcome, headers).await),
+                Settled::Done(outcome) => {
+                    Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
+                }
                 Settled::Run => Claimed::Again,
                 Settled::Not { retry_after } => {
                     let problem = Problem { retry_after, ..Situation::InDoubt.into() };
-                    Claimed::Answer(self.refuse(policy, &problem))
+                    Claimed::Answer(self.refuse(policy, asked, &problem))
                 }
             },
-            other => Claimed::Answer(self.tell(policy, other)),
+            other => Claimed::Answer(self.tell(policy, asked, other)),
         }
     }
 
     /// The answer to what was not won.
-    pub(super) fn tell(&self, policy: &RoutePolicy, acquired: Acquired) -> Answered {
+    pub(super) fn tell(&self, policy: &RoutePolicy, asked: &Asked, acquired: Acquired) -> Answered {
         let problem = match acquired {
-            Acquired::Replay(outcome) => return self.replay(policy, &outcome),
+            Acquired::Replay(outcome) => return self.replay(policy, asked, &outcome),
             Acquired::Conflict => Situation::Conflict.into(),
             Acquired::InFlight { retry_after } => Problem::from(Situation::InFlight).retry_after(retry_after),
             Acquired::InDoubt => Situation::InDoubt.into(),
             Acquired::Expired => Situation::Expired.into(),
-            Acquired::TooManyWaiters { retry_after } => return self.limited(policy, retry_after),
+            Acquired::TooManyWaiters { retry_after } => return self.limited(policy, asked, retry_after),
             // Nothing else is told of a claim that nobody runs: it is released when it is dropped.
             _ => Problem::from(Situation::InFlight).retry_after(super::STORE_AWAY),
         };
-        self.refuse(policy, &problem)
+        self.refuse(policy, asked, &problem)
     }
 
     /// A kept answer, once more.
-    fn replay(&self, policy: &RoutePolicy, outcome: &Arc<Kept>) -> Answered {
-        match stored::replay(outcome) {
-            Replay::Answer(answer) => (replayed(answer), Outcome::Replayed),
-            Replay::NotKept(reason) => {
-                let detail = format!("{}; {reason}", Situation::OutcomeNotKept.detail());
-                self.refuse(policy, &Problem::new(Situation::OutcomeNotKept, detail))
-            }
-        }
+    fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Kept>) -> Answered {
+        let reason = match stored::replay(outcome) {
+            Replay::Answer(kept) => match asked.replay(kept) {
+                Some(answer) => return (replayed(answer), Outcome::Replayed),
+                None => "what is kept is not an answer to such a call".to_owned(),
+            },
+            Replay::NotKept(reason) => reason,
+        };
+        let detail = format!("{}; {reason}", Situation::OutcomeNotKept.detail());
+        self.refuse(policy, asked, &Problem::new(Situation::OutcomeNotKept, detail))
     }
 
     /// The same, after the credential was checked where the route wants that (reauthorise_replay).
-    async fn replay_to(&self, policy: &RoutePolicy, outcome: &Arc<Kept>, headers: &HeaderMap) -> Answered {
-        let Some(verify) = &policy.verify else { return self.replay(policy, outcome) };
+    async fn replay_to(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        outcome: &Arc<Kept>,
+        headers: &HeaderMap,
+    ) -> Answered {
+        let Some(verify) = &policy.verify else { return self.replay(policy, asked, outcome) };
         let call = Box::pin(self.call(policy, verify, "", headers));
         match tokio::time::timeout(VERIFY, call).await {
-            Ok(Some(answer)) if answer.status().is_success() => self.replay(policy, outcome),
+            Ok(Some(answer)) if answer.status().is_success() => self.replay(policy, asked, outcome),
             Ok(Some(answer))
                 if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
             {
@@ -120,13 +134,13 @@ impl Inner {
             }
             _ => {
                 let problem = Problem::from(Situation::VerifyUnavailable).retry_after(super::STORE_AWAY);
-                self.refuse(policy, &problem)
+                self.refuse(policy, asked, &problem)
             }
         }
     }
 
-    fn limited(&self, policy: &RoutePolicy, after: Duration) -> Answered {
-        self.refuse(policy, &Problem::from(Situation::RateLimited).retry_after(after))
+    fn limited(&self, policy: &RoutePolicy, asked: &Asked, after: Duration) -> Answered {
+        self.refuse(policy, asked, &Problem::from(Situation::RateLimited).retry_after(after))
     }
 
     /// Whether the principal may still cause something. Without a budget for a new key, only a known one goes on.
@@ -134,26 +148,31 @@ impl Inner {
         let Some(limiter) = &route.limiter else { return Ok(Budgeted::No) };
         let principal = admitted.principal.as_ref();
         let Err(after) = limiter.take(principal, Budget::Writes) else { return Ok(Budgeted::Write) };
-        let refused = |after| Claimed::Answer(self.limited(&route.policy, after));
+        let refused = |after| Claimed::Answer(self.limited(&route.policy, &admitted.asked, after));
         limiter.take(principal, Budget::Reads).map_err(refused)?;
         match Box::pin(self.engine.get(&self.key(admitted))).await {
             Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant => Ok(Budgeted::Read),
             Ok(_) => Err(refused(after)),
-            Err(error) => Err(self.failed_claim(&route.policy, error)),
+            Err(error) => Err(self.failed_claim(&route.policy, &admitted.asked, error)),
         }
     }
 
-    fn failed_claim(&self, policy: &RoutePolicy, error: RunError<std::convert::Infallible>) -> Claimed {
+    fn failed_claim(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        error: RunError<std::convert::Infallible>,
+    ) -> Claimed {
         match error {
             RunError::Store(error) => Claimed::StoreAway(error),
             RunError::Key(error) => {
                 let problem = Problem::new(Situation::KeyMalformed, error.to_string());
-                Claimed::Answer(self.refuse(policy, &problem))
+                Claimed::Answer(self.refuse(policy, asked, &problem))
             }
             error => {
                 tracing::error!(target: "semel", %error, "a claim failed in a way that a checked policy excludes");
                 let problem = Problem::from(Situation::StoreUnavailable).retry_after(super::STORE_AWAY);
-                Claimed::Answer(self.refuse(policy, &problem))
+                Claimed::Answer(self.refuse(policy, asked, &problem))
             }
         }
     }

@@ -28,6 +28,8 @@ pub(super) enum Stopped {
     TooLarge,
     /// It did not end in time, or is not meant to.
     Streaming,
+    /// What was looked for is there.
+    Found,
 }
 
 impl Stopped {
@@ -35,7 +37,7 @@ impl Stopped {
     pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::TooLarge => "it was larger than the limit",
-            Self::Streaming => "it was streamed",
+            Self::Streaming | Self::Found => "it was streamed",
         }
     }
 }
@@ -71,7 +73,24 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 /// Reads a body of at most `limit` bytes, until `deadline`.
-pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Read {
+pub(super) fn read(body: Body, limit: usize, deadline: Instant) -> impl Future<Output = Read> + Send {
+    read_until(body, limit, deadline, |_| Look::On)
+}
+
+/// Whether to read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    On,
+    Found,
+}
+
+/// The same, until `look` has found in a piece what it looks for.
+pub(super) async fn read_until(
+    mut body: Body,
+    limit: usize,
+    deadline: Instant,
+    mut look: impl FnMut(&[u8]) -> Look,
+) -> Read {
     let mut whole = Whole::default();
     if body.is_end_stream() {
         return Read::Whole(whole);
@@ -91,8 +110,12 @@ pub(super) async fn read(mut body: Body, limit: usize, deadline: Instant) -> Rea
         match frame.into_data() {
             Ok(data) => {
                 length += data.len();
+                let looked = look(&data);
                 if !data.is_empty() {
                     whole.pieces.push(data);
+                }
+                if looked == Look::Found {
+                    return Read::Partly(Resumed::new(whole, body), Stopped::Found);
                 }
                 if length > limit {
                     return Read::Partly(Resumed::new(whole, body), Stopped::TooLarge);
@@ -124,13 +147,24 @@ pub(super) struct Resumed {
 }
 
 impl Resumed {
-    fn new(read: Whole, rest: Body) -> Self {
+    pub(super) fn new(read: Whole, rest: Body) -> Self {
         Self { read: read.pieces.into(), trailers: read.trailers, rest }
     }
 
     /// Nothing of it was read.
     pub(super) fn unread(body: Body) -> Self {
         Self::new(Whole::default(), body)
+    }
+
+    /// Takes what was read as one piece, and leaves the rest.
+    pub(super) fn take_read(&mut self) -> Bytes {
+        let pieces = std::mem::take(&mut self.read).into();
+        Whole { pieces, trailers: None }.join().0
+    }
+
+    /// Puts a piece before the rest.
+    pub(super) fn put_back(&mut self, piece: Bytes) {
+        self.read.push_front(piece);
     }
 
     pub(super) fn into_body(self) -> Body {

@@ -7,10 +7,12 @@ use http::{Request, Response};
 use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::Instant;
 
+use super::messages::replace_key;
 use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
 use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotected};
 use crate::body::Body;
 use crate::call::{CallError, Fate};
+use crate::codec::Asked;
 use crate::key_source::KeySource;
 use crate::observe::Outcome;
 use crate::policy::{RoutePolicy, Verdict};
@@ -35,6 +37,7 @@ impl Inner {
     pub(super) async fn run<S, R>(
         self: Arc<Self>,
         route: Option<usize>,
+        asked: Asked,
         claim: Claim,
         // Boxed, because the future of this is moved into its task as a whole.
         mut call: Box<Call<S>>,
@@ -46,11 +49,14 @@ impl Inner {
         let policy = &self.route(route).policy;
         if policy.sends_derived_key() {
             let key = claim.attempt().derived_key(&policy.derived.provider).to_string();
-            let key = HeaderValue::try_from(key).expect("hex is a header value");
             // The caller's own key does not cross a trust boundary (R12).
+            if let Asked::Message(_) = &asked {
+                replace_key(&mut call.request, &key);
+            }
             if let KeySource::Header(name) = &policy.key {
                 call.request.headers_mut().remove(name);
             }
+            let key = HeaderValue::try_from(key).expect("hex is a header value");
             call.request.headers_mut().insert(policy.derived.header.clone(), key);
         }
         let running = match claim.begin().await {
@@ -72,12 +78,17 @@ impl Inner {
         };
         let answer = match called {
             Ok(answer) => answer,
-            Err(error) => return Ran::Answered(Box::pin(self.failed(policy, running, &error)).await),
+            Err(error) => return Ran::Answered(Box::pin(self.failed(policy, &asked, running, &error)).await),
         };
         let mut answer = answer.map(Body::stream);
         let steering = Steering::take(answer.headers_mut());
         Ran::Answered(match policy.verdict(answer.status()) {
-            Verdict::Keep if !steering.discard => self.keep(policy, running, answer, steering, limit).await,
+            Verdict::Keep if !steering.discard => match &asked {
+                Asked::Request => self.keep(policy, running, answer, steering, limit).await,
+                Asked::Message(call) => {
+                    Box::pin(self.keep_message(route, call, running, answer, steering, limit)).await
+                }
+            },
             Verdict::Keep | Verdict::Release => {
                 running.release().await;
                 (unprotected(answer), Outcome::Released)
@@ -116,32 +127,52 @@ impl Inner {
                 (stored::tombstone(stopped.reason()), rest.into_body(), Outcome::Tombstone)
             }
             Read::Cut(error) => {
-                return Box::pin(self.failed(policy, running, &CallError::unknown(error))).await;
+                let error = CallError::unknown(error);
+                return Box::pin(self.failed(policy, &Asked::Request, running, &error)).await;
             }
         };
         let answer = Response::from_parts(parts, body);
+        self.conclude(policy, &Asked::Request, running, outcome, steering, (answer, word)).await
+    }
+
+    /// Writes the outcome, and gives the answer that then stands.
+    pub(super) async fn conclude(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        outcome: semel::outcome::Outcome,
+        steering: Steering,
+        (answer, word): Answered,
+    ) -> Answered {
         // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
         match running.complete_or_follow(&Arc::new(outcome), steering.retention, policy.wait()).await {
             Concluded::Kept if word == Outcome::Ran => (answer, word),
             Concluded::Kept => (unprotected(answer), word),
-            Concluded::Instead(acquired) => self.tell(policy, acquired),
+            Concluded::Instead(acquired) => self.tell(policy, asked, acquired),
             _ => (unprotected(answer), Outcome::NotStored),
         }
     }
 
     /// The call has no answer: releases what was not delivered, and abandons the rest.
-    async fn failed(&self, policy: &RoutePolicy, running: Running, error: &CallError) -> Answered {
+    pub(super) async fn failed(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        error: &CallError,
+    ) -> Answered {
         tracing::warn!(target: "semel", %error, "a guarded call failed");
         match error.fate() {
             Fate::Undelivered => {
                 running.release().await;
                 let problem =
                     Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
-                self.refuse(policy, &problem)
+                self.refuse(policy, asked, &problem)
             }
             Fate::Unknown => {
                 running.abandon().await;
-                self.unknown(policy, error.status())
+                self.unknown(policy, asked, error.status())
             }
         }
     }

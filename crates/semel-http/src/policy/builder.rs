@@ -10,6 +10,7 @@ use super::{
     CallTemplate, Derived, Fingerprinting, Guarding, HeaderRules, InFlight, InsertLimits, KeyRequired,
     OnDoubt, OnServerError, Pattern, Pin, PolicyError, Probe, RoutePolicy, StoreDown, StoredHeaders,
 };
+use crate::codec::Codec;
 use crate::key_source::KeySource;
 use crate::profile::Profile;
 use crate::scope::Scope;
@@ -20,7 +21,10 @@ use crate::scope::Scope;
 pub struct PolicyBuilder {
     profile: &'static str,
     retention_bounds: Option<(Duration, Duration)>,
+    codec: Codec,
     pattern: Result<Pattern, PolicyError>,
+    /// What becomes of doubt, where it was said.
+    on_doubt: Option<OnDoubt>,
     policy: RoutePolicy,
 }
 
@@ -32,7 +36,7 @@ impl PolicyBuilder {
             guarding: Guarding::Guarded,
             methods: profile.methods.clone(),
             upstream: None,
-            key: KeySource::Header(profile.key_header.clone()),
+            key: profile.codec.key_source(profile),
             key_length: profile.key_length,
             required: KeyRequired::Optional,
             scope: None,
@@ -57,13 +61,15 @@ impl PolicyBuilder {
             response_limit: 1 << 20,
             body_timeout: Duration::from_secs(30),
             store_down: StoreDown::Closed,
-            limits: None,
+            limits: profile.limits,
             expired: None,
         };
         Self {
             profile: profile.name,
             retention_bounds: profile.retention_bounds,
+            codec: profile.codec.clone(),
             pattern: Pattern::parse(pattern),
+            on_doubt: None,
             policy,
         }
     }
@@ -71,6 +77,12 @@ impl PolicyBuilder {
     /// Where the key is, and whether a request without one is refused. Default: the profile's header, optional.
     pub fn key(mut self, source: KeySource, required: KeyRequired) -> Self {
         (self.policy.key, self.policy.required) = (source, required);
+        self
+    }
+
+    /// Whether a request without a key is refused, wherever the profile looks for it.
+    pub fn required(mut self, required: KeyRequired) -> Self {
+        self.policy.required = required;
         self
     }
 
@@ -158,9 +170,9 @@ impl PolicyBuilder {
         self
     }
 
-    /// What becomes of doubt.
+    /// What becomes of doubt. Default: the profile's; where that is to run again and there is a probe, the probe.
     pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
-        self.policy.on_doubt = on_doubt;
+        self.on_doubt = Some(on_doubt);
         self
     }
 
@@ -218,7 +230,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How much one principal may cause. Default: no limit.
+    /// How much one principal may cause. Default: the profile's, most of which have no limit.
     pub fn limits(mut self, limits: InsertLimits) -> Self {
         self.policy.limits = Some(limits);
         self
@@ -241,8 +253,14 @@ impl PolicyBuilder {
     /// # Errors
     /// The first setting that cannot work, as a sentence that says what to do.
     pub fn build(self) -> Result<RoutePolicy, PolicyError> {
-        let Self { profile, retention_bounds, pattern, mut policy } = self;
+        let Self { profile, retention_bounds, codec, pattern, on_doubt, mut policy } = self;
         policy.pattern = pattern?;
+        policy.on_doubt = match (on_doubt, policy.on_doubt, &policy.probe) {
+            (Some(said), _, _) => said,
+            // Who can be asked is asked before anything is run a second time.
+            (None, OnDoubt::Release, Some(_)) => OnDoubt::Probe,
+            (None, usual, _) => usual,
+        };
         let text = policy.pattern.to_string();
         if policy.guarding == Guarding::Guarded
             && let Some(method) = policy.pattern.method()
@@ -266,12 +284,16 @@ impl PolicyBuilder {
                 let retention = given;
                 return Err(PolicyError::InFlightAboveRetention { profile, in_flight_max, retention });
             }
+            if in_flight_max < Duration::from_secs(1) {
+                return Err(PolicyError::InFlightTooShort { profile, in_flight_max });
+            }
         }
         let (min, max) = (policy.key_length.min, policy.key_length.max);
         if min == 0 || min > max || max > semel::key::MAX_VALUE {
             return Err(PolicyError::KeyLength { min, max });
         }
         check_limits(&policy)?;
+        codec.check(&policy)?;
         if let KeySource::Route(template) = &policy.key {
             let spelled = template.to_string();
             if template.names().next().is_none() {

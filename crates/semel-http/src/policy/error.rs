@@ -130,6 +130,26 @@ pub enum PolicyError {
         /// As given.
         retention: Duration,
     },
+    /// A profile that publishes `in_flight_max` publishes it in whole seconds.
+    #[error(
+        "in_flight_max ({in_flight_max:?}) is below the second that the profile {profile} publishes at least"
+    )]
+    InFlightTooShort {
+        /// The profile.
+        profile: &'static str,
+        /// As given.
+        in_flight_max: Duration,
+    },
+    /// A setting for plain requests, where calls are messages.
+    #[error(
+        "the route {pattern:?} sets {setting}, which the profile decides: its calls are messages, each with its key, its fingerprint and its success in it"
+    )]
+    NotOfMessages {
+        /// The route.
+        pattern: String,
+        /// Which.
+        setting: &'static str,
+    },
     /// The namespace cannot stand in a key.
     #[error("the namespace must have 1 to 255 bytes, and has {length}")]
     Namespace {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
 
-use super::{KeyLength, Profile};
+use super::{KeyLength, Profile, StoreLoss};
+use crate::codec::Codec;
 use crate::policy::{InFlight, OnDoubt, OnServerError, Pin};
 use crate::problem::{Retry, Shape, Situation, Telling};
 
@@ -29,7 +30,8 @@ fn telling(situation: Situation) -> Telling {
         Situation::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, Retry::Useful),
         Situation::UpstreamUnknown => (StatusCode::BAD_GATEWAY, Retry::Useless),
     };
-    Telling { status, kind: "idempotency_error", retry, hint: None }
+    let recovery = if retry == Retry::Useful { "transient" } else { "correctable" };
+    Telling { status, kind: "idempotency_error", retry, hint: None, recovery, hint_within: None }
 }
 
 impl Profile {
@@ -51,6 +53,9 @@ impl Profile {
             grace: Duration::from_secs(60),
             memory: Duration::from_secs(24 * 60 * 60),
             retention_bounds: None,
+            limits: None,
+            store_loss: StoreLoss::Alarm,
+            codec: Codec::Http,
         }
     }
 }

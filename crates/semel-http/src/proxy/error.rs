@@ -1,5 +1,6 @@
 //! Why there is no answer from an upstream, and whether it may have acted.
 
+use std::error::Error as _;
 use std::io;
 
 use http::StatusCode;
@@ -32,6 +33,10 @@ pub enum Error {
     /// The client's own body failed while it was passed on.
     #[error("the request body failed: {0}")]
     RequestBody(#[source] hyper::Error),
+    /// The upstream said by HTTP/2 that it has not looked at the request: `REFUSED_STREAM`, or a stream that came after
+    /// the last one of a graceful `GOAWAY`.
+    #[error("the upstream refused the request unread: {0}")]
+    Refused(#[source] hyper::Error),
     /// The connection was cut, or the answer was not HTTP.
     #[error("the upstream gave no whole answer: {0}")]
     Cut(#[source] hyper::Error),
@@ -44,6 +49,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// What a failed exchange was.
+    pub(super) fn of(error: hyper::Error) -> Self {
+        if error.is_user() {
+            return Self::RequestBody(error);
+        }
+        let cause = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+        // A GOAWAY with an error may end streams that were looked at, so it says nothing.
+        let unread = cause.is_some_and(|cause| {
+            cause.is_remote()
+                && match cause.reason() {
+                    Some(h2::Reason::REFUSED_STREAM) => cause.is_reset(),
+                    Some(h2::Reason::NO_ERROR) => cause.is_go_away(),
+                    _ => false,
+                }
+        });
+        if unread { Self::Refused(error) } else { Self::Cut(error) }
+    }
+
     /// Whether the upstream may have acted.
     #[must_use]
     pub fn fate(&self) -> Fate {
@@ -52,6 +75,7 @@ impl Error {
             | Self::ConnectTimeout
             | Self::Handshake(_)
             | Self::Closed
+            | Self::Refused(_)
             | Self::NoUpstream
             | Self::Target => Fate::Undelivered,
             Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => Fate::Unknown,
@@ -65,6 +89,7 @@ impl Error {
             Self::Connect(_)
             | Self::Handshake(_)
             | Self::Closed
+            | Self::Refused(_)
             | Self::NoUpstream
             | Self::Cut(_)
             | Self::Switched => StatusCode::BAD_GATEWAY,

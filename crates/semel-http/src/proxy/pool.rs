@@ -45,6 +45,8 @@ pub(super) struct Pool {
     connecting: tokio::sync::Mutex<()>,
     /// Learned from the last handshake, where it was not known before.
     speaks_http1: AtomicBool,
+    /// Whether a task looks after the unused connections.
+    watched: AtomicBool,
 }
 
 struct Idle {
@@ -124,6 +126,7 @@ impl Pool {
             idle: Mutex::default(),
             shared: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
+            watched: AtomicBool::new(false),
         })
     }
 
@@ -173,6 +176,10 @@ impl Pool {
         None
     }
 
+    pub(super) fn unused_now(&self) -> usize {
+        self.idle.lock().len()
+    }
+
     async fn connect(&self) -> Result<Ride, Error> {
         let open = async {
             let (stream, spoken) = self.connector.connect(&self.upstream).await?;
@@ -192,7 +199,7 @@ impl Pool {
         tokio::time::timeout(self.options.connect, open).await.unwrap_or(Err(Error::ConnectTimeout))
     }
 
-    fn keep(&self, line: Line) {
+    fn keep(self: &Arc<Self>, line: Line) {
         if line.sender.is_closed() {
             return;
         }
@@ -204,6 +211,37 @@ impl Pool {
             idle.remove(0);
         }
         idle.push(Idle { line, since: Instant::now() });
+        self.watch_unused();
+    }
+}
+
+/// How often unused connections are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Pool {
+    /// Looks after unused connections in a task of its own, as long as there are some: those that the upstream has
+    /// closed, or that have been unused for too long, are closed here too.
+    fn watch_unused(self: &Arc<Self>) {
+        if self.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let pool = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                let Some(pool) = pool.upgrade() else { return };
+                let mut idle = pool.idle.lock();
+                idle.retain_mut(|Idle { line, since }| {
+                    let ended = line.drive.poll(&mut Context::from_waker(Waker::noop()));
+                    !ended && !line.sender.is_closed() && since.elapsed() <= pool.options.idle
+                });
+                if idle.is_empty() {
+                    // Under the lock of the list: whoever adds to it now starts the next watch.
+                    pool.watched.store(false, Ordering::Release);
+                    return;
+                }
+            }
+        });
     }
 }
 

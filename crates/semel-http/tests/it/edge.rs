@@ -4,5 +4,6 @@ mod differential;
 mod guarded;
 mod http2;
 mod lifecycle;
+mod shortcut;
 mod smuggling;
 mod tls;

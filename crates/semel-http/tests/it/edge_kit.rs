@@ -261,10 +261,11 @@ impl Gateway {
         let engine = Engine::builder(MemoryStore::new()).build().unwrap();
         let guard = Guard::builder(engine).scope(Scope::SingleTenant);
         let guard = route.into_iter().fold(guard, |guard, route| guard.route(route)).build().unwrap();
-        Self::of(Guarded::new(guard, proxy), small()).await
+        let options = Options { shortcut: Some(Arc::new(guard.clone())), ..small() };
+        Self::of(Guarded::new(guard, proxy), options).await
     }
 
-    async fn of<S, B>(service: S, edge: Options) -> Self
+    pub(crate) async fn of<S, B>(service: S, edge: Options) -> Self
     where
         S: Service<Request<edge::Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Error: Into<BoxError> + Send,

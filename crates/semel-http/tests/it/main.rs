@@ -1,6 +1,8 @@
 //! The HTTP surface, from outside: one binary.
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
+#[path = "../../examples/naive_agent/agent.rs"]
+mod agent;
 mod conflict;
 mod disconnect;
 mod doubt;
@@ -11,6 +13,7 @@ mod keys;
 mod kit;
 mod layer;
 mod limits;
+mod mcp;
 mod pinning;
 mod policy;
 mod profiles;

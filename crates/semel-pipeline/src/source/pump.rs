@@ -315,13 +315,13 @@ impl Pump {
         }
     }
 
-    async fn failed(&mut self, what: &str, error: &dyn fmt::Display) {
+    async fn failed(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) {
         let pause = self.pause(what, error);
         tokio::time::sleep(pause).await;
     }
 
     /// Says that something failed, once until it works again, and how long to wait.
-    fn pause(&mut self, what: &str, error: &dyn fmt::Display) -> Duration {
+    fn pause(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) -> Duration {
         count(&self.counters.failures, 1);
         let source = self.source.name();
         if self.failures == 0 {

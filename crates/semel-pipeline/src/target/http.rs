@@ -11,7 +11,6 @@ use semel::store::BoxFuture;
 use semel::time::{Clock, SystemClock};
 
 use super::scrub::excerpt;
-use super::trace::child;
 use super::{Call, Outcome, SigningSecret, Target};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("semel-event-id");
@@ -105,7 +104,7 @@ impl HttpTarget {
             .bytes(work.payload.clone())
             .key(call.key().to_string())?
             .with_request_id(work.request_id.as_str())?
-            .traceparent(&child(&work.trace, work.event))?
+            .traceparent(&work.span().to_string())?
             .header(header::CONTENT_TYPE, text("content type", &work.content_type)?)
             .header(EVENT_TYPE, text("event type", &work.event_type)?)
             .header(ATTEMPT, HeaderValue::from(work.attempt));

@@ -94,34 +94,10 @@ impl Triggers {
         change: &Change,
         version: Option<u64>,
     ) -> Result<Located, DeskError> {
-        let in_ledger = async |id| match self.ledger.change(id, change.clone(), version).await {
-            Ok(event) => Ok(Located::Ledger(Box::new(event))),
-            Err(error) => Err(error),
-        };
-        let patch = Patch::Change(change.clone());
-        self.wherever(id, in_ledger, async |burst, tenant| {
-            let Some((Ok(mut buffered), stands)) = burst.buffer.get(tenant, id).await? else {
-                return Ok(Step::Elsewhere);
-            };
-            buffered.run.notes.apply(change).map_err(Error::Refused)?;
-            if let Some(delay) = change.delay {
-                buffered.run.delay = delay;
-            }
-            Ok(match burst.buffer.patch(tenant, id, &patch, version).await? {
-                Patched::Applied(now) => {
-                    // Others may have changed it as well since it was read.
-                    let located = match now == stands + 1 {
-                        true => Located::Buffer { buffered: Box::new(buffered), version: now },
-                        false => self.locate(id).await?,
-                    };
-                    Step::Done(located)
-                }
-                Patched::Stale => return Err(Error::Stale.into()),
-                Patched::InTransit => Step::Later,
-                Patched::Missing => Step::Elsewhere,
-            })
-        })
-        .await
+        match self.wherever(id, &Wish::Change(change, version)).await? {
+            Some(located) => Ok(located),
+            None => self.locate(id).await,
+        }
     }
 
     /// Cancels a run that has not started.
@@ -129,38 +105,23 @@ impl Triggers {
     /// # Errors
     /// As [`change`](Self::change).
     pub async fn cancel(&self, id: EventId, line: &AuditLine) -> Result<(), DeskError> {
-        let in_ledger = async |id| self.ledger.cancel(id, line.clone()).await.map(drop);
-        self.wherever(id, in_ledger, async |burst, tenant| {
-            Ok(match burst.buffer.patch(tenant, id, &Patch::Cancel, None).await? {
-                Patched::Applied(_) => {
-                    self.ledger.audit(line.clone()).await?;
-                    Step::Done(())
-                }
-                Patched::Stale | Patched::InTransit => Step::Later,
-                Patched::Missing => Step::Elsewhere,
-            })
-        })
-        .await
+        self.wherever(id, &Wish::Cancel(line)).await.map(drop)
     }
 
-    /// Does something where the run is: in the ledger, or in the buffer, or after it has arrived.
-    async fn wherever<T>(
-        &self,
-        id: EventId,
-        in_ledger: impl AsyncFn(EventId) -> Result<T, Error>,
-        in_buffer: impl AsyncFn(&Burst, &str) -> Result<Step<T>, DeskError>,
-    ) -> Result<T, DeskError> {
+    /// Does something where the run is: in the ledger, or in the buffer, or after it has arrived. Answers how it is then, where
+    /// that is known.
+    async fn wherever(&self, id: EventId, wish: &Wish<'_>) -> Result<Option<Located>, DeskError> {
         let until = Instant::now() + PATIENCE;
         let mut pause = PAUSE.0;
         let mut nowhere = 0;
         loop {
-            let missing = match in_ledger(id).await {
+            let missing = match self.in_ledger(id, wish).await {
                 Err(error @ Error::NotFound { .. }) => error,
                 done => return Ok(done?),
             };
             let Some(burst) = &self.burst else { return Err(missing.into()) };
             let step = match burst.buffer.tenant_of(id).await? {
-                Some(tenant) => in_buffer(burst, &tenant).await?,
+                Some(tenant) => self.in_buffer(burst, &tenant, id, wish).await?,
                 None => Step::Elsewhere,
             };
             match step {
@@ -173,7 +134,7 @@ impl Triggers {
                 }
                 Step::Elsewhere => {
                     if let Some(winner) = self.ledger.resolve(id).await? {
-                        return Ok(in_ledger(winner).await?);
+                        return Ok(self.in_ledger(winner, wish).await?);
                     }
                     // Once it may have arrived between the two looks.
                     nowhere += 1;
@@ -182,6 +143,47 @@ impl Triggers {
                     }
                 }
             }
+        }
+    }
+
+    async fn in_ledger(&self, id: EventId, wish: &Wish<'_>) -> Result<Option<Located>, Error> {
+        match wish {
+            Wish::Change(change, version) => {
+                let event = self.ledger.change(id, (*change).clone(), *version).await?;
+                Ok(Some(Located::Ledger(Box::new(event))))
+            }
+            Wish::Cancel(line) => self.ledger.cancel(id, (*line).clone()).await.map(|_| None),
+        }
+    }
+
+    async fn in_buffer(
+        &self,
+        burst: &Burst,
+        tenant: &str,
+        id: EventId,
+        wish: &Wish<'_>,
+    ) -> Result<Step, DeskError> {
+        let (patch, version) = match wish {
+            Wish::Change(change, version) => {
+                let Some((Ok(mut buffered), _)) = burst.buffer.get(tenant, id).await? else {
+                    return Ok(Step::Elsewhere);
+                };
+                // What cannot be applied is refused now, not when it is drained.
+                buffered.run.notes.apply(change).map_err(Error::Refused)?;
+                (Patch::Change((*change).clone()), *version)
+            }
+            Wish::Cancel(_) => (Patch::Cancel, None),
+        };
+        match burst.buffer.patch(tenant, id, &patch, version).await? {
+            Patched::Applied(_) => {
+                if let Wish::Cancel(line) = wish {
+                    self.ledger.audit((*line).clone()).await?;
+                }
+                Ok(Step::Done(None))
+            }
+            Patched::Stale => Err(Error::Stale.into()),
+            Patched::InTransit => Ok(Step::Later),
+            Patched::Missing => Ok(Step::Elsewhere),
         }
     }
 
@@ -205,9 +207,15 @@ impl Triggers {
     }
 }
 
+/// What somebody wants of a run.
+enum Wish<'a> {
+    Change(&'a Change, Option<u64>),
+    Cancel(&'a AuditLine),
+}
+
 /// What a look into the buffer came to.
-enum Step<T> {
-    Done(T),
+enum Step {
+    Done(Option<Located>),
     /// It is on its way.
     Later,
     /// It is not there.

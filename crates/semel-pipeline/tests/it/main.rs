@@ -4,5 +4,7 @@
 mod burst;
 #[cfg(all(feature = "embedded", feature = "testkit"))]
 mod embedded;
+#[cfg(all(feature = "postgres", feature = "testkit"))]
+mod postgres;
 #[cfg(feature = "redis")]
 mod streams;

@@ -50,6 +50,8 @@ impl Right {
             _ if path == "/v1/claims" || path.starts_with("/v1/claims/") => Some(Self::Produce),
             _ if method == Method::GET || method == Method::HEAD => Some(Self::Look),
             "/v1/events" => Some(Self::Produce),
+            _ if path == "/v1/runs" || path.starts_with("/v1/runs/") => Some(Self::Produce),
+            _ if path == "/v1/replays" || path.starts_with("/v1/replays/") => Some(Self::Operate),
             _ if path.starts_with("/v1/keys/") || path.starts_with("/v1/dead-letters/") => {
                 Some(Self::Operate)
             }

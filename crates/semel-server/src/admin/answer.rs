@@ -51,6 +51,11 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
+    /// Says when to come back.
+    pub(super) fn set_retry_after(&mut self, retry_after: Duration) {
+        self.retry_after = Some(retry_after);
+    }
+
     /// The same refusal with the outcome that stands.
     pub(super) fn returning(mut self, returned: Returned) -> Self {
         self.more.returned = Some(returned);

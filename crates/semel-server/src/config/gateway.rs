@@ -9,14 +9,14 @@ use semel_http::edge::{Limits, Patience};
 use semel_http::policy::{OnDoubt, StoreDown};
 use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
 use semel_http::scope::VerifierBuilder;
-use semel_http::{Profile, RoutePolicy, Scope};
+use semel_http::{Codec, KeyedTools, Profile, RoutePolicy, Scope};
 
 use super::loopback;
 use super::problem::{Problems, meant};
 use super::reader::Table;
 use super::routes::{self, Routes, Usual};
 use super::secrets::{self, Environment};
-use super::values::{address, choice, count, duration, parse_address, size, text};
+use super::values::{address, choice, count, duration, parse_address, size, text, texts};
 use crate::cli::ServeArgs;
 
 /// Everything the gateway needs to know.
@@ -70,6 +70,7 @@ impl Gateway {
         let profile = flag(args.profile.as_deref(), "--profile", problems, profile)
             .or(table.get("profile", |value| profile(&text(value)?)))
             .unwrap_or_default();
+        let profile = tools(&mut table, profile);
         let scope = scope(&mut table, args, environment);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
@@ -110,6 +111,12 @@ impl Gateway {
             limits,
             patience,
         })
+    }
+
+    /// The longest that any answer is kept.
+    pub(super) fn longest_retention(&self) -> Duration {
+        let routes = self.routes.iter().chain([&self.fallback]);
+        routes.map(|route| route.terms().retention).max().unwrap_or_default()
     }
 
     /// Every weaker promise it was configured into, in plain words.
@@ -177,6 +184,19 @@ fn profile(name: &str) -> Result<Profile, String> {
             .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
         format!("expected one of {}, found {name:?}{hint}", Profile::NAMES.join(", "))
     })
+}
+
+/// `tools = ["create_media_buy"]`: the tools that need a key, where calls are messages.
+fn tools(table: &mut Table<'_>, mut profile: Profile) -> Profile {
+    let Some(given) = table.located("tools", texts) else { return profile };
+    match &mut profile.codec {
+        Codec::Mcp { tools } => *tools = KeyedTools::Named(given.value),
+        _ => table.problems().at(
+            &given.span,
+            format!("tools: names tools that need a key, and the profile {:?} knows none", profile.name),
+        ),
+    }
+    profile
 }
 
 /// Who asks, with the keys that verify a JWT where it is one.

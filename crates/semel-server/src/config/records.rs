@@ -4,13 +4,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use semel::record::Terms;
 use semel::store::{AsyncCommit, OnCorruption, Pooling};
+use semel_http::profile::StoreLoss;
 
 use super::problem::Problems;
 use super::reader::{Located, Table};
 use super::sealing::Sealing;
 use super::values::{choice, count, duration, size, text};
-use super::{Environment, secrets};
+use super::{Environment, Gateway, secrets};
 use crate::cli::ServeArgs;
 
 /// The store, and the engine's bounds over it.
@@ -30,6 +32,7 @@ pub(crate) struct Records {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiters {
     pub(crate) per_key: usize,
+    pub(crate) per_scope: usize,
     pub(crate) in_all: usize,
 }
 
@@ -47,6 +50,8 @@ pub(crate) enum Place {
         ca: Option<Vec<u8>>,
         require_replicas: usize,
         on_store_loss: Loss,
+        /// The longest retention: for so long new claims are refused after a loss.
+        retention: Duration,
     },
     Postgres {
         url: String,
@@ -106,6 +111,7 @@ impl Records {
         root: &mut Table<'_>,
         args: &ServeArgs,
         environment: &Environment<'_>,
+        gateway: Option<&Gateway>,
     ) -> (Self, Option<Sealing>) {
         let problems = root.problems();
         let mut table = root.table("store").unwrap_or_else(|| Table::empty("[store]", problems));
@@ -142,11 +148,12 @@ impl Records {
         let max_outcome = table.get("max_outcome", size).unwrap_or(1 << 20);
         let waiters = Waiters {
             per_key: as_usize(table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000)),
+            per_scope: as_usize(table.get("waiters_per_scope", count(1, 1_000_000)).unwrap_or(20_000)),
             in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
         };
         let sealing = Sealing::read(&mut table, environment);
         table.done();
-        let place = place(&url, coordinate, extras, problems);
+        let place = place(&url, coordinate, extras, gateway, problems);
         (Self { place, timeout, hot_cache, waiters, max_outcome: as_usize(max_outcome) }, sealing)
     }
 }
@@ -208,7 +215,13 @@ fn url_of_redis(
 }
 
 /// The store of the URL. A setting that it does not have is a mistake, not a wish that is overheard.
-fn place(url: &Url, coordinate: Option<Url>, extras: Extras, problems: &Problems<'_>) -> Place {
+fn place(
+    url: &Url,
+    coordinate: Option<Url>,
+    extras: Extras,
+    gateway: Option<&Gateway>,
+    problems: &Problems<'_>,
+) -> Place {
     let refuse = |span: Option<Range<usize>>, key: &str, only: &str| {
         if let Some(span) = span {
             problems.at(&span, format!("{key}: is a setting of {only}; this store is {}", url.scheme()));
@@ -262,7 +275,8 @@ fn place(url: &Url, coordinate: Option<Url>, extras: Extras, problems: &Problems
             prefix,
             ca,
             require_replicas: as_usize(require_replicas.map_or(0, |found| found.value)),
-            on_store_loss: on_store_loss.map_or(Loss::Alarm, |found| found.value),
+            on_store_loss: on_store_loss.map_or_else(|| usual_loss(gateway), |found| found.value),
+            retention: gateway.map_or(Terms::default().retention, Gateway::longest_retention),
         },
         _ if is_postgres => Place::Postgres {
             url: url.text.clone(),
@@ -276,6 +290,14 @@ fn place(url: &Url, coordinate: Option<Url>, extras: Extras, problems: &Problems
             url.refuse(problems, "url", EXPECTED);
             Place::Memory
         }
+    }
+}
+
+/// What the profile does after a loss, where nobody said otherwise.
+fn usual_loss(gateway: Option<&Gateway>) -> Loss {
+    match gateway.map(|gateway| gateway.profile.store_loss) {
+        Some(StoreLoss::Refuse) => Loss::Refuse,
+        Some(StoreLoss::Alarm) | None => Loss::Alarm,
     }
 }
 

@@ -228,7 +228,7 @@ fn key(
             }
             route = route.key(source, required);
         }
-        (None, None) => route = route.key(KeySource::Header(profile.key_header.clone()), required),
+        (None, None) => route = route.required(required),
     }
     if derived.is_some() || provider.is_some() {
         let header = derived.unwrap_or_else(|| profile.key_header.clone());

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use semel_http::{Codec, KeyedTools};
 use serde_json::Value;
 use toml::de::DeTable;
 
 use super::commands::{EXAMPLE, SCHEMA};
 use super::problem::Problems;
 use super::reader::Table;
-use super::{Config, Environment, Place, Role, loopback};
+use super::{Config, Environment, Loss, Place, Role, loopback};
 use crate::cli::ServeArgs;
 
 /// Every variable has a value of its own.
@@ -288,6 +289,58 @@ fn weaker_promises_are_named() {
     }
     let usual = parse("[gateway]\nupstream = \"http://h\"\n").unwrap();
     assert_eq!(usual.gateway.unwrap().warnings(), Vec::<String>::new());
+}
+
+// R7, R17: the bounds of what is published hold at start, and weaker promises are named.
+#[test]
+fn adcp_mcp_has_bounds_and_says_what_it_promises() {
+    let text = |rest: &str| format!("[gateway]\nupstream = \"http://h\"\nprofile = \"adcp-mcp\"\n{rest}");
+    let gateway = |rest: &str| parse(&text(rest)).unwrap().gateway.unwrap();
+    let warnings = gateway("").warnings().join("\n");
+    assert!(
+        warnings.contains("* /**: on_doubt = \"release\"") && warnings.contains("at least once"),
+        "{warnings}"
+    );
+    let probed = "[[route]]\nmatch = \"POST /mcp\"\nprobe = \"GET /by-key/{key}\"\n";
+    assert!(!gateway(probed).warnings().join("\n").contains("POST /mcp"), "a probe is asked first");
+    assert_eq!(
+        gateway("tools = [\"create_media_buy\"]\n").profile.codec,
+        Codec::Mcp { tools: KeyedTools::Named(vec!["create_media_buy".to_owned()]) }
+    );
+    for (route, expected) in [
+        ("retention = \"59m\"", "promises a retention of 3600s to 604800s"),
+        ("retention = \"8d\"", "promises a retention of 3600s to 604800s"),
+        ("retention = \"1h\"\nin_flight_max = \"2h\"", "is above the retention"),
+        ("in_flight_max = \"500ms\"\nlease = \"100ms\"\nwait = \"0s\"", "below the second"),
+        ("key = { header = \"x-key\" }", "sets key"),
+        ("fingerprint = \"json\"", "sets fingerprint"),
+        ("pin = \"all\"", "sets pin"),
+    ] {
+        let problems =
+            parse(&text(&format!("[[route]]\nmatch = \"POST /mcp\"\n{route}\n"))).expect_err(route);
+        assert!(problems.join("\n").contains(expected), "{expected:?} in {problems:?}");
+    }
+    let unknown = parse("[gateway]\nupstream = \"http://h\"\ntools = [\"x\"]\n").unwrap_err();
+    assert!(unknown[0].starts_with("semel.toml:3:9: tools: "), "{unknown:?}");
+}
+
+// R6: a store that cannot tell "never seen" from "lost" is not trusted where replay is promised.
+#[test]
+fn adcp_mcp_refuses_after_a_loss_unless_told_otherwise() {
+    let loss = |profile: &str, rest: &str| {
+        let text = format!(
+            "[gateway]\nupstream = \"http://h\"\nprofile = {profile:?}\n[store]\nurl = \"redis://h\"\n{rest}"
+        );
+        match parse(&text).unwrap().records.place {
+            Place::Redis { on_store_loss, retention, .. } => (on_store_loss, retention.as_secs()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(loss("adcp-mcp", ""), (Loss::Refuse, 86_400));
+    assert_eq!(loss("adcp-mcp", "on_store_loss = \"alarm\""), (Loss::Alarm, 86_400));
+    assert_eq!(loss("ietf", ""), (Loss::Alarm, 86_400));
+    let week = "[[route]]\nmatch = \"POST /mcp\"\nretention = \"7d\"\n";
+    assert_eq!(loss("adcp-mcp", week), (Loss::Refuse, 604_800));
 }
 
 #[test]

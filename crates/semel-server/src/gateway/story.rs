@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use semel::time::{Clock as _, SystemClock};
 use semel_http::stored::{REPLAYED, STORED};
 
-use crate::otlp::{Exporter, Span};
+use crate::otlp::{Exporter, Kind, Span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -79,11 +79,13 @@ impl Story {
             id,
             parent: self.parent.map(|parent| parent.span),
             name,
+            kind: Kind::Server,
             start,
             end: SystemClock.now().as_micros(),
             request_id: self.request_id,
             status: answer.status().as_u16(),
             outcome: outcome(answer),
+            more: Vec::new(),
         });
     }
 }

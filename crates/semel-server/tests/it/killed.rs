@@ -1,4 +1,5 @@
-//! The gateway is killed between the upstream's call and the record. In full form: `./scripts/prove gateway-kill`.
+//! The gateway is killed between the upstream's call and the record. In full form, 500 times: `./scripts/prove
+//! gateway-kill`.
 
 use semel_testbed::wait;
 use serde_json::{Value, json};
@@ -6,10 +7,15 @@ use serde_json::{Value, json};
 use crate::kit::{Answer, Http, PATIENCE, Semel, Upstream, semel};
 
 /// Calls under way at each kill.
-const TOGETHER: usize = 10;
+const TOGETHER: usize = 2;
+/// Kills before what they left is looked at.
+const IN_A_ROW: usize = 10;
+/// Keys that a row leaves.
+const LEFT: usize = TOGETHER * IN_A_ROW;
 
-fn kills() -> usize {
-    if std::env::var_os("SEMEL_PROVE").is_some() { 50 } else { 2 }
+/// Rows of kills: so many in full form, one otherwise.
+fn rows(full: usize) -> usize {
+    if std::env::var_os("SEMEL_PROVE").is_some() { full } else { 1 }
 }
 
 struct Bench {
@@ -35,9 +41,17 @@ impl Bench {
         Semel::with_config(&self.folder.path().join("semel.toml"), &[])
     }
 
-    /// Brings calls under way, kills the gateway, and starts it again.
-    fn kill_under_way(&self, keys: &[String]) -> Semel {
+    /// Kills the gateway again and again, each time with calls under way, and starts it once more.
+    fn kill_in_a_row(&self, keys: &[String]) -> Semel {
         self.upstream.close();
+        for keys in keys.chunks(TOGETHER) {
+            self.kill_under_way(keys);
+        }
+        self.upstream.open();
+        self.start()
+    }
+
+    fn kill_under_way(&self, keys: &[String]) {
         let before = self.upstream.total();
         let semel = self.start();
         let calls: Vec<_> = keys
@@ -53,13 +67,11 @@ impl Bench {
         for call in calls {
             assert!(call.join().unwrap().is_err(), "nobody was answered");
         }
-        self.upstream.open();
-        self.start()
     }
 }
 
 fn names(round: usize) -> Vec<String> {
-    (0..TOGETHER).map(|number| format!("k-{round}-{number}")).collect()
+    (0..LEFT).map(|number| format!("k-{round}-{number}")).collect()
 }
 
 fn retry(semel: &Semel, key: &str) -> Answer {
@@ -71,7 +83,7 @@ fn in_doubt(admin: &Http) -> Vec<Value> {
     wait::for_some("the keys are in doubt", PATIENCE, || {
         let items =
             admin.get("/v1/keys?phase=in_doubt").expect(200)["items"].as_array().cloned().unwrap_or_default();
-        Ok((items.len() == TOGETHER).then_some(items))
+        Ok((items.len() == LEFT).then_some(items))
     })
     .unwrap()
 }
@@ -80,9 +92,9 @@ fn in_doubt(admin: &Http) -> Vec<Value> {
 #[test]
 fn marked_never_calls_twice() {
     let bench = Bench::new("");
-    for round in 0..kills() {
+    for round in 0..rows(20) {
         let keys = names(round);
-        let semel = bench.kill_under_way(&keys);
+        let semel = bench.kill_in_a_row(&keys);
         let admin = semel.admin();
         let items = in_doubt(&admin);
         for key in &keys {
@@ -121,17 +133,20 @@ fn marked_never_calls_twice() {
 #[test]
 fn a_probe_settles_doubt() {
     let bench = Bench::new("on_doubt = \"probe\"\nprobe = \"GET /by-key/{key}\"");
-    let keys = names(0);
-    let semel = bench.kill_under_way(&keys);
-    in_doubt(&semel.admin());
-    for key in &keys {
-        let mut answer = retry(&semel, key);
-        wait::until("it is settled", PATIENCE, || {
-            answer = retry(&semel, key);
-            answer.status == 201
-        })
-        .unwrap_or_else(|_| panic!("{}", answer.text()));
-        assert_eq!(bench.upstream.calls(key), 1);
+    for round in 0..rows(10) {
+        let keys = names(round);
+        let semel = bench.kill_in_a_row(&keys);
+        in_doubt(&semel.admin());
+        for key in &keys {
+            let mut answer = retry(&semel, key);
+            wait::until("it is settled", PATIENCE, || {
+                answer = retry(&semel, key);
+                answer.status == 201
+            })
+            .unwrap_or_else(|_| panic!("{}", answer.text()));
+            assert_eq!(bench.upstream.calls(key), 1);
+        }
+        semel.kill();
     }
 }
 
@@ -140,10 +155,10 @@ fn a_probe_settles_doubt() {
 fn keyed_calls_again_with_the_same_derived_key() {
     let bench = Bench::new("mode = \"keyed\"");
     let mut seen = 0;
-    for round in 0..kills() {
+    for round in 0..rows(20) {
         let keys = names(round);
-        let semel = bench.kill_under_way(&keys);
-        seen += TOGETHER;
+        let semel = bench.kill_in_a_row(&keys);
+        seen += LEFT;
         assert_eq!(bench.upstream.keys(), seen, "each call has a key of its own, and none is the client's");
         for key in &keys {
             let mut answer = retry(&semel, key);

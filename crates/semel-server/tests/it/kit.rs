@@ -62,6 +62,21 @@ impl Semel {
         Self::spawn_with(command, tempfile::NamedTempFile::new().expect("a temporary file"))
     }
 
+    /// Starts a server that may have so many files and connections open.
+    pub(crate) fn with_descriptors(most: usize, args: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]);
+        command.arg(semel().get_program()).args([
+            "serve",
+            "--admin",
+            "127.0.0.1:0",
+            "--listen",
+            "127.0.0.1:0",
+        ]);
+        command.args(args).stdin(Stdio::null());
+        Self::spawn(command)
+    }
+
     /// Starts a server with this config file, whose ports should be 0.
     pub(crate) fn with_config(file: &Path, env: &[(&str, &str)]) -> Self {
         let mut command = semel();

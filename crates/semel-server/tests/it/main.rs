@@ -2,6 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
 mod access;
+#[path = "../../../semel-http/examples/naive_agent/agent.rs"]
+mod agent;
+mod check;
 mod claims;
 mod commands;
 mod demo;
@@ -11,9 +14,11 @@ mod gateway;
 mod guide;
 mod killed;
 mod kit;
+mod mcp;
 mod real_clients;
 mod reload;
 mod runbook;
+mod scarce;
 mod sealed;
 mod serve;
 mod stores;

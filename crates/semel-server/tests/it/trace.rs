@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::kit::{PATIENCE, Semel, Upstream};
+use crate::kit::{PATIENCE, Semel, Sink, Upstream};
 
 /// Takes what is sent to `/v1/traces`, and hands the bodies on.
 fn collector() -> (String, mpsc::Receiver<Value>) {
@@ -90,6 +90,32 @@ fn a_request_is_a_span_and_the_upstream_its_child() {
     // The unsampled request went on as it came; the first had the gateway's span for its parent.
     assert_eq!(upstream.traceparent(), format!("00-{trace}-{parent}-00"));
     assert_eq!(spans.len(), 2);
+}
+
+// P12: an attempt to deliver is a span of the event's trace, and the target's parent.
+#[test]
+fn an_attempt_is_a_span_of_the_events_trace() {
+    let (sink, (url, collected)) = (Sink::start(), collector());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n[[target]]\nname = \"crm\"\nurl = \"{}\"\n",
+        folder.path().join("data").display(),
+        sink.url(),
+    );
+    std::fs::write(&file, text).unwrap();
+    let semel = Semel::with_config(&file, &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    let admin = semel.admin().with("traceparent", &format!("00-{trace}-{parent}-01"));
+    let event = r#"{"type": "a", "dedupe_key": "1", "payload": 1}"#;
+    let id = admin.post("/v1/events", event).expect(201)["id"].clone();
+    let body = collected.recv_timeout(PATIENCE).unwrap();
+    let span = &body["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+    assert_eq!((&span["name"], &span["kind"]), (&Value::from("deliver crm"), &Value::from(3)));
+    assert_eq!((span["traceId"].as_str(), span["parentSpanId"].as_str()), (Some(trace), Some(parent)));
+    assert!(span["attributes"].to_string().contains(id.as_str().unwrap()), "{span}");
+    let sent = format!("00-{trace}-{}-01", span["spanId"].as_str().unwrap());
+    assert_eq!(sink.seen()[0].header("traceparent"), sent);
 }
 
 #[test]

@@ -26,6 +26,8 @@ const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 /// What is asked for.
 pub(super) struct Ask {
     pub(super) subject: Arc<Subject>,
+    /// Whose key it is, for the cap on waiters.
+    pub(super) scope: Vec<u8>,
     pub(super) fingerprint: Fingerprint,
     pub(super) terms: Arc<Terms>,
     pub(super) begin: Begin,
@@ -97,7 +99,7 @@ impl Inner {
                 Joined::NoRoom
             } else {
                 // Whoever waits already will be told, and with them this caller, without a question of its own.
-                self.flights.join(ask.subject.id, &ask.fingerprint, since)
+                self.flights.join(ask.subject.id, &ask.scope, &ask.fingerprint, since)
             };
             let joined = match joined {
                 Joined::NoRoom => match self.ask_store(ask, ReplayedFrom::Store).await? {
@@ -106,7 +108,7 @@ impl Inner {
                         break Acquired::in_flight(ask, lease_left);
                     }
                     Step::Busy { lease_left } => {
-                        self.flights.open(ask.subject.id, &ask.fingerprint, since, lease_left)
+                        self.flights.open(ask.subject.id, &ask.scope, &ask.fingerprint, since, lease_left)
                     }
                 },
                 joined => joined,

@@ -158,7 +158,7 @@ impl Builder {
         if self.sweep_every.is_some_and(|interval| interval.is_zero()) {
             return Err(BuildError::SweepEvery);
         }
-        if self.caps.per_key == 0 || self.caps.in_all == 0 {
+        if [self.caps.per_key, self.caps.per_scope, self.caps.in_all].contains(&0) {
             return Err(BuildError::WaiterCaps);
         }
         if self.max_outcome > LARGEST_OUTCOME {

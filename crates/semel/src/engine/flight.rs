@@ -23,6 +23,8 @@ const SHARDS: usize = 16;
 pub(super) struct Flights {
     shards: [Mutex<HashMap<RoomKey, Arc<Room>>>; SHARDS],
     waiters: AtomicUsize,
+    /// How many wait in each scope, of those in which somebody does.
+    scopes: Mutex<HashMap<Box<[u8]>, usize>>,
     caps: WaiterCaps,
 }
 
@@ -56,13 +58,15 @@ pub(super) struct Vigil {
 pub struct WaiterCaps {
     /// For one key.
     pub per_key: usize,
+    /// For all keys of one scope, so that one tenant cannot take every place. Keys without a scope are not bound by it.
+    pub per_scope: usize,
     /// For all keys together.
     pub in_all: usize,
 }
 
 impl Default for WaiterCaps {
     fn default() -> Self {
-        Self { per_key: 10_000, in_all: 50_000 }
+        Self { per_key: 10_000, per_scope: 20_000, in_all: 50_000 }
     }
 }
 
@@ -77,7 +81,12 @@ pub(super) enum Joined {
 
 impl Flights {
     pub(super) fn new(caps: WaiterCaps) -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()), waiters: AtomicUsize::new(0), caps }
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            waiters: AtomicUsize::new(0),
+            scopes: Mutex::default(),
+            caps,
+        }
     }
 
     fn shard(&self, key: &RoomKey) -> &Mutex<HashMap<RoomKey, Arc<Room>>> {
@@ -85,7 +94,13 @@ impl Flights {
     }
 
     /// Takes a seat among those who wait for this key already. `since` is when the caller came.
-    pub(super) fn join(self: &Arc<Self>, id: KeyId, fingerprint: &Fingerprint, since: Instant) -> Joined {
+    pub(super) fn join(
+        self: &Arc<Self>,
+        id: KeyId,
+        scope: &[u8],
+        fingerprint: &Fingerprint,
+        since: Instant,
+    ) -> Joined {
         // Most calls meet nobody, and need no lock to see that.
         if self.waiters() == 0 {
             return Joined::NoRoom;
@@ -93,7 +108,7 @@ impl Flights {
         let key = (id, *fingerprint.as_bytes());
         let rooms = self.shard(&key).lock();
         match rooms.get(&key) {
-            Some(room) => self.sit(key, room, since),
+            Some(room) => self.sit(key, scope, room, since),
             None => Joined::NoRoom,
         }
     }
@@ -102,6 +117,7 @@ impl Flights {
     pub(super) fn open(
         self: &Arc<Self>,
         id: KeyId,
+        scope: &[u8],
         fingerprint: &Fingerprint,
         since: Instant,
         lease_left: Duration,
@@ -110,7 +126,7 @@ impl Flights {
         let now = instant();
         let mut rooms = self.shard(&key).lock();
         if let Some(room) = rooms.get(&key) {
-            return self.sit(key, room, since);
+            return self.sit(key, scope, room, since);
         }
         let room = Arc::new(Room {
             vigil: Arc::default(),
@@ -119,7 +135,7 @@ impl Flights {
             busy_until: Mutex::new(now + lease_left),
             asked: Mutex::new(now),
         });
-        let joined = self.sit(key, &room, since);
+        let joined = self.sit(key, scope, &room, since);
         if matches!(joined, Joined::Seat(_)) {
             rooms.insert(key, room);
         }
@@ -127,22 +143,31 @@ impl Flights {
     }
 
     /// To be called under the lock of the room's shard.
-    fn sit(self: &Arc<Self>, key: RoomKey, room: &Arc<Room>, since: Instant) -> Joined {
+    fn sit(self: &Arc<Self>, key: RoomKey, scope: &[u8], room: &Arc<Room>, since: Instant) -> Joined {
         if room.seats.load(Ordering::Relaxed) >= self.caps.per_key {
             return Joined::Full;
         }
+        let Some(place) = ScopePlace::take(self, scope) else { return Joined::Full };
         let one_more = |waiters| (waiters < self.caps.in_all).then_some(waiters + 1);
         if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
             return Joined::Full;
         }
         room.seats.fetch_add(1, Ordering::Relaxed);
         let (flights, room, ended) = (Arc::clone(self), Arc::clone(room), room.ended.subscribe());
-        Joined::Seat(Seat { flights, key, room, ended, since })
+        Joined::Seat(Seat { flights, key, room, ended, since, _place: place })
     }
 
     /// How many callers wait at present.
     pub(super) fn waiters(&self) -> usize {
         self.waiters.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing is remembered of any waiter.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiters() == 0
+            && self.scopes.lock().is_empty()
+            && self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
     /// Takes the room away if it is still this one.
@@ -160,6 +185,38 @@ pub(super) struct Seat {
     room: Arc<Room>,
     ended: watch::Receiver<Option<Ended>>,
     since: Instant,
+    _place: ScopePlace,
+}
+
+/// A waiter's place in its scope; none for keys without one. Dropping it frees the place.
+struct ScopePlace {
+    flights: Arc<Flights>,
+    scope: Box<[u8]>,
+}
+
+impl ScopePlace {
+    fn take(flights: &Arc<Flights>, scope: &[u8]) -> Option<Self> {
+        if !scope.is_empty() {
+            let mut scopes = flights.scopes.lock();
+            match scopes.get_mut(scope) {
+                Some(waiting) if *waiting >= flights.caps.per_scope => return None,
+                Some(waiting) => *waiting += 1,
+                None => drop(scopes.insert(scope.into(), 1)),
+            }
+        }
+        Some(Self { flights: Arc::clone(flights), scope: scope.into() })
+    }
+}
+
+impl Drop for ScopePlace {
+    fn drop(&mut self) {
+        let mut scopes = self.flights.scopes.lock();
+        match scopes.get_mut(&self.scope) {
+            Some(waiting) if *waiting > 1 => *waiting -= 1,
+            Some(_) => drop(scopes.remove(&self.scope)),
+            None => {}
+        }
+    }
 }
 
 impl Seat {

@@ -231,7 +231,7 @@ impl Running {
             Completed::Lost => {
                 let Tenure { subject, terms, .. } = tenure;
                 let (terms, begin) = (Arc::new(terms), Begin::Later);
-                let ask = Ask { subject, fingerprint, terms, begin, wait, secret };
+                let ask = Ask { subject, scope: Vec::new(), fingerprint, terms, begin, wait, secret };
                 Concluded::Instead(Box::pin(inner.follow(&ask)).await)
             }
         }

@@ -189,6 +189,7 @@ impl Once {
         };
         Ok(Ask {
             subject: Arc::new(subject),
+            scope: self.key.take_scope(),
             fingerprint: payload.fingerprint(&secret),
             terms: Arc::new(self.terms),
             begin: self.begin,

@@ -9,7 +9,7 @@ use super::call::Call;
 use super::destination::{Admit, Permit};
 use super::observe::{Action, Decision, tell};
 use super::policy::{Delay, DelaySource, Retry};
-use super::signal::{Fate, Health, Judged, Signal, Verdict};
+use super::signal::{Fate, Judged, Signal, Verdict};
 use crate::engine::Failure;
 
 /// What an operation is told about a try.
@@ -27,7 +27,8 @@ pub struct Try {
 /// How a try ended, for operations that keep the time themselves.
 #[derive(Debug)]
 pub(crate) enum Tried<T, E> {
-    Returned(Result<T, E>),
+    Done(T, Judged),
+    Failed(E),
     TimedOut,
 }
 
@@ -158,7 +159,13 @@ impl Retry {
         let mut timed = |attempt: Try| {
             let until = Instant::now() + attempt.timeout;
             let running = timeout_at(until, operation(attempt));
-            async { running.await.map_or(Tried::TimedOut, Tried::Returned) }
+            async {
+                match running.await {
+                    Ok(Ok(value)) => Tried::Done(value, Verdict::Success.into()),
+                    Ok(Err(error)) => Tried::Failed(error),
+                    Err(_) => Tried::TimedOut,
+                }
+            }
         };
         self.drive(call, |error| classify(error).into(), &mut timed).await
     }
@@ -190,14 +197,14 @@ impl Retry {
             let latency = begun.elapsed();
             let judged;
             (judged, last) = match tried {
-                Tried::Returned(Ok(value)) => {
+                Tried::Done(value, judged) => {
                     if let Some(permit) = permit {
-                        permit.done(Health::Well);
+                        permit.done(judged);
                     }
-                    course.tell(latency, Some(Verdict::Success.into()), Action::Return);
+                    course.tell(latency, Some(judged), Action::Return);
                     return Ok(value);
                 }
-                Tried::Returned(Err(error)) => (classify(&error), Some(error)),
+                Tried::Failed(error) => (classify(&error), Some(error)),
                 Tried::TimedOut => (Signal::timed_out().judge(call.repeat), None),
             };
             if let Some(permit) = permit {

@@ -110,6 +110,10 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
     };
     let key = match of("idempotency-key")[..] {
         [] => vec![],
+        // Passed over, whatever it is.
+        ref keys if ["GET", "HEAD", "OPTIONS", "TRACE"].contains(&&*method) => {
+            keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+        }
         [key] if !key.is_empty() && key.iter().all(|byte| matches!(byte, b' '..=b'~')) => {
             vec![String::from_utf8(key.clone()).ok()?]
         }

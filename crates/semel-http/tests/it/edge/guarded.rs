@@ -45,6 +45,32 @@ async fn one_effect_for_many_at_once() {
     assert_eq!(upstream.count(), 1);
 }
 
+// get_head_options: on a safe method a key says nothing, whatever it looks like.
+#[tokio::test]
+async fn get_head_options() {
+    let upstream = Upstream::start(|seen| {
+        let body = if seen.request_line().starts_with("HEAD") { "" } else { "ok" };
+        vec![send(format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{body}"))]
+    })
+    .await;
+    let gateway = Gateway::guarded(&upstream.url(), None).await;
+    let keys =
+        ["Idempotency-Key: a\r\n", "Idempotency-Key:\r\n", "Idempotency-Key: a\r\nIdempotency-Key: b\r\n"];
+    for (number, key) in keys.into_iter().enumerate() {
+        let ask = |method: &str| {
+            gateway.ask(format!("{method} /pay HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{key}\r\n"))
+        };
+        for method in ["GET", "HEAD", "OPTIONS", "GET", "HEAD", "OPTIONS"] {
+            let before = upstream.count();
+            let answer = ask(method).await;
+            assert_eq!(status(&answer), 200, "{method} {key}: {answer}");
+            assert!(!answer.contains("idempotent-replayed"), "{method} {key}");
+            assert_eq!(upstream.count(), before + 1, "each is passed on: {method} {key}");
+        }
+        assert_eq!(status(&ask("POST").await), if number == 0 { 200 } else { 400 }, "{key}");
+    }
+}
+
 /// How a client goes away.
 #[derive(Clone, Copy, Debug)]
 enum Leave {

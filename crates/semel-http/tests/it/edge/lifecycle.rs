@@ -6,7 +6,7 @@ use semel_http::edge::Drained;
 use semel_http::proxy::Options;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::edge_kit::{Gateway, Step, Upstream, eventually, ok, small, status};
+use crate::edge_kit::{Gateway, Step, Upstream, eventually, ok, send, small, status};
 
 const GET: &str = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -108,6 +108,26 @@ async fn drain_lets_requests_finish() {
     assert_eq!(half.rest().await, "");
     assert_eq!(gateway.stopped().await, Drained::Clean);
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it still accepts");
+}
+
+// sigterm_drain: a tunnel is cut with the rest.
+#[tokio::test]
+async fn a_forced_drain_cuts_tunnels() {
+    let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    let upstream = Upstream::start(move |_| vec![send(switched), Step::Echo]).await;
+    let mut options = small();
+    options.drain = Duration::from_millis(200);
+    let mut gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let mut client = gateway.connect().await;
+    client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n").await;
+    client.until("\r\n\r\n").await;
+    client.send("hello").await;
+    client.until("hello").await;
+    gateway.tell_to_stop();
+    client.send("still there").await;
+    client.until("still there").await;
+    assert_eq!(gateway.stopped().await, Drained::Forced(1));
+    assert_eq!(client.rest().await, "");
 }
 
 // sigterm_drain

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use semel_http::Fate;
-use semel_http::proxy::{Options, Proxy};
+use semel_http::proxy::{Error, Options, Protocol, Proxy};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::edge_kit::{Gateway, Step, Upstream, eventually, ok, send, small, status};
@@ -190,4 +191,71 @@ async fn a_name_that_no_upstream_has_is_refused() {
     request.extensions_mut().insert(semel_http::call::Upstream("other".into()));
     proxy.forward(request).await.unwrap();
     assert_eq!((upstream.seen().len(), other.seen().len()), (0, 1));
+}
+
+/// An HTTP/2 server that answers the head of its first request with these bytes, and nothing else ever.
+async fn says(frame: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        // No settings of its own.
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        let mut preface = [0; 24];
+        stream.read_exact(&mut preface).await.unwrap();
+        loop {
+            let mut head = [0; 9];
+            if stream.read_exact(&mut head).await.is_err() {
+                return;
+            }
+            let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            stream.read_exact(&mut vec![0; length]).await.unwrap();
+            if head[3] == 1 {
+                stream.write_all(frame).await.unwrap();
+            }
+        }
+    });
+    format!("http://{address}")
+}
+
+// goaway: what an HTTP/2 upstream says it has not looked at, it has not; anything else is doubt.
+#[tokio::test]
+async fn refused_streams_never_reached_anybody() {
+    // RST_STREAM of stream 1, and GOAWAY whose last stream is 0.
+    const REFUSED: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 7];
+    const CANCELLED: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8];
+    const GONE: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const FAILED: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
+    for (name, frame, fate) in [
+        ("refused", REFUSED, Fate::Undelivered),
+        ("gone", GONE, Fate::Undelivered),
+        ("cancelled", CANCELLED, Fate::Unknown),
+        ("failed", FAILED, Fate::Unknown),
+    ] {
+        let options = Options { protocol: Protocol::Http2, ..quick() };
+        let proxy = Proxy::new(says(frame).await.parse().unwrap(), options).unwrap();
+        let error = proxy.forward(post()).await.err().unwrap();
+        assert_eq!(error.fate(), fate, "{name}: {error}");
+        assert_eq!(matches!(error, Error::Refused(_)), fate == Fate::Undelivered, "{name}: {error}");
+    }
+}
+
+// An upstream that closes its unused connections takes them all: none is met by a later request, and none is kept.
+#[tokio::test]
+async fn unused_connections_that_are_closed_are_let_go() {
+    let upstream = Upstream::start(|_| {
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        vec![send(answer), Step::Pause(Duration::from_millis(50)), Step::Close]
+    })
+    .await;
+    let proxy = Proxy::new(upstream.url().parse().unwrap(), Options::default()).unwrap();
+    let all = (0..10).map(|_| proxy.forward(post()));
+    let mut answers = Vec::new();
+    for answer in all.map(tokio::spawn).collect::<Vec<_>>() {
+        answers.push(answer.await.unwrap().unwrap().into_body().collect().await.unwrap());
+    }
+    assert!(proxy.unused() > 0, "they are kept for reuse");
+    eventually("they are closed on this side too", || proxy.unused() == 0).await;
+    let next = proxy.forward(post()).await.unwrap();
+    assert_eq!(next.status(), StatusCode::OK);
 }

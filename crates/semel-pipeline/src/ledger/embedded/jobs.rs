@@ -8,6 +8,7 @@ use super::page::{Listing, cursor, position};
 use super::plan::plan;
 use super::work::{Done, Work, not_found, refused};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
+use crate::ledger::rules::{check_job, check_pace};
 use crate::ledger::{Answer, AuditLine, Page, Paged, Replays};
 use crate::replay::{
     Action, Counts, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned, Selection,
@@ -154,7 +155,7 @@ impl Work<'_> {
         if let Some(there) = find(self.sql, job.id)? {
             return Ok(there);
         }
-        check(job)?;
+        check_job(job).map_err(refused)?;
         let planned = plan(self.sql, &job.selection, job.mode, targets)?;
         let mut counts = Counts::default();
         let mut statement = self.sql.prepare_cached(
@@ -227,7 +228,7 @@ impl Work<'_> {
             (_, Order::Pause) => JobState::Paused,
             (_, Order::Resume) => JobState::Running,
             (state, Order::Pace(pace)) => {
-                check_pace(&pace)?;
+                check_pace(&pace).map_err(refused)?;
                 self.sql
                     .prepare_cached(
                         "UPDATE ledger_jobs SET rate = ?2, concurrency = ?3, canary = ?4, pause_above = ?5 WHERE id = ?1",
@@ -249,23 +250,4 @@ impl Work<'_> {
         self.audit(line)?;
         self.job(id)
     }
-}
-
-fn check(job: &NewJob) -> Done<()> {
-    if job.mode == Mode::ReExecute && job.reason.as_ref().is_none_or(|reason| reason.trim().is_empty()) {
-        return Err(refused(
-            "a replay that executes again needs a reason: say why the effect shall happen twice",
-        ));
-    }
-    check_pace(&job.pace)
-}
-
-fn check_pace(pace: &Pace) -> Done<()> {
-    if pace.concurrency == 0 {
-        return Err(refused("a job with a concurrency of 0 would never release anything: give at least 1"));
-    }
-    if !(pace.rate >= 0.0 && pace.rate.is_finite() && pace.pause_above.is_finite()) {
-        return Err(refused("the rate of a job is 0 (no limit) or more, and its ratio a number"));
-    }
-    Ok(())
 }

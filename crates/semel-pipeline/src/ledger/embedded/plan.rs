@@ -6,6 +6,7 @@ use super::columns::Columns;
 use super::work::{Done, not_found, refused};
 use crate::delivery::State;
 use crate::id::{DeliveryId, EventId, EventKind, LetterId};
+use crate::ledger::rules::verdict;
 use crate::letter::Status;
 use crate::replay::{Action, Mode, Planned, Selection};
 
@@ -55,30 +56,6 @@ impl Candidate {
             signature: signature.unwrap_or_default(),
             action,
             why: why.to_owned(),
-        }
-    }
-}
-
-/// What a replay does with a delivery that stands here, and why.
-pub(super) fn verdict(state: State, letter: Option<Status>, mode: Mode) -> (Action, &'static str) {
-    match (letter, state, mode) {
-        (Some(Status::Discarded), ..) => (Action::Conflict, "its letter was discarded: restore it first"),
-        (_, State::Replaying, _) => (Action::Conflict, "another job has released it"),
-        (_, State::Running, _) => (Action::Conflict, "it is in flight"),
-        (_, State::Idle | State::Queued | State::RetryWait, _) => {
-            (Action::Conflict, "it has not ended: it is still tried by itself")
-        }
-        (_, State::Cancelled, _) => (Action::Conflict, "it was cancelled"),
-        (Some(Status::Replaying), State::Dlq, _) => (Action::Conflict, "another job replays it as new"),
-        (_, State::Done, Mode::Resume) => (Action::Skip, "it was delivered"),
-        (_, State::Dlq | State::Blocked, Mode::Resume) => {
-            (Action::Run, "it failed: tried again under its key")
-        }
-        (_, State::Dlq | State::Blocked | State::Done, Mode::ReExecute) => {
-            (Action::Run, "a new epoch: its effect happens again")
-        }
-        (_, State::Dlq | State::Blocked | State::Done, Mode::AsNew) => {
-            (Action::Run, "as a new event under a key of its own")
         }
     }
 }

@@ -4,13 +4,13 @@ use semel::store::rusqlite::{self, OptionalExtension as _, params};
 
 use super::broken;
 use super::jobs::{ITEM, read_item};
-use super::plan::verdict;
 use super::reading;
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{State, Step};
 use crate::event::{Accepted, Dedupe, NewEvent, Origin};
 use crate::id::{DeliveryId, EventId, JobId};
+use crate::ledger::rules::verdict;
 use crate::letter::Status;
 use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
 

@@ -28,7 +28,11 @@ fn every_setting_that_cannot_work_is_refused_by_name() {
         let error = setting(Engine::builder(MemoryStore::new())).build().unwrap_err();
         assert!(error.to_string().starts_with(name), "{name}: {error}");
     }
-    for caps in [WaiterCaps { per_key: 0, in_all: 1 }, WaiterCaps { per_key: 1, in_all: 0 }] {
+    for caps in [
+        WaiterCaps { per_key: 0, per_scope: 1, in_all: 1 },
+        WaiterCaps { per_key: 1, per_scope: 0, in_all: 1 },
+        WaiterCaps { per_key: 1, per_scope: 1, in_all: 0 },
+    ] {
         let error = Engine::builder(MemoryStore::new()).waiter_caps(caps).build().unwrap_err();
         assert!(matches!(error, BuildError::WaiterCaps));
     }

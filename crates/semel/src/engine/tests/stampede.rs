@@ -5,7 +5,7 @@ use super::*;
 const CROWD: usize = 10_000;
 
 fn crowded(store: &Arc<impl Store>) -> Builder {
-    over(store).waiter_caps(WaiterCaps { per_key: CROWD, in_all: 2 * CROWD }).wait(secs(30))
+    over(store).waiter_caps(WaiterCaps { per_key: CROWD, per_scope: CROWD, in_all: 2 * CROWD }).wait(secs(30))
 }
 
 async fn crowd(engine: &Engine, effect: &Effect) -> Vec<tokio::task::JoinHandle<Run>> {

@@ -164,7 +164,7 @@ async fn an_error_ends_the_leaders_wait_and_nobody_elses() {
 
 #[tokio::test]
 async fn waiter_caps() {
-    let caps = WaiterCaps { per_key: 2, in_all: 3 };
+    let caps = WaiterCaps { per_key: 2, per_scope: 1, in_all: 3 };
     let engine = build(Engine::builder(MemoryStore::new()).waiter_caps(caps));
     let (effect, other) = (Effect::held(), Effect::held());
     let other_key = || engine.once(Key::new("charge").value("other"));
@@ -188,6 +188,33 @@ async fn waiter_caps() {
         assert_eq!(joined(task).await.unwrap().value, 1);
     }
     assert_eq!(engine.waiters(), 0);
+}
+
+// waiter_caps: one tenant cannot take every place.
+#[tokio::test]
+async fn waiter_caps_of_a_scope() {
+    let caps = WaiterCaps { per_key: 10, per_scope: 2, in_all: 10 };
+    let engine = build(Engine::builder(MemoryStore::new()).waiter_caps(caps));
+    let effects = [Effect::held(), Effect::held(), Effect::held()];
+    let call = |effect: usize| {
+        let (tenant, value) = [("a", "1"), ("a", "2"), ("b", "1")][effect];
+        engine.once(Key::new("charge").scope(tenant).value(value))
+    };
+    let mut tasks: Vec<_> = (0..3).map(|effect| effects[effect].spawn(call(effect))).collect();
+    until("all run", || effects.iter().all(|effect| effect.runs() == 1)).await;
+    tasks.extend([effects[0].spawn(call(0)), effects[1].spawn(call(1))]);
+    until("two wait", || engine.waiters() == 2).await;
+    for effect in [0, 1] {
+        let refused = soon(effects[effect].run_as(call(effect))).await;
+        assert!(matches!(refused, Err(RunError::TooManyWaiters { .. })), "{refused:?}");
+    }
+    tasks.push(effects[2].spawn(call(2)));
+    until("the other tenant waits", || engine.waiters() == 3).await;
+    effects.iter().for_each(Effect::let_go);
+    for task in tasks {
+        assert_eq!(joined(task).await.unwrap().value, 1);
+    }
+    assert!(engine.inner.flights.is_empty(), "every place is free again");
 }
 
 // A question that was put before a caller came does not answer it: the record may have been forgotten since.

@@ -1,0 +1,231 @@
+//! One call: a request made ready, sent, and its answer read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use http::{HeaderMap, Method};
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use crate::answer::Answer;
+use crate::mcp::{self, Session};
+use crate::path::same;
+use crate::wire::{Connection, Outgoing, Received, Target, WireError};
+
+/// What makes calls: the target, and the sessions with it.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    target: Arc<Target>,
+    ids: AtomicU64,
+    /// MCP sessions, by credential.
+    sessions: Mutex<HashMap<Option<String>, Session>>,
+}
+
+/// A request, ready to be sent as often as is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    outgoing: Outgoing,
+    /// The id of a JSON-RPC call.
+    id: Option<u64>,
+    /// What is asked, for reports and for the search for secrets.
+    pub(crate) asked: Value,
+    /// What this call's correlation id was before it was told apart from its siblings.
+    correlation: Option<(Value, Value)>,
+}
+
+impl Caller {
+    pub(crate) fn new(target: Target) -> Self {
+        Self { target: Arc::new(target), ids: AtomicU64::new(1), sessions: Mutex::default() }
+    }
+
+    pub(crate) fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    /// Makes an HTTP request ready.
+    pub(crate) fn request(&self, request: &Value, credential: Option<&str>) -> Result<Call, String> {
+        let text = |name: &str| request.get(name).and_then(Value::as_str);
+        let method = text("method").unwrap_or("POST");
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is no method"))?;
+        let path = text("path").ok_or("the request's path is no text")?.to_owned();
+        if !path.starts_with('/') {
+            return Err(format!("the path {path:?} does not begin with /"));
+        }
+        let mut headers = HeaderMap::new();
+        let body = match (request.get("body_raw"), request.get("body")) {
+            (Some(Value::String(raw)), _) => Bytes::from(raw.clone()),
+            (Some(other), _) => Bytes::from(other.to_string()),
+            (None, Some(body)) => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                Bytes::from(body.to_string())
+            }
+            (None, None) => Bytes::new(),
+        };
+        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        authorize(&mut headers, credential)?;
+        for (name, value) in request.get("headers").and_then(Value::as_object).into_iter().flatten() {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Null => continue,
+                other => other.to_string(),
+            };
+            let (name, value) = header(name, &text)?;
+            headers.insert(name, value);
+        }
+        let outgoing = Outgoing { method, path, headers, body };
+        Ok(Call { outgoing, id: None, asked: request.clone(), correlation: None })
+    }
+
+    /// Makes a JSON-RPC call ready. A session must have been begun for the credential, except to begin one.
+    pub(crate) fn rpc(&self, method: &str, params: &Value, credential: Option<&str>) -> Result<Call, String> {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        let mut call = self.message(&message, credential)?;
+        call.id = Some(id);
+        Ok(call)
+    }
+
+    fn message(&self, message: &Value, credential: Option<&str>) -> Result<Call, String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(USER_AGENT, HeaderValue::from_static("semel-check"));
+        authorize(&mut headers, credential)?;
+        if let Some(session) = self.sessions.lock().get(&credential.map(str::to_owned)) {
+            session.add(&mut headers);
+        }
+        let body = Bytes::from(message.to_string());
+        let outgoing = Outgoing { method: Method::POST, path: String::new(), headers, body };
+        Ok(Call { outgoing, id: None, asked: message.clone(), correlation: None })
+    }
+
+    /// Makes a tool call ready.
+    pub(crate) fn tool(
+        &self,
+        name: &str,
+        arguments: &Value,
+        credential: Option<&str>,
+    ) -> Result<Call, String> {
+        let mut call = self.rpc("tools/call", &json!({"name": name, "arguments": arguments}), credential)?;
+        call.asked = json!({"tool": name, "arguments": arguments});
+        Ok(call)
+    }
+
+    /// Begins a session, unless there is one.
+    pub(crate) async fn begin(&self, credential: Option<&str>) -> Result<Begun, WireError> {
+        let whose = credential.map(str::to_owned);
+        if self.sessions.lock().contains_key(&whose) {
+            return Ok(Begun::Session);
+        }
+        let call = self.rpc("initialize", &mcp::initialize(), credential).map_err(WireError::Request)?;
+        let (received, message) = self.exchange(&call).await?;
+        let answer = Answer::mcp(received, message);
+        if answer.error.is_some() {
+            return Ok(Begun::Refused(Box::new(answer)));
+        }
+        let session = Session::begun(&answer);
+        self.sessions.lock().insert(whose, session);
+        let done = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        let call = self.message(&done, credential).map_err(WireError::Request)?;
+        // Its answer has no content; a server that refuses it will refuse the next call too.
+        self.exchange(&call).await?;
+        Ok(Begun::Session)
+    }
+
+    /// Forgets all sessions: the target was restarted.
+    pub(crate) fn forget_sessions(&self) {
+        self.sessions.lock().clear();
+    }
+
+    /// Sends a call over a connection of its own.
+    pub(crate) async fn send(&self, call: &Call) -> Result<Answer, WireError> {
+        let (received, message) = self.exchange(call).await?;
+        Ok(call.answer(received, message))
+    }
+
+    async fn exchange(&self, call: &Call) -> Result<(Received, Option<Value>), WireError> {
+        let id = call.id;
+        let complete = move |headers: &HeaderMap, bytes: &[u8]| mcp::complete(id, headers, bytes);
+        let received = self.target.send(call.outgoing.clone(), &complete).await?;
+        let message = mcp::message(id, &received);
+        Ok((received, message))
+    }
+}
+
+/// How the beginning of a session went.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Session,
+    Refused(Box<Answer>),
+}
+
+impl Call {
+    /// Sends it over an open connection.
+    pub(crate) async fn send_over(
+        &self,
+        connection: Connection,
+        target: &Target,
+    ) -> Result<Answer, WireError> {
+        let id = self.id;
+        let complete = move |headers: &HeaderMap, bytes: &[u8]| mcp::complete(id, headers, bytes);
+        let received = connection.send(target, self.outgoing.clone(), &complete).await?;
+        let message = mcp::message(id, &received);
+        Ok(self.answer(received, message))
+    }
+
+    fn answer(&self, received: Received, message: Option<Value>) -> Answer {
+        let mut answer = match self.id {
+            None => Answer::http(received),
+            Some(_) => Answer::mcp(received, message),
+        };
+        // Told apart on the wire, the same in checks.
+        if let Some((sent, written)) = &self.correlation
+            && let Some(echoed) = answer.payload.pointer_mut("/context/correlation_id")
+            && same(echoed, sent)
+        {
+            *echoed = written.clone();
+        }
+        answer
+    }
+
+    /// Remembers that the correlation id was changed from `written` to `sent`.
+    pub(crate) fn correlated(mut self, sent: Value, written: Value) -> Self {
+        self.correlation = Some((sent, written));
+        self
+    }
+}
+
+/// Puts a credential in: as it is where it names its scheme, else as a bearer token.
+fn authorize(headers: &mut HeaderMap, credential: Option<&str>) -> Result<(), String> {
+    let Some(credential) = credential else { return Ok(()) };
+    let text = if credential.contains(' ') { credential.to_owned() } else { format!("Bearer {credential}") };
+    let mut value =
+        HeaderValue::from_str(&text).map_err(|_| "the credential cannot be sent in a header".to_owned())?;
+    value.set_sensitive(true);
+    headers.insert(AUTHORIZATION, value);
+    Ok(())
+}
+
+fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header name"))?;
+    let value = HeaderValue::from_bytes(value.as_bytes())
+        .map_err(|_| format!("the header {name} has no valid value"))?;
+    Ok((name, value))
+}
+
+/// Lays members over a mapping, one level deep.
+pub(crate) fn overlay(base: &Value, over: &Value) -> Value {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => {
+            let mut both: Map<String, Value> = base.clone();
+            for (name, value) in over {
+                both.insert(name.clone(), value.clone());
+            }
+            Value::Object(both)
+        }
+        _ => base.clone(),
+    }
+}

@@ -1,0 +1,56 @@
+//! Checks over several answers.
+
+use serde_json::{Value, json};
+
+use super::{Check, Kind, Verdict};
+use crate::answer::Answer;
+use crate::path::{Path, same};
+
+/// Judges all answers of one step together.
+pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
+    if answers.len() < 2 {
+        return Verdict::NotApplicable("compares several answers; this step has one".to_owned());
+    }
+    let path_text = check.path.as_deref().unwrap_or_default();
+    let path = Path::parse(path_text);
+    // The status is no part of a payload, and yet the answer to "did some succeed and some not?".
+    let read = |answer: &&Answer| match path_text {
+        "http_status" => Some(Value::from(answer.status)),
+        _ => path.get(&answer.payload).filter(|value| !value.is_null()),
+    };
+    let found: Vec<Option<Value>> = answers.iter().map(read).collect();
+    let mut distinct: Vec<&Value> = Vec::new();
+    for value in found.iter().flatten() {
+        if !distinct.iter().any(|known| same(known, value)) {
+            distinct.push(value);
+        }
+    }
+    let resolved = found.iter().flatten().count();
+    match check.kind {
+        Kind::CrossEqual => {
+            let held = resolved >= 2 && resolved == found.len() && distinct.len() == 1;
+            let mut observed: Vec<Value> = distinct.iter().map(|value| (*value).clone()).collect();
+            observed.truncate(10);
+            let actual = || json!({"observed_values": observed, "missing": found.len() - resolved});
+            Verdict::judge(held, || json!({"path": path_text, "equal_on": found.len()}), actual)
+        }
+        _ => {
+            let count = distinct.len();
+            let allowed = check.allowed.clone().unwrap_or_default();
+            let held = resolved > 0
+                && allowed
+                    .iter()
+                    .any(|allowed| allowed.as_u64().and_then(|one| usize::try_from(one).ok()) == Some(count));
+            let observed: Vec<&Value> = distinct.iter().copied().take(10).collect();
+            let actual = || json!({"observed_cardinality": count, "observed_values": observed});
+            Verdict::judge(held, || json!({"path": path_text, "allowed_values": allowed}), actual)
+        }
+    }
+}
+
+/// The tripped answer and the answer to the same key after the wait.
+pub(crate) fn rate_limit(tripped: &Answer, replayed: &Answer) -> Verdict {
+    let both = tripped.is_rate_limited() && replayed.is_rate_limited();
+    let expected = || json!("an answer of its own after the limit was lifted");
+    Verdict::judge(!both, expected, || json!("rate_limit_response_cached_as_replay"))
+}

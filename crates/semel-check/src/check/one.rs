@@ -1,0 +1,308 @@
+//! Checks on one answer.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde_json::{Map, Value, json};
+
+use super::{Check, Kind, Verdict, matches, one_of, schema};
+use crate::answer::Answer;
+use crate::path::{Path, same, subset};
+use crate::redact::SHORTEST_SECRET;
+use crate::storyboard::Dialect;
+
+/// What a check may look at.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) answer: &'a Answer,
+    pub(crate) context: &'a Map<String, Value>,
+    pub(crate) dialect: Dialect,
+    /// Branches that held so far.
+    pub(crate) contributions: &'a BTreeSet<String>,
+    /// The bodies of earlier steps' answers.
+    pub(crate) bodies: &'a HashMap<String, bytes::Bytes>,
+    /// The step's own schema.
+    pub(crate) schema: Option<&'a Value>,
+}
+
+/// Judges one answer. The check's values are filled in.
+pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
+    let answer = view.answer;
+    let payload = &answer.payload;
+    let path = Path::parse(check.path.as_deref().unwrap_or_default());
+    let wanted = check.wanted();
+    match check.kind {
+        Kind::FieldPresent => present(&path, payload),
+        Kind::FieldAbsent => absent(&path, payload),
+        Kind::EnvelopeFieldPresent => either(present(&path, payload), || present(&path, &answer.envelope)),
+        Kind::EnvelopeFieldAbsent => match absent(&path, payload) {
+            Verdict::Pass => absent(&path, &answer.envelope),
+            failed => failed,
+        },
+        Kind::FieldPattern => pattern(check, &path, payload),
+        Kind::EnvelopeFieldPattern => {
+            either(pattern(check, &path, payload), || pattern(check, &path, &answer.envelope))
+        }
+        Kind::FieldValue => value(&path, payload, &wanted),
+        Kind::FieldValueOrAbsent => match path.get(payload) {
+            None => Verdict::Pass,
+            Some(_) => value(&path, payload, &wanted),
+        },
+        Kind::FieldContains => {
+            let found = path.all(payload);
+            let holds = |found: &Value, wanted: &Value| {
+                subset(wanted, found)
+                    || found.as_array().is_some_and(|items| items.iter().any(|item| subset(wanted, item)))
+            };
+            let held = found.iter().any(|found| wanted.iter().any(|wanted| holds(found, wanted)));
+            Verdict::judge(held, || one_of(&wanted), || Value::Array(found))
+        }
+        Kind::ArrayLength => length(check, &path, payload),
+        Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
+            // A list in `value` is a list of what is allowed.
+            let wanted: Vec<Value> = wanted
+                .into_iter()
+                .flat_map(|value| match value {
+                    Value::Array(values) => values,
+                    one => vec![one],
+                })
+                .collect();
+            let held = wanted.iter().any(|wanted| status_is(wanted, answer.status));
+            Verdict::judge(held, || one_of(&wanted), || Value::from(answer.status))
+        }
+        Kind::HeaderPresent => {
+            let name = check.header.as_deref().unwrap_or_default();
+            Verdict::judge(
+                answer.header(name).is_some(),
+                || json!(format!("the header {name}")),
+                || Value::Null,
+            )
+        }
+        Kind::HeaderAbsent => {
+            let name = check.header.as_deref().unwrap_or_default();
+            let found = answer.header(name);
+            Verdict::judge(found.is_none(), || json!(format!("no header {name}")), || json!(found))
+        }
+        Kind::HeaderValue => header(check, answer, &wanted),
+        Kind::BodyEqualsStep => body_equals(check, view),
+        Kind::BodyExcludes => excludes(answer, &wanted),
+        Kind::ErrorCode => {
+            let code = answer.error.as_ref().and_then(|error| error.code.clone());
+            let held =
+                code.as_ref().is_some_and(|code| wanted.iter().any(|wanted| wanted.as_str() == Some(code)));
+            Verdict::judge(held, || one_of(&wanted), || json!(code))
+        }
+        Kind::AnyOf => any_of(check, view, &path, &wanted),
+        Kind::FieldLessThan => compare(check, view, &path, |one, other| one < other, "less than"),
+        Kind::FieldGreaterThan => compare(check, view, &path, |one, other| one > other, "greater than"),
+        Kind::FieldEqualsContext => with_context(check, view, |known| {
+            let found = path.get(payload);
+            let held = found.as_ref().is_some_and(|found| same(found, known));
+            Verdict::judge(held, || known.clone(), || json!(found))
+        }),
+        Kind::FieldDiffersContext => with_context(check, view, |known| {
+            let found = path.get(payload);
+            let held = found.as_ref().is_some_and(|found| !found.is_null() && !same(found, known));
+            Verdict::judge(held, || json!({"not": known}), || json!(found))
+        }),
+        Kind::FieldInContextArray => with_context(check, view, |known| {
+            let found = path.get(payload);
+            let members = known.as_array();
+            let held = found
+                .as_ref()
+                .zip(members)
+                .is_some_and(|(found, known)| known.iter().any(|one| same(one, found)));
+            Verdict::judge(held, || json!({"one_of": known}), || json!(found))
+        }),
+        Kind::ResponseSchema => {
+            match check.schema.as_ref().filter(|schema| schema.is_object()).or(view.schema) {
+                None => Verdict::NotApplicable("no schema at hand".to_owned()),
+                Some(known) => schema::validate(known, payload),
+            }
+        }
+        Kind::CrossEqual | Kind::CrossCount => {
+            Verdict::NotApplicable("compares several answers; this step has one".to_owned())
+        }
+        Kind::RateLimitNotReplayed => Verdict::NotApplicable("only for a rate-limit trip".to_owned()),
+        Kind::Unknown => Verdict::NotApplicable(format!("the check `{}` is not known", check.name)),
+    }
+}
+
+fn either(first: Verdict, second: impl FnOnce() -> Verdict) -> Verdict {
+    match first {
+        Verdict::Fail { expected, actual } => match second() {
+            Verdict::Fail { .. } => Verdict::Fail { expected, actual },
+            other => other,
+        },
+        other => other,
+    }
+}
+
+fn present(path: &Path, root: &Value) -> Verdict {
+    let found = path.get(root).filter(|found| !found.is_null());
+    Verdict::judge(found.is_some(), || json!("a value"), || Value::Null)
+}
+
+fn absent(path: &Path, root: &Value) -> Verdict {
+    let found = path.get(root);
+    Verdict::judge(found.is_none(), || json!("nothing there"), || json!(found))
+}
+
+fn value(path: &Path, root: &Value, wanted: &[Value]) -> Verdict {
+    let found = if path.has_wildcard() { path.all(root) } else { path.get(root).into_iter().collect() };
+    // Of several, each must be right.
+    let held = !found.is_empty() && found.iter().all(|found| wanted.iter().any(|wanted| same(wanted, found)));
+    Verdict::judge(held, || one_of(wanted), || found.first().cloned().unwrap_or(Value::Null))
+}
+
+fn pattern(check: &Check, path: &Path, root: &Value) -> Verdict {
+    let pattern = check.pattern_text().unwrap_or_default();
+    let found = path.get(root);
+    let text = match &found {
+        Some(Value::String(text)) => text.clone(),
+        Some(number @ Value::Number(_)) => number.to_string(),
+        _ => return Verdict::fail(json!({"matches": pattern}), json!(found)),
+    };
+    match matches(&pattern, &text) {
+        Ok(held) => Verdict::judge(held, || json!({"matches": pattern}), || json!(found)),
+        Err(why) => Verdict::NotApplicable(why),
+    }
+}
+
+fn length(check: &Check, path: &Path, root: &Value) -> Verdict {
+    let found = path.get(root);
+    let Some(items) = found.as_ref().and_then(Value::as_array) else {
+        return Verdict::fail("array", json!(found));
+    };
+    let count = u64::try_from(items.len()).unwrap_or(u64::MAX);
+    let bound = |value: &Option<Value>| value.as_ref().and_then(Value::as_u64);
+    let (exact, min, max) = (bound(&check.value), bound(&check.min), bound(&check.max));
+    if exact.is_none() && min.is_none() && max.is_none() {
+        return Verdict::fail("a whole number to compare with", Value::Null);
+    }
+    let held = exact.is_none_or(|exact| count == exact)
+        && min.is_none_or(|min| count >= min)
+        && max.is_none_or(|max| count <= max);
+    Verdict::judge(
+        held,
+        || exact.map_or_else(|| json!({"min": min, "max": max}), Value::from),
+        || Value::from(count),
+    )
+}
+
+/// A number, `"2xx"`, or a number as text.
+fn status_is(wanted: &Value, status: u16) -> bool {
+    match wanted {
+        Value::Number(number) => number.as_u64() == Some(u64::from(status)),
+        Value::String(class) => match class.strip_suffix("xx") {
+            Some(first) => first.parse() == Ok(status / 100),
+            None => class.parse() == Ok(status),
+        },
+        _ => false,
+    }
+}
+
+fn header(check: &Check, answer: &Answer, wanted: &[Value]) -> Verdict {
+    let name = check.header.as_deref().unwrap_or_default();
+    let found = answer.header(name);
+    let Some(text) = &found else { return Verdict::fail(json!({"header": name}), Value::Null) };
+    if let Some(pattern) = &check.pattern {
+        return match matches(pattern, text) {
+            Ok(held) => Verdict::judge(held, || json!({"matches": pattern}), || json!(text)),
+            Err(why) => Verdict::NotApplicable(why),
+        };
+    }
+    let held = wanted.iter().any(|wanted| match wanted {
+        Value::String(wanted) => wanted == text,
+        other => other.to_string() == *text,
+    });
+    Verdict::judge(held, || one_of(wanted), || json!(text))
+}
+
+fn body_equals(check: &Check, view: View<'_>) -> Verdict {
+    let step = check.other_step().unwrap_or_default();
+    let Some(known) = view.bodies.get(&step) else {
+        return Verdict::fail(format!("the body of step {step}"), "no answer is known of that step");
+    };
+    let body = &view.answer.body;
+    let held = known == body;
+    Verdict::judge(held, || json!(String::from_utf8_lossy(known)), || json!(String::from_utf8_lossy(body)))
+}
+
+/// Nothing of these may stand anywhere in the body or in a header.
+fn excludes(answer: &Answer, wanted: &[Value]) -> Verdict {
+    let mut text = String::from_utf8_lossy(&answer.body).into_owned();
+    for (_, value) in &answer.headers {
+        text.push('\n');
+        text.push_str(&String::from_utf8_lossy(value.as_bytes()));
+    }
+    let found = wanted.iter().find(|wanted| match wanted {
+        Value::String(wanted) if wanted.len() >= SHORTEST_SECRET => text.contains(wanted.as_str()),
+        // What is short occurs by chance: only as a whole value.
+        Value::String(wanted) if wanted.is_empty() => false,
+        wanted => holds_value(&answer.payload, wanted),
+    });
+    Verdict::judge(found.is_none(), || json!({"without": wanted}), || json!(found))
+}
+
+/// Whether a value stands anywhere in another.
+fn holds_value(whole: &Value, value: &Value) -> bool {
+    same(whole, value)
+        || match whole {
+            Value::Array(items) => items.iter().any(|item| holds_value(item, value)),
+            Value::Object(members) => members.values().any(|member| holds_value(member, value)),
+            _ => false,
+        }
+}
+
+fn any_of(check: &Check, view: View<'_>, path: &Path, wanted: &[Value]) -> Verdict {
+    if !check.nested.is_empty() {
+        let verdicts: Vec<Verdict> = check.nested.iter().map(|nested| one(nested, view)).collect();
+        if verdicts.iter().any(|verdict| matches!(verdict, Verdict::Pass | Verdict::PassNoted(_))) {
+            return Verdict::Pass;
+        }
+        if verdicts.iter().all(|verdict| matches!(verdict, Verdict::NotApplicable(_))) {
+            return Verdict::NotApplicable("none of its checks applies".to_owned());
+        }
+        let failed = verdicts.into_iter().find_map(|verdict| match verdict {
+            Verdict::Fail { actual, .. } => Some(actual),
+            _ => None,
+        });
+        let names: Vec<&str> = check.nested.iter().map(|nested| nested.name.as_str()).collect();
+        return Verdict::fail(json!({"any_of": names}), failed.unwrap_or(Value::Null));
+    }
+    if check.path.is_some() {
+        return value(path, &view.answer.payload, wanted);
+    }
+    let held = wanted.iter().any(|flag| flag.as_str().is_some_and(|flag| view.contributions.contains(flag)));
+    Verdict::judge(held, || json!({"any_of": wanted}), || json!(view.contributions))
+}
+
+fn compare(
+    check: &Check,
+    view: View<'_>,
+    path: &Path,
+    holds: impl Fn(f64, f64) -> bool,
+    word: &str,
+) -> Verdict {
+    let judge = |other: &Value| {
+        let found = path.get(&view.answer.payload);
+        let numbers = found.as_ref().and_then(Value::as_f64).zip(other.as_f64());
+        let held = numbers.is_some_and(|(one, other)| holds(one, other));
+        Verdict::judge(held, || json!({word: other}), || json!(found))
+    };
+    match (&check.context_key, &check.value) {
+        (Some(_), _) => with_context(check, view, judge),
+        (None, Some(value)) => judge(value),
+        (None, None) => Verdict::fail("a number to compare with", Value::Null),
+    }
+}
+
+/// With a captured value. Where a capture is absent, the other dialect passes with a note; ours fails.
+fn with_context(check: &Check, view: View<'_>, judge: impl FnOnce(&Value) -> Verdict) -> Verdict {
+    let key = check.context_key.as_deref().unwrap_or_default();
+    match (view.context.get(key), view.dialect) {
+        (Some(known), _) => judge(known),
+        (None, Dialect::Adcp) => Verdict::PassNoted(format!("context_key_absent: {key}")),
+        (None, Dialect::Own) => Verdict::fail(format!("a captured value `{key}`"), Value::Null),
+    }
+}

@@ -1,0 +1,200 @@
+//! The part of JSON Schema (draft-07) that describes answers: types, members, items, numbers, texts, and their
+//! combinations, with references inside the same schema. A word outside it makes the check not applicable: said, never
+//! passed over.
+
+use serde_json::{Map, Value, json};
+
+use super::{Verdict, matches};
+use crate::path::same;
+
+/// Words that say nothing about validity.
+const ANNOTATIONS: &[&str] = &[
+    "$schema",
+    "$id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "definitions",
+    "$defs",
+    "format",
+    "readOnly",
+    "writeOnly",
+    "deprecated",
+    "contentMediaType",
+    "contentEncoding",
+];
+/// References can go round in circles.
+const DEEPEST: usize = 64;
+
+enum Trouble {
+    Broken { at: String, expected: Value, actual: Value },
+    Unknown(String),
+}
+
+/// Validates a value.
+pub(super) fn validate(schema: &Value, value: &Value) -> Verdict {
+    match (Validator { root: schema }).value(schema, value, "", 0) {
+        Ok(()) => Verdict::Pass,
+        Err(Trouble::Broken { at, expected, actual }) => {
+            Verdict::Fail { expected: json!({"at": at, "schema": expected}), actual }
+        }
+        Err(Trouble::Unknown(word)) => Verdict::NotApplicable(format!("the schema uses {word}")),
+    }
+}
+
+struct Validator<'a> {
+    root: &'a Value,
+}
+
+impl Validator<'_> {
+    fn value(&self, schema: &Value, value: &Value, at: &str, depth: usize) -> Result<(), Trouble> {
+        if depth > DEEPEST {
+            return Err(Trouble::Unknown("references without an end".to_owned()));
+        }
+        let schema = match schema {
+            Value::Bool(true) => return Ok(()),
+            Value::Object(schema) => schema,
+            other => return Err(broken(at, other, value)),
+        };
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            let pointer = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+            let Some(target) = pointer else {
+                return Err(Trouble::Unknown(format!("the reference {reference}")));
+            };
+            return self.value(target, value, at, depth + 1);
+        }
+        for (word, wanted) in schema {
+            if !self.word(word, wanted, schema, value, at, depth)? {
+                return Err(broken(at, &json!({word: wanted}), value));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether one word of a schema holds. What is wrong deeper down is told there.
+    fn word(
+        &self,
+        word: &str,
+        wanted: &Value,
+        schema: &Map<String, Value>,
+        value: &Value,
+        at: &str,
+        depth: usize,
+    ) -> Result<bool, Trouble> {
+        let number = value.as_f64();
+        let limit = wanted.as_f64();
+        let compare =
+            |holds: fn(f64, f64) -> bool| number.zip(limit).is_none_or(|(one, other)| holds(one, other));
+        let size = |count: Option<usize>, holds: fn(u64, u64) -> bool| {
+            let count = count.and_then(|count| u64::try_from(count).ok());
+            count.zip(wanted.as_u64()).is_none_or(|(one, other)| holds(one, other))
+        };
+        let characters = value.as_str().map(|text| text.chars().count());
+        let (items, members) = (value.as_array().map(Vec::len), value.as_object().map(Map::len));
+        Ok(match word {
+            "type" => match wanted {
+                Value::Array(types) => types.iter().any(|one| is(one, value)),
+                one => is(one, value),
+            },
+            "const" => same(wanted, value),
+            "enum" => wanted.as_array().is_some_and(|known| known.iter().any(|one| same(one, value))),
+            "minimum" => compare(|one, other| one >= other),
+            "maximum" => compare(|one, other| one <= other),
+            "exclusiveMinimum" => compare(|one, other| one > other),
+            "exclusiveMaximum" => compare(|one, other| one < other),
+            "minLength" => size(characters, |one, other| one >= other),
+            "maxLength" => size(characters, |one, other| one <= other),
+            "minItems" => size(items, |one, other| one >= other),
+            "maxItems" => size(items, |one, other| one <= other),
+            "minProperties" => size(members, |one, other| one >= other),
+            "maxProperties" => size(members, |one, other| one <= other),
+            "pattern" => match (wanted.as_str(), value.as_str()) {
+                (Some(pattern), Some(text)) => matches(pattern, text).map_err(Trouble::Unknown)?,
+                _ => true,
+            },
+            "required" => {
+                let names = wanted.as_array().into_iter().flatten().filter_map(Value::as_str);
+                value
+                    .as_object()
+                    .is_none_or(|members| names.into_iter().all(|name| members.contains_key(name)))
+            }
+            "properties" => {
+                for (name, inner) in wanted.as_object().into_iter().flatten() {
+                    if let Some(member) = value.as_object().and_then(|members| members.get(name)) {
+                        self.value(inner, member, &format!("{at}/{name}"), depth + 1)?;
+                    }
+                }
+                true
+            }
+            "additionalProperties" => {
+                let known = schema.get("properties").and_then(Value::as_object);
+                if schema.contains_key("patternProperties") {
+                    return Err(Trouble::Unknown("patternProperties".to_owned()));
+                }
+                for (name, member) in value.as_object().into_iter().flatten() {
+                    if known.is_none_or(|known| !known.contains_key(name)) {
+                        self.value(wanted, member, &format!("{at}/{name}"), depth + 1)?;
+                    }
+                }
+                true
+            }
+            "items" if !wanted.is_array() => {
+                for (index, item) in value.as_array().into_iter().flatten().enumerate() {
+                    self.value(wanted, item, &format!("{at}/{index}"), depth + 1)?;
+                }
+                true
+            }
+            "uniqueItems" => {
+                let items = value.as_array().map_or(&[][..], Vec::as_slice);
+                let twice = |at: usize| items[..at].iter().any(|known| same(known, &items[at]));
+                wanted != &Value::Bool(true) || !(0..items.len()).any(twice)
+            }
+            "allOf" => {
+                for inner in wanted.as_array().into_iter().flatten() {
+                    self.value(inner, value, at, depth + 1)?;
+                }
+                true
+            }
+            "anyOf" => self.count(wanted, value, at, depth)? >= 1,
+            "oneOf" => self.count(wanted, value, at, depth)? == 1,
+            "not" => match self.value(wanted, value, at, depth + 1) {
+                Ok(()) => false,
+                Err(Trouble::Broken { .. }) => true,
+                Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
+            },
+            word if ANNOTATIONS.contains(&word) || word.starts_with("x-") => true,
+            word => return Err(Trouble::Unknown(format!("`{word}`, which is not validated here"))),
+        })
+    }
+
+    fn count(&self, schemas: &Value, value: &Value, at: &str, depth: usize) -> Result<usize, Trouble> {
+        let mut fitting = 0;
+        for schema in schemas.as_array().into_iter().flatten() {
+            match self.value(schema, value, at, depth + 1) {
+                Ok(()) => fitting += 1,
+                Err(Trouble::Broken { .. }) => {}
+                Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
+            }
+        }
+        Ok(fitting)
+    }
+}
+
+fn broken(at: &str, expected: &Value, actual: &Value) -> Trouble {
+    Trouble::Broken { at: at.to_owned(), expected: expected.clone(), actual: actual.clone() }
+}
+
+fn is(name: &Value, value: &Value) -> bool {
+    match name.as_str() {
+        Some("null") => value.is_null(),
+        Some("boolean") => value.is_boolean(),
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("number") => value.is_number(),
+        Some("integer") => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => false,
+    }
+}

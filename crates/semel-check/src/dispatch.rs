@@ -1,0 +1,120 @@
+//! Many calls at once: every connection open first, every request on the wire before the first answer is read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::answer::Answer;
+use crate::call::Call;
+use crate::wire::{Connection, Hold, Target, WireError};
+
+/// How often a call that is told to wait is sent again.
+const AGAIN: usize = 5;
+
+/// How a dispatch ended.
+#[derive(Debug)]
+pub(crate) enum Dispatched {
+    /// Every call was answered, in the order of the calls.
+    Answered(Vec<Answer>),
+    /// Not within the barrier time: no verdict on the rule.
+    TimedOut(String),
+    /// A connection could not be opened, or broke.
+    Broken(WireError),
+}
+
+/// Sends all calls at the same time, each over its own connection, and resolves answers that say "in flight".
+pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Duration) -> Dispatched {
+    allow_many_connections(calls.len());
+    let deadline = Instant::now() + within;
+    let connections = match timeout_at(deadline, open_all(target, calls.len())).await {
+        Err(_) => return Dispatched::TimedOut(format!("not all connections were open within {within:?}")),
+        Ok(Err(error)) => return Dispatched::Broken(error),
+        Ok(Ok(connections)) => connections,
+    };
+    let holds: Vec<Arc<Hold>> = connections.iter().map(Connection::hold).collect();
+    let mut running = JoinSet::new();
+    for (index, (call, connection)) in calls.into_iter().zip(connections).enumerate() {
+        let target = Arc::clone(target);
+        running.spawn(async move { (index, resolve(&target, &call, connection, deadline).await) });
+    }
+    for hold in &holds {
+        if timeout_at(deadline, hold.written()).await.is_err() {
+            return Dispatched::TimedOut(format!("not all requests were written within {within:?}"));
+        }
+    }
+    for hold in &holds {
+        hold.release();
+    }
+    let mut answers: Vec<Option<Answer>> = holds.iter().map(|_| None).collect();
+    loop {
+        let joined = match timeout_at(deadline, running.join_next()).await {
+            Err(_) => {
+                let missing = answers.iter().filter(|answer| answer.is_none()).count();
+                return Dispatched::TimedOut(format!(
+                    "{missing} of {} not answered within {within:?}",
+                    answers.len()
+                ));
+            }
+            Ok(None) => break,
+            Ok(Some(joined)) => joined,
+        };
+        match joined {
+            Ok((index, Ok(Some(answer)))) => answers[index] = Some(answer),
+            Ok((_, Ok(None))) => {
+                return Dispatched::TimedOut(format!(
+                    "still in flight after {AGAIN} tries, or within {within:?}"
+                ));
+            }
+            Ok((_, Err(error))) => return Dispatched::Broken(error),
+            Err(error) => return Dispatched::Broken(WireError::Broken(error.to_string())),
+        }
+    }
+    Dispatched::Answered(answers.into_iter().flatten().collect())
+}
+
+async fn open_all(target: &Arc<Target>, count: usize) -> Result<Vec<Connection>, WireError> {
+    let mut opening = JoinSet::new();
+    for _ in 0..count {
+        let target = Arc::clone(target);
+        opening.spawn(async move { target.open(Hold::held()).await });
+    }
+    let mut open = Vec::with_capacity(count);
+    while let Some(joined) = opening.join_next().await {
+        open.push(joined.map_err(|error| WireError::Broken(error.to_string()))??);
+    }
+    Ok(open)
+}
+
+/// Sends a call; while it is told that the key is in flight, waits and sends it again. `None`: never resolved.
+async fn resolve(
+    target: &Arc<Target>,
+    call: &Call,
+    connection: Connection,
+    deadline: Instant,
+) -> Result<Option<Answer>, WireError> {
+    let mut answer = call.send_over(connection, target).await?;
+    for _ in 0..AGAIN {
+        let Some(wait) = answer.in_flight() else { return Ok(Some(answer)) };
+        let Some(then) = Instant::now().checked_add(wait).filter(|then| *then < deadline) else {
+            return Ok(None);
+        };
+        sleep_until(then).await;
+        let connection = target.open(Hold::released()).await?;
+        answer = call.send_over(connection, target).await?;
+    }
+    Ok(if answer.in_flight().is_some() { None } else { Some(answer) })
+}
+
+/// Raises this process's limit of open files where many connections need it.
+fn allow_many_connections(count: usize) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let needed = u64::try_from(count).unwrap_or(u64::MAX).saturating_add(200);
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < needed) {
+        limit.current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
+        // Refused, opening the connections will say so.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}

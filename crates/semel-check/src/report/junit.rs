@@ -1,0 +1,117 @@
+//! For build servers: JUnit's XML.
+
+use std::fmt::Write as _;
+
+use super::{Grade, Outcome, Report, StepReport};
+
+/// The report as JUnit XML: a file is a suite, a step is a test case. What is recommended or optional and not met is
+/// told as skipped, so that a build server does not fail on it.
+#[must_use]
+pub fn junit(report: &Report) -> String {
+    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+    let all = &report.summary;
+    let spent: u64 =
+        report.storyboards.iter().flat_map(|file| &file.steps).map(|step| step.duration_ms).sum();
+    let skipped = all.skipped + all.recommended_not_met + all.optional_not_met;
+    // Writing to a text cannot fail.
+    let _ = writeln!(
+        xml,
+        "<testsuites name=\"semel check\" tests=\"{}\" failures=\"{}\" skipped=\"{skipped}\" time=\"{}\">",
+        all.total,
+        all.failed,
+        seconds(spent)
+    );
+    for file in &report.storyboards {
+        let count = |grade: Grade| file.steps.iter().filter(|step| step.grade == grade).count();
+        let spent: u64 = file.steps.iter().map(|step| step.duration_ms).sum();
+        let _ = writeln!(
+            xml,
+            "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\" time=\"{}\">",
+            escape(&file.storyboard),
+            file.steps.len(),
+            count(Grade::Failed),
+            count(Grade::Skipped) + count(Grade::NotMet),
+            seconds(spent)
+        );
+        for step in &file.steps {
+            case(&mut xml, step);
+        }
+        xml.push_str("  </testsuite>\n");
+    }
+    xml.push_str("</testsuites>\n");
+    xml
+}
+
+fn case(xml: &mut String, step: &StepReport) {
+    let _ = write!(
+        xml,
+        "    <testcase classname=\"{}.{}\" name=\"{}\" time=\"{}\"",
+        escape(&step.storyboard),
+        escape(&step.phase),
+        escape(&step.step),
+        seconds(step.duration_ms)
+    );
+    let reasons = reasons(step);
+    let told = match step.grade {
+        Grade::Passed => None,
+        Grade::Failed => {
+            let first = reasons.lines().next().unwrap_or("failed");
+            Some(format!("<failure message=\"{}\">{}</failure>", escape(first), escape(&reasons)))
+        }
+        Grade::NotMet => {
+            let message =
+                format!("{}, not met: {}", step.level.name(), reasons.lines().next().unwrap_or_default());
+            Some(format!("<skipped message=\"{}\"/>", escape(&message)))
+        }
+        Grade::Skipped => {
+            let skip = step.skip.as_ref().map(|skip| format!("{}: {}", skip.reason.name(), skip.detail));
+            Some(format!("<skipped message=\"{}\"/>", escape(&skip.unwrap_or_default())))
+        }
+    };
+    match told {
+        None => xml.push_str("/>\n"),
+        Some(told) => {
+            let _ = writeln!(xml, ">\n      {told}\n    </testcase>");
+        }
+    }
+}
+
+/// Why a step failed, a line for each reason.
+pub(super) fn reasons(step: &StepReport) -> String {
+    let mut lines: Vec<String> = step.error.iter().cloned().collect();
+    for validation in step.validations.iter().filter(|validation| validation.outcome == Outcome::Failed) {
+        let shown = |value: &Option<serde_json::Value>| {
+            value
+                .as_ref()
+                .map_or_else(|| "nothing".to_owned(), |value| super::pretty::short(&value.to_string()))
+        };
+        let place = validation.json_pointer.as_deref().filter(|place| !place.is_empty());
+        let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
+        let what =
+            if validation.description.is_empty() { &validation.check } else { &validation.description };
+        let (expected, actual) = (shown(&validation.expected), shown(&validation.actual));
+        lines.push(format!("{what}{place}: expected {expected}, got {actual}"));
+    }
+    lines.join("\n")
+}
+
+fn seconds(milliseconds: u64) -> String {
+    format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000)
+}
+
+/// Text in XML; characters that XML cannot hold are left out.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\n' => escaped.push_str("&#10;"),
+            '\t' | ' '.. => escaped.push(character),
+            _ => {}
+        }
+    }
+    escaped
+}

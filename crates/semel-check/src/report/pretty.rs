@@ -1,0 +1,179 @@
+//! For people.
+
+use std::fmt::Write as _;
+
+use super::junit::reasons;
+use super::{FileReport, Grade, Outcome, Report, StepReport};
+use crate::storyboard::Level;
+
+/// Whether colours are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    /// On a terminal.
+    Coloured,
+    /// Everywhere else.
+    Plain,
+}
+
+/// How much is said of a failed case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// What was expected and what came.
+    Short,
+    /// Also what a client would have suffered, how to fix it, and the request and answer.
+    Explained,
+}
+
+impl Paint {
+    fn paint(self, code: &str, text: &str) -> String {
+        match self {
+            Self::Coloured => format!("\x1b[{code}m{text}\x1b[0m"),
+            Self::Plain => text.to_owned(),
+        }
+    }
+}
+
+/// The report for people: cases with their marks, what is wrong with those that failed, and a line in sum.
+#[must_use]
+pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
+    let mut text = String::new();
+    for file in &report.storyboards {
+        tell_file(&mut text, file, paint, telling);
+    }
+    let all = &report.summary;
+    let mut parts = vec![paint.paint("32", &format!("{} passed", all.passed))];
+    let failed = format!("{} failed", all.failed);
+    parts.push(if all.failed > 0 { paint.paint("31;1", &failed) } else { failed });
+    for (count, what) in [
+        (all.recommended_not_met, "recommended not met"),
+        (all.optional_not_met, "optional not met"),
+        (all.advisory_failures, "advisory"),
+    ] {
+        if count > 0 {
+            parts.push(paint.paint("33", &format!("{count} {what}")));
+        }
+    }
+    if all.skipped > 0 {
+        let reasons: Vec<String> =
+            all.skipped_by_reason.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        parts.push(format!("{} skipped ({})", all.skipped, reasons.join(", ")));
+    }
+    if all.validations_not_applicable > 0 {
+        parts.push(format!("{} checks not applicable", all.validations_not_applicable));
+    }
+    let verdict = if report.is_good() { paint.paint("32;1", "ok") } else { paint.paint("31;1", "FAILED") };
+    let _ = writeln!(text, "{verdict}: {} steps against {}: {}", all.total, report.target, parts.join(", "));
+    if !report.is_good() && telling == Telling::Short {
+        let _ = writeln!(text, "`--explain` tells what a client would suffer, and how to fix it.");
+    }
+    text
+}
+
+fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Telling) {
+    let _ = writeln!(text, "{} ({})", paint.paint("1", &file.title), file.storyboard);
+    for notice in &file.notices {
+        let _ = writeln!(text, "  {} {notice}", paint.paint("2", "note:"));
+    }
+    if let Some(skip) = &file.skip {
+        let _ =
+            writeln!(text, "  {} {}: {}\n", paint.paint("33", "skipped"), skip.reason.name(), skip.detail);
+        return;
+    }
+    for case in &file.cases {
+        let steps: Vec<&StepReport> = file.steps.iter().filter(|step| step.phase == case.id).collect();
+        let has = |grade: Grade| steps.iter().any(|step| step.grade == grade);
+        let passed = has(Grade::Passed);
+        let mark = if has(Grade::Failed) {
+            paint.paint("31;1", "✗")
+        } else if has(Grade::NotMet) {
+            paint.paint("33", "!")
+        } else if passed {
+            paint.paint("32", "✓")
+        } else {
+            paint.paint("2", "–")
+        };
+        let level = match case.level {
+            Level::Required => String::new(),
+            other => paint.paint("2", &format!(" ({})", other.name())),
+        };
+        let _ = writeln!(text, "  {mark} {}: {}{level}", case.id, case.title);
+        // A case that was skipped as a whole says so once.
+        let first = steps.first().and_then(|step| step.skip.as_ref());
+        if let Some(skip) = first.filter(|skip| steps.iter().all(|step| step.skip.as_ref() == Some(*skip))) {
+            let _ = writeln!(
+                text,
+                "      {}",
+                paint.paint("2", &format!("{}: {}", skip.reason.name(), skip.detail))
+            );
+            let checks = steps.iter().flat_map(|step| &step.reviewer_checks);
+            checks.for_each(|check| tell_reviewer(text, check, paint));
+            continue;
+        }
+        for step in &steps {
+            tell_step(text, step, paint, telling);
+        }
+        let unmet = has(Grade::Failed) || has(Grade::NotMet);
+        if unmet
+            && telling == Telling::Explained
+            && let Some((suffers, fix)) = &case.explain
+        {
+            let _ = writeln!(text, "      {} {}", paint.paint("1", "what a client suffers:"), suffers.trim());
+            let _ = writeln!(text, "      {} {}", paint.paint("1", "how to fix it:"), fix.trim());
+        }
+    }
+    text.push('\n');
+}
+
+fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Telling) {
+    match step.grade {
+        Grade::Failed | Grade::NotMet => {
+            for line in reasons(step).lines() {
+                let _ = writeln!(text, "      {}: {line}", paint.paint("1", &step.step));
+            }
+            if telling == Telling::Explained {
+                let failed = step.validations.iter().find(|validation| validation.outcome == Outcome::Failed);
+                for (name, value) in failed
+                    .into_iter()
+                    .flat_map(|failed| [("asked", &failed.request), ("answered", &failed.response)])
+                {
+                    if let Some(value) = value {
+                        let _ = writeln!(text, "        {name}: {}", short(&value.to_string()));
+                    }
+                }
+            }
+        }
+        Grade::Skipped => {
+            if let Some(skip) = &step.skip {
+                let told = format!("{}: {}: {}", step.step, skip.reason.name(), skip.detail);
+                let _ = writeln!(text, "      {}", paint.paint("2", &told));
+            }
+        }
+        Grade::Passed => {}
+    }
+    for validation in step.validations.iter().filter(|validation| validation.outcome == Outcome::Advisory) {
+        let _ = writeln!(
+            text,
+            "      {} {}: {}",
+            paint.paint("33", "advice:"),
+            step.step,
+            validation.description
+        );
+    }
+    step.reviewer_checks.iter().for_each(|check| tell_reviewer(text, check, paint));
+}
+
+fn tell_reviewer(text: &mut String, check: &str, paint: Paint) {
+    let _ = writeln!(text, "      {} {check}", paint.paint("2", "for a person:"));
+}
+
+/// One line of at most so many characters.
+pub(super) fn short(text: &str) -> String {
+    const MOST: usize = 400;
+    let line = text.replace('\n', " ");
+    if line.chars().count() <= MOST {
+        return line;
+    }
+    let mut cut: String = line.chars().take(MOST).collect();
+    cut.push('…');
+    cut
+}

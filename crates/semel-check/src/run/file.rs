@@ -1,0 +1,385 @@
+//! One storyboard: does it apply, and its phases in order.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use super::Runner;
+use super::seed;
+use crate::answer::{Answer, Extraction};
+use crate::call::Begun;
+use crate::error::Error;
+use crate::gate::{self, Condition};
+use crate::report::{CaseReport, FileReport, Grade, Reason, Skip, StepReport};
+use crate::storyboard::{Action, Level, Phase, Seeding, Source, Step, Storyboard, Transport};
+use crate::substitute::{Scope, uuid_v4};
+use crate::wire::WireError;
+
+/// How far the file is, and what comes next.
+pub(super) type Tell<'a> = &'a (dyn Fn(usize, (&str, &str)) + Sync);
+
+/// The state of one file's run.
+pub(super) struct File<'a> {
+    pub(super) runner: &'a Runner,
+    pub(super) storyboard: &'a Storyboard,
+    pub(super) context: Map<String, Value>,
+    pub(super) aliases: Mutex<HashMap<String, String>>,
+    /// The payload of each step's answer.
+    pub(super) payloads: HashMap<String, Value>,
+    /// The body of each step's answer.
+    pub(super) bodies: HashMap<String, Bytes>,
+    /// The tools the target has, with their schemas.
+    pub(super) tools: HashMap<String, Value>,
+    pub(super) contributions: BTreeSet<String>,
+    pub(super) secrets: Vec<String>,
+    /// A credential that nobody gave, the same all run long.
+    pub(super) invalid: String,
+    notices: Vec<String>,
+    capabilities: Option<Value>,
+    /// Phases in which the chain of state is broken, and by which step.
+    broken: HashMap<String, String>,
+}
+
+/// Runs a file.
+pub(super) async fn run(
+    runner: &Runner,
+    storyboard: &Storyboard,
+    tell: Tell<'_>,
+) -> Result<FileReport, Error> {
+    let mut file = File::new(runner, storyboard);
+    let mut steps = Vec::new();
+    let skip = match &storyboard.not_applicable {
+        Some(detail) => Some(Skip::new(Reason::NotApplicable, detail.clone())),
+        None => file.prepare().await?,
+    };
+    let mut done = 0;
+    for phase in &storyboard.phases {
+        let closed = match &skip {
+            Some(skip) => Some(skip.clone()),
+            None => file.phase_closed(phase).await,
+        };
+        for step in &phase.steps {
+            tell(done, (&phase.id, &step.id));
+            let report = match &closed {
+                Some(skip) => file.skipped(phase, step, skip.clone()),
+                None => file.step_of(phase, step).await,
+            };
+            file.cascade(phase, step, &report);
+            steps.push(report);
+            done += 1;
+        }
+    }
+    take_branches(storyboard, &file.contributions, &mut steps);
+    let mut notices = storyboard.notices.clone();
+    notices.append(&mut file.notices);
+    let cases = storyboard.phases.iter().map(|phase| CaseReport {
+        id: phase.id.clone(),
+        title: phase.title.clone(),
+        level: phase.level,
+        explain: phase.explain.as_ref().map(|explain| (explain.suffers.clone(), explain.fix.clone())),
+    });
+    Ok(FileReport {
+        storyboard: storyboard.id.clone(),
+        title: storyboard.title.clone(),
+        file: storyboard.file.clone(),
+        skip,
+        notices,
+        steps,
+        cases: cases.collect(),
+    })
+}
+
+impl<'a> File<'a> {
+    fn new(runner: &'a Runner, storyboard: &'a Storyboard) -> Self {
+        let mut context = storyboard.context.clone();
+        let mut notices = Vec::new();
+        for (name, value) in &runner.options.set {
+            context.insert(name.clone(), value.clone());
+        }
+        let outputs = storyboard.phases.iter().flat_map(|phase| &phase.steps).flat_map(|step| &step.outputs);
+        for output in outputs.filter(|output| matches!(output.from, Source::Generate)) {
+            context.insert(output.name.clone(), Value::String(uuid_v4()));
+        }
+        for invariant in &storyboard.invariants {
+            if !["idempotency.conflict_no_payload_leak", "context.no_secret_echo"]
+                .contains(&invariant.as_str())
+            {
+                notices.push(format!("the invariant `{invariant}` is not known and is not checked"));
+            }
+        }
+        Self {
+            runner,
+            storyboard,
+            context,
+            aliases: Mutex::default(),
+            payloads: HashMap::new(),
+            bodies: HashMap::new(),
+            tools: HashMap::new(),
+            contributions: BTreeSet::new(),
+            secrets: runner.secrets(),
+            invalid: format!("invalid-{}", uuid_v4()),
+            notices,
+            capabilities: None,
+            broken: HashMap::new(),
+        }
+    }
+
+    pub(super) fn scope(&self) -> Scope<'_> {
+        Scope {
+            context: &self.context,
+            aliases: &self.aliases,
+            steps: &self.payloads,
+            test_kit: &self.storyboard.test_kit,
+        }
+    }
+
+    /// The credential of steps that say nothing about it.
+    pub(super) fn credential(&self) -> Option<String> {
+        let kit =
+            || self.storyboard.test_kit.pointer("/auth/api_key").and_then(Value::as_str).map(str::to_owned);
+        self.runner.options.auth.clone().or_else(kit)
+    }
+
+    pub(super) fn has_tool(&self, name: &str) -> bool {
+        self.tools.contains_key(name)
+    }
+
+    /// Everything before the first phase. The reason why the file does not apply, if there is one.
+    async fn prepare(&mut self) -> Result<Option<Skip>, Error> {
+        let storyboard = self.storyboard;
+        if storyboard.phases.is_empty() {
+            return Ok(Some(Skip::new(Reason::NoPhases, "the file has no phases")));
+        }
+        if let Some(secret) = storyboard.test_kit.pointer("/auth/api_key").and_then(Value::as_str) {
+            self.secrets.push(secret.to_owned());
+        }
+        if storyboard.transport == Transport::Mcp {
+            self.begin().await?;
+        }
+        for closed in &storyboard.gates {
+            let capabilities = self.capabilities().await;
+            if let Some(skip) = gate::closed(closed, &capabilities) {
+                return Ok(Some(skip));
+            }
+        }
+        let tools = &storyboard.required_tools;
+        if !tools.is_empty() && !tools.iter().any(|tool| self.has_tool(tool)) {
+            let detail = format!("the target has none of the tools {}", tools.join(", "));
+            return Ok(Some(Skip::new(Reason::MissingTool, detail)));
+        }
+        for family in &storyboard.tool_families {
+            if !family.iter().any(|tool| self.has_tool(tool)) {
+                let detail = format!("the target has none of the tools {}", family.join(", "));
+                return Ok(Some(Skip::new(Reason::RequirementUnmet, detail)));
+            }
+        }
+        for requirement in &storyboard.requires {
+            if let Some(skip) = gate::unmet(requirement, |tool| self.has_tool(tool)) {
+                return Ok(Some(skip));
+            }
+        }
+        if storyboard.seeding == Seeding::Controller {
+            return seed::seed(self).await.map_err(|error| Error::Target(error.to_string()));
+        }
+        Ok(None)
+    }
+
+    /// Begins the session and learns the tools. A target that refuses is not usable.
+    async fn begin(&mut self) -> Result<(), Error> {
+        let credential = self.credential();
+        let unusable = |error: WireError| Error::Target(error.to_string());
+        let caller = &self.runner.caller;
+        match caller.begin(credential.as_deref()).await.map_err(unusable)? {
+            Begun::Session => {}
+            Begun::Refused(answer) => return Err(Error::Target(refusal("initialize", &answer))),
+        }
+        let mut cursor: Option<String> = None;
+        for _ in 0..100 {
+            let params = cursor.as_ref().map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
+            let call = caller.rpc("tools/list", &params, credential.as_deref()).map_err(Error::Target)?;
+            let answer = caller.send(&call).await.map_err(unusable)?;
+            if answer.error.is_some() {
+                return Err(Error::Target(refusal("tools/list", &answer)));
+            }
+            for tool in answer.envelope.get("tools").and_then(Value::as_array).into_iter().flatten() {
+                if let Some(name) = tool.get("name").and_then(Value::as_str) {
+                    self.tools
+                        .insert(name.to_owned(), tool.get("inputSchema").cloned().unwrap_or(Value::Null));
+                }
+            }
+            cursor = answer.envelope.get("nextCursor").and_then(Value::as_str).map(str::to_owned);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the target says it can do, asked once. Null if it does not say.
+    async fn capabilities(&mut self) -> Value {
+        if let Some(known) = &self.capabilities {
+            return known.clone();
+        }
+        let credential = self.credential();
+        let caller = &self.runner.caller;
+        let call = match self.storyboard.transport {
+            Transport::Mcp if !self.has_tool("get_adcp_capabilities") => Err(String::new()),
+            Transport::Mcp => caller.tool("get_adcp_capabilities", &json!({}), credential.as_deref()),
+            Transport::Http => {
+                let request = json!({"method": "GET", "path": "/.well-known/idempotency"});
+                caller.request(&request, credential.as_deref())
+            }
+        };
+        let told = match call {
+            Ok(call) => caller.send(&call).await.ok().filter(|answer| answer.error.is_none()),
+            Err(_) => None,
+        };
+        let told = told.map_or(Value::Null, |answer| answer.payload);
+        self.capabilities = Some(told.clone());
+        told
+    }
+
+    /// Why a phase does not apply.
+    async fn phase_closed(&mut self, phase: &Phase) -> Option<Skip> {
+        if let Some(closed) = &phase.gate {
+            let capabilities = self.capabilities().await;
+            if let Some(skip) = gate::closed(closed, &capabilities) {
+                return Some(skip);
+            }
+        }
+        let restarts = phase.steps.iter().any(|step| matches!(step.action, Action::Restart));
+        if restarts && self.runner.options.restart.is_none() {
+            // Half of such a case would prove nothing.
+            let detail = "needs a command that restarts the target: --restart CMD";
+            return Some(Skip::new(Reason::NotApplicable, detail));
+        }
+        let text = phase.skip_if.as_deref()?;
+        match gate::condition(text, &self.context, &self.storyboard.test_kit) {
+            Condition::True => {
+                let detail = match missing_values(text) {
+                    Some(needed) => format!("needs {needed}"),
+                    None => format!("skip_if: {text}"),
+                };
+                Some(Skip::new(Reason::NotApplicable, detail))
+            }
+            Condition::False => None,
+            Condition::Unknown => {
+                self.notices
+                    .push(format!("phase `{}`: the condition `{text}` cannot be read; it is run", phase.id));
+                None
+            }
+        }
+    }
+
+    /// Runs a step, unless what it builds on failed.
+    async fn step_of(&mut self, phase: &Phase, step: &Step) -> StepReport {
+        if step.stateful
+            && let Some(culprit) = self.broken_before(phase)
+        {
+            let skip = Skip::new(Reason::PrerequisiteFailed, format!("builds on `{culprit}`"));
+            return self.skipped(phase, step, skip);
+        }
+        super::step::run(self, phase, step).await
+    }
+
+    /// The step that broke the chain of state this phase hangs on.
+    fn broken_before(&self, phase: &Phase) -> Option<String> {
+        if let Some(culprit) = self.broken.get(&phase.id) {
+            return Some(culprit.clone());
+        }
+        let peers = |other: &Phase| phase.branch.is_some() && phase.branch == other.branch;
+        let earlier = self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
+        earlier
+            .filter(|other| !peers(other))
+            .filter(|other| phase.depends_on.as_ref().is_none_or(|needed| needed.contains(&other.id)))
+            .find_map(|other| self.broken.get(&other.id).cloned())
+    }
+
+    /// Notes what a step's end means for those after it.
+    fn cascade(&mut self, phase: &Phase, step: &Step, report: &StepReport) {
+        if !step.stateful {
+            return;
+        }
+        let only = phase.steps.iter().filter(|step| step.stateful).count() == 1;
+        let breaks = match (report.grade, &report.skip) {
+            (Grade::Failed, _) => true,
+            // A step that weighs less than its phase is an aside: nothing hangs on it.
+            (Grade::NotMet, _) => step.level.is_none_or(|level| level <= phase.level),
+            (Grade::Skipped, Some(skip)) => match skip.reason {
+                Reason::MissingTool | Reason::MissingTestController => !only,
+                // What follows in this phase has nothing to stand on; other phases have their own reasons.
+                Reason::PrerequisiteFailed => true,
+                _ => false,
+            },
+            _ => false,
+        };
+        if breaks {
+            self.broken.entry(phase.id.clone()).or_insert_with(|| step.id.clone());
+        }
+    }
+
+    /// A report of a step that was not run.
+    pub(super) fn skipped(&self, phase: &Phase, step: &Step, skip: Skip) -> StepReport {
+        StepReport {
+            storyboard: self.storyboard.id.clone(),
+            phase: phase.id.clone(),
+            step: step.id.clone(),
+            title: step.title.clone(),
+            task: step.action.task().to_owned(),
+            level: self.level(phase, step),
+            grade: Grade::Skipped,
+            passed: false,
+            duration_ms: 0,
+            validations: Vec::new(),
+            extraction_path: Extraction::None,
+            skip: Some(skip),
+            error: None,
+            reviewer_checks: step.reviewer_checks.clone(),
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "reads as a question to the file")]
+    pub(super) fn level(&self, phase: &Phase, step: &Step) -> Level {
+        step.level.unwrap_or(phase.level)
+    }
+}
+
+/// What to give where a condition only asks whether something was given: `!context.a || !context.b`.
+fn missing_values(condition: &str) -> Option<String> {
+    let name = |term: &str| {
+        let name = term.trim().strip_prefix("!context.")?;
+        (!name.contains([' ', '=', '&'])).then(|| format!("--set {name}=…"))
+    };
+    let names: Option<Vec<String>> = condition.split("||").map(name).collect();
+    names.map(|names| names.join(" "))
+}
+
+/// Of a set of branches one is taken: the failures of its peers say nothing.
+fn take_branches(storyboard: &Storyboard, contributions: &BTreeSet<String>, steps: &mut [StepReport]) {
+    for phase in &storyboard.phases {
+        let Some(branch) = phase.branch.as_ref().filter(|branch| contributions.contains(*branch)) else {
+            continue;
+        };
+        for step in steps.iter_mut().filter(|step| step.phase == phase.id) {
+            if matches!(step.grade, Grade::Failed | Grade::NotMet) {
+                step.grade = Grade::Skipped;
+                step.skip =
+                    Some(Skip::new(Reason::NotApplicable, format!("another branch of `{branch}` was taken")));
+            }
+        }
+    }
+}
+
+fn refusal(what: &str, answer: &Answer) -> String {
+    match answer.status {
+        401 | 403 => {
+            format!("{what} was answered with {}: the credential was refused (--auth)", answer.status)
+        }
+        status => {
+            let code = answer.code().map(|code| format!(" ({code})")).unwrap_or_default();
+            format!("{what} was answered with {status}{code}: is this an MCP endpoint?")
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Grades the answers of a step: each check, what goes without saying, and the invariants.
+
+use serde_json::{Value, json};
+
+use super::file::File;
+use super::step::{judges_itself, transport_word};
+use crate::answer::{Answer, shown};
+use crate::check::{Check, Kind, Severity, Verdict, View, across, one};
+use crate::invariant;
+use crate::path::Path;
+use crate::redact::redact;
+use crate::report::{Outcome, Validation};
+use crate::storyboard::{Expects, Step};
+use crate::substitute::Unresolved;
+
+/// Longer texts are cut in reports.
+const LONGEST_TEXT: usize = 4000;
+
+/// A question and its answer.
+#[derive(Clone, Debug)]
+pub(super) struct Exchange {
+    pub(super) asked: Value,
+    pub(super) answer: Answer,
+}
+
+/// The validations of a step.
+#[derive(Default)]
+pub(super) struct Graded {
+    pub(super) validations: Vec<Validation>,
+}
+
+impl Graded {
+    pub(super) fn failed(&self) -> bool {
+        self.validations.iter().any(|validation| validation.outcome == Outcome::Failed)
+    }
+
+    /// A value was missing before anything was sent.
+    pub(super) fn unresolved(token: &str) -> Self {
+        let mut validation = blank("unresolved_substitution", "every value of the request is known");
+        validation.outcome = Outcome::Failed;
+        validation.expected = Some(json!(token));
+        validation.actual = Some(Value::Null);
+        Self { validations: vec![validation] }
+    }
+
+    /// A value could not be captured.
+    pub(super) fn not_captured(name: &str, path: &str, found: Option<Value>) -> Validation {
+        let mut validation = blank("capture_path_not_resolvable", &format!("the answer holds `{name}`"));
+        validation.outcome = Outcome::Failed;
+        validation.json_pointer = Some(Path::parse(path).pointer());
+        validation.expected = Some(json!(path));
+        validation.actual = Some(found.unwrap_or(Value::Null));
+        validation
+    }
+}
+
+fn blank(check: &str, description: &str) -> Validation {
+    Validation {
+        check: check.to_owned(),
+        id: None,
+        description: description.to_owned(),
+        outcome: Outcome::Passed,
+        json_pointer: None,
+        expected: None,
+        actual: None,
+        request: None,
+        response: None,
+        note: None,
+    }
+}
+
+/// Grades all answers of a step. `judged` is the verdict of a step that judges itself.
+pub(super) fn grade(
+    file: &File<'_>,
+    step: &Step,
+    exchanges: &[Exchange],
+    judged: Option<&Verdict>,
+) -> Graded {
+    let grader = Grader { file, step, exchanges };
+    let mut graded = Graded::default();
+    // What goes without saying is told only where it does not hold: it is no check of the file's.
+    graded.validations.extend(grader.implicit());
+    for check in &step.checks {
+        graded.validations.push(grader.check(check, judged));
+    }
+    if let Some(verdict @ Verdict::Fail { .. }) = judged
+        && !step.checks.iter().any(|check| check.kind == Kind::RateLimitNotReplayed)
+    {
+        let validation =
+            blank("replay_not_cached_rate_limit", "a rate limit is not kept as the answer to its key");
+        graded.validations.push(grader.told(
+            validation,
+            verdict.clone(),
+            exchanges.first(),
+            Severity::Required,
+        ));
+    }
+    for name in &file.storyboard.invariants {
+        graded.validations.extend(grader.invariant(name));
+    }
+    graded
+}
+
+struct Grader<'a> {
+    file: &'a File<'a>,
+    step: &'a Step,
+    exchanges: &'a [Exchange],
+}
+
+impl Grader<'_> {
+    fn check(&self, check: &Check, judged: Option<&Verdict>) -> Validation {
+        let mut validation = blank(&check.name, &check.description);
+        validation.id.clone_from(&check.id);
+        let filled = match check.fill(&self.file.scope()) {
+            Ok(filled) => filled,
+            Err(Unresolved(token)) => {
+                validation.check = "unresolved_substitution".to_owned();
+                let verdict = Verdict::Fail { expected: json!(token), actual: Value::Null };
+                return self.told(validation, verdict, None, check.severity);
+            }
+        };
+        validation.json_pointer = filled.path.as_deref().map(|path| Path::parse(path).pointer());
+        if check.kind == Kind::RateLimitNotReplayed
+            && let Some(verdict) = judged
+        {
+            return self.told(validation, verdict.clone(), self.exchanges.first(), check.severity);
+        }
+        if check.kind.crosses() {
+            let answers: Vec<&Answer> = self.exchanges.iter().map(|exchange| &exchange.answer).collect();
+            let verdict = across(&filled, &answers);
+            return self.told(validation, verdict, self.exchanges.first(), check.severity);
+        }
+        if self.exchanges.is_empty() && check.kind != Kind::AnyOf {
+            let verdict = Verdict::NotApplicable("the step has no answer".to_owned());
+            return self.told(validation, verdict, None, check.severity);
+        }
+        if self.exchanges.is_empty() {
+            let nothing = Answer::none();
+            let verdict = one(&filled, self.view(&nothing));
+            return self.told(validation, verdict, None, check.severity);
+        }
+        // On each of several answers: the first that is wrong is told.
+        let mut so_far = Verdict::Pass;
+        let mut about = self.exchanges.first();
+        for (index, exchange) in self.exchanges.iter().enumerate() {
+            let verdict = one(&filled, self.view(&exchange.answer));
+            let fails = matches!(verdict, Verdict::Fail { .. });
+            if fails || index == 0 {
+                so_far = verdict;
+                about = Some(exchange);
+            }
+            if fails {
+                if self.exchanges.len() > 1 {
+                    validation.note = Some(format!("answer {} of {}", index + 1, self.exchanges.len()));
+                }
+                break;
+            }
+        }
+        self.told(validation, so_far, about, check.severity)
+    }
+
+    fn view<'b>(&'b self, answer: &'b Answer) -> View<'b> {
+        View {
+            answer,
+            context: &self.file.context,
+            dialect: self.file.storyboard.dialect,
+            contributions: &self.file.contributions,
+            bodies: &self.file.bodies,
+            schema: self.step.schema.as_ref(),
+        }
+    }
+
+    /// Success where nothing else is said, an error where one is expected.
+    fn implicit(&self) -> Option<Validation> {
+        let wrong =
+            |exchange: &&Exchange| exchange.answer.error.is_some() != (self.step.expects == Expects::Error);
+        let explicit = judges_itself(self.step);
+        if self.step.expects == Expects::Success && explicit {
+            return None;
+        }
+        let exchange = self.exchanges.iter().find(wrong)?;
+        let (name, expected) = match self.step.expects {
+            Expects::Success => ("no_error", transport_word(self.file.storyboard.transport)),
+            Expects::Error => ("expect_error", "an error"),
+        };
+        let actual = json!({"status": exchange.answer.status, "code": exchange.answer.code()});
+        let verdict = Verdict::Fail { expected: json!(expected), actual };
+        Some(self.told(
+            blank(name, "the answer is of the kind that is expected"),
+            verdict,
+            Some(exchange),
+            Severity::Required,
+        ))
+    }
+
+    fn invariant(&self, name: &str) -> Option<Validation> {
+        for exchange in self.exchanges {
+            let held = invariant::holds(name, &exchange.asked, &exchange.answer, &self.file.secrets)?;
+            if let Err(broken) = held {
+                let mut validation = blank(name, "holds after every step");
+                validation.json_pointer = broken.pointer;
+                let verdict = Verdict::Fail { expected: broken.expected, actual: broken.actual };
+                return Some(self.told(validation, verdict, Some(exchange), Severity::Required));
+            }
+        }
+        None
+    }
+
+    /// Puts the verdict in; a failure carries what was asked and answered, without secrets.
+    fn told(
+        &self,
+        mut validation: Validation,
+        verdict: Verdict,
+        about: Option<&Exchange>,
+        severity: Severity,
+    ) -> Validation {
+        match verdict {
+            Verdict::Pass => {}
+            Verdict::PassNoted(note) => validation.note = Some(note),
+            Verdict::NotApplicable(why) => {
+                validation.outcome = Outcome::NotApplicable;
+                validation.note = Some(why);
+            }
+            Verdict::Fail { expected, actual } => {
+                validation.outcome = match severity {
+                    Severity::Required => Outcome::Failed,
+                    Severity::Advisory => Outcome::Advisory,
+                };
+                validation.expected = Some(self.clean(expected));
+                validation.actual = Some(self.clean(actual));
+                if let Some(exchange) = about {
+                    validation.request = Some(self.clean(exchange.asked.clone()));
+                    validation.response = Some(self.clean(shown(&exchange.answer)));
+                }
+            }
+        }
+        validation
+    }
+
+    fn clean(&self, mut value: Value) -> Value {
+        redact(&mut value, &self.file.secrets);
+        cut(&mut value);
+        value
+    }
+}
+
+/// Cuts long texts.
+fn cut(value: &mut Value) {
+    match value {
+        Value::String(text) if text.len() > LONGEST_TEXT => {
+            let mut end = LONGEST_TEXT;
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            text.truncate(end);
+            text.push('…');
+        }
+        Value::Array(items) => items.iter_mut().for_each(cut),
+        Value::Object(members) => members.values_mut().for_each(cut),
+        _ => {}
+    }
+}

@@ -1,0 +1,36 @@
+//! The built-in suites.
+
+use crate::storyboard::Storyboard;
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// What it is called by.
+    pub name: &'static str,
+    /// Its storyboard, readable as documentation.
+    pub text: &'static str,
+}
+
+/// All of them.
+pub const SUITES: [Suite; 7] = [
+    Suite { name: "ietf", text: include_str!("../suites/ietf.yaml") },
+    Suite { name: "stripe", text: include_str!("../suites/stripe.yaml") },
+    Suite { name: "stripe-v2", text: include_str!("../suites/stripe-v2.yaml") },
+    Suite { name: "ucp", text: include_str!("../suites/ucp.yaml") },
+    Suite { name: "adcp", text: include_str!("../suites/adcp.yaml") },
+    Suite { name: "adcp-idempotency", text: include_str!("../suites/adcp-idempotency.yaml") },
+    Suite { name: "runs", text: include_str!("../suites/runs.yaml") },
+];
+
+/// A built-in suite by its name.
+#[must_use]
+pub fn suite(name: &str) -> Option<Storyboard> {
+    let suite = SUITES.iter().find(|suite| suite.name == name)?;
+    Some(Storyboard::parse(&format!("{name}.yaml"), suite.text).expect("a test reads every built-in suite"))
+}
+
+/// A storyboard to start one's own from.
+#[must_use]
+pub fn template(name: &str) -> String {
+    include_str!("../suites/template.yaml").replace("NAME", name)
+}

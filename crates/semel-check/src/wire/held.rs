@@ -1,0 +1,173 @@
+//! A stream whose answer waits until it is let go, and a body that tells when all of it was taken.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+/// What both halves share.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    released: AtomicBool,
+    reader: Mutex<Option<Waker>>,
+    /// The body's last byte was handed to the connection.
+    taken: AtomicBool,
+    /// Something was written to the stream.
+    wrote: AtomicBool,
+    /// All of the request was written and flushed.
+    written: AtomicBool,
+    told: Notify,
+}
+
+impl Hold {
+    fn new(released: AtomicBool) -> Self {
+        Self {
+            released,
+            reader: Mutex::new(None),
+            taken: AtomicBool::new(false),
+            wrote: AtomicBool::new(false),
+            written: AtomicBool::new(false),
+            told: Notify::new(),
+        }
+    }
+
+    /// One that holds nothing back.
+    pub(crate) fn released() -> Self {
+        Self::new(AtomicBool::new(true))
+    }
+
+    /// One whose answer waits.
+    pub(crate) fn held() -> Self {
+        Self::new(AtomicBool::new(false))
+    }
+
+    /// Lets the answer be read.
+    pub(crate) fn release(&self) {
+        self.released.store(true, Ordering::SeqCst);
+        if let Some(waker) = self.reader.lock().take() {
+            waker.wake();
+        }
+    }
+
+    /// Waits until the whole request is on the wire.
+    pub(crate) async fn written(&self) {
+        let told = self.told.notified();
+        tokio::pin!(told);
+        loop {
+            told.as_mut().enable();
+            if self.written.load(Ordering::SeqCst) {
+                return;
+            }
+            told.as_mut().await;
+            told.set(self.told.notified());
+        }
+    }
+
+    fn flushed(&self) {
+        if self.taken.load(Ordering::SeqCst) && self.wrote.load(Ordering::SeqCst) {
+            self.written.store(true, Ordering::SeqCst);
+            self.told.notify_waiters();
+        }
+    }
+}
+
+/// The stream.
+pub(super) struct Held<S> {
+    stream: S,
+    hold: Arc<Hold>,
+}
+
+impl<S> Held<S> {
+    pub(super) fn new(stream: S, hold: Arc<Hold>) -> Self {
+        Self { stream, hold }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if !self.hold.released.load(Ordering::SeqCst) {
+            *self.hold.reader.lock() = Some(context.waker().clone());
+            // It may have been let go in between.
+            if !self.hold.released.load(Ordering::SeqCst) {
+                return Poll::Pending;
+            }
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if matches!(wrote, Poll::Ready(Ok(1..))) {
+            self.hold.wrote.store(true, Ordering::SeqCst);
+        }
+        wrote
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        // The connection flushes only after it has written everything it was given.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.hold.flushed();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// A request's body.
+#[derive(Debug)]
+pub(super) struct Sent {
+    rest: Option<Bytes>,
+    hold: Arc<Hold>,
+}
+
+impl Sent {
+    pub(super) fn new(body: Bytes, hold: Arc<Hold>) -> Self {
+        // Without a body the head is all there is.
+        hold.taken.store(body.is_empty(), Ordering::SeqCst);
+        Self { rest: Some(body).filter(|body| !body.is_empty()), hold }
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let rest = self.rest.take();
+        self.hold.taken.store(true, Ordering::SeqCst);
+        Poll::Ready(rest.map(|rest| Ok(Frame::data(rest))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(
+            self.rest.as_ref().map_or(0, |rest| u64::try_from(rest.len()).unwrap_or(u64::MAX)),
+        )
+    }
+}

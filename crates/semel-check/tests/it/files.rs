@@ -1,0 +1,117 @@
+//! R16: what is wrong with a file is told with its place; what is odd is mentioned.
+
+use semel_check::{Grade, Reason, SUITES, Storyboard, suite, template};
+
+use crate::kit::{Server, mistakes, reply, run_text};
+
+#[test]
+fn every_built_in_suite_and_the_template_can_be_read() {
+    for known in SUITES {
+        assert!(suite(known.name).is_some(), "{}", known.name);
+    }
+    Storyboard::parse("mine.yaml", &template("mine")).unwrap();
+}
+
+#[test]
+fn mistakes_are_told_with_file_line_column_and_what_was_expected() {
+    for (text, expected) in [
+        ("id: [1", "test.yaml:"),
+        ("", "test.yaml:1:1: expected a mapping; the file is empty"),
+        ("- a\n", "test.yaml:1:1: expected a storyboard as a mapping, not a list"),
+        ("title: x\ntransport: http\nphases: []\n", "test.yaml:1:1: expected `id` in a storyboard"),
+        (
+            "id: t\ntransport: carrier-pigeon\nphases: []\n",
+            "test.yaml:2:12: expected `transport` to be http or mcp",
+        ),
+        ("id: t\ntransport: http\nrequires: []\nphases: []\n", "test.yaml:3:11: expected `requires`"),
+        (
+            "id: t\ntransport: http\nphases: 3\n",
+            "test.yaml:3:9: expected `phases` of a storyboard to be a list, not 3",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    level: urgent\n    steps: []\n",
+            "test.yaml:5:12: expected `level` to be required, recommended or optional",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    depends_on: [q]\n    steps: []\n",
+            "expected `depends_on` of phase `p` to name earlier phases, not `q`",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n",
+            "test.yaml:6:9: expected `request` in a step over http",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: x}\n",
+            "test.yaml:7:25: expected `path` to begin with /",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /, body: 1, body_raw: x}\n",
+            "expected `body` or `body_raw`, not both",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        validations: [{check: field_value, path: a}]\n",
+            "test.yaml:8:23: expected `path`, and `value` or `allowed_values` for the check field_value",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        validations: [{check: cross_response_field_equal, path: a}]\n",
+            "expected a step with `parallel_dispatch` or `repeat` for the check cross_response_field_equal",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        parallel_dispatch: {count: 1001}\n",
+            "to be a whole number from 2 to 1000, not 1001",
+        ),
+        (
+            "id: t\nphases:\n  - id: p\n    steps:\n      - id: s\n        task: x\n        parallel_dispatch: {count: 11}\n",
+            "to be a whole number from 2 to 10, not 11",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        context_outputs: [{name: a, path: b, generate: uuid_v4}]\n",
+            "expected exactly one of `path` and `generate` for the output `a`",
+        ),
+        (
+            "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        validations: [{check: field_pattern, path: a, value: '('}]\n",
+            "expected a regular expression that can be read",
+        ),
+        (
+            "id: t\ntransport: http\nrequires_capability: {path: a}\nphases: []\n",
+            "test.yaml:3:22: expected exactly one of equals, contains, not_contains, present",
+        ),
+    ] {
+        let told = mistakes(text);
+        assert!(told.contains(expected), "{text}\n{told}\n{expected}");
+        assert!(told.starts_with("test.yaml:"), "{told}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_in_their_order() {
+    let told =
+        mistakes("id: t\ntransport: http\nphases:\n  - title: p\n    level: x\n    steps: [{title: s}]\n");
+    assert_eq!(told.lines().count(), 4, "{told}");
+    let mut lines: Vec<&str> = told.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, told.lines().collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_members_are_mentioned_once_and_ignored() {
+    let server = Server::start(|_| async { reply(200, &[], &serde_json::json!({})) }).await;
+    let text = "id: t\ntransport: http\nmood: good\nphases:\n  - id: p\n    steps:\n      - {id: a, request: {path: /}, zz: 1}\n      \
+                - {id: b, request: {path: /}, zz: 2}\n";
+    let report = run_text(&server.url(), text).await;
+    let notices = report.storyboards[0].notices.join("\n");
+    assert!(notices.contains("`mood` is not known here"), "{notices}");
+    assert!(notices.contains("line 7: `zz` is not known here and is ignored (2 times)"), "{notices}");
+    assert!(report.is_good() && report.summary.passed == 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_without_phases_and_one_with_unknown_references_do_not_apply() {
+    let server = Server::start(|_| async { reply(200, &[], &serde_json::json!({})) }).await;
+    let report = run_text(&server.url(), "id: t\ntransport: http\nphases: []\n").await;
+    assert_eq!(report.storyboards[0].skip.as_ref().unwrap().reason, Reason::NoPhases);
+    let text = "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - {id: a, request: {path: '/{{prior_step.nobody.id}}'}}\n";
+    let report = run_text(&server.url(), text).await;
+    assert_eq!(report.storyboards[0].skip.as_ref().unwrap().reason, Reason::NotApplicable);
+    assert_eq!(report.storyboards[0].steps[0].grade, Grade::Skipped);
+}

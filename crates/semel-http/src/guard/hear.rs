@@ -1,0 +1,146 @@
+//! Finds the answer to a message in what the upstream says: alone, or among the events of a stream.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use http::header::HeaderMap;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::read::{Look, Read, Resumed, Stopped, read, read_until};
+use crate::body::{Body, BoxError};
+use crate::mcp::call::{is_events, judge};
+use crate::mcp::sse::{self, Event, Events};
+
+/// How long to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// Until the answer is there.
+    Answer,
+    /// Until it is there, or something else that somebody may wait for.
+    AnyEvent,
+}
+
+/// What was heard of the answer to a message.
+pub(super) enum Hearing {
+    Heard(Box<Heard>),
+    /// It was not found in what was read; here is all of it.
+    Not(Body, Silence),
+    Cut(BoxError),
+}
+
+/// Why an answer was not heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    TooLarge,
+    Late,
+    /// It ended, or is something else.
+    Missing,
+    /// Other events came first.
+    Others,
+}
+
+/// An answer that was found.
+pub(super) struct Heard {
+    pub(super) message: Bytes,
+    spoken: Spoken,
+}
+
+/// Where it was found.
+enum Spoken {
+    Alone(Option<HeaderMap>),
+    /// In a stream: what was read of it, the answer's place in that, and the rest.
+    Among {
+        read: Bytes,
+        place: Range<usize>,
+        rest: Resumed,
+    },
+}
+
+impl Heard {
+    /// The body as it came.
+    pub(super) fn into_body(self) -> Body {
+        match self.spoken {
+            Spoken::Alone(trailers) => Body::with_trailers(self.message, trailers),
+            Spoken::Among { read, mut rest, .. } => {
+                rest.put_back(read);
+                rest.into_body()
+            }
+        }
+    }
+
+    /// The body with another message in the place of this one.
+    pub(super) fn with(self, message: &RawValue) -> Body {
+        let message = message.get().as_bytes();
+        match self.spoken {
+            Spoken::Alone(trailers) => Body::with_trailers(Bytes::copy_from_slice(message), trailers),
+            Spoken::Among { read, place, mut rest } => {
+                let mut whole = read[..place.start].to_vec();
+                whole.extend_from_slice(&sse::with_data(&read[place.clone()], message));
+                whole.extend_from_slice(&read[place.end..]);
+                rest.put_back(whole.into());
+                rest.into_body()
+            }
+        }
+    }
+}
+
+/// Reads a body until the answer to `id` is found in it.
+pub(super) async fn hear(
+    headers: &HeaderMap,
+    body: Body,
+    id: &RawValue,
+    until: Until,
+    limit: usize,
+    deadline: Instant,
+) -> Hearing {
+    if !is_events(headers) {
+        return match read(body, limit, deadline).await {
+            Read::Whole(whole) => {
+                let (message, trailers) = whole.join();
+                if judge(&message, id).is_some() {
+                    Hearing::Heard(Box::new(Heard { message, spoken: Spoken::Alone(trailers) }))
+                } else {
+                    Hearing::Not(Body::with_trailers(message, trailers), Silence::Missing)
+                }
+            }
+            Read::Partly(rest, stopped) => Hearing::Not(rest.into_body(), silence(stopped)),
+            Read::Cut(error) => Hearing::Cut(error),
+        };
+    }
+    let (mut events, mut found, mut others) = (Events::default(), None::<Event>, 0);
+    let look = |piece: &[u8]| {
+        events.feed(piece, |event| {
+            if found.is_none() && judge(&event.data, id).is_some() {
+                found = Some(event);
+            } else {
+                others += 1;
+            }
+        });
+        let is_enough = found.is_some() || (until == Until::AnyEvent && others > 0);
+        if is_enough { Look::Found } else { Look::On }
+    };
+    match read_until(body, limit, deadline, look).await {
+        Read::Partly(mut rest, stopped) => match found {
+            Some(Event { data, place }) => {
+                let spoken = Spoken::Among { read: rest.take_read(), place, rest };
+                Hearing::Heard(Box::new(Heard { message: data.into(), spoken }))
+            }
+            None => Hearing::Not(rest.into_body(), silence(stopped)),
+        },
+        // An event that the end cut off is none.
+        Read::Whole(whole) => {
+            let (data, trailers) = whole.join();
+            Hearing::Not(Body::with_trailers(data, trailers), Silence::Missing)
+        }
+        Read::Cut(error) => Hearing::Cut(error),
+    }
+}
+
+fn silence(stopped: Stopped) -> Silence {
+    match stopped {
+        Stopped::TooLarge => Silence::TooLarge,
+        Stopped::Streaming => Silence::Late,
+        Stopped::Found => Silence::Others,
+    }
+}

@@ -1,0 +1,223 @@
+//! A stream in which others speak before the answer: they are heard at once, the answer once it is kept.
+//!
+//! A tool may report its progress, or ask its client something and wait for the answer. So events are passed on as
+//! they come; only the answer to the call waits until its record is written. The pump runs in a task of its own and
+//! goes on whether or not anybody listens. Such a call is counted when its stream begins, as one that ran.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::response::Parts;
+use http::{HeaderValue, Response};
+use http_body::{Body as _, Frame};
+use semel::engine::Running;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::Instant;
+
+use super::read::{Resumed, Stopped, Whole, within};
+use super::tool_answer::of_message;
+use super::{Answered, Inner, Steering};
+use crate::body::{Body, BoxError};
+use crate::call::CallError;
+use crate::codec::Asked;
+use crate::mcp::Call;
+use crate::mcp::call::{Judged, is_events, judge};
+use crate::mcp::sse::{self, Event, Events};
+use crate::observe::Outcome;
+use crate::policy::RoutePolicy;
+use crate::stored;
+
+/// A stream that has begun, and the call it belongs to.
+pub(super) struct Stream {
+    pub(super) running: Running,
+    pub(super) head: Parts,
+    pub(super) body: Body,
+    pub(super) steering: Steering,
+    pub(super) limit: Instant,
+}
+
+/// What is passed on to the client. Never held back by a slow one; what may pile up is bounded by the response limit.
+enum Piece {
+    Bytes(Bytes),
+    /// Nothing more has to be looked at.
+    Rest(Body),
+}
+
+/// How the looking ended.
+enum End {
+    Answer(Event),
+    TooLarge,
+    Failed(CallError),
+}
+
+impl Inner {
+    /// Gives the stream to the client now, and its answer when it is kept.
+    pub(super) fn go_live(
+        self: &Arc<Self>,
+        route: Option<usize>,
+        call: &Arc<Call>,
+        stream: Stream,
+    ) -> Answered {
+        let (tell, told) = unbounded_channel();
+        let mut head = stream.head.clone();
+        head.headers.remove(CONTENT_LENGTH);
+        let answer = Response::from_parts(head, Body::stream(Live { told, rest: None }));
+        drop(tokio::spawn(Arc::clone(self).pump(route, Arc::clone(call), stream, tell)));
+        (answer, Outcome::Ran)
+    }
+
+    async fn pump(
+        self: Arc<Self>,
+        route: Option<usize>,
+        call: Arc<Call>,
+        stream: Stream,
+        tell: UnboundedSender<Piece>,
+    ) {
+        let policy = &self.route(route).policy;
+        let Stream { running, head, body, steering, limit } = stream;
+        let id = call.id.as_deref().expect("a call without an id is not admitted");
+        let asked = Asked::Message(Arc::clone(&call));
+        let mut flow = Flow { body, events: Events::default(), held: BytesMut::new(), passed: 0, tell };
+        match flow.until_answer(id, policy, limit).await {
+            End::Answer(Event { data, place }) => {
+                let event = as_stream(flow.take(place.end));
+                let answer = if judge(&data, id) == Some(Judged::Success) {
+                    let kept = of_message(policy, head.status, &head.headers, data.into());
+                    let steering = self.bounded(policy, steering);
+                    let answer = (event, Outcome::Ran);
+                    self.conclude(policy, &asked, running, kept, steering, answer).await.0
+                } else {
+                    running.release().await;
+                    event
+                };
+                flow.send(Piece::Bytes(as_events(answer)));
+                flow.let_go();
+            }
+            End::TooLarge => {
+                let kept = stored::tombstone(Stopped::TooLarge.reason());
+                let nothing = (as_stream(Bytes::new()), Outcome::Tombstone);
+                let answer =
+                    as_events(self.conclude(policy, &asked, running, kept, steering, nothing).await.0);
+                if answer.is_empty() {
+                    flow.let_go();
+                } else {
+                    // Somebody else's outcome stands: this one is not to be seen.
+                    flow.send(Piece::Bytes(answer));
+                }
+            }
+            End::Failed(error) => {
+                let answer = self.failed(policy, &asked, running, &error).await.0;
+                flow.send(Piece::Bytes(as_events(answer)));
+            }
+        }
+    }
+}
+
+/// The stream on its way from the upstream to the client.
+struct Flow {
+    body: Body,
+    events: Events,
+    /// What was read and not yet passed on.
+    held: BytesMut,
+    /// How many bytes were.
+    passed: usize,
+    tell: UnboundedSender<Piece>,
+}
+
+impl Flow {
+    /// Passes on every event that is not the answer.
+    async fn until_answer(&mut self, id: &RawValue, policy: &RoutePolicy, limit: Instant) -> End {
+        loop {
+            let next = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
+            let frame = match within(limit, next).await {
+                Some(Some(Ok(frame))) => frame,
+                Some(Some(Err(error))) => return End::Failed(CallError::unknown(error)),
+                Some(None) => {
+                    return End::Failed(CallError::unknown("the stream ended without an answer to the call"));
+                }
+                None => return End::Failed(CallError::timed_out("no answer within in_flight_max")),
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            self.held.extend_from_slice(&data);
+            let mut found = None;
+            self.events.feed(&data, |event| {
+                if found.is_none() && judge(&event.data, id).is_some() {
+                    found = Some(event);
+                }
+            });
+            let ended = found.as_ref().map_or(self.events.ended(), |event: &Event| event.place.start);
+            let others = self.take(ended);
+            self.send(Piece::Bytes(others));
+            if let Some(event) = found {
+                return End::Answer(event);
+            }
+            if self.passed + self.held.len() > policy.response_limit {
+                return End::TooLarge;
+            }
+        }
+    }
+
+    /// What was read up to a place in the stream.
+    fn take(&mut self, to: usize) -> Bytes {
+        let piece = self.held.split_to(to.saturating_sub(self.passed).min(self.held.len())).freeze();
+        self.passed += piece.len();
+        piece
+    }
+
+    /// The client may have gone; the call goes on.
+    fn send(&self, piece: Piece) {
+        let _ = self.tell.send(piece);
+    }
+
+    /// Passes on whatever is left, unlooked at.
+    fn let_go(self) {
+        let held = Some(self.held.freeze()).filter(|held| !held.is_empty());
+        let whole = Whole { pieces: held.into_iter().collect(), trailers: None };
+        let _ = self.tell.send(Piece::Rest(Resumed::new(whole, self.body).into_body()));
+    }
+}
+
+fn as_stream(event: Bytes) -> Response<Body> {
+    let mut answer = Response::new(Body::from(event));
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    answer
+}
+
+/// An answer as an event of the stream that is open.
+fn as_events(answer: Response<Body>) -> Bytes {
+    let is_stream = is_events(answer.headers());
+    let bytes = answer.into_body().into_bytes().unwrap_or_default();
+    if is_stream { bytes } else { sse::event(&bytes).into() }
+}
+
+/// The client's side of it.
+struct Live {
+    told: UnboundedReceiver<Piece>,
+    rest: Option<Body>,
+}
+
+impl http_body::Body for Live {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            if let Some(rest) = &mut self.rest {
+                return Pin::new(rest).poll_frame(context);
+            }
+            match ready!(self.told.poll_recv(context)) {
+                Some(Piece::Bytes(bytes)) if bytes.is_empty() => {}
+                Some(Piece::Bytes(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(Piece::Rest(rest)) => self.rest = Some(rest),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}

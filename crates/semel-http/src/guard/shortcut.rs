@@ -1,0 +1,149 @@
+//! Replays without taking the request apart: the guard as a [`Shortcut`] of the listener.
+//!
+//! Only what the usual way would answer from the process's own memory, by the plainest of policies: a key in a header,
+//! a principal by a header or none, exact bytes, nothing to verify and nothing to budget. Everything else, and every
+//! doubt, goes the usual way.
+
+use std::cell::RefCell;
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use http::{HeaderMap, HeaderName, Method};
+use semel::time::{Clock as _, SystemClock};
+use tokio::time::Instant;
+
+use super::{Guard, Inner, Route};
+use crate::codec::Codec;
+use crate::edge::{Plain, Shortcut, Taken};
+use crate::key_source::{KeySource, parse};
+use crate::observe::Outcome;
+use crate::policy::{Fingerprinting, RoutePolicy};
+use crate::request_fingerprint::{self, Asked};
+use crate::scope::{Principal, Scope};
+use crate::stored;
+
+/// How a route's requests are told by their headers alone.
+pub(super) struct Plainly {
+    key: HeaderName,
+    scope: Option<HeaderName>,
+}
+
+impl Plainly {
+    /// `None` where a route asks for more than headers and exact bytes.
+    pub(super) fn of(policy: &RoutePolicy, scope: &Scope, codec: &Codec) -> Option<Self> {
+        let (KeySource::Header(key), Codec::Http) = (&policy.key, codec) else { return None };
+        let scope = match policy.scope.as_ref().unwrap_or(scope) {
+            Scope::Header(name) => Some(name.clone()),
+            Scope::SingleTenant => None,
+            Scope::Jwt(_) => return None,
+        };
+        let plain = policy.verify.is_none()
+            && policy.limits.is_none()
+            && matches!(policy.fingerprint, Fingerprinting::Exact);
+        plain.then(|| Self { key: key.clone(), scope })
+    }
+
+    /// What a request is recalled by.
+    pub(super) fn trace(&self, headers: &HeaderMap, recent: &Recent) -> Option<Trace> {
+        let scope = match &self.scope {
+            Some(name) => headers.get(name)?.as_bytes(),
+            None => &[],
+        };
+        Some(recent.trace(headers.get(&self.key)?.as_bytes(), scope))
+    }
+}
+
+/// Which keys have been answered of late: a hint, kept so that a request which is new costs no second hashing of
+/// itself. Wrong either way it changes no answer.
+pub(super) struct Recent {
+    tags: Box<[AtomicU16]>,
+    hasher: RandomState,
+}
+
+/// Where a key would be recalled.
+#[derive(Clone, Copy)]
+pub(super) struct Trace {
+    place: usize,
+    tag: u16,
+}
+
+const PLACES: usize = 1 << 16;
+
+impl Recent {
+    pub(super) fn new() -> Self {
+        Self { tags: (0..PLACES).map(|_| AtomicU16::new(0)).collect(), hasher: RandomState::new() }
+    }
+
+    fn trace(&self, key: &[u8], scope: &[u8]) -> Trace {
+        let mut hasher = self.hasher.build_hasher();
+        (key, scope).hash(&mut hasher);
+        let hash = hasher.finish().to_le_bytes();
+        let [a, b, c, d, ..] = hash;
+        // Never zero, which is nobody's.
+        Trace { place: usize::from(u16::from_le_bytes([a, b])), tag: u16::from_le_bytes([c, d]) | 1 }
+    }
+
+    pub(super) fn note(&self, trace: Trace) {
+        self.tags[trace.place].store(trace.tag, Ordering::Relaxed);
+    }
+
+    fn recalls(&self, trace: Trace) -> bool {
+        self.tags[trace.place].load(Ordering::Relaxed) == trace.tag
+    }
+}
+
+impl Shortcut for Guard {
+    fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
+        match self.inner.replay_at_hand(request, answer) {
+            Some(()) => Taken::Yes,
+            None => Taken::No,
+        }
+    }
+}
+
+impl Inner {
+    fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<()> {
+        let (path, query) = match request.target.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (request.target, None),
+        };
+        let method = Method::from_bytes(request.method.as_bytes()).ok()?;
+        let Route { policy, plainly, number, .. } = self.find(&method, path);
+        let plainly = plainly.as_ref()?;
+        let key = request.value(plainly.key.as_str())?;
+        let scope = match &plainly.scope {
+            Some(name) => Some((name, request.value(name.as_str()).filter(|value| !value.is_empty())?)),
+            None => None,
+        };
+        let known = self.recent.recalls(self.recent.trace(key, scope.map_or(&[], |(_, value)| value)));
+        if !known || !policy.guards(&method) || request.body.len() > policy.request_limit {
+            return None;
+        }
+        let arrived = Instant::now();
+        let key = parse(key, policy.key_length).ok()?;
+        let principal = scope.map(|(name, value)| Principal::of_header(name, value));
+        let asked = Asked { method: method.as_str(), path, query };
+        let payload = request_fingerprint::of_bytes(&asked, request, policy);
+        let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);
+        let outcome = self.engine.at_hand(&named, payload)?;
+        let status = with_date(|date| stored::write(&outcome, date, answer))?;
+        self.note(*number, Some(&key), arrived, status, Outcome::Replayed);
+        Some(())
+    }
+}
+
+/// The present as a `Date`, written once a second and thread.
+fn with_date<T>(use_it: impl FnOnce(&str) -> T) -> T {
+    thread_local! {
+        static WRITTEN: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    let second = SystemClock.now().as_micros() / 1_000_000;
+    WRITTEN.with_borrow_mut(|(written, date)| {
+        if *written != second {
+            *date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second));
+            *written = second;
+        }
+        use_it(date)
+    })
+}

@@ -1,0 +1,93 @@
+//! The answer to a tool's call that was won: kept where it says that something happened.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap};
+use http::{Response, StatusCode};
+use semel::engine::Running;
+use semel::outcome::Outcome as Kept;
+use tokio::time::Instant;
+
+use super::hear::{Hearing, Silence, Until, hear};
+use super::live::Stream;
+use super::read::Stopped;
+use super::{Answered, Inner, Steering, unprotected};
+use crate::body::Body;
+use crate::call::CallError;
+use crate::codec::Asked;
+use crate::mcp::Call;
+use crate::mcp::call::{Judged, is_of_one_answer, judge};
+use crate::observe::Outcome;
+use crate::policy::RoutePolicy;
+use crate::stored;
+
+impl Inner {
+    /// Keeps the answer to a call where it says that something happened, and gives it; or gives the one that stands.
+    pub(super) async fn keep_message(
+        self: &Arc<Self>,
+        route: Option<usize>,
+        call: &Arc<Call>,
+        running: Running,
+        answer: Response<Body>,
+        steering: Steering,
+        limit: Instant,
+    ) -> Answered {
+        let policy = &self.route(route).policy;
+        let asked = Asked::Message(Arc::clone(call));
+        let id = call.id.as_deref().expect("a call without an id is not admitted");
+        let (head, body) = answer.into_parts();
+        let error = match hear(&head.headers, body, id, Until::AnyEvent, policy.response_limit, limit).await {
+            Hearing::Heard(heard) => {
+                let (judged, message) = (judge(&heard.message, id), heard.message.clone());
+                let answer = Response::from_parts(head, heard.into_body());
+                if judged != Some(Judged::Success) {
+                    running.release().await;
+                    return (unprotected(answer), Outcome::Released);
+                }
+                let kept = of_message(policy, answer.status(), answer.headers(), message);
+                let steering = self.bounded(policy, steering);
+                return self.conclude(policy, &asked, running, kept, steering, (answer, Outcome::Ran)).await;
+            }
+            Hearing::Not(body, Silence::Others) => {
+                return self.go_live(route, call, Stream { running, head, body, steering, limit });
+            }
+            Hearing::Not(body, Silence::TooLarge) => {
+                let answer = (Response::from_parts(head, body), Outcome::Tombstone);
+                let kept = stored::tombstone(Stopped::TooLarge.reason());
+                return self.conclude(policy, &asked, running, kept, steering, answer).await;
+            }
+            Hearing::Not(_, Silence::Late) => CallError::timed_out("no answer within in_flight_max"),
+            Hearing::Not(_, Silence::Missing) => CallError::unknown("what came is not an answer to the call"),
+            Hearing::Cut(error) => CallError::unknown(error),
+        };
+        self.failed(policy, &asked, running, &error).await
+    }
+
+    /// What is published is promised, whatever the upstream wishes.
+    pub(super) fn bounded(&self, policy: &RoutePolicy, mut steering: Steering) -> Steering {
+        if let Some((_, most)) = self.profile.retention_bounds {
+            let promised = policy.terms.retention;
+            steering.retention = steering.retention.map(|wish| wish.max(promised).min(most));
+        }
+        steering
+    }
+}
+
+/// The outcome that a message is.
+pub(super) fn of_message(
+    policy: &RoutePolicy,
+    status: StatusCode,
+    headers: &HeaderMap,
+    message: Bytes,
+) -> Kept {
+    let mut kept: HeaderMap = headers
+        .iter()
+        .filter(|(name, _)| !is_of_one_answer(name))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    if let Some(form) = headers.get(CONTENT_TYPE) {
+        kept.insert(CONTENT_TYPE, form.clone());
+    }
+    stored::keep(status, &kept, &[message], None, &policy.stored_headers)
+}

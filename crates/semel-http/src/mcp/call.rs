@@ -1,0 +1,382 @@
+//! What an answer to a tool's call says, and how replays and refusals are shaped.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use semel::canonical::to_canonical;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::json::{Object, raw};
+use super::sse;
+use crate::body::Body;
+use crate::problem::{Problem, Retry, Situation, seconds};
+use crate::profile::Profile;
+
+/// What the answer to a message depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    /// None where nobody waits for an answer, or where it could not be read.
+    pub(crate) id: Option<Box<RawValue>>,
+    /// The caller's own words, which every answer repeats.
+    pub(crate) context: Option<Box<RawValue>>,
+    pub(crate) accepts: Accepts,
+    pub(crate) form: Form,
+}
+
+/// Which forms of an answer a client takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepts {
+    Json,
+    Events,
+    Both,
+}
+
+/// How its caller is told of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// As the result of the tool.
+    ToolResult,
+    /// As an error of JSON-RPC, with this code.
+    Error(i32),
+}
+
+impl Form {
+    pub(crate) const PARSE_ERROR: Self = Self::Error(-32700);
+    pub(crate) const INVALID_REQUEST: Self = Self::Error(-32600);
+    pub(crate) const INVALID_PARAMS: Self = Self::Error(-32602);
+}
+
+/// What an answer means for the record of its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judged {
+    /// It is the outcome.
+    Success,
+    /// It says that nothing happened.
+    Failure,
+}
+
+/// The error of AdCP: few codes, and what to do about them.
+#[derive(Serialize)]
+struct AdcpError<'a> {
+    code: &'a str,
+    message: &'a str,
+    recovery: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details>,
+}
+
+/// Where older clients look for the hint.
+#[derive(Serialize)]
+struct Details {
+    retry_after: u64,
+}
+
+#[derive(Serialize)]
+struct Payload<'a> {
+    adcp_error: &'a AdcpError<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    r#type: &'static str,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ToolResult<'a> {
+    content: [Text<'a>; 1],
+    structured_content: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    is_error: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct RpcError<'a> {
+    code: i32,
+    message: &'a str,
+    data: &'a AdcpError<'a>,
+}
+
+impl Call {
+    /// A problem in the caller's form: the result of its tool, or an error of JSON-RPC.
+    pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
+        let telling = profile.telling(problem.situation);
+        let retry_after = problem.retry_after.map(|after| {
+            let (least, most) = telling.hint_within.unwrap_or((1, u64::MAX));
+            seconds(after).clamp(least, most)
+        });
+        let recovery = match problem.retry {
+            Some(Retry::Useful) => "transient",
+            Some(Retry::Useless) | None => telling.recovery,
+        };
+        let error = AdcpError {
+            code: telling.kind,
+            message: problem.detail.as_deref().unwrap_or_else(|| words(problem.situation)),
+            recovery,
+            retry_after,
+            details: retry_after.map(|retry_after| Details { retry_after }),
+        };
+        match self.form {
+            Form::ToolResult => {
+                let payload = raw(&Payload { adcp_error: &error, context: self.context.as_deref() });
+                let content = [Text { r#type: "text", text: payload.get() }];
+                let result = ToolResult { content, structured_content: &payload, is_error: Some(true) };
+                self.answer(StatusCode::OK, &self.message("result", raw(&result)), Format::Json)
+            }
+            Form::Error(code) => {
+                let status = problem.status.unwrap_or(telling.status);
+                let error = RpcError { code, message: error.message, data: &error };
+                self.answer(status, &self.message("error", raw(&error)), Format::Json)
+            }
+        }
+    }
+
+    /// A kept answer for this call: its id, its context, and the mark of a replay (R4).
+    pub(crate) fn replay(&self, kept: Response<Body>) -> Option<Response<Body>> {
+        let (parts, body) = kept.into_parts();
+        let body = body.into_bytes()?;
+        let kept = Object::read_bytes(&body)?;
+        let wrapped;
+        let mut result = match kept.object("result") {
+            Some(result) if kept.has("jsonrpc") => result,
+            // What a probe found or a person settled is the tool's own result, without the message around it.
+            _ => {
+                wrapped = wrap(&kept);
+                Object::read(wrapped.get())?
+            }
+        };
+        edit(&mut result, |payload| {
+            match &self.context {
+                Some(context) => payload.set("context", context.clone()),
+                None => payload.remove("context"),
+            }
+            payload.set("replayed", raw(&true));
+        });
+        let format = if is_events(&parts.headers) { Format::Events } else { Format::Json };
+        let mut answer = self.answer(StatusCode::OK, &self.message("result", result.to_raw()), format);
+        for (name, value) in &parts.headers {
+            if !is_of_one_answer(name) {
+                answer.headers_mut().append(name, value.clone());
+            }
+        }
+        Some(answer)
+    }
+
+    fn message(&self, member: &'static str, value: Box<RawValue>) -> Box<RawValue> {
+        let mut message = Object::default();
+        message.set("jsonrpc", raw("2.0"));
+        message.set("id", self.id.clone().unwrap_or_else(|| raw(&())));
+        message.set(member, value);
+        message.to_raw()
+    }
+
+    /// A message in the form that is asked for, where the client takes it.
+    fn answer(&self, status: StatusCode, message: &RawValue, format: Format) -> Response<Body> {
+        let format = match self.accepts {
+            Accepts::Json => Format::Json,
+            // An error of the transport is told as JSON whatever is accepted: no stream was opened.
+            Accepts::Events if status == StatusCode::OK => Format::Events,
+            Accepts::Events | Accepts::Both => format,
+        };
+        let (content_type, body) = match format {
+            Format::Json => ("application/json", Bytes::copy_from_slice(message.get().as_bytes())),
+            Format::Events => ("text/event-stream", sse::event(message.get().as_bytes()).into()),
+        };
+        let mut answer = Response::new(Body::from(body));
+        *answer.status_mut() = status;
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        answer
+    }
+}
+
+/// The two forms of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Json,
+    Events,
+}
+
+/// Whether an answer is a stream of events.
+pub(crate) fn is_events(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let (value, start) = (value.as_bytes(), b"text/event-stream");
+        value.len() >= start.len() && value[..start.len()].eq_ignore_ascii_case(start)
+    })
+}
+
+/// Whether a header belongs to the bytes of one answer, or to one session: neither is kept.
+pub(crate) fn is_of_one_answer(name: &HeaderName) -> bool {
+    *name == CONTENT_LENGTH
+        || *name == CONTENT_TYPE
+        || *name == super::SESSION
+        || matches!(
+            name.as_str(),
+            "content-encoding"
+                | "content-digest"
+                | "repr-digest"
+                | "digest"
+                | "content-md5"
+                | "etag"
+                | "accept-ranges"
+        )
+}
+
+/// Words for callers that have no headers, methods or paths; they tell nothing of any other call.
+fn words(situation: Situation) -> &'static str {
+    match situation {
+        Situation::KeyMissing => {
+            "this tool needs the argument idempotency_key: a new one for every new operation, the same one for its retries"
+        }
+        Situation::Conflict => {
+            "the idempotency_key was used with other arguments; use a new one for a new operation"
+        }
+        Situation::BodyMalformed => "the message must be valid JSON in which every member name occurs once",
+        Situation::BodyTooLarge => "the message is too large",
+        Situation::InFlight => "a call with this idempotency_key is under way; send the same call again",
+        other => other.detail(),
+    }
+}
+
+/// A bare result as the result of a tool.
+fn wrap(payload: &Object<'_>) -> Box<RawValue> {
+    let payload = payload.to_raw();
+    let content = [Text { r#type: "text", text: payload.get() }];
+    raw(&ToolResult { content, structured_content: &payload, is_error: None })
+}
+
+/// Changes a result where clients look for it: in the structured content, and in the JSON of the text.
+pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
+    if let Some(mut payload) = result.object("structuredContent") {
+        change(&mut payload);
+        let payload = payload.to_raw();
+        result.set("structuredContent", payload);
+    }
+    let Some(content) = result.get("content") else { return };
+    let Ok(mut items) = serde_json::from_str::<Vec<Object<'_>>>(content.get()) else { return };
+    let is_changed = items.iter_mut().any(|item| {
+        let Some(text) = json_text(item) else { return false };
+        let Some(mut payload) = Object::read(&text) else { return false };
+        change(&mut payload);
+        item.set("text", raw(payload.to_raw().get()));
+        true
+    });
+    if is_changed {
+        let items = raw(&items);
+        result.set("content", items);
+    }
+}
+
+/// The text of an item of content, where it is one.
+fn json_text(item: &Object<'_>) -> Option<String> {
+    if item.text("type")? != "text" {
+        return None;
+    }
+    item.text("text").map(std::borrow::Cow::into_owned)
+}
+
+/// The answer in a message, if it is one to this id: what it means. None where the message is something else.
+pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<Judged> {
+    let message = Object::read_bytes(message)?;
+    if message.has("method") {
+        return None;
+    }
+    let failed = message.has("error");
+    match message.get("id") {
+        Some(answered) if is_same(answered, id) => {}
+        // Who could not read the question does not know its id.
+        None if failed => {}
+        Some(answered) if failed && answered.get() == "null" => {}
+        _ => return None,
+    }
+    if failed {
+        return Some(Judged::Failure);
+    }
+    let result = message.object("result")?;
+    Some(if is_failure(&result) { Judged::Failure } else { Judged::Success })
+}
+
+fn is_same(one: &RawValue, other: &RawValue) -> bool {
+    one.get() == other.get()
+        || matches!(
+            (to_canonical(one.get().as_bytes()), to_canonical(other.get().as_bytes())),
+            (Ok(one), Ok(other)) if one == other
+        )
+}
+
+fn is_failure(result: &Object<'_>) -> bool {
+    let says_error = result.get("isError").is_some_and(|value| !matches!(value.get(), "false" | "null"));
+    if says_error || holds_errors(result) {
+        return true;
+    }
+    match result.object("structuredContent") {
+        Some(payload) => holds_errors(&payload),
+        None => {
+            text_payload(result).is_some_and(|text| Object::read(&text).is_some_and(|it| holds_errors(&it)))
+        }
+    }
+}
+
+/// The first JSON object that stands in the text of a result.
+fn text_payload(result: &Object<'_>) -> Option<String> {
+    let items = serde_json::from_str::<Vec<Object<'_>>>(result.get("content")?.get()).ok()?;
+    items.iter().filter_map(json_text).find(|text| Object::read(text).is_some())
+}
+
+fn holds_errors(payload: &Object<'_>) -> bool {
+    let errors =
+        payload.get("errors").and_then(|errors| serde_json::from_str::<Vec<&RawValue>>(errors.get()).ok());
+    payload.has("adcp_error") || errors.is_some_and(|errors| !errors.is_empty())
+}
+
+/// The message with `change` made to the payload of its result; none where there is no result to change.
+pub(crate) fn changed(message: &[u8], change: impl Fn(&mut Object<'_>)) -> Option<Box<RawValue>> {
+    let mut message = Object::read_bytes(message)?;
+    let mut result = message.object("result")?;
+    edit(&mut result, change);
+    let result = result.to_raw();
+    message.set("result", result);
+    Some(message.to_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(result: &str) -> Option<Judged> {
+        judge(format!(r#"{{"jsonrpc":"2.0","id":1,{result}}}"#).as_bytes(), &raw(&1))
+    }
+
+    // R3: success is judged on content.
+    #[test]
+    fn content_says_whether_it_happened() {
+        let (success, failure) = (Some(Judged::Success), Some(Judged::Failure));
+        for (result, expected) in [
+            (r#""result":{"structuredContent":{"media_buy_id":"mb_1"}}"#, success),
+            (r#""result":{"structuredContent":{"status":"submitted","task_id":"t"}}"#, success),
+            (r#""result":{"structuredContent":{"errors":[]},"isError":false}"#, success),
+            (r#""result":{"content":[{"type":"text","text":"done"}]}"#, success),
+            (r#""result":{}"#, success),
+            (r#""result":{"isError":true}"#, failure),
+            (r#""result":{"structuredContent":{"adcp_error":{"code":"X"}}}"#, failure),
+            (r#""result":{"structuredContent":{"errors":[{"code":"X"}]}}"#, failure),
+            (r#""result":{"content":[{"type":"text","text":"{\"errors\":[{}]}"}]}"#, failure),
+            (r#""result":{"content":[{"type":"text","text":"{\"adcp_error\":{}}"}]}"#, failure),
+            (r#""error":{"code":-32000,"message":"no"}"#, failure),
+            (r#""result":5"#, None),
+            (r#""method":"notifications/progress""#, None),
+        ] {
+            assert_eq!(judged(result), expected, "{result}");
+        }
+        let other = br#"{"jsonrpc":"2.0","id":"1","result":{}}"#;
+        assert_eq!(judge(other, &raw(&1)), None, "the answer to another question");
+        assert_eq!(judge(br#"{"id":1.0,"result":{}}"#, &raw(&1)), success);
+        assert_eq!(judge(br#"{"id":null,"error":{}}"#, &raw(&1)), failure);
+        assert_eq!(judge(b"<html>", &raw(&1)), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! What a message asks.
+//!
+//! A message is checked as a whole before anything in it is believed: what two readers could read in two ways (a
+//! member name that occurs twice, above all) is refused, so that the upstream acts on what was looked at here.
+
+use http::HeaderMap;
+use http::header::ACCEPT;
+use semel::canonical::to_canonical;
+use serde_json::value::RawValue;
+
+use super::call::{Accepts, Call, Form};
+use super::json::Object;
+
+const METHOD_CALL: &str = "tools/call";
+const METHOD_LIST: &str = "tools/list";
+
+/// What a body asks.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Nothing that matters here: another method, a notification, an answer of the client's.
+    Other,
+    /// Which tools there are.
+    List { id: Box<RawValue> },
+    /// A tool is called.
+    Call(ToolCall),
+    /// Several messages at once, in which these tools are called.
+    Batch(Vec<ToolCall>),
+}
+
+/// The call of a tool.
+#[derive(Debug)]
+pub(crate) struct ToolCall {
+    /// None where the caller wants no answer.
+    pub(crate) id: Option<Box<RawValue>>,
+    pub(crate) tool: String,
+    /// None where there are none or they are no object.
+    pub(crate) arguments: Option<Box<RawValue>>,
+}
+
+/// Why a body is not a message; the text quotes nothing.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) reason: String,
+    form: Form,
+    id: Option<Box<RawValue>>,
+}
+
+/// Reads a body.
+pub(crate) fn read(body: &[u8]) -> Result<Message, Refusal> {
+    if let Err(error) = to_canonical(body) {
+        let mut refusal = refuse(error.to_string(), Form::PARSE_ERROR);
+        // Where it can be read at all, its caller is told in the form it waits for.
+        if let Some(message) = Object::read_bytes(body) {
+            refusal.form = Form::INVALID_REQUEST;
+            refusal.id = message.get("id").and_then(as_id);
+            if refusal.id.is_some() && message.text("method").as_deref() == Some(METHOD_CALL) {
+                refusal.form = Form::ToolResult;
+            }
+        }
+        return Err(refusal);
+    }
+    if let Some(message) = Object::read_bytes(body) {
+        return one(&message);
+    }
+    match serde_json::from_slice::<Vec<&RawValue>>(body) {
+        Ok(batch) => several(&batch),
+        Err(_) => {
+            Err(refuse("a message is a JSON object, or a list of them".to_owned(), Form::INVALID_REQUEST))
+        }
+    }
+}
+
+fn refuse(reason: String, form: Form) -> Refusal {
+    Refusal { reason, form, id: None }
+}
+
+/// What can be an id: a text or a number.
+fn as_id(value: &RawValue) -> Option<Box<RawValue>> {
+    let first = value.get().as_bytes().first()?;
+    matches!(first, b'"' | b'-' | b'0'..=b'9').then(|| value.to_owned())
+}
+
+fn one(message: &Object<'_>) -> Result<Message, Refusal> {
+    let Some(method) = message.get("method") else { return Ok(Message::Other) };
+    let id = message.get("id").and_then(as_id);
+    let wrong = |reason: &str, form| Err(Refusal { reason: reason.to_owned(), form, id: id.clone() });
+    let Some(method) = super::json::text_of(method) else {
+        return wrong("the method of a message is a text", Form::INVALID_REQUEST);
+    };
+    match (&*method, id.clone()) {
+        (METHOD_LIST, Some(id)) => Ok(Message::List { id }),
+        (METHOD_CALL, id) => {
+            let params = message.object("params").unwrap_or_default();
+            let Some(tool) = params.text("name") else {
+                return wrong("params.name of tools/call is the name of a tool", Form::INVALID_PARAMS);
+            };
+            let arguments = params.get("arguments").filter(|arguments| arguments.get().starts_with('{'));
+            let arguments = arguments.map(RawValue::to_owned);
+            Ok(Message::Call(ToolCall { id, tool: tool.into_owned(), arguments }))
+        }
+        _ => Ok(Message::Other),
+    }
+}
+
+fn several(batch: &[&RawValue]) -> Result<Message, Refusal> {
+    let mut calls = Vec::new();
+    for message in batch {
+        let Some(message) = Object::read(message.get()) else {
+            return Err(refuse("a list of messages holds JSON objects".to_owned(), Form::INVALID_REQUEST));
+        };
+        if let Message::Call(call) = one(&message)? {
+            calls.push(call);
+        }
+    }
+    Ok(Message::Batch(calls))
+}
+
+impl ToolCall {
+    /// Whether its caller gave it a key.
+    pub(crate) fn has_key(&self) -> bool {
+        let arguments = self.arguments.as_ref().and_then(|arguments| Object::read(arguments.get()));
+        arguments.is_some_and(|arguments| arguments.has(super::KEY))
+    }
+
+    /// What its answer depends on.
+    pub(crate) fn call(&self, headers: &HeaderMap, form: Form) -> Call {
+        let context = self.arguments.as_ref().and_then(|arguments| {
+            let arguments = Object::read(arguments.get())?;
+            arguments.get("context").map(RawValue::to_owned)
+        });
+        Call { id: self.id.clone(), context, accepts: accepts(headers), form }
+    }
+}
+
+impl Refusal {
+    /// What its answer depends on.
+    pub(crate) fn call(&self, headers: &HeaderMap) -> Call {
+        Call { id: self.id.clone(), context: None, accepts: accepts(headers), form: self.form }
+    }
+}
+
+/// What an answer depends on where the message was not read.
+pub(crate) fn unread(headers: &HeaderMap) -> Call {
+    Call { id: None, context: None, accepts: accepts(headers), form: Form::INVALID_REQUEST }
+}
+
+/// Which forms of an answer the client takes. One that says nothing takes both.
+fn accepts(headers: &HeaderMap) -> Accepts {
+    let (mut json, mut events, mut said) = (false, false, false);
+    for range in headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+    {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let refused = parts.any(|part| {
+            let (name, weight) = part.split_once('=').unwrap_or_default();
+            name.trim().eq_ignore_ascii_case("q") && weight.trim().parse() == Ok(0.0_f32)
+        });
+        said = true;
+        json |= !refused && matches!(&*kind, "application/json" | "application/*" | "*/*");
+        events |= !refused && matches!(&*kind, "text/event-stream" | "text/*" | "*/*");
+    }
+    match (json, events) {
+        (true, false) => Accepts::Json,
+        (false, true) => Accepts::Events,
+        (true, true) => Accepts::Both,
+        (false, false) if said => Accepts::Json,
+        (false, false) => Accepts::Both,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart() {
+        let call =
+            r#"{"jsonrpc":"2.0","id":7,"method":"tools\/call","params":{"name":"buy","arguments":{"a":1}}}"#;
+        let Ok(Message::Call(call)) = read(call.as_bytes()) else { panic!("a call") };
+        assert_eq!((call.tool.as_str(), call.id.unwrap().get()), ("buy", "7"));
+        assert_eq!(call.arguments.unwrap().get(), r#"{"a":1}"#);
+        for other in [
+            r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","method":"tools/list"}"#,
+        ] {
+            assert!(matches!(read(other.as_bytes()), Ok(Message::Other)), "{other}");
+        }
+        let list = r#"{"jsonrpc":"2.0","id":"x","method":"tools/list"}"#;
+        assert!(matches!(read(list.as_bytes()), Ok(Message::List { .. })));
+        let batch = r#"[{"id":1,"method":"tools/call","params":{"name":"buy"}},{"id":2,"method":"ping"}]"#;
+        assert!(
+            matches!(read(batch.as_bytes()), Ok(Message::Batch(calls)) if calls.len() == 1 && calls[0].tool == "buy")
+        );
+    }
+
+    // R15, R1
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        for (body, form, id) in [
+            ("{", Form::PARSE_ERROR, None),
+            ("", Form::PARSE_ERROR, None),
+            ("nonsense", Form::PARSE_ERROR, None),
+            ("\"text\"", Form::INVALID_REQUEST, None),
+            ("[1]", Form::INVALID_REQUEST, None),
+            (r#"{"id":1,"method":5}"#, Form::INVALID_REQUEST, Some("1")),
+            (r#"{"id":1,"method":"ping","method":"tools/call"}"#, Form::INVALID_REQUEST, Some("1")),
+            (r#"{"id":1,"method":"tools/call","params":{"name":5}}"#, Form::INVALID_PARAMS, Some("1")),
+            (r#"{"id":1,"method":"tools/call","params":[]}"#, Form::INVALID_PARAMS, Some("1")),
+            (
+                r#"{"id":"a","method":"tools/call","params":{"name":"buy","arguments":{"x":1,"x":2}}}"#,
+                Form::ToolResult,
+                Some("\"a\""),
+            ),
+        ] {
+            let refusal = read(body.as_bytes()).expect_err(body);
+            assert_eq!((refusal.form, refusal.id.as_ref().map(|id| id.get())), (form, id), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_a_client_takes() {
+        for (accept, expected) in [
+            (None, Accepts::Both),
+            (Some("application/json, text/event-stream"), Accepts::Both),
+            (Some("*/*"), Accepts::Both),
+            (Some("Application/JSON"), Accepts::Json),
+            (Some("text/event-stream"), Accepts::Events),
+            (Some("application/json;q=0, text/event-stream"), Accepts::Events),
+            (Some("image/png"), Accepts::Json),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(accept) = accept {
+                headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            }
+            assert_eq!(accepts(&headers), expected, "{accept:?}");
+        }
+    }
+}

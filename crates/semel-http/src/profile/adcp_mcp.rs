@@ -1,0 +1,62 @@
+//! `adcp-mcp`: tools of an advertising agent, called over the Model Context Protocol. Errors are results of the tool.
+
+use std::time::Duration;
+
+use http::Method;
+
+use super::{KeyLength, Profile, StoreLoss};
+use crate::codec::{Codec, KeyedTools};
+use crate::policy::{InsertLimits, OnDoubt, Pin, Rate};
+use crate::problem::{Shape, Situation};
+
+/// The code by which this protocol knows a situation, and what a client is to do about it.
+fn code(situation: Situation) -> (&'static str, &'static str) {
+    match situation {
+        Situation::KeyMissing
+        | Situation::KeyMalformed
+        | Situation::ScopeMissing
+        | Situation::BodyMalformed
+        | Situation::BodyTooLarge => ("INVALID_REQUEST", "correctable"),
+        Situation::CredentialRefused => ("AUTH_REQUIRED", "correctable"),
+        Situation::Conflict => ("IDEMPOTENCY_CONFLICT", "correctable"),
+        Situation::InFlight => ("IDEMPOTENCY_IN_FLIGHT", "transient"),
+        Situation::Expired => ("IDEMPOTENCY_EXPIRED", "correctable"),
+        Situation::OutcomeNotKept => ("OUTCOME_NOT_KEPT", "terminal"),
+        Situation::RateLimited => ("RATE_LIMITED", "transient"),
+        Situation::BodyTimeout
+        | Situation::InDoubt
+        | Situation::StoreUnavailable
+        | Situation::UpstreamUnreachable
+        | Situation::UpstreamUnknown
+        | Situation::VerifyUnavailable => ("SERVICE_UNAVAILABLE", "transient"),
+    }
+}
+
+impl Profile {
+    /// Calls of tools: the key is the argument `idempotency_key`, success is judged on content, and a call whose fate
+    /// is unknown is looked up by the route's probe or else run again at `in_flight_max`, which is at least once.
+    #[must_use]
+    pub fn adcp_mcp() -> Self {
+        let rate = |per_second, burst| Rate { per_second, burst };
+        let mut profile = Self {
+            name: "adcp-mcp",
+            shape: Shape::JsonRpc,
+            key_length: KeyLength { min: 16, max: 255 },
+            methods: vec![Method::POST],
+            pin: Pin::Success,
+            on_doubt: OnDoubt::Release,
+            retention_bounds: Some((Duration::from_secs(3_600), Duration::from_secs(604_800))),
+            limits: Some(InsertLimits { writes: rate(60, 300), reads: rate(600, 3_000) }),
+            store_loss: StoreLoss::Refuse,
+            codec: Codec::Mcp { tools: KeyedTools::Listed },
+            ..Self::ietf()
+        };
+        for situation in Situation::ALL {
+            let telling = profile.telling_mut(situation);
+            (telling.kind, telling.recovery) = code(situation);
+        }
+        // Soon enough to notice the end of a short call, seldom enough not to hammer.
+        profile.telling_mut(Situation::InFlight).hint_within = Some((1, 3));
+        profile
+    }
+}

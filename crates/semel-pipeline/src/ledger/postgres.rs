@@ -1,0 +1,169 @@
+//! The ledger in PostgreSQL: many processes, durable, every table readable in psql.
+//!
+//! ```text
+//!   accept ──► all that waits in one statement: keys that are free, their events, their deliveries
+//!   take   ──► one statement: leases that are over, fair choice, SKIP LOCKED, attempts written as started
+//!   settle ──► one statement for all that ended; a transaction where letters, jobs or order keys are concerned
+//! ```
+//!
+//! READ COMMITTED everywhere. What must happen once is guarded by a unique index (dedupe keys, what runs in a lane, the
+//! messages of letters) or by the row that is updated (tokens, jobs). Times are the server's own.
+
+mod builder;
+mod fault;
+mod ids;
+mod intake;
+mod jobs;
+mod join;
+mod letters;
+mod link;
+mod listen;
+mod plan;
+mod reading;
+mod relay;
+mod release;
+mod rows;
+mod runs;
+mod schema;
+mod settle;
+mod sweep;
+mod take;
+mod values;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::key::KeyId;
+use semel::store::Pooling;
+use sqlx::ConnectOptions as _;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+pub use self::builder::PostgresLedgerBuilder;
+use self::builder::Settings;
+use self::fault::Trouble;
+use self::link::Shared;
+use super::{Answer, BoxFuture, Found, Intake, Take, Working};
+use crate::delivery::{Holding, Said, Settle, Work};
+use crate::event::{Accepted, NewEvent};
+
+/// Keeps the ledger in PostgreSQL: what was acknowledged survives a crash of this process and of the server, and every
+/// process on the same database and schema works on it.
+///
+/// Its connections live in the runtime in which it was opened.
+///
+/// # Failures
+/// - Nobody answers: [`ErrorKind::Unavailable`](super::ErrorKind::Unavailable) after the builder's `patience`, and it heals
+///   by itself.
+/// - A connection that breaks while a call is under way: the call is repeated, which every call bears, and
+///   [`ErrorKind::Ambiguous`](super::ErrorKind::Ambiguous) only where that was not possible in time.
+/// - A standby, `synchronous_commit = off`, an old server, missing rights: refused with a sentence that says what to do,
+///   on every new connection.
+///
+/// ```no_run
+/// # async fn open() -> Result<(), semel::store::Error> {
+/// use semel_pipeline::ledger::PostgresLedger;
+///
+/// let ledger = PostgresLedger::open("postgres://semel:secret@db.internal/app").await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct PostgresLedger {
+    shared: Arc<Shared>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl PostgresLedger {
+    /// Connects to the database of `url`, as in `postgres://user:password@host:5432/database`, and makes or migrates the
+    /// ledger's tables in the schema `semel`.
+    ///
+    /// # Errors
+    /// As [`PostgresLedgerBuilder::open`].
+    pub async fn open(url: impl AsRef<str>) -> Result<Self, semel::store::Error> {
+        Self::builder(url).open().await
+    }
+
+    /// Settings for a ledger in the database of `url`.
+    pub fn builder(url: impl AsRef<str>) -> PostgresLedgerBuilder {
+        PostgresLedgerBuilder::new(url.as_ref())
+    }
+
+    async fn start(settings: Settings) -> Result<Self, Trouble> {
+        let prepared = timeout(settings.patience * 4, prepare(&settings)).await;
+        prepared.unwrap_or_else(|_| {
+            Err(Trouble::unavailable(format!(
+                "{} cannot be reached: nobody answers; check host and port in the URL",
+                settings.target
+            )))
+        })?;
+        let pooling = settings.pooling;
+        let shared = Shared::new(settings);
+        let mut tasks = Vec::new();
+        if pooling == Pooling::Direct {
+            tasks.push(tokio::spawn(listen::listen(Arc::downgrade(&shared))));
+        }
+        tasks.push(tokio::spawn(listen::speak(Arc::downgrade(&shared))));
+        Ok(Self { shared, tasks })
+    }
+}
+
+async fn prepare(settings: &Settings) -> Result<(), Trouble> {
+    let connected = settings.options.connect().await;
+    let mut connection = connected.map_err(|error| Trouble::of(&settings.target, &error).uncommitted())?;
+    link::check(settings, &mut connection).await?;
+    schema::prepare(&mut connection, &settings.schema, &settings.target).await.map_err(Trouble::uncommitted)
+}
+
+impl Intake for PostgresLedger {
+    fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>> {
+        Box::pin(join::accept(&self.shared, events))
+    }
+
+    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>> {
+        Box::pin(intake::find(&self.shared, dedupe))
+    }
+}
+
+impl Working for PostgresLedger {
+    fn take(&self, take: Take) -> Answer<'_, Vec<Work>> {
+        Box::pin(async move { take::take(&self.shared, &take).await })
+    }
+
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {
+        Box::pin(async move { take::renew(&self.shared, &held, lease).await })
+    }
+
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+        Box::pin(async move { settle::settle(&self.shared, &settled).await })
+    }
+
+    fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>> {
+        Box::pin(async move { take::next_due(&self.shared, &targets).await })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        let known = self.shared.news.number();
+        Box::pin(self.shared.news.wait(known, self.shared.settings.pooling))
+    }
+}
+
+impl Drop for PostgresLedger {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for PostgresLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresLedger").field("target", &self.shared.settings.target).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for PostgresLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "postgres://{}", self.shared.settings.address)
+    }
+}

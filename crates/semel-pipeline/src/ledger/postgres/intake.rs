@@ -1,0 +1,392 @@
+//! Taking events in.
+
+use std::collections::HashSet;
+
+use semel::fingerprint::Fingerprint;
+use semel::key::KeyId;
+use sha2::{Digest as _, Sha256};
+use sqlx::PgConnection;
+
+use super::fault::Fault;
+use super::link::{Shape, Shared};
+use super::values::{Columns, check_text, members_to_json, micros, pairs_to_json, texts_to_json};
+use crate::event::{Accepted, Dedupe, NewEvent, Origin};
+use crate::id::{EventId, EventKind};
+use crate::ledger::{Error, Found};
+
+/// Keeps the events whose keys are free, with their deliveries, and names them. A key that is over is freed first: the
+/// count makes the insert come after it.
+macro_rules! accept {
+    ($waits:literal) => {
+        concat!(
+            r"
+WITH freed AS (
+  UPDATE event SET dedupe_live = false
+  WHERE dedupe = ANY($5) AND dedupe_live AND dedupe_until <= statement_timestamp()
+  RETURNING 1
+), kept AS (
+  INSERT INTO event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
+    dedupe_live, payload, content_type, headers, order_key, origin, origin_name, origin_message, delay, deliver_within,
+    targets, tags, metadata, request_id, traceparent, accepted_at)
+  SELECT g.id, g.kind, g.tenant, g.event_type, g.dedupe, g.hint, g.fingerprint, g.lifetime,
+    statement_timestamp() + g.lifetime * interval '1 microsecond', g.dedupe IS NOT NULL, g.payload, g.content_type,
+    g.headers::json, g.order_key, g.origin, g.origin_name, g.origin_message, g.delay, g.deliver_within,
+    g.targets::json, CASE WHEN g.tags = '[]' THEN '{}'::text[] ELSE ARRAY(SELECT json_array_elements_text(g.tags::json)) END,
+    g.metadata::json, g.request_id, g.traceparent, statement_timestamp()
+  FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[],
+    $9::bytea[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bigint[],
+    $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $26::text[])
+    AS g(id, kind, tenant, event_type, dedupe, hint, fingerprint, lifetime, payload, content_type, headers, order_key,
+      origin, origin_name, origin_message, delay, deliver_within, tags, metadata, request_id, traceparent, targets)
+  WHERE (SELECT count(*) FROM freed) >= 0
+  ON CONFLICT DO NOTHING
+  RETURNING id, tenant, delay, deliver_within
+), made AS (
+  INSERT INTO delivery (id, event, target, tenant, lane, state, waits, due_at, deliver_until, created_at)
+  SELECT d.id, d.event, d.target, k.tenant, d.lane, CASE WHEN k.delay > 0 THEN 'idle' ELSE 'queued' END, ",
+            $waits,
+            r",
+    statement_timestamp() + k.delay * interval '1 microsecond',
+    statement_timestamp() + k.deliver_within * interval '1 microsecond', statement_timestamp()
+  FROM unnest($22::bytea[], $23::bytea[], $24::text[], $25::bigint[]) WITH ORDINALITY AS d(id, event, target, lane, n)
+    JOIN kept AS k ON k.id = d.event
+  ORDER BY d.n
+)
+SELECT id FROM kept"
+        )
+    };
+}
+
+const ACCEPT: &str = accept!("true");
+
+/// Only the first of a lane waits to be taken; whoever ends lets the next one wait. Under the lanes' locks.
+const ACCEPT_IN_ORDER: &str = accept!(
+    r"d.lane IS NULL OR (row_number() OVER (PARTITION BY d.lane ORDER BY d.n) = 1 AND NOT EXISTS (
+      SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
+);
+
+/// Held until the transaction ends. Sorted, so that two callers cannot wait for each other.
+const LOCK_LANES: &str = "SELECT pg_advisory_xact_lock(l.lane) FROM unnest($1::bigint[]) AS l(lane)";
+
+/// Who stands in the way of events that were not kept.
+const LOOK_UP: &str = r"
+SELECT g.n, e.id, e.kind, e.fingerprint
+FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) CROSS JOIN LATERAL (
+  (SELECT h.id, h.kind, h.fingerprint FROM event AS h WHERE h.dedupe = g.dedupe AND h.dedupe_live
+    AND (h.dedupe_until IS NULL OR h.dedupe_until > statement_timestamp()))
+  UNION ALL
+  (SELECT h.id, h.kind, h.fingerprint FROM event AS h WHERE h.id = g.id)
+  LIMIT 1
+) AS e";
+
+const FIND: &str = r"
+SELECT id, kind, fingerprint FROM event
+WHERE dedupe = $1 AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
+
+/// Accepts events that were checked.
+pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<Accepted>, Error> {
+    let batch = Batch::new(shared, events);
+    let shape = if batch.lanes.is_empty() { Shape::Statement } else { Shape::Transaction };
+    let mut repeated = false;
+    // Whoever stood in the way may be gone by the time it is looked for.
+    for _ in 0..10 {
+        let called = shared.call_or_repeat(shape, &batch, |s, c, b| Box::pin(write(s, c, b))).await?;
+        repeated |= called.repeated;
+        let kept: HashSet<[u8; 16]> = called.answer.into_iter().collect();
+        if !kept.is_empty() {
+            shared.news.tell();
+        }
+        if let Some(accepted) = judge(shared, events, kept, repeated).await? {
+            return Ok(accepted);
+        }
+        // What was kept is there already when it is looked for again.
+        repeated = true;
+    }
+    Err(Error::Refused("the key of an event is taken and given back all the time; try again".to_owned()))
+}
+
+/// Which answers the events get, or `None` where one was neither kept nor found.
+async fn judge(
+    shared: &Shared,
+    events: &[NewEvent],
+    mut kept: HashSet<[u8; 16]>,
+    repeated: bool,
+) -> Result<Option<Vec<Accepted>>, Error> {
+    if kept.len() == events.len() {
+        return Ok(Some(events.iter().map(|event| Accepted::First(event.id)).collect()));
+    }
+    let mut answers: Vec<Option<Accepted>> = events
+        .iter()
+        // Removed: the same id a second time in one call is not the first.
+        .map(|event| kept.remove(&event.id.to_bytes()).then_some(Accepted::First(event.id)))
+        .collect();
+    let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
+    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
+    let found = shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
+    let mut told = HashSet::new();
+    for (n, holder, fingerprint) in found {
+        let Some(&at) = others.get(n) else { continue };
+        let event = &events[at];
+        answers[at] = Some(if !is_same(event, fingerprint) {
+            Accepted::Conflict
+        } else if repeated && holder == event.id && told.insert(holder) && !is_first(&answers, holder) {
+            // Our own earlier try, whose answer was lost.
+            Accepted::First(holder)
+        } else {
+            Accepted::Cached(holder)
+        });
+    }
+    Ok(answers.into_iter().collect())
+}
+
+fn is_first(answers: &[Option<Accepted>], id: EventId) -> bool {
+    answers.contains(&Some(Accepted::First(id)))
+}
+
+pub(super) async fn find(shared: &Shared, dedupe: KeyId) -> Result<Option<Found>, Error> {
+    shared.call(Shape::Read, &dedupe, |s, c, d| Box::pin(find_in(s, c, *d))).await
+}
+
+async fn find_in(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    dedupe: KeyId,
+) -> Result<Option<Found>, Fault> {
+    let query = shared.query(FIND).bind(dedupe.as_bytes().as_slice());
+    let row = query.fetch_optional(connection).await.map_err(|error| shared.explain(&error))?;
+    let Some(row) = row else { return Ok(None) };
+    let columns = Columns::new(shared, &row);
+    let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
+    let fingerprint =
+        columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
+    Ok(Some(Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
+}
+
+/// Who has the key of an event by now.
+pub(super) enum Holder {
+    /// It was kept itself.
+    Kept,
+    /// An event that asks for the same.
+    Same,
+    /// An event that asks for something else.
+    Other,
+    /// Nobody that can be seen.
+    Nobody,
+}
+
+/// Who has the keys of these events, of which some were kept. In the transaction that kept them.
+pub(super) async fn holders(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    events: &[NewEvent],
+    kept: &[[u8; 16]],
+) -> Result<Vec<Holder>, Fault> {
+    let mut kept: HashSet<[u8; 16]> = kept.iter().copied().collect();
+    let mut holders: Vec<Holder> = events
+        .iter()
+        .map(|event| if kept.remove(&event.id.to_bytes()) { Holder::Kept } else { Holder::Nobody })
+        .collect();
+    let others: Vec<usize> = (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
+    if others.is_empty() {
+        return Ok(holders);
+    }
+    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
+    for (n, _, fingerprint) in look_up(shared, connection, &asked).await? {
+        let Some(&at) = others.get(n) else { continue };
+        holders[at] = if is_same(&events[at], fingerprint) { Holder::Same } else { Holder::Other };
+    }
+    Ok(holders)
+}
+
+fn keys_of(event: &NewEvent) -> (EventId, Option<KeyId>) {
+    (event.id, event.dedupe.as_ref().map(|dedupe| dedupe.id))
+}
+
+/// Whether an event asks for what the holder of its key asked for.
+fn is_same(event: &NewEvent, holder: Option<Fingerprint>) -> bool {
+    match (&event.dedupe, holder) {
+        (Some(dedupe), Some(fingerprint)) => dedupe.fingerprint == fingerprint,
+        _ => true,
+    }
+}
+
+type Standing = (usize, EventId, Option<Fingerprint>);
+
+async fn look_up(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    asked: &[(EventId, Option<KeyId>)],
+) -> Result<Vec<Standing>, Fault> {
+    let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
+    let dedupes: Vec<Option<[u8; 16]>> =
+        asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
+    let query = shared.query(LOOK_UP).bind(ids).bind(dedupes);
+    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            let n = usize::try_from(columns.get::<i64>(0)?).unwrap_or(0).wrapping_sub(1);
+            let holder = EventId::from_bytes(columns.word(2, EventKind::from_name)?, columns.bytes(1)?);
+            Ok((n, holder, columns.bytes_or_none(3)?.map(Fingerprint::from_bytes)))
+        })
+        .collect()
+}
+
+/// Writes a batch of events; answers the ids of those that were kept. For a transaction where it has lanes.
+pub(super) async fn write(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    batch: &Batch<'_>,
+) -> Result<Vec<[u8; 16]>, Fault> {
+    let explain = |error: sqlx::Error| shared.explain(&error);
+    let statement = if batch.lanes.is_empty() {
+        ACCEPT
+    } else {
+        // A statement of its own: what it waited for must be seen by the next one.
+        let locks = shared.query(LOCK_LANES).bind(batch.lanes.as_slice());
+        locks.execute(&mut *connection).await.map_err(explain)?;
+        ACCEPT_IN_ORDER
+    };
+    let rows = batch.bind(shared, statement).fetch_all(connection).await.map_err(explain)?;
+    rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect()
+}
+
+/// Refuses what the tables cannot hold, before anything is sent.
+pub(super) fn check(event: &NewEvent) -> Result<(), Error> {
+    check_text("the tenant", &event.tenant)?;
+    check_text("the type of an event", &event.event_type)?;
+    check_text("the content type", &event.content_type)?;
+    for target in &event.targets {
+        check_text("the name of a target", target)?;
+    }
+    for tag in &event.notes.tags {
+        check_text("a tag", tag)?;
+    }
+    let texts = [
+        ("the order key", event.order_key.as_deref()),
+        ("the request id", event.trace.request_id.as_deref()),
+        ("the trace context", event.trace.traceparent.as_deref()),
+    ];
+    for (what, text) in texts {
+        check_text(what, text.unwrap_or_default())?;
+    }
+    match &event.origin {
+        Origin::Api { principal } => check_text("the principal", principal),
+        Origin::Stream { stream, message } => {
+            check_text("the name of a stream", stream)?;
+            check_text("the id of a message", message)
+        }
+        Origin::Outbox | Origin::Replay { .. } => Ok(()),
+    }
+}
+
+/// Names the line in which deliveries with one target and order key stand. Two keys with one number would only wait for
+/// each other.
+pub(super) fn lane(target: &str, order_key: &str) -> i64 {
+    let mut hasher = Sha256::new();
+    for part in [target, order_key] {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    i64::from_le_bytes(hasher.finalize()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// Events as columns.
+pub(super) struct Batch<'a> {
+    events: &'a [NewEvent],
+    headers: Vec<String>,
+    targets: Vec<String>,
+    tags: Vec<String>,
+    metadata: Vec<String>,
+    origins: Vec<(&'static str, Option<String>, Option<&'a str>)>,
+    deliveries: Vec<([u8; 16], [u8; 16], &'a str, Option<i64>)>,
+    /// To be locked: each once, sorted.
+    lanes: Vec<i64>,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(shared: &Shared, events: &'a [NewEvent]) -> Self {
+        let mut deliveries = Vec::with_capacity(events.len());
+        for event in events {
+            for (at, target) in event.targets.iter().enumerate() {
+                if event.targets[..at].contains(target) {
+                    continue;
+                }
+                let lane = event.order_key.as_deref().map(|key| lane(target, key));
+                deliveries.push((
+                    shared.ids.delivery().to_bytes(),
+                    event.id.to_bytes(),
+                    target.as_str(),
+                    lane,
+                ));
+            }
+        }
+        let mut lanes: Vec<i64> = deliveries.iter().filter_map(|(.., lane)| *lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        Self {
+            events,
+            headers: events.iter().map(|event| pairs_to_json(&event.headers)).collect(),
+            targets: events.iter().map(|event| texts_to_json(&event.targets)).collect(),
+            tags: events.iter().map(|event| texts_to_json(&event.notes.tags)).collect(),
+            metadata: events.iter().map(|event| members_to_json(&event.notes.metadata)).collect(),
+            origins: events.iter().map(|event| origin(&event.origin)).collect(),
+            deliveries,
+            lanes,
+        }
+    }
+
+    fn each<T>(&self, read: impl Fn(&'a NewEvent) -> T) -> Vec<T> {
+        self.events.iter().map(read).collect()
+    }
+
+    fn key<T>(&self, read: impl Fn(&'a Dedupe) -> T) -> Vec<Option<T>> {
+        self.events.iter().map(|event| event.dedupe.as_ref().map(&read)).collect()
+    }
+
+    fn bind(
+        &self,
+        shared: &Shared,
+        statement: &'static str,
+    ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
+        let lifetimes: Vec<Option<i64>> =
+            self.each(|event| event.dedupe.as_ref().and_then(|dedupe| dedupe.lifetime).map(micros));
+        shared
+            .query(statement)
+            .bind(self.each(|event| event.id.to_bytes()))
+            .bind(self.each(|event| event.id.kind().as_str()))
+            .bind(self.each(|event| event.tenant.as_str()))
+            .bind(self.each(|event| event.event_type.as_str()))
+            .bind(self.key(|dedupe| *dedupe.id.as_bytes()))
+            .bind(self.key(|dedupe| dedupe.hint.as_str().as_bytes()))
+            .bind(self.key(|dedupe| *dedupe.fingerprint.as_bytes()))
+            .bind(lifetimes)
+            .bind(self.each(|event| event.payload.as_ref()))
+            .bind(self.each(|event| event.content_type.as_str()))
+            .bind(self.headers.as_slice())
+            .bind(self.each(|event| event.order_key.as_deref()))
+            .bind(self.origins.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>())
+            .bind(self.origins.iter().map(|(_, name, _)| name.as_deref()).collect::<Vec<_>>())
+            .bind(self.origins.iter().map(|(.., message)| *message).collect::<Vec<_>>())
+            .bind(self.each(|event| micros(event.delay)))
+            .bind(self.each(|event| event.deliver_within.map(micros)))
+            .bind(self.tags.as_slice())
+            .bind(self.metadata.as_slice())
+            .bind(self.each(|event| event.trace.request_id.as_deref()))
+            .bind(self.each(|event| event.trace.traceparent.as_deref()))
+            .bind(self.deliveries.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|(_, event, ..)| *event).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|(_, _, target, _)| *target).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|(.., lane)| *lane).collect::<Vec<_>>())
+            .bind(self.targets.as_slice())
+    }
+}
+
+fn origin(origin: &Origin) -> (&'static str, Option<String>, Option<&str>) {
+    match origin {
+        Origin::Api { principal } => ("api", Some(principal.clone()), None),
+        Origin::Stream { stream, message } => ("stream", Some(stream.clone()), Some(message)),
+        Origin::Outbox => ("outbox", None, None),
+        Origin::Replay { of } => ("replay", Some(of.to_string()), None),
+    }
+}

@@ -1,0 +1,162 @@
+//! News: who waits in this process is told at once, other processes by NOTIFY.
+//!
+//! A NOTIFY holds a lock of the whole database while its transaction commits, so commits that notify queue up. Therefore it
+//! is never part of a call: one task says it afterwards, once for all that happened in a few milliseconds. What is lost
+//! with a crash in between is found by polling.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use semel::store::Pooling;
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use super::link::Shared;
+
+/// No more than one word to the other processes in this time.
+const BREATH: Duration = Duration::from_millis(5);
+
+/// Nobody waits longer than this without looking.
+const BACKSTOP: Duration = Duration::from_secs(5);
+
+/// As [`BACKSTOP`], where nothing is heard of other processes.
+const POLL: Duration = Duration::from_secs(1);
+
+/// What is said of the outbox, by whoever publishes.
+const OUTBOX: &str = "outbox";
+
+/// Who waits for news, and who carries them.
+#[derive(Debug)]
+pub(super) struct News {
+    /// Counts what has arrived.
+    number: AtomicU64,
+    arrived: Notify,
+    to_tell: Notify,
+    published: Notify,
+    pub(super) channel: String,
+    /// Names this process: what it says itself it does not have to hear.
+    process: String,
+}
+
+impl News {
+    pub(super) fn new(schema: &str) -> Self {
+        Self {
+            number: AtomicU64::new(0),
+            arrived: Notify::new(),
+            to_tell: Notify::new(),
+            published: Notify::new(),
+            channel: format!("{schema}_ledger"),
+            process: format!("{:032x}", rand::random::<u128>()),
+        }
+    }
+
+    /// There may be new work.
+    pub(super) fn tell(&self) {
+        self.arrive();
+        self.to_tell.notify_one();
+    }
+
+    fn hear(&self, from: &str) {
+        if from == OUTBOX {
+            self.published.notify_one();
+        } else if from != self.process {
+            self.arrive();
+        }
+    }
+
+    fn arrive(&self) {
+        self.number.fetch_add(1, Ordering::AcqRel);
+        self.arrived.notify_waiters();
+    }
+
+    /// Ends when something may have been published, or after a while.
+    pub(super) async fn published(&self, longest: Duration) {
+        let _ = timeout(longest, self.published.notified()).await;
+    }
+
+    /// How much has arrived so far.
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Ends when more has arrived than `known`, or after a while.
+    pub(super) async fn wait(&self, known: u64, pooling: Pooling) {
+        let longest = match pooling {
+            Pooling::Direct => BACKSTOP,
+            Pooling::Transaction => POLL,
+        };
+        let longest = longest.mul_f64(0.75 + 0.5 * rand::random::<f64>());
+        let news = async {
+            loop {
+                let arrived = self.arrived.notified();
+                if self.number() != known {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        let _ = timeout(longest, news).await;
+    }
+}
+
+/// Carries this process's news to the others, as long as the ledger lives.
+pub(super) async fn speak(shared: Weak<Shared>) {
+    loop {
+        let Some(alive) = shared.upgrade() else { return };
+        // The ledger aborts this task when it is dropped; nothing here keeps it alive for longer than a breath.
+        if timeout(Duration::from_secs(1), alive.news.to_tell.notified()).await.is_err() {
+            continue;
+        }
+        let said = sqlx::query("SELECT pg_notify($1, $2)")
+            .persistent(alive.settings.pooling == Pooling::Direct)
+            .bind(&alive.news.channel)
+            .bind(&alive.news.process)
+            .execute(&alive.pool)
+            .await;
+        if let Err(error) = said {
+            tracing::debug!(%error, "other processes could not be told of new work; they poll");
+        }
+        drop(alive);
+        sleep(BREATH).await;
+    }
+}
+
+/// Listens to the other processes, as long as the ledger lives.
+pub(super) async fn listen(shared: Weak<Shared>) {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let Some(alive) = shared.upgrade() else { return };
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(alive.settings.patience)
+            .connect_lazy_with(alive.settings.options.clone());
+        let channel = alive.news.channel.clone();
+        drop(alive);
+        match connect(&pool, &channel).await {
+            Ok(mut listener) => {
+                pause = Duration::from_millis(10);
+                // Nobody knows what was said while nobody listened.
+                if let Some(alive) = shared.upgrade() {
+                    alive.news.arrive();
+                }
+                while let Ok(Some(word)) = listener.try_recv().await {
+                    let Some(alive) = shared.upgrade() else { return };
+                    alive.news.hear(word.payload());
+                }
+            }
+            Err(error) => tracing::debug!(%error, "cannot listen yet"),
+        }
+        let _ = timeout(Duration::from_millis(200), pool.close()).await;
+        sleep(pause + pause.mul_f64(rand::random())).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+async fn connect(pool: &sqlx::PgPool, channel: &str) -> Result<PgListener, sqlx::Error> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.eager_reconnect(false);
+    listener.listen(channel).await?;
+    Ok(listener)
+}

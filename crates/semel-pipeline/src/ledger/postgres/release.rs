@@ -1,0 +1,261 @@
+//! Releasing the items of a replay job, never more than its concurrency allows: whoever releases holds the job's row, so
+//! no number of processes exceeds it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use semel::time::{Clock as _, SystemClock};
+use sqlx::PgConnection;
+
+use super::fault::Fault;
+use super::intake::{self, Batch};
+use super::jobs::{self, item_columns, read_item};
+use super::link::Shared;
+use super::reading::{self, rows_of};
+use super::settle::END_JOBS;
+use super::values::Columns;
+use crate::delivery::State;
+use crate::event::{Dedupe, NewEvent, Origin};
+use crate::id::{EventId, JobId, LetterId};
+use crate::ledger::rules::verdict;
+use crate::letter::Status;
+use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
+
+/// How often more items are looked at in one call, where those before were skipped.
+const LOOKS: usize = 16;
+
+const NEXT_ITEMS: &str = concat!(
+    "SELECT ",
+    item_columns!(),
+    " WHERE i.job = $1 AND i.state = 'pending' ORDER BY i.place LIMIT $2"
+);
+
+/// How the deliveries of items stand. They and their letters are held, and their events are not swept meanwhile.
+const STANDING: &str = r"
+SELECT d.id, d.state, d.epoch FROM delivery AS d JOIN event AS e ON e.id = d.event
+WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e";
+
+const LETTERS: &str = "SELECT id, status FROM letter WHERE id = ANY($1) ORDER BY id FOR UPDATE";
+
+const REPLAY: &str = r"
+UPDATE delivery AS d SET state = 'replaying', waits = true, epoch = d.epoch + $4, attempts = 0, crashes = 0,
+  due_at = statement_timestamp(), deliver_until = NULL, completed_at = NULL, token = NULL, job = $1, item = r.place
+FROM unnest($2::bytea[], $3::integer[]) AS r(id, place) WHERE d.id = r.id";
+
+/// Another delivery of the same event to the same target, one epoch up.
+const EXECUTE_AGAIN: &str = r"
+INSERT INTO delivery (id, event, target, tenant, lane, state, waits, epoch, due_at, job, item, created_at)
+SELECT r.fresh, d.event, d.target, d.tenant, d.lane, 'queued', true, d.epoch + 1, statement_timestamp(), $1, r.place,
+  statement_timestamp()
+FROM unnest($2::bytea[], $3::integer[], $4::bytea[]) WITH ORDINALITY AS r(id, place, fresh, n)
+  JOIN delivery AS d ON d.id = r.id ORDER BY r.n";
+
+const OF_JOB: &str = r"
+UPDATE delivery AS d SET job = $1, item = r.place FROM unnest($2::bytea[], $3::integer[]) AS r(event, place)
+WHERE d.event = r.event";
+
+const LETTERS_ARE: &str = r"
+UPDATE letter AS l SET status = r.status, updated_at = statement_timestamp()
+FROM unnest($1::bytea[], $2::text[]) AS r(id, status) WHERE l.id = r.id AND l.status <> 'replayed'";
+
+const ITEMS_ARE: &str = r"
+UPDATE item AS i SET state = r.state, new_event = r.new_event, error = r.error
+FROM unnest($2::integer[], $3::text[], $4::bytea[], $5::text[]) AS r(place, state, new_event, error)
+WHERE i.job = $1 AND i.place = r.place";
+
+/// What becomes of an item.
+struct Fate {
+    place: i32,
+    state: ItemState,
+    error: Option<&'static str>,
+    new_event: Option<EventId>,
+    letter: Option<(LetterId, Status)>,
+}
+
+pub(super) async fn release(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    id: JobId,
+    limit: u32,
+) -> Result<Job, Fault> {
+    let job = jobs::hold(shared, connection, id).await?;
+    if job.state != JobState::Running {
+        return Ok(job);
+    }
+    let room = u64::from(job.new.pace.concurrency).saturating_sub(job.counts.released);
+    let mut room = room.min(u64::from(limit));
+    for _ in 0..LOOKS {
+        if room == 0 {
+            break;
+        }
+        let query =
+            shared.query(NEXT_ITEMS).bind(id.to_bytes()).bind(i64::try_from(room).unwrap_or(i64::MAX));
+        let rows = rows_of(shared, connection, query).await?;
+        if rows.is_empty() {
+            break;
+        }
+        let items =
+            rows.iter().map(|row| read_item(Columns::new(shared, row))).collect::<Result<Vec<_>, _>>()?;
+        room -= release_some(shared, connection, &job, &items).await?;
+    }
+    rows_of(shared, connection, shared.query(END_JOBS).bind(vec![id.to_bytes()])).await?;
+    jobs::job(shared, connection, id).await
+}
+
+/// Releases these items, or says why not. Answers how many were released.
+async fn release_some(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    job: &Job,
+    items: &[(i32, Item)],
+) -> Result<u64, Fault> {
+    let standing = standing(shared, connection, items).await?;
+    let letters = letters(shared, connection, items).await?;
+    let mut fates = Vec::with_capacity(items.len());
+    let (mut replays, mut again, mut as_new) = (Vec::new(), Vec::new(), Vec::new());
+    for (place, item) in items {
+        let letter = item.letter.and_then(|id| letters.get(&id.to_bytes()).map(|status| (id, *status)));
+        let mut fate = Fate {
+            place: *place,
+            state: ItemState::SkippedInflight,
+            error: None,
+            new_event: None,
+            letter: None,
+        };
+        let Some(state) = standing.get(&item.delivery.to_bytes()) else {
+            fate.error = Some("it is gone");
+            fates.push(fate);
+            continue;
+        };
+        match verdict(*state, letter.map(|(_, status)| status), job.new.mode) {
+            (Action::Conflict, why) => fate.error = Some(why),
+            (Action::Skip, _) => {
+                fate.state = ItemState::SkippedCompleted;
+                fate.letter = letter.map(|(id, _)| (id, Status::Replayed));
+            }
+            (Action::Run, _) => {
+                fate.state = ItemState::Released;
+                fate.letter = letter.map(|(id, _)| (id, Status::Replaying));
+                match (job.new.mode, state) {
+                    (Mode::AsNew, _) => as_new.push((fates.len(), item)),
+                    (_, State::Done) => again.push((item.delivery.to_bytes(), *place)),
+                    _ => replays.push((item.delivery.to_bytes(), *place)),
+                }
+            }
+        }
+        fates.push(fate);
+    }
+    if !replays.is_empty() {
+        let (ids, places): (Vec<_>, Vec<_>) = replays.into_iter().unzip();
+        let epochs = i32::from(job.new.mode == Mode::ReExecute);
+        let query = shared.query(REPLAY).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(epochs);
+        rows_of(shared, connection, query).await?;
+    }
+    if !again.is_empty() {
+        let fresh: Vec<[u8; 16]> = again.iter().map(|_| shared.ids.delivery().to_bytes()).collect();
+        let (ids, places): (Vec<_>, Vec<_>) = again.into_iter().unzip();
+        let query =
+            shared.query(EXECUTE_AGAIN).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(fresh);
+        rows_of(shared, connection, query).await?;
+    }
+    if !as_new.is_empty() {
+        repeat_as_new(shared, connection, job.new.id, &as_new, &mut fates).await?;
+    }
+    write(shared, connection, job.new.id, &fates).await?;
+    Ok(fates.iter().filter(|fate| fate.state == ItemState::Released).count() as u64)
+}
+
+async fn standing(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    items: &[(i32, Item)],
+) -> Result<HashMap<[u8; 16], State>, Fault> {
+    let ids: Vec<[u8; 16]> = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
+    let rows = rows_of(shared, connection, shared.query(STANDING).bind(ids)).await?;
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            Ok((columns.bytes(0)?, columns.word(1, State::from_name)?))
+        })
+        .collect()
+}
+
+async fn letters(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    items: &[(i32, Item)],
+) -> Result<HashMap<[u8; 16], Status>, Fault> {
+    let ids: Vec<[u8; 16]> =
+        items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
+    let rows = rows_of(shared, connection, shared.query(LETTERS).bind(ids)).await?;
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            Ok((columns.bytes(0)?, columns.word(1, Status::from_name)?))
+        })
+        .collect()
+}
+
+/// Accepts events that repeat those of `items` for their targets, each under a key of its own.
+async fn repeat_as_new(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    job: JobId,
+    items: &[(usize, &Item)],
+    fates: &mut [Fate],
+) -> Result<(), Fault> {
+    let mut events = Vec::with_capacity(items.len());
+    for (_, item) in items {
+        let original = reading::event(shared, connection, item.event).await?;
+        let original = original.ok_or_else(|| shared.corrupt("a delivery without an event"))?.new;
+        events.push(NewEvent {
+            id: EventId::new(original.id.kind(), SystemClock.now()),
+            dedupe: Some(Dedupe::of_replay(job, item.delivery, &original.payload)),
+            origin: Origin::Replay { of: original.id },
+            targets: vec![item.target.clone()],
+            delay: Duration::ZERO,
+            deliver_within: None,
+            ..original
+        });
+    }
+    let kept = intake::write(shared, connection, &Batch::new(shared, &events)).await?;
+    let (mut ids, mut places) = (Vec::new(), Vec::new());
+    for ((at, _), event) in items.iter().zip(&events) {
+        let fate = &mut fates[*at];
+        if kept.contains(&event.id.to_bytes()) {
+            fate.new_event = Some(event.id);
+            ids.push(event.id.to_bytes());
+            places.push(fate.place);
+        } else {
+            fate.state = ItemState::SkippedInflight;
+            fate.error = Some("this job has repeated it before");
+            fate.letter = None;
+        }
+    }
+    let query = shared.query(OF_JOB).bind(job.to_bytes()).bind(ids).bind(places);
+    rows_of(shared, connection, query).await.map(drop)
+}
+
+async fn write(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    job: JobId,
+    fates: &[Fate],
+) -> Result<(), Fault> {
+    let letters: Vec<(LetterId, Status)> = fates.iter().filter_map(|fate| fate.letter).collect();
+    if !letters.is_empty() {
+        let query = shared
+            .query(LETTERS_ARE)
+            .bind(letters.iter().map(|(id, _)| id.to_bytes()).collect::<Vec<_>>())
+            .bind(letters.iter().map(|(_, status)| status.as_str()).collect::<Vec<_>>());
+        rows_of(shared, connection, query).await?;
+    }
+    let query = shared
+        .query(ITEMS_ARE)
+        .bind(job.to_bytes())
+        .bind(fates.iter().map(|fate| fate.place).collect::<Vec<_>>())
+        .bind(fates.iter().map(|fate| fate.state.as_str()).collect::<Vec<_>>())
+        .bind(fates.iter().map(|fate| fate.new_event.map(EventId::to_bytes)).collect::<Vec<_>>())
+        .bind(fates.iter().map(|fate| fate.error).collect::<Vec<_>>());
+    rows_of(shared, connection, query).await.map(drop)
+}

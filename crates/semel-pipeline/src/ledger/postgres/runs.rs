@@ -1,0 +1,206 @@
+//! What only runs have: changes, cancelling, keys that are reset.
+
+use semel::key::KeyId;
+use sqlx::PgConnection;
+
+use super::PostgresLedger;
+use super::fault::Fault;
+use super::letters::not_found;
+use super::link::{Shape, Shared};
+use super::reading::{self, rows_of};
+use super::settle::{END_ITEMS, END_JOBS, LOCK_LANES_OF, NEXT_IN_LANES_OF};
+use super::values::{Columns, check_text, members_to_json, micros};
+use crate::delivery::{Impossible, State, Step};
+use crate::event::Event;
+use crate::id::{EventId, EventKind};
+use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Runs};
+use crate::replay::ItemState;
+
+impl Ledger for PostgresLedger {}
+
+impl Runs for PostgresLedger {
+    fn change(&self, id: EventId, change: Change, version: Option<u64>) -> Answer<'_, Event> {
+        Box::pin(async move {
+            for tag in &change.add_tags {
+                check_text("a tag", tag)?;
+            }
+            let asked = (id, change, version);
+            let changed = self
+                .shared
+                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::change(s, c, a.0, &a.1, a.2)))
+                .await?;
+            if asked.1.delay.is_some() {
+                self.shared.news.tell();
+            }
+            Ok(changed)
+        })
+    }
+
+    fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32> {
+        Box::pin(async move {
+            let asked = (id, line);
+            let cancelled = self
+                .shared
+                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::cancel(s, c, a.0, &a.1)))
+                .await?;
+            self.shared.news.tell();
+            Ok(cancelled)
+        })
+    }
+
+    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let asked = (ghost.to_bytes(), winner.to_bytes());
+            self.shared
+                .call(Shape::Statement, &asked, |s, c, a| {
+                    Box::pin(async move { rows_of(s, c, s.query(ALIAS).bind(a.0).bind(a.1)).await.map(drop) })
+                })
+                .await
+        })
+    }
+
+    fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
+        Box::pin(async move {
+            self.shared
+                .call(Shape::Read, &ghost, |s, c, ghost| {
+                    Box::pin(async move {
+                        let rows = rows_of(s, c, s.query(RESOLVE).bind(ghost.to_bytes())).await?;
+                        let winner = rows.first().map(|row| Columns::new(s, row).bytes(0)).transpose()?;
+                        Ok(winner.map(|id| EventId::from_bytes(ghost.kind(), id)))
+                    })
+                })
+                .await
+        })
+    }
+
+    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>> {
+        Box::pin(async move {
+            let asked = (dedupe, line);
+            self.shared
+                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::reset(s, c, a.0, &a.1)))
+                .await
+        })
+    }
+}
+
+const ALIAS: &str = "INSERT INTO alias (ghost, winner) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+const RESOLVE: &str = "SELECT winner FROM alias WHERE ghost = $1";
+
+const HOLD: &str = "SELECT 1 FROM event WHERE id = $1 AND kind = $2 FOR UPDATE";
+const HOLD_DELIVERIES: &str = "SELECT id, state FROM delivery WHERE event = $1 ORDER BY seq FOR UPDATE";
+const PUT_OFF: &str =
+    "UPDATE delivery SET due_at = statement_timestamp() + $2 * interval '1 microsecond' WHERE event = $1";
+const CHANGE: &str = "UPDATE event SET tags = $2, metadata = $3::json, version = version + 1 WHERE id = $1";
+
+async fn deliveries(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    id: EventId,
+) -> Result<Vec<([u8; 16], State)>, Fault> {
+    let rows = rows_of(shared, connection, shared.query(HOLD_DELIVERIES).bind(id.to_bytes())).await?;
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            Ok((columns.bytes(0)?, columns.word(1, State::from_name)?))
+        })
+        .collect()
+}
+
+async fn change(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    id: EventId,
+    change: &Change,
+    version: Option<u64>,
+) -> Result<Event, Fault> {
+    let query = shared.query(HOLD).bind(id.to_bytes()).bind(id.kind().as_str());
+    rows_of(shared, connection, query).await?;
+    let found = reading::event(shared, connection, id).await?;
+    let mut event = found.ok_or_else(|| not_found("event", id))?;
+    if version.is_some_and(|version| version != event.version) {
+        return Err(Error::Stale.into());
+    }
+    if let Some(delay) = change.delay {
+        let all = deliveries(shared, connection, id).await?;
+        if let Some((_, state)) = all.iter().find(|(_, state)| !matches!(state, State::Idle | State::Queued))
+        {
+            return Err(Error::from(Impossible { state: *state, step: Step::Enqueue }).into());
+        }
+        rows_of(shared, connection, shared.query(PUT_OFF).bind(id.to_bytes()).bind(micros(delay))).await?;
+    }
+    event.new.notes.apply(change).map_err(Error::Refused)?;
+    event.version += 1;
+    let query = shared
+        .query(CHANGE)
+        .bind(id.to_bytes())
+        .bind(event.new.notes.tags.as_slice())
+        .bind(members_to_json(&event.new.notes.metadata));
+    rows_of(shared, connection, query).await?;
+    Ok(event)
+}
+
+const CANCEL: &str = r"
+WITH cancelled AS (
+  UPDATE delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE id = ANY($1)
+  RETURNING letter
+)
+UPDATE letter AS l SET status = 'discarded', updated_at = statement_timestamp() FROM cancelled AS c WHERE l.id = c.letter";
+
+async fn cancel(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    id: EventId,
+    line: &AuditLine,
+) -> Result<u32, Fault> {
+    if reading::event(shared, connection, id).await?.is_none() {
+        return Err(not_found("event", id));
+    }
+    // Lanes before rows, as a settle does.
+    let all: Vec<[u8; 16]> = {
+        let rows = rows_of(shared, connection, shared.query(DELIVERY_IDS).bind(id.to_bytes())).await?;
+        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?
+    };
+    rows_of(shared, connection, shared.query(LOCK_LANES_OF).bind(all)).await?;
+    let all = deliveries(shared, connection, id).await?;
+    let cancelled: Vec<[u8; 16]> =
+        all.iter().filter(|(_, state)| state.after(Step::Cancel).is_ok()).map(|(id, _)| *id).collect();
+    if let ([(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
+        return Err(Error::from(Impossible { state: *state, step: Step::Cancel }).into());
+    }
+    rows_of(shared, connection, shared.query(CANCEL).bind(cancelled.as_slice())).await?;
+    let query = shared
+        .query(END_ITEMS)
+        .bind(cancelled.as_slice())
+        .bind(vec![ItemState::Cancelled.as_str(); cancelled.len()])
+        .bind(vec!["it was cancelled"; cancelled.len()]);
+    let rows = rows_of(shared, connection, query).await?;
+    let jobs: Vec<[u8; 16]> =
+        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?;
+    rows_of(shared, connection, shared.query(END_JOBS).bind(jobs)).await?;
+    rows_of(shared, connection, shared.query(NEXT_IN_LANES_OF).bind(cancelled.as_slice())).await?;
+    reading::audit(shared, connection, line).await?;
+    Ok(u32::try_from(cancelled.len()).unwrap_or(u32::MAX))
+}
+
+const DELIVERY_IDS: &str = "SELECT id FROM delivery WHERE event = $1";
+
+const RESET: &str = r"
+UPDATE event SET dedupe_live = false WHERE dedupe = $1 AND dedupe_live
+RETURNING id, kind, dedupe_until IS NULL OR dedupe_until > statement_timestamp()";
+
+async fn reset(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    dedupe: KeyId,
+    line: &AuditLine,
+) -> Result<Option<EventId>, Fault> {
+    let rows = rows_of(shared, connection, shared.query(RESET).bind(*dedupe.as_bytes())).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let columns = Columns::new(shared, row);
+    if !columns.get::<bool>(2)? {
+        return Ok(None);
+    }
+    let whose = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
+    reading::audit(shared, connection, line).await?;
+    Ok(Some(whose))
+}

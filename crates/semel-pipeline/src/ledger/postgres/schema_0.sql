@@ -1,0 +1,10 @@
+BEGIN;
+SET LOCAL lock_timeout = '10s';
+SELECT pg_advisory_xact_lock(hashtextextended('semel ledger {name}', 0));
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {schema}.meta (
+  name text PRIMARY KEY,
+  number bigint,
+  bytes bytea
+);
+INSERT INTO {schema}.meta (name, number) VALUES ('ledger_format', 0) ON CONFLICT (name) DO NOTHING;

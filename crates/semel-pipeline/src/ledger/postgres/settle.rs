@@ -1,0 +1,340 @@
+//! How attempts end, and what else that ends: dead letters, items of replay jobs, the wait of the next in a lane.
+//!
+//! Most attempts concern nothing but their delivery: one statement for all of them. The token tells which ones do not
+//! (see [`take::IN_A_LANE`]); these, and what becomes a dead letter, go in a transaction.
+
+use sqlx::PgConnection;
+
+use super::fault::Fault;
+use super::ids::Ids;
+use super::link::{Shape, Shared};
+use super::take;
+use super::values::{Columns, micros, plain};
+use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
+use crate::ledger::Error;
+use crate::letter::{Cause, PARKED_AFTER, Signature};
+use crate::replay::ItemState;
+
+/// Writes the ends of attempts, and names what was written. A deferred one does not count.
+const SETTLE: &str = r"
+WITH settled AS (
+  UPDATE delivery AS d SET state = s.state, waits = s.state = 'retry_wait', lease_until = NULL,
+    attempts = d.attempts - (s.class = 'deferred')::integer,
+    due_at = CASE WHEN s.state = 'retry_wait' THEN statement_timestamp() + s.delay * interval '1 microsecond'
+      ELSE d.due_at END,
+    completed_at = CASE WHEN s.state = 'retry_wait' THEN NULL ELSE statement_timestamp() END,
+    error = CASE s.class WHEN 'deferred' THEN d.error WHEN 'success' THEN NULL ELSE s.error END,
+    letter = CASE WHEN s.state = 'dlq' THEN coalesce(d.letter, s.letter) ELSE d.letter END
+  FROM unnest($1::bytea[], $2::bytea[], $3::text[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::bigint[],
+    $9::bigint[], $10::bytea[]) WITH ORDINALITY
+    AS s(id, token, state, class, status, error, excerpt, retry_after, delay, letter, n)
+  WHERE d.id = s.id AND d.token = s.token AND d.state = 'running'
+  RETURNING s.n, d.id, d.tries, s.class, s.status, s.error, s.excerpt, s.retry_after
+), ended AS (
+  UPDATE attempt AS a SET ended_at = statement_timestamp(), class = s.class, status = s.status, error = s.error,
+    excerpt = s.excerpt, retry_after = s.retry_after
+  FROM settled AS s WHERE a.delivery = s.id AND a.number = s.tries
+)
+SELECT n FROM settled";
+
+/// Which of those that were not written had been written before, by an earlier try of the same call.
+const SAID_BEFORE: &str = r"
+SELECT s.n FROM unnest($1::bytea[], $2::bytea[], $3::text[]) WITH ORDINALITY AS s(id, token, state, n)
+  JOIN delivery AS d ON d.id = s.id AND d.token = s.token AND d.state = s.state";
+
+/// Before anything in them changes. Sorted, so that two settles cannot wait for each other.
+pub(super) const LOCK_LANES_OF: &str = r"
+SELECT pg_advisory_xact_lock(l.lane) FROM (
+  SELECT DISTINCT lane FROM delivery WHERE id = ANY($1) AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l";
+
+/// The next of each lane waits to be taken, where the one before it has ended.
+pub(super) const NEXT_IN_LANES_OF: &str = r"
+UPDATE delivery AS d SET waits = true
+FROM (SELECT DISTINCT lane FROM delivery WHERE id = ANY($1) AND lane IS NOT NULL) AS l, LATERAL (
+  SELECT f.id FROM delivery AS f WHERE f.lane = l.lane AND f.state NOT IN ('done', 'dlq', 'cancelled')
+  ORDER BY f.seq LIMIT 1) AS n
+WHERE d.id = n.id AND NOT d.waits AND d.state IN ('idle', 'queued', 'retry_wait', 'replaying')";
+
+/// Ends the items that released these deliveries. Where the delivery is of the new event of an item, the letter that it
+/// was made of ends with it: the new event carries the story on.
+pub(super) const END_ITEMS: &str = r"
+WITH ended AS (
+  UPDATE item AS i SET state = s.state, error = s.error
+  FROM unnest($1::bytea[], $2::text[], $3::text[]) AS s(id, state, error) JOIN delivery AS d ON d.id = s.id
+  WHERE i.job = d.job AND i.place = d.item AND i.state = 'released'
+  RETURNING i.job, i.letter, i.new_event IS NOT NULL AS as_new, s.id, s.state
+), original AS (
+  UPDATE letter AS l SET status = CASE e.state WHEN 'replayed' THEN 'replayed' ELSE 'discarded' END,
+    updated_at = statement_timestamp()
+  FROM ended AS e WHERE e.as_new AND l.id = e.letter AND l.status = 'replaying'
+)
+SELECT DISTINCT job FROM ended";
+
+/// A job whose last item has ended is done. Where two processes end the last two items at once, the next release sees it.
+pub(super) const END_JOBS: &str = r"
+UPDATE job AS j SET state = 'done', note = 'every item has ended', updated_at = statement_timestamp()
+WHERE j.id = ANY($1) AND j.state IN ('running', 'paused')
+  AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'pending')
+  AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'released')";
+
+const LETTERS_REPLAYED: &str = r"
+UPDATE letter AS l SET status = 'replayed', updated_at = statement_timestamp()
+FROM delivery AS d WHERE d.id = ANY($1) AND l.id = d.letter AND l.status = 'replaying'";
+
+/// Writes the dead letters of deliveries; one that has a letter already is pending again, or parked. The signature comes
+/// without its target, which only the table knows. $5: after how many failed replays it is parked.
+const BURY: &str = r"
+INSERT INTO letter AS l (id, tenant, event, delivery, target, event_type, stream, message, content_type, headers, cause,
+  error, signature, status, attempts, last_attempt_at, copy_of, created_at, updated_at)
+SELECT d.letter, d.tenant, d.event, d.id, d.target, e.event_type,
+  CASE WHEN e.origin = 'stream' THEN e.origin_name END, CASE WHEN e.origin = 'stream' THEN e.origin_message END,
+  e.content_type, e.headers, coalesce(s.cause, (SELECT k.cause FROM letter AS k WHERE k.id = d.letter)), s.error,
+  d.target || ' ' || coalesce(s.cause, (SELECT k.cause FROM letter AS k WHERE k.id = d.letter)) || s.signature,
+  'pending', (SELECT count(*) FROM attempt AS a WHERE a.delivery = d.id AND a.class IS DISTINCT FROM 'deferred'),
+  CASE WHEN d.tries > 0 THEN statement_timestamp() END,
+  (SELECT i.letter FROM item AS i WHERE i.job = d.job AND i.place = d.item AND i.new_event IS NOT NULL),
+  statement_timestamp(), statement_timestamp()
+FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[]) AS s(id, cause, error, signature)
+  JOIN delivery AS d ON d.id = s.id JOIN event AS e ON e.id = d.event
+WHERE d.letter IS NOT NULL
+ON CONFLICT (id) DO UPDATE SET cause = excluded.cause, error = excluded.error, signature = excluded.signature,
+  attempts = excluded.attempts, last_attempt_at = excluded.last_attempt_at, failed_replays = l.failed_replays + 1,
+  status = CASE WHEN l.failed_replays + 1 >= $5 THEN 'parked' ELSE 'pending' END, updated_at = excluded.updated_at";
+
+pub(super) async fn settle(shared: &Shared, settled: &[(Holding, Settle)]) -> Result<Vec<Said>, Error> {
+    if settled.is_empty() {
+        return Ok(Vec::new());
+    }
+    let words = Words::new(&shared.ids, settled);
+    let shape = if words.concerns_more() { Shape::Transaction } else { Shape::Statement };
+    let kept = shared.call(shape, &words, |s, c, w| Box::pin(write(s, c, w))).await?;
+    let mut answers = vec![Said::Lost; settled.len()];
+    keep(&mut answers, &kept);
+    if kept.len() < settled.len() {
+        let before = shared.call(Shape::Read, &words, |s, c, w| Box::pin(said_before(s, c, w))).await?;
+        keep(&mut answers, &before);
+    }
+    if words.gives_back() {
+        shared.news.tell();
+    }
+    Ok(answers)
+}
+
+fn keep(answers: &mut [Said], kept: &[usize]) {
+    for n in kept {
+        if let Some(answer) = answers.get_mut(*n) {
+            *answer = Said::Kept;
+        }
+    }
+}
+
+async fn said_before(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    words: &Words<'_>,
+) -> Result<Vec<usize>, Fault> {
+    let query = shared.query(SAID_BEFORE).bind(words.ids()).bind(words.tokens()).bind(words.states());
+    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    places(shared, &rows)
+}
+
+fn places(shared: &Shared, rows: &[sqlx::postgres::PgRow]) -> Result<Vec<usize>, Fault> {
+    rows.iter()
+        .map(|row| {
+            let n: i64 = Columns::new(shared, row).get(0)?;
+            Ok(usize::try_from(n).unwrap_or(0).wrapping_sub(1))
+        })
+        .collect()
+}
+
+async fn write(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    words: &Words<'_>,
+) -> Result<Vec<usize>, Fault> {
+    let explain = |error: sqlx::Error| shared.explain(&error);
+    let in_lanes: Vec<[u8; 16]> = words.all.iter().filter(|word| word.in_a_lane()).map(Word::id).collect();
+    if !in_lanes.is_empty() {
+        let locks = shared.query(LOCK_LANES_OF).bind(in_lanes.as_slice());
+        locks.execute(&mut *connection).await.map_err(explain)?;
+    }
+    let rows = words.bind(shared).fetch_all(&mut *connection).await.map_err(explain)?;
+    let kept = places(shared, &rows)?;
+    if words.concerns_more() {
+        let written: Vec<&Word<'_>> = kept.iter().filter_map(|n| words.all.get(*n)).collect();
+        follow_up(shared, connection, &written).await?;
+        if !in_lanes.is_empty() {
+            let next = shared.query(NEXT_IN_LANES_OF).bind(in_lanes);
+            next.execute(connection).await.map_err(explain)?;
+        }
+    }
+    Ok(kept)
+}
+
+/// Writes what else has ended with these attempts.
+async fn follow_up(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    written: &[&Word<'_>],
+) -> Result<(), Fault> {
+    let explain = |error: sqlx::Error| shared.explain(&error);
+    let buried: Vec<&&Word<'_>> = written
+        .iter()
+        .filter(|word| word.state == State::Dlq || (word.state == State::Blocked && word.replayed()))
+        .collect();
+    if !buried.is_empty() {
+        let query = shared
+            .query(BURY)
+            .bind(buried.iter().map(|word| word.id()).collect::<Vec<_>>())
+            .bind(buried.iter().map(|word| word.cause.map(Cause::as_str)).collect::<Vec<_>>())
+            .bind(buried.iter().map(|word| word.error.as_str()).collect::<Vec<_>>())
+            .bind(buried.iter().map(|word| word.signature()).collect::<Vec<_>>())
+            .bind(i32::try_from(PARKED_AFTER).unwrap_or(i32::MAX));
+        query.execute(&mut *connection).await.map_err(explain)?;
+    }
+    let replayed: Vec<&&Word<'_>> =
+        written.iter().filter(|word| word.replayed() && word.state != State::RetryWait).collect();
+    if replayed.is_empty() {
+        return Ok(());
+    }
+    let done: Vec<[u8; 16]> =
+        replayed.iter().filter(|word| word.state == State::Done).map(|word| word.id()).collect();
+    if !done.is_empty() {
+        shared.query(LETTERS_REPLAYED).bind(done).execute(&mut *connection).await.map_err(explain)?;
+    }
+    let query = shared
+        .query(END_ITEMS)
+        .bind(replayed.iter().map(|word| word.id()).collect::<Vec<_>>())
+        .bind(replayed.iter().map(|word| word.item_end().0).collect::<Vec<_>>())
+        .bind(replayed.iter().map(|word| word.item_end().1).collect::<Vec<_>>());
+    let rows = query.fetch_all(&mut *connection).await.map_err(explain)?;
+    let jobs: Vec<[u8; 16]> =
+        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?;
+    if !jobs.is_empty() {
+        shared.query(END_JOBS).bind(jobs).execute(connection).await.map_err(explain)?;
+    }
+    Ok(())
+}
+
+/// What a worker says, ready for its columns.
+struct Word<'a> {
+    holding: Holding,
+    state: State,
+    class: Class,
+    ending: Option<&'a Ending>,
+    error: String,
+    excerpt: String,
+    delay: i64,
+    cause: Option<Cause>,
+    /// The letter it becomes, unless it has one.
+    letter: Option<[u8; 16]>,
+}
+
+impl<'a> Word<'a> {
+    fn new(ids: &Ids, holding: Holding, settle: &'a Settle) -> Self {
+        let (ending, delay, cause) = match settle {
+            Settle::Done(ending) | Settle::Block(ending) => (Some(ending), None, None),
+            Settle::Retry(ending, delay) => (Some(ending), Some(*delay), None),
+            Settle::Defer(delay) => (None, Some(*delay), None),
+            Settle::Bury(ending, cause) => (Some(ending), None, Some(*cause)),
+        };
+        Self {
+            holding,
+            state: settle.step().to(),
+            class: ending.map_or(Class::Deferred, |ending| ending.class),
+            ending,
+            error: ending.map(|ending| plain(&ending.error)).unwrap_or_default(),
+            excerpt: ending.map(|ending| plain(&ending.excerpt)).unwrap_or_default(),
+            delay: delay.map_or(0, micros),
+            cause,
+            letter: cause.map(|_| ids.letter().to_bytes()),
+        }
+    }
+
+    fn id(&self) -> [u8; 16] {
+        self.holding.delivery.to_bytes()
+    }
+
+    fn in_a_lane(&self) -> bool {
+        self.holding.token & take::IN_A_LANE != 0
+    }
+
+    fn replayed(&self) -> bool {
+        self.holding.token & take::REPLAYED != 0
+    }
+
+    /// What becomes of the item that released it, and why.
+    fn item_end(&self) -> (&'static str, Option<&str>) {
+        match self.state {
+            State::Done => (ItemState::Replayed.as_str(), None),
+            _ => (ItemState::FailedAgain.as_str(), Some(self.error.as_str())),
+        }
+    }
+
+    fn status(&self) -> Option<u16> {
+        self.ending.and_then(|ending| ending.status)
+    }
+
+    /// The signature from behind its cause: the part that does not need the delivery's row.
+    fn signature(&self) -> String {
+        let cause = self.cause.unwrap_or(Cause::Manual);
+        let whole = Signature::of(None, cause, self.status(), &self.error);
+        let before = format!("- {}", cause.as_str());
+        whole.as_str().strip_prefix(&before).unwrap_or_default().to_owned()
+    }
+}
+
+/// All that is said in one call.
+struct Words<'a> {
+    all: Vec<Word<'a>>,
+}
+
+impl<'a> Words<'a> {
+    fn new(ids: &Ids, settled: &'a [(Holding, Settle)]) -> Self {
+        Self { all: settled.iter().map(|(holding, settle)| Word::new(ids, *holding, settle)).collect() }
+    }
+
+    /// Whether more than deliveries and their attempts is concerned.
+    fn concerns_more(&self) -> bool {
+        self.all.iter().any(|word| {
+            let ends = word.state != State::RetryWait;
+            word.state == State::Dlq || (ends && (word.in_a_lane() || word.replayed()))
+        })
+    }
+
+    /// Whether somebody who waits for work may find some now.
+    fn gives_back(&self) -> bool {
+        self.all.iter().any(|word| (word.state == State::RetryWait && word.delay == 0) || word.in_a_lane())
+    }
+
+    fn ids(&self) -> Vec<[u8; 16]> {
+        self.all.iter().map(Word::id).collect()
+    }
+
+    fn tokens(&self) -> Vec<[u8; 16]> {
+        self.all.iter().map(|word| word.holding.token.to_be_bytes()).collect()
+    }
+
+    fn states(&self) -> Vec<&'static str> {
+        self.all.iter().map(|word| word.state.as_str()).collect()
+    }
+
+    fn bind(
+        &self,
+        shared: &Shared,
+    ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
+        let retry_after = |word: &Word<'_>| word.ending.and_then(|ending| ending.retry_after).map(micros);
+        shared
+            .query(SETTLE)
+            .bind(self.ids())
+            .bind(self.tokens())
+            .bind(self.states())
+            .bind(self.all.iter().map(|word| word.class.as_str()).collect::<Vec<_>>())
+            .bind(self.all.iter().map(|word| word.status().map(i32::from)).collect::<Vec<_>>())
+            .bind(self.all.iter().map(|word| word.error.as_str()).collect::<Vec<_>>())
+            .bind(self.all.iter().map(|word| word.excerpt.as_str()).collect::<Vec<_>>())
+            .bind(self.all.iter().map(retry_after).collect::<Vec<_>>())
+            .bind(self.all.iter().map(|word| word.delay).collect::<Vec<_>>())
+            .bind(self.all.iter().map(|word| word.letter).collect::<Vec<_>>())
+    }
+}

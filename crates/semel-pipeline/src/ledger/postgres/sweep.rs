@@ -1,0 +1,98 @@
+//! Takes away what is over, a bounded number of rows in each call.
+//!
+//! Events are looked at in the order in which they came, from where the last call stopped: what stays (a letter that nobody
+//! has dealt with) is not looked at again until all others were.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sqlx::PgConnection;
+
+use super::fault::Fault;
+use super::link::{Shape, Shared};
+use super::reading::rows_of;
+use super::values::{Columns, micros};
+use crate::ledger::Error;
+
+/// So many events are looked at for each that may be removed.
+const LOOKS: i64 = 20;
+
+/// $1 from where, $2 keep, $3 how many to look at, $4 how many to remove. The first column is where it stopped looking,
+/// null where it has seen all.
+const SWEEP_EVENTS: &str = r"
+WITH looked AS MATERIALIZED (
+  SELECT seq, id FROM event WHERE seq > $1 AND accepted_at <= statement_timestamp() - $2 * interval '1 microsecond'
+  ORDER BY seq LIMIT $3
+), over AS MATERIALIZED (
+  SELECT e.seq, e.id FROM looked AS l JOIN event AS e ON e.id = l.id
+  WHERE NOT (e.dedupe_live AND coalesce(e.dedupe_until > statement_timestamp(), false))
+    AND NOT EXISTS (
+      SELECT FROM delivery AS d LEFT JOIN letter AS t ON t.id = d.letter
+      WHERE d.event = e.id AND NOT (
+        coalesce(d.completed_at <= statement_timestamp() - $2 * interval '1 microsecond', false)
+        AND (d.state IN ('done', 'cancelled') OR (d.state = 'dlq' AND coalesce(t.status IN ('replayed', 'discarded')
+          AND t.updated_at <= statement_timestamp() - $2 * interval '1 microsecond', false)))))
+  ORDER BY e.seq LIMIT $4 FOR UPDATE OF e SKIP LOCKED
+), deliveries AS (
+  DELETE FROM delivery AS d USING over AS o WHERE d.event = o.id RETURNING d.id
+), attempts AS (
+  DELETE FROM attempt AS a USING deliveries AS d WHERE a.delivery = d.id
+), letters AS (
+  DELETE FROM letter AS l USING over AS o WHERE l.event = o.id AND l.event IS NOT NULL
+), aliases AS (
+  DELETE FROM alias AS a USING over AS o WHERE a.winner = o.id
+), events AS (
+  DELETE FROM event AS e USING over AS o WHERE e.id = o.id
+)
+SELECT CASE WHEN (SELECT count(*) FROM over) >= $4 THEN (SELECT max(seq) FROM over)
+    WHEN (SELECT count(*) FROM looked) >= $3 THEN (SELECT max(seq) FROM looked) END,
+  (SELECT count(*) FROM over)";
+
+const SWEEP_LETTERS: &str = r"
+DELETE FROM letter WHERE id IN (
+  SELECT id FROM letter WHERE status IN ('replayed', 'discarded') AND event IS NULL
+    AND updated_at <= statement_timestamp() - $1 * interval '1 microsecond' LIMIT $2 FOR UPDATE SKIP LOCKED)
+RETURNING 1";
+
+const SWEEP_JOBS: &str = r"
+WITH over AS MATERIALIZED (
+  SELECT j.id FROM job AS j WHERE j.state IN ('done', 'cancelled')
+    AND j.updated_at <= statement_timestamp() - $1 * interval '1 microsecond'
+    AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'released')
+  ORDER BY j.seq LIMIT $2 FOR UPDATE OF j SKIP LOCKED
+), items AS (
+  DELETE FROM item AS i USING over AS o WHERE i.job = o.id
+)
+DELETE FROM job AS j USING over AS o WHERE j.id = o.id RETURNING 1";
+
+pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result<u64, Error> {
+    let asked = (micros(keep), i64::from(limit), shared.swept.load(Ordering::Relaxed));
+    let (next, swept) = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(events(s, c, *a))).await?;
+    shared.swept.store(next.unwrap_or(0), Ordering::Relaxed);
+    let letters =
+        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
+    let jobs = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_JOBS, *a))).await?;
+    Ok(swept + letters + jobs)
+}
+
+async fn events(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    (keep, limit, from): (i64, i64, i64),
+) -> Result<(Option<i64>, u64), Fault> {
+    let query =
+        shared.query(SWEEP_EVENTS).bind(from).bind(keep).bind(limit.saturating_mul(LOOKS)).bind(limit);
+    let rows = rows_of(shared, connection, query).await?;
+    let Some(row) = rows.first() else { return Ok((None, 0)) };
+    let columns = Columns::new(shared, row);
+    Ok((columns.get(0)?, u64::try_from(columns.get::<i64>(1)?).unwrap_or(0)))
+}
+
+async fn rest(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    statement: &'static str,
+    (keep, limit, _): (i64, i64, i64),
+) -> Result<u64, Fault> {
+    Ok(rows_of(shared, connection, shared.query(statement).bind(keep).bind(limit)).await?.len() as u64)
+}

@@ -1,0 +1,331 @@
+//! Giving work out, and taking back what its worker lost.
+//!
+//! # Fair
+//! Tenants of a target take turns in the order of their names, from behind the one that had the last turn: `turn` keeps who
+//! that was. The walk from tenant to tenant is one index probe each, and bounded; where it finds too little, the longest
+//! due fill the rest. So a take touches some hundred rows, however many wait.
+//!
+//! # In order
+//! A delivery with an order key stands in a *lane*. Only the first of a lane waits to be taken (`waits`), and a take looks
+//! once more whether an earlier one has come back or another one runs. The unique index `delivery_lane_running` is the
+//! backstop: of two takes that cannot see each other one is told to look again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
+
+use super::fault::Fault;
+use super::link::{Shape, Shared};
+use super::values::{Columns, check_text, integer, micros};
+use crate::delivery::{Holding, Said, Work, request_id};
+use crate::event::Trace;
+use crate::id::{DeliveryId, EventId, EventKind, JobId};
+use crate::ledger::{Error, Take};
+
+/// Nothing of the lane of `d` is before it, and nothing of it runs.
+macro_rules! first_of_its_lane {
+    () => {
+        "(d.lane IS NULL OR (NOT EXISTS (SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.seq < d.seq \
+           AND p.state NOT IN ('done', 'dlq', 'cancelled')) \
+         AND NOT EXISTS (SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state = 'running')))"
+    };
+}
+
+/// $1 targets, $2 how many of each, $3 how many in all, $4 lease, $5 worker, $6 the beginning of all tokens.
+///
+/// What lapsed is given back by the same statement, which cannot take it as well; the first column says how many, so that
+/// the caller can come again. Twice as many are looked at as are wanted: another take may hold some of them.
+const TAKE: &str = concat!(
+    r"
+WITH RECURSIVE asked AS MATERIALIZED (
+  SELECT a.target, least(a.most, $3) AS most, t.tenant AS last
+  FROM unnest($1::text[], $2::integer[]) AS a(target, most) LEFT JOIN turn AS t ON t.target = a.target
+), lapsed AS (
+  UPDATE delivery AS d SET state = 'retry_wait', waits = true, due_at = statement_timestamp(), crashes = d.crashes + 1,
+    token = NULL, lease_until = NULL, error = 'its worker was gone before it ended'
+  FROM (SELECT id FROM delivery WHERE state = 'running' AND lease_until <= statement_timestamp()
+    ORDER BY lease_until LIMIT 500 FOR UPDATE SKIP LOCKED) AS o
+  WHERE d.id = o.id
+  RETURNING d.id, d.tries
+), crashed AS (
+  UPDATE attempt AS a SET ended_at = statement_timestamp(), class = 'crashed',
+    error = 'its worker was gone before it ended', excerpt = ''
+  FROM lapsed AS l WHERE a.delivery = l.id AND a.number = l.tries
+), walk(target, most, last, tenant, lap, due, visited, found) AS (
+  SELECT target, most, last, last, 0, false, 0, 0 FROM asked
+  UNION ALL
+  SELECT w.target, w.most, w.last, n.tenant, n.lap, n.due, w.visited + 1, w.found + n.due::integer
+  FROM walk AS w CROSS JOIN LATERAL (
+    (SELECT d.tenant, w.lap AS lap, d.due_at <= statement_timestamp() AS due FROM delivery AS d
+      WHERE d.target = w.target AND d.waits AND d.tenant > w.tenant ORDER BY d.tenant, d.due_at LIMIT 1)
+    UNION ALL
+    (SELECT d.tenant, 1, d.due_at <= statement_timestamp() FROM delivery AS d
+      WHERE w.lap = 0 AND d.target = w.target AND d.waits ORDER BY d.tenant, d.due_at LIMIT 1)
+    LIMIT 1
+  ) AS n
+  WHERE w.visited < 256 AND w.found < w.most AND NOT (n.lap = 1 AND w.last IS NOT NULL AND n.tenant > w.last)
+), tenants AS (
+  SELECT target, most, tenant, row_number() OVER (PARTITION BY target ORDER BY visited) AS place,
+    count(*) OVER (PARTITION BY target) AS tenants
+  FROM walk WHERE due
+), fair AS (
+  SELECT t.target, t.tenant, t.place, y.id, y.nth
+  FROM tenants AS t CROSS JOIN LATERAL (
+    SELECT x.id, row_number() OVER () AS nth FROM (
+      SELECT d.id FROM delivery AS d
+      WHERE d.target = t.target AND d.tenant = t.tenant AND d.waits AND d.due_at <= statement_timestamp() AND ",
+    first_of_its_lane!(),
+    r"
+      ORDER BY d.due_at, d.seq LIMIT (2 * t.most + t.tenants - 1) / t.tenants
+    ) AS x
+  ) AS y
+), rest AS (
+  SELECT a.target, NULL::text AS tenant, x.id, row_number() OVER () AS place
+  FROM asked AS a CROSS JOIN LATERAL (
+    SELECT d.id FROM delivery AS d
+    WHERE d.target = a.target AND d.waits AND d.due_at <= statement_timestamp() AND ",
+    first_of_its_lane!(),
+    r"
+    ORDER BY d.due_at, d.seq LIMIT 2 * a.most
+  ) AS x
+  WHERE (SELECT count(*) FROM fair AS f WHERE f.target = a.target) < a.most
+), ranked AS (
+  SELECT c.target, c.tenant, c.id, a.most, row_number() OVER (PARTITION BY c.target ORDER BY c.nth, c.place) AS turn
+  FROM (
+    SELECT target, tenant, id, nth, place FROM fair
+    UNION ALL
+    SELECT r.target, r.tenant, r.id, 1000000, r.place FROM rest AS r WHERE r.id NOT IN (SELECT id FROM fair)
+  ) AS c JOIN asked AS a ON a.target = c.target
+), held AS (
+  SELECT d.id, r.target, r.tenant, r.turn, r.most
+  FROM ranked AS r JOIN delivery AS d ON d.id = r.id
+  WHERE d.waits AND d.due_at <= statement_timestamp()
+  ORDER BY r.turn > r.most, r.turn, r.target LIMIT $3 FOR UPDATE OF d SKIP LOCKED
+), chosen AS (
+  SELECT id, target, tenant, turn, row_number() OVER (ORDER BY turn, target) AS n
+  FROM (SELECT *, row_number() OVER (PARTITION BY target ORDER BY turn) AS nth FROM held) AS h WHERE nth <= most
+), taken AS (
+  UPDATE delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, tries = d.tries + 1,
+    token = $6::bytea || int4send(c.n::integer * 4 + (d.lane IS NOT NULL)::integer
+      + 2 * (d.job IS NOT NULL OR d.letter IS NOT NULL)::integer),
+    lease_until = statement_timestamp() + $4 * interval '1 microsecond',
+    started_at = coalesce(d.started_at, statement_timestamp())
+  FROM chosen AS c WHERE d.id = c.id
+  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.tries, d.epoch, d.token, d.job,
+    coalesce(d.deliver_until <= statement_timestamp(), false) AS expired, c.n
+), begun AS (
+  INSERT INTO attempt (delivery, number, worker, epoch, started_at, job)
+  SELECT id, tries, $5, epoch, statement_timestamp(), job FROM taken
+), last AS (
+  SELECT DISTINCT ON (target) target, tenant FROM chosen WHERE tenant IS NOT NULL ORDER BY target, turn DESC
+), first_turn AS (
+  INSERT INTO turn (target, tenant) SELECT l.target, l.tenant FROM last AS l
+  WHERE NOT EXISTS (SELECT FROM turn AS t WHERE t.target = l.target) ON CONFLICT DO NOTHING
+), next_turn AS (
+  UPDATE turn AS t SET tenant = l.tenant
+  FROM (SELECT target FROM turn WHERE target = ANY($1) FOR UPDATE SKIP LOCKED) AS o, last AS l
+  WHERE t.target = o.target AND l.target = o.target AND t.tenant <> l.tenant
+)
+SELECT (SELECT count(*) FROM lapsed), w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type,
+  e.headers::text, w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
+  w.expired
+FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN event AS e ON e.id = w.event) ON true
+ORDER BY w.n"
+);
+
+/// What an earlier try of the same call took: its answer was lost.
+const TAKEN: &str = r"
+SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
+  w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
+  coalesce(w.deliver_until <= statement_timestamp(), false)
+FROM delivery AS w JOIN event AS e ON e.id = w.event
+WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token";
+
+const RENEW: &str = r"
+UPDATE delivery AS d SET lease_until = statement_timestamp() + $3 * interval '1 microsecond'
+FROM unnest($1::bytea[], $2::bytea[]) AS h(id, token)
+WHERE d.id = h.id AND d.token = h.token AND d.state = 'running'
+RETURNING d.id, d.token";
+
+const NEXT_DUE: &str = concat!(
+    r"
+SELECT (extract(epoch FROM min(x.at) - statement_timestamp()) * 1000000)::bigint
+FROM unnest($1::text[]) AS a(target) CROSS JOIN LATERAL (
+  (SELECT d.due_at AS at FROM delivery AS d WHERE d.target = a.target AND d.waits AND ",
+    first_of_its_lane!(),
+    r" ORDER BY d.due_at, d.seq LIMIT 1)
+  UNION ALL
+  (SELECT d.lease_until FROM delivery AS d WHERE d.state = 'running' AND d.target = a.target
+    ORDER BY d.lease_until LIMIT 1)
+) AS x"
+);
+
+/// What a token says beside who holds it: the last bits, so that a settle knows what it has to do.
+pub(super) const IN_A_LANE: u128 = 1;
+/// As [`IN_A_LANE`]: there is a dead letter, or a job that released it.
+pub(super) const REPLAYED: u128 = 2;
+
+/// One question for work.
+struct Ask<'a> {
+    worker: &'a str,
+    targets: Vec<(&'a str, u32)>,
+    limit: u32,
+    lease: Duration,
+    token: [u8; 12],
+    /// Set once it was asked: the next try looks whether that was executed.
+    asked: AtomicBool,
+}
+
+pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
+    check_text("the name of a worker", &take.worker)?;
+    let mut caps: HashMap<&str, u32> = HashMap::new();
+    for (target, most) in &take.targets {
+        check_text("the name of a target", target)?;
+        caps.insert(target, *most);
+    }
+    let mut all: Vec<Work> = Vec::new();
+    let mut more = false;
+    let mut again = 3;
+    loop {
+        let left = take.limit.saturating_sub(u32::try_from(all.len()).unwrap_or(u32::MAX));
+        let mut targets: Vec<(&str, u32)> =
+            caps.iter().map(|(target, most)| (*target, *most)).filter(|(_, most)| *most > 0).collect();
+        targets.sort_unstable();
+        if left == 0 || targets.is_empty() {
+            return Ok(all);
+        }
+        let ask = Ask {
+            worker: &take.worker,
+            targets,
+            limit: left,
+            lease: take.lease,
+            token: rand::random(),
+            asked: AtomicBool::new(false),
+        };
+        let (lapsed, works) =
+            shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(take_once(s, c, a))).await?;
+        for work in &works {
+            if let Some(most) = caps.get_mut(work.target.as_str()) {
+                *most -= 1;
+            }
+        }
+        let found = !works.is_empty();
+        all.extend(works);
+        if lapsed > 0 {
+            more = true;
+        } else if found || !more || again == 0 {
+            return Ok(all);
+        } else {
+            // What was just given back is held for a moment by its late worker, who is being told that it has lost it.
+            again -= 1;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+async fn take_once(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    ask: &Ask<'_>,
+) -> Result<(i64, Vec<Work>), Fault> {
+    if ask.asked.swap(true, Ordering::Relaxed) {
+        let taken = shared.query(TAKEN).bind(ask.token.as_slice()).fetch_all(&mut *connection).await;
+        let taken = taken.map_err(|error| shared.explain(&error))?;
+        if !taken.is_empty() {
+            return read(shared, &taken);
+        }
+    }
+    let query = shared
+        .query(TAKE)
+        .bind(ask.targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
+        .bind(ask.targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
+        .bind(integer(ask.limit))
+        .bind(micros(ask.lease))
+        .bind(ask.worker)
+        .bind(ask.token.as_slice());
+    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    read(shared, &rows)
+}
+
+fn read(shared: &Shared, rows: &[PgRow]) -> Result<(i64, Vec<Work>), Fault> {
+    let mut lapsed = 0;
+    let mut works = Vec::with_capacity(rows.len());
+    for row in rows {
+        let columns = Columns::new(shared, row);
+        lapsed = columns.get(0)?;
+        if let Some(delivery) = columns.bytes_or_none(1)? {
+            works.push(work(columns, DeliveryId::from_bytes(delivery))?);
+        }
+    }
+    Ok((lapsed, works))
+}
+
+fn work(columns: Columns<'_>, delivery: DeliveryId) -> Result<Work, Fault> {
+    Ok(Work {
+        holding: Holding { delivery, token: u128::from_be_bytes(columns.bytes(14)?) },
+        event: EventId::from_bytes(columns.word(3, EventKind::from_name)?, columns.bytes(2)?),
+        target: columns.get(4)?,
+        tenant: columns.get(5)?,
+        event_type: columns.get(6)?,
+        payload: Bytes::from(columns.get::<Vec<u8>>(7)?),
+        content_type: columns.get(8)?,
+        headers: columns.json(9)?,
+        attempt: columns.count(10)?,
+        crashes: columns.count(11)?,
+        epoch: columns.count(12)?,
+        request_id: request_id(delivery, columns.count(13)?),
+        trace: Trace { request_id: columns.get(16)?, traceparent: columns.get(17)? },
+        accepted_at: columns.time(18)?,
+        expired: columns.get(19)?,
+        job: columns.bytes_or_none(15)?.map(JobId::from_bytes),
+    })
+}
+
+pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) -> Result<Vec<Said>, Error> {
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    let arguments = (held, lease);
+    let kept = shared.call(Shape::Statement, &arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
+    Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
+}
+
+async fn renew_once(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    (held, lease): &(&[Holding], Duration),
+) -> Result<Vec<Holding>, Fault> {
+    let query = shared
+        .query(RENEW)
+        .bind(held.iter().map(|held| held.delivery.to_bytes()).collect::<Vec<_>>())
+        .bind(held.iter().map(|held| held.token.to_be_bytes()).collect::<Vec<_>>())
+        .bind(micros(*lease));
+    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    rows.iter()
+        .map(|row| {
+            let columns = Columns::new(shared, row);
+            let delivery = DeliveryId::from_bytes(columns.bytes(0)?);
+            Ok(Holding { delivery, token: u128::from_be_bytes(columns.bytes(1)?) })
+        })
+        .collect()
+}
+
+pub(super) async fn next_due(shared: &Shared, targets: &[String]) -> Result<Option<Duration>, Error> {
+    shared.call(Shape::Read, targets, |s, c, t| Box::pin(next_due_once(s, c, t))).await
+}
+
+async fn next_due_once(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    targets: &[String],
+) -> Result<Option<Duration>, Fault> {
+    let query = shared.query(NEXT_DUE).bind(targets);
+    let row = query.fetch_one(connection).await.map_err(|error| shared.explain(&error))?;
+    let left: Option<i64> = Columns::new(shared, &row).get(0)?;
+    // One that is due already has waited for less than nothing.
+    Ok(left.map(|left| Duration::from_micros(u64::try_from(left).unwrap_or(0))))
+}

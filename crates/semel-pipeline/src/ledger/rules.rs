@@ -1,0 +1,50 @@
+//! What every ledger decides in the same way.
+
+use crate::delivery::State;
+use crate::letter::Status;
+use crate::replay::{Action, Mode, NewJob, Pace};
+
+/// What a replay does with a delivery that stands here, and why.
+pub(super) fn verdict(state: State, letter: Option<Status>, mode: Mode) -> (Action, &'static str) {
+    match (letter, state, mode) {
+        (Some(Status::Discarded), ..) => (Action::Conflict, "its letter was discarded: restore it first"),
+        (_, State::Replaying, _) => (Action::Conflict, "another job has released it"),
+        (_, State::Running, _) => (Action::Conflict, "it is in flight"),
+        (_, State::Idle | State::Queued | State::RetryWait, _) => {
+            (Action::Conflict, "it has not ended: it is still tried by itself")
+        }
+        (_, State::Cancelled, _) => (Action::Conflict, "it was cancelled"),
+        (Some(Status::Replaying), State::Dlq, _) => (Action::Conflict, "another job replays it as new"),
+        (_, State::Done, Mode::Resume) => (Action::Skip, "it was delivered"),
+        (_, State::Dlq | State::Blocked, Mode::Resume) => {
+            (Action::Run, "it failed: tried again under its key")
+        }
+        (_, State::Dlq | State::Blocked | State::Done, Mode::ReExecute) => {
+            (Action::Run, "a new epoch: its effect happens again")
+        }
+        (_, State::Dlq | State::Blocked | State::Done, Mode::AsNew) => {
+            (Action::Run, "as a new event under a key of its own")
+        }
+    }
+}
+
+/// Whether a job can be made, or a sentence that says why not.
+pub(super) fn check_job(job: &NewJob) -> Result<(), String> {
+    if job.mode == Mode::ReExecute && job.reason.as_ref().is_none_or(|reason| reason.trim().is_empty()) {
+        return Err(
+            "a replay that executes again needs a reason: say why the effect shall happen twice".to_owned()
+        );
+    }
+    check_pace(&job.pace)
+}
+
+/// Whether a job can go at this pace, or a sentence that says why not.
+pub(super) fn check_pace(pace: &Pace) -> Result<(), String> {
+    if pace.concurrency == 0 {
+        return Err("a job with a concurrency of 0 would never release anything: give at least 1".to_owned());
+    }
+    if !(pace.rate >= 0.0 && pace.rate.is_finite() && pace.pause_above.is_finite()) {
+        return Err("the rate of a job is 0 (no limit) or more, and its ratio a number".to_owned());
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! The outbox in PostgreSQL: an event published inside a transaction of the caller's, on the caller's own connection.
+//!
+//! ```no_run
+//! # async fn example(pool: sqlx::PgPool) -> Result<(), sqlx::Error> {
+//! use semel_pipeline::outbox::{Published, postgres::publish_in};
+//!
+//! let mut transaction = pool.begin().await?;
+//! sqlx::query("INSERT INTO paid VALUES (17)").execute(&mut *transaction).await?;
+//! publish_in(&mut transaction, &Published::new("order.paid", "order-17", r#"{"order":17}"#)).await?;
+//! transaction.commit().await?;
+//! # Ok(()) }
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::secret::Secret;
+use semel::time::{Clock as _, SystemClock};
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use super::{Published, Relayed, Route};
+use crate::id::{EventId, EventKind};
+use crate::ledger::{Error, PostgresLedger};
+
+/// The stream that letters of refused events name as their source.
+pub const STREAM: &str = "outbox";
+
+/// Publishes an event inside a transaction of the caller's, into the outbox of the ledger in the schema `semel` of the same
+/// database. See [`Outbox::publish_in`].
+///
+/// # Errors
+/// What PostgreSQL said.
+pub async fn publish_in(transaction: &mut PgConnection, event: &Published) -> Result<EventId, sqlx::Error> {
+    Outbox::default().publish_in(transaction, event).await
+}
+
+/// The outbox of a ledger, for callers that publish into it.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    statement: Arc<str>,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self::in_schema("semel")
+    }
+}
+
+impl Outbox {
+    /// The outbox of the ledger in this schema.
+    pub fn in_schema(schema: &str) -> Self {
+        let quoted = schema.replace('"', "\"\"");
+        let literal = schema.replace('\'', "''");
+        // The same word of many in one transaction is said once.
+        let statement = format!(
+            "WITH published AS (INSERT INTO \"{quoted}\".outbox (id, event, payload, published_at) \
+             VALUES ($1, $2::json, $3, statement_timestamp()) RETURNING 1) \
+             SELECT pg_notify('{literal}_ledger', 'outbox') FROM published"
+        );
+        Self { statement: statement.into() }
+    }
+
+    /// Publishes an event inside a transaction, whatever schema the caller's own tables are in. It is relayed once that
+    /// transaction is committed, and never if it is rolled back. Answers the id that the event has if it is the first under
+    /// its dedupe key. One round trip.
+    ///
+    /// The caller's user needs `USAGE` on the ledger's schema and `INSERT` on its table `outbox`, nothing else.
+    ///
+    /// # Errors
+    /// What PostgreSQL said; the transaction has then failed, as after any statement of the caller's own.
+    pub async fn publish_in(
+        &self,
+        transaction: &mut PgConnection,
+        event: &Published,
+    ) -> Result<EventId, sqlx::Error> {
+        // Only for the id: the ledger counts time from when it accepts the event.
+        let id = EventId::new(EventKind::Event, SystemClock.now());
+        let text = serde_json::to_string(event).expect("an event is plain data");
+        sqlx::query(AssertSqlSafe(Arc::clone(&self.statement)))
+            .bind(id.to_bytes())
+            .bind(text)
+            .bind(event.payload.as_ref())
+            .fetch_all(transaction)
+            .await?;
+        Ok(id)
+    }
+}
+
+/// Brings what was published into the ledger. Any number of them, in any number of processes: one works at a time.
+pub struct Relay {
+    ledger: Arc<PostgresLedger>,
+    secret: Secret,
+    route: Box<dyn Route>,
+}
+
+impl Relay {
+    /// A relay into `ledger`. `route` says who wants an event, `secret` is the deployment's.
+    pub fn new(ledger: Arc<PostgresLedger>, secret: Secret, route: impl Route) -> Self {
+        Self { ledger, secret, route: Box::new(route) }
+    }
+
+    /// Relays at most `limit` events, the oldest first: they are accepted and leave the outbox in one transaction, so
+    /// each is relayed once, whatever happens meanwhile. One whose dedupe key is none, or belongs to other bytes, becomes
+    /// a dead letter. Cancel-safe.
+    ///
+    /// # Errors
+    /// What the ledger says. Nothing has left the outbox then, or its fate is unknown and the next call goes on from it.
+    pub async fn run_once(&self, limit: u32) -> Result<Relayed, Error> {
+        let place = |id, event: Published| {
+            let targets = self.route.targets(&event);
+            event.into_event(id, &self.secret, targets)
+        };
+        self.ledger.relay(limit, &place).await
+    }
+
+    /// Relays until it is dropped: at once where somebody publishes, and every `interval` anyway.
+    pub async fn run(&self, interval: Duration) {
+        loop {
+            match self.run_once(256).await {
+                Ok(relayed) if relayed.total() > 0 => continue,
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; it is tried again"),
+            }
+            self.ledger.published(interval).await;
+        }
+    }
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}

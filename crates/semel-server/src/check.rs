@@ -1,0 +1,165 @@
+//! `semel check`: runs storyboards and suites against a target.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use semel_check::{
+    Error, Options, Paint, Progress, Report, Runner, SUITES, Storyboard, Telling, json, junit, pretty, suite,
+    template,
+};
+use serde_json::Value;
+
+use crate::cli::{CheckArgs, Format};
+
+/// Something that was asked of the target failed.
+const FAILED: u8 = 1;
+/// The file, the target or what was typed cannot be used: nothing was graded.
+const UNUSABLE: u8 = 2;
+
+/// Runs the command. 0: nothing failed; 1: something did; 2: nothing could be graded.
+pub(crate) fn run(args: &CheckArgs) -> ExitCode {
+    match check(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(UNUSABLE)
+        }
+    }
+}
+
+fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
+    if args.list {
+        print(&list());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(name) = &args.new {
+        write_template(name)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let storyboards = storyboards(args)?;
+    if args.print {
+        for name in &args.suite {
+            if let Some(suite) = SUITES.iter().find(|suite| suite.name == name) {
+                print(suite.text);
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if storyboards.is_empty() {
+        return Err(Error::Setting(
+            "semel check: expected a FILE, or --suite NAME (--list shows them)".to_owned(),
+        ));
+    }
+    let Some(target) = &args.target else {
+        return Err(Error::Setting("semel check: expected --target URL".to_owned()));
+    };
+    let mut options = Options::new(target);
+    options.auth.clone_from(&args.auth);
+    options.other_auth.clone_from(&args.other_auth);
+    options.restart.clone_from(&args.restart);
+    options.roots.clone_from(&args.ca);
+    options.timeout = Duration::from_secs(args.timeout);
+    for pair in &args.set {
+        let Some((name, value)) = pair.split_once('=') else {
+            return Err(Error::Setting(format!("--set {pair:?}: expected NAME=VALUE")));
+        };
+        // JSON where it is JSON, else a text.
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        options.set.insert(name.to_owned(), value);
+    }
+    let runner = Runner::new(options)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Error::Setting(format!("no runtime: {error}")))?;
+    let bar = Bar::new();
+    let report = runtime.block_on(runner.run(&storyboards, &|progress| bar.show(progress)));
+    bar.clear();
+    let report = report?;
+    print(&told(&report, args));
+    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn told(report: &Report, args: &CheckArgs) -> String {
+    match args.format {
+        Format::Json => format!("{}\n", json(report)),
+        Format::Junit => junit(report),
+        Format::Pretty => {
+            let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            let paint = if coloured { Paint::Coloured } else { Paint::Plain };
+            let telling = if args.explain { Telling::Explained } else { Telling::Short };
+            pretty(report, paint, telling)
+        }
+    }
+}
+
+fn storyboards(args: &CheckArgs) -> Result<Vec<Storyboard>, Error> {
+    let mut storyboards = Vec::new();
+    for name in &args.suite {
+        let Some(suite) = suite(name) else {
+            let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+            return Err(Error::Setting(format!("--suite {name:?}: expected one of {}", known.join(", "))));
+        };
+        storyboards.push(suite);
+    }
+    for file in &args.files {
+        storyboards.push(Storyboard::read(file)?);
+    }
+    Ok(storyboards)
+}
+
+fn list() -> String {
+    let mut text = String::new();
+    for known in SUITES {
+        if let Some(storyboard) = suite(known.name) {
+            text.push_str(&format!("{:<18}{}\n", known.name, storyboard.title));
+        }
+    }
+    text
+}
+
+fn write_template(name: &str) -> Result<(), Error> {
+    let stem = name.strip_suffix(".yaml").unwrap_or(name);
+    let id = Path::new(stem).file_name().map_or(stem, |name| name.to_str().unwrap_or(stem));
+    let file = PathBuf::from(format!("{stem}.yaml"));
+    let shown = file.display().to_string();
+    let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&file);
+    let written = created.and_then(|mut file| file.write_all(template(id).as_bytes()));
+    written.map_err(|source| Error::Unreadable { file: shown.clone(), source })?;
+    print(&format!("{shown} written; run it: semel check {shown} --target URL --auth TOKEN\n"));
+    Ok(())
+}
+
+/// Standard output may be a pipe that nobody reads any more.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// A bar on standard error, where that is a terminal.
+struct Bar {
+    shown: bool,
+}
+
+impl Bar {
+    fn new() -> Self {
+        Self { shown: std::io::stderr().is_terminal() }
+    }
+
+    fn show(&self, progress: Progress<'_>) {
+        const WIDTH: usize = 24;
+        if !self.shown {
+            return;
+        }
+        let filled = (progress.done * WIDTH).checked_div(progress.total).unwrap_or(0);
+        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(WIDTH - filled));
+        let (phase, step) = progress.next;
+        eprint!("\r\x1b[2K{bar} {}/{} {phase}/{step}", progress.done, progress.total);
+        let _ = std::io::stderr().flush();
+    }
+
+    fn clear(&self) {
+        if self.shown {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}

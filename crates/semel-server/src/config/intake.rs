@@ -1,0 +1,219 @@
+//! What comes in: streams (`[[source]]`), and the gate before triggers (`[gate]`).
+
+use std::time::Duration;
+
+use semel_pipeline::gate::{GateMode, Limit};
+
+use super::problem::Problems;
+use super::reader::Table;
+use super::secrets::{self, Environment};
+use super::values::{choice, count, duration, text};
+
+/// Streams, and the gate.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Intake {
+    pub(crate) sources: Vec<Source>,
+    pub(crate) gate: Gate,
+}
+
+/// A stream that events come from.
+#[derive(Clone)]
+pub(crate) struct Source {
+    /// It may hold a password.
+    pub(crate) url: String,
+    pub(crate) stream: String,
+    pub(crate) group: String,
+    pub(crate) at_once: usize,
+    pub(crate) min_idle: Duration,
+    pub(crate) ca: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL is compared when a config is read anew, and shown to nobody.
+        let url = blake3::hash(self.url.as_bytes());
+        let Self { stream, group, at_once, min_idle, .. } = self;
+        f.debug_struct("Source").field("url", &url).field("of", &(stream, group, at_once, min_idle)).finish()
+    }
+}
+
+/// The gate before triggers, and the buffer behind it.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) mode: GateMode,
+    pub(crate) tenant: Limit,
+    pub(crate) global: Option<Limit>,
+    /// Where bursts are kept. It may hold a password.
+    pub(crate) buffer: Option<String>,
+    pub(crate) ca: Option<Vec<u8>>,
+    pub(crate) prefix: String,
+    /// At most so many buffered runs of one tenant.
+    pub(crate) capacity: u64,
+    /// How long a trigger waits for another with the same key.
+    pub(crate) wait: Duration,
+    /// How long a claim on a key stands without a heartbeat.
+    pub(crate) lease: Duration,
+    pub(crate) drainers: usize,
+    pub(crate) batch: u32,
+    pub(crate) rest: Duration,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            mode: GateMode::Off,
+            tenant: Limit::default(),
+            global: None,
+            buffer: None,
+            ca: None,
+            prefix: "semel:burst".to_owned(),
+            capacity: 100_000,
+            wait: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            drainers: 2,
+            batch: 100,
+            rest: Duration::ZERO,
+        }
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let buffer = self.buffer.as_ref().map(|url| blake3::hash(url.as_bytes()));
+        let Self { mode, tenant, global, prefix, capacity, wait, lease, drainers, batch, rest, .. } = self;
+        let limits = (mode, tenant, global, prefix, capacity);
+        f.debug_struct("Gate")
+            .field("buffer", &buffer)
+            .field("limits", &limits)
+            .field("pace", &(wait, lease, drainers, batch, rest))
+            .finish()
+    }
+}
+
+impl Intake {
+    /// Reads both. `ledger` is whether there is one: without it nothing can come in.
+    pub(super) fn read(root: &mut Table<'_>, ledger: bool, environment: &Environment<'_>) -> Self {
+        let problems = root.problems();
+        let sources = sources(root, environment);
+        if !ledger && !sources.is_empty() {
+            problems.whole(
+                "[[source]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                 embedded:PATH or postgres://…"
+                    .to_owned(),
+            );
+        }
+        Self { sources, gate: Gate::read(root, environment) }
+    }
+
+    /// What a reload cannot change, in a form that can only be compared.
+    pub(super) fn fixed(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+/// A Redis URL, as text or as a secret.
+fn redis_url(table: &mut Table<'_>, key: &'static str, environment: &Environment<'_>) -> Option<String> {
+    let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
+    let (url, span) = match is_secret {
+        true => secrets::read(table, key, environment)?,
+        false => table.located(key, text).map(|url| (url.value, url.span))?,
+    };
+    match url.split_once("://") {
+        Some((
+            "redis" | "rediss" | "redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel",
+            _,
+        )) => Some(url),
+        _ => {
+            table.problems().at(
+                &span,
+                format!("{key}: expected redis://…, rediss://…, redis-cluster://… or redis-sentinel://…"),
+            );
+            None
+        }
+    }
+}
+
+fn ca(table: &mut Table<'_>, problems: &Problems<'_>) -> Option<Vec<u8>> {
+    let path = table.located("ca", text)?;
+    match std::fs::read(&path.value) {
+        Ok(pem) => Some(pem),
+        Err(error) => {
+            problems.at(&path.span, format!("ca: {} cannot be read: {error}", path.value));
+            None
+        }
+    }
+}
+
+fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<Source> {
+    let problems = root.problems();
+    let mut sources: Vec<Source> = Vec::new();
+    for mut table in root.tables("source") {
+        let kind = table.need("kind", choice(&[("redis-stream", ())]));
+        let url = redis_url(&mut table, "url", environment);
+        if url.is_none() && !table.has("url") {
+            table.need("url", text);
+        }
+        let stream = table.located("stream", text);
+        if stream.is_none() && !table.has("stream") {
+            table.need("stream", text);
+        }
+        let group = table.get("group", text).unwrap_or_else(|| "semel".to_owned());
+        let at_once = table.get("at_once", count(1, 10_000)).unwrap_or(500);
+        let min_idle = table.get("min_idle", duration).unwrap_or(Duration::from_secs(30));
+        let ca = ca(&mut table, problems);
+        table.done();
+        let (Some(()), Some(url), Some(stream)) = (kind, url, stream) else { continue };
+        if sources
+            .iter()
+            .any(|known| (&known.url, &known.stream, &known.group) == (&url, &stream.value, &group))
+        {
+            problems.at(&stream.span, "stream: this stream and group are named twice");
+        }
+        let at_once = usize::try_from(at_once).unwrap_or(usize::MAX);
+        sources.push(Source { url, stream: stream.value, group, at_once, min_idle, ca });
+    }
+    sources
+}
+
+impl Gate {
+    fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Self {
+        let problems = root.problems();
+        let mut gate = Self::default();
+        let Some(mut table) = root.table("gate") else { return gate };
+        let modes = [("off", GateMode::Off), ("shadow", GateMode::Shadow), ("on", GateMode::On)];
+        let mode = table.located("mode", choice(&modes));
+        gate.tenant = limit(&mut table, gate.tenant);
+        gate.buffer = redis_url(&mut table, "buffer", environment);
+        gate.ca = ca(&mut table, problems);
+        gate.prefix = table.get("prefix", text).unwrap_or(gate.prefix);
+        gate.capacity = table.get("capacity", count(1, 100_000_000)).unwrap_or(gate.capacity);
+        gate.wait = table.get("wait", duration).unwrap_or(gate.wait);
+        gate.lease = table.get("lease", duration).unwrap_or(gate.lease);
+        let drainers = table.get("drainers", count(0, 64));
+        gate.drainers = drainers.map_or(gate.drainers, |count| usize::try_from(count).unwrap_or(0));
+        let batch = table.get("batch", count(1, 10_000));
+        gate.batch = batch.map_or(gate.batch, |count| u32::try_from(count).unwrap_or(u32::MAX));
+        gate.rest = table.get("rest", duration).unwrap_or(gate.rest);
+        if let Some(mut global) = table.table("global") {
+            gate.global = Some(limit(&mut global, Limit { threshold: 1000, ..Limit::default() }));
+            global.done();
+        }
+        if let Some(mode) = mode {
+            gate.mode = mode.value;
+            if mode.value != GateMode::Off && gate.buffer.is_none() {
+                problems.at(&mode.span, "mode: a gate needs a `buffer`, such as \"redis://127.0.0.1:6379\"");
+            }
+        }
+        table.done();
+        gate
+    }
+}
+
+fn limit(table: &mut Table<'_>, usual: Limit) -> Limit {
+    let threshold = table.get("threshold", count(0, u64::from(u32::MAX)));
+    Limit {
+        threshold: threshold.map_or(usual.threshold, |count| u32::try_from(count).unwrap_or(u32::MAX)),
+        window: table.get("window", duration).unwrap_or(usual.window),
+        hold: table.get("hold", duration).unwrap_or(usual.hold),
+    }
+}

@@ -1,0 +1,144 @@
+//! What brings things into the ledger of a running server: triggers with their gate and buffer, drainers, streams, and the
+//! replay of what failed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use semel::Engine;
+use semel::secret::Secret;
+use semel::store::{RedisClient, RedisStore};
+use semel_pipeline::buffer::{Buffer, Depth};
+use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
+use semel_pipeline::gate::Gate;
+use semel_pipeline::ledger::Ledger;
+use semel_pipeline::replayer::Replayer;
+use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
+use semel_pipeline::target::Registry;
+use semel_pipeline::trigger::{Burst, Triggers};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::config;
+
+/// What brings things in.
+pub(crate) struct Intake {
+    pub(crate) triggers: Arc<Triggers>,
+    pub(crate) drains: Arc<DrainCounters>,
+    /// By the name of their stream.
+    pub(crate) sources: Vec<(String, Arc<SourceCounters>)>,
+    /// As it was last counted.
+    pub(crate) depth: parking_lot::Mutex<Depth>,
+    stop: watch::Sender<bool>,
+    tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Intake {
+    /// Starts everything that the config names.
+    ///
+    /// # Errors
+    /// A Redis that cannot be used, or a name that is none.
+    pub(crate) async fn start(
+        settings: &config::Intake,
+        ledger: &Arc<dyn Ledger>,
+        registry: &Registry,
+        secret: &Arc<Secret>,
+    ) -> anyhow::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let mut tasks = vec![tokio::spawn(Replayer::new(Arc::clone(ledger)).run(stopped.clone()))];
+        let gate = &settings.gate;
+        let drains = Arc::new(DrainCounters::default());
+        let burst = burst(gate, secret).await?;
+        if let Some(burst) = &burst {
+            let pace = Pace { batch: gate.batch, rest: gate.rest, ..Pace::default() };
+            for _ in 0..gate.drainers {
+                let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(ledger));
+                let drainer = Drainer::new(buffer, ledger, pace, Arc::clone(&drains));
+                tasks.push(tokio::spawn(drainer.run(stopped.clone())));
+            }
+            tracing::info!(target: "semel", buffer = burst.buffer.name(), mode = ?gate.mode, drainers = gate.drainers, "bursts of triggers are buffered here");
+        }
+        let triggers =
+            Triggers::new(Arc::clone(ledger), Arc::clone(secret), burst).wait(gate.wait).lease(gate.lease);
+        let mut sources = Vec::new();
+        for source in &settings.sources {
+            let counters = Arc::new(SourceCounters::default());
+            let mut builder = RedisStream::builder(&source.url, &source.stream, &source.group)
+                .at_once(source.at_once)
+                .min_idle(source.min_idle);
+            if let Some(pem) = &source.ca {
+                builder = builder.root_certificate(pem.clone());
+            }
+            let stream = builder.build().with_context(|| format!("the stream {:?}", source.stream))?;
+            tracing::info!(target: "semel", source = source.stream, group = source.group, consumer = stream.consumer(), "events come from here");
+            let targets = registry.clone();
+            let routes = Arc::new(move |event_type: &str| targets.current().wanting(event_type));
+            let pump =
+                Pump::new(stream, Arc::clone(ledger), Arc::clone(secret), routes, Arc::clone(&counters))
+                    .renew_every(source.min_idle / 3);
+            tasks.push(tokio::spawn(pump.run(stopped.clone())));
+            sources.push((source.stream.clone(), counters));
+        }
+        let tasks = parking_lot::Mutex::new(tasks);
+        Ok(Self {
+            triggers: Arc::new(triggers),
+            drains,
+            sources,
+            depth: parking_lot::Mutex::default(),
+            stop,
+            tasks,
+        })
+    }
+
+    /// Counts what is buffered, for the metrics.
+    pub(crate) async fn count(&self) {
+        let Some(burst) = self.triggers.burst() else { return };
+        let counted = async {
+            let mut all = Depth::default();
+            for tenant in burst.buffer.tenants().await? {
+                let depth = burst.buffer.depth(&tenant).await?;
+                all.queued += depth.queued;
+                all.leased += depth.leased;
+                all.oldest = all.oldest.max(depth.oldest);
+            }
+            Ok::<Depth, semel::store::Error>(all)
+        };
+        match counted.await {
+            Ok(depth) => *self.depth.lock() = depth,
+            Err(error) => tracing::debug!(target: "semel", %error, "the buffer was not counted"),
+        }
+    }
+
+    /// Ends it: turns that have begun are finished, what was read and not acknowledged comes again.
+    pub(crate) async fn stop(&self, limit: Duration) {
+        // Without receivers there is nobody left to tell.
+        let _ = self.stop.send(true);
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        let ended = async {
+            for task in tasks {
+                let _ = task.await;
+            }
+        };
+        // What does not end in time is ended with the process, which loses nothing.
+        let _ = tokio::time::timeout(limit, ended).await;
+    }
+}
+
+async fn burst(gate: &config::Gate, secret: &Arc<Secret>) -> anyhow::Result<Option<Burst>> {
+    let Some(url) = &gate.buffer else { return Ok(None) };
+    let mut client = RedisClient::builder(url.clone());
+    let mut store = RedisStore::builder(url).prefix(&format!("{}:claims", gate.prefix));
+    if let Some(pem) = &gate.ca {
+        client = client.root_certificate(pem.clone());
+        store = store.root_certificate(pem.clone());
+    }
+    let client = client.build().context("the buffer of [gate]")?;
+    let store = store.connect().await.context("the buffer of [gate]")?;
+    for warning in store.warnings() {
+        tracing::warn!(target: "semel", "the buffer of [gate]: {warning}");
+    }
+    let claims = Engine::builder(store).secret((**secret).clone()).lease(gate.lease).build()?;
+    let buffer = Arc::new(Buffer::new(client, gate.prefix.clone(), gate.capacity));
+    let gate = Arc::new(Gate::new(Arc::clone(&buffer), gate.mode, gate.tenant, gate.global));
+    Ok(Some(Burst { claims, buffer, gate }))
+}

@@ -1,0 +1,106 @@
+//! What is counted of what comes in: triggers, their gate and buffer, drainers, streams (G16).
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use semel_pipeline::gate::Why;
+
+use super::head;
+use crate::intake::Intake;
+
+/// Writes a family of counters that differ in one label.
+fn family(text: &mut String, metric: &str, help: &str, label: &str, counts: &[(&str, &AtomicU64)]) {
+    head(text, metric, "counter", help);
+    for (value, count) in counts {
+        let _ = writeln!(text, "{metric}{{{label}=\"{value}\"}} {}", count.load(Ordering::Relaxed));
+    }
+}
+
+/// All of it, as Prometheus reads it.
+pub(super) fn write(text: &mut String, intake: &Intake) {
+    let triggers = intake.triggers.counters();
+    let claims = [
+        ("won", &triggers.won),
+        ("resolved", &triggers.resolved),
+        ("timed_out", &triggers.timed_out),
+        ("failed_open", &triggers.failed_open),
+        ("unpublished", &triggers.unpublished),
+    ];
+    family(
+        text,
+        "semel_trigger_claims_total",
+        "Claims on the keys of triggers, by how they ended.",
+        "outcome",
+        &claims,
+    );
+    let ways = [("ledger", &triggers.direct), ("buffer", &triggers.buffered)];
+    family(text, "semel_triggers_total", "Triggers, by where they went.", "to", &ways);
+    if let Some(burst) = intake.triggers.burst() {
+        head(text, "semel_gate_decisions_total", "counter", "What the gate decided, by why.");
+        for why in Why::ALL {
+            let count = burst.gate.counters().count(why);
+            let _ = writeln!(text, "semel_gate_decisions_total{{reason=\"{}\"}} {count}", why.as_str());
+        }
+        let waiters = burst.claims.waiters();
+        head(text, "semel_trigger_waiters", "gauge", "Triggers that wait for another with the same key.");
+        let _ = writeln!(text, "semel_trigger_waiters {waiters}");
+        let drains = &intake.drains;
+        let ends = [
+            ("drained", &drains.drained),
+            ("collided", &drains.collided),
+            ("dead", &drains.dead),
+            ("given_back", &drains.given_back),
+            ("reclaimed", &drains.reclaimed),
+            ("refused_change", &drains.refused_changes),
+            ("failure", &drains.failures),
+        ];
+        family(
+            text,
+            "semel_buffer_drained_total",
+            "Buffered runs, by what became of them.",
+            "outcome",
+            &ends,
+        );
+        let depth = *intake.depth.lock();
+        for (metric, help, value) in [
+            ("semel_buffer_queued", "Runs that wait in the buffer.", depth.queued as f64),
+            (
+                "semel_buffer_in_transit",
+                "Runs on their way from the buffer to the ledger.",
+                depth.leased as f64,
+            ),
+            (
+                "semel_buffer_oldest_seconds",
+                "How long the oldest buffered run has been there.",
+                depth.oldest.as_secs_f64(),
+            ),
+        ] {
+            head(text, metric, "gauge", help);
+            let _ = writeln!(text, "{metric} {value}");
+        }
+    }
+    if !intake.sources.is_empty() {
+        head(text, "semel_source_messages_total", "counter", "Messages of streams, by what became of them.");
+    }
+    for (stream, counted) in &intake.sources {
+        let counts = [
+            ("read", &counted.read),
+            ("accepted", &counted.accepted),
+            ("duplicate", &counted.duplicates),
+            ("rejected", &counted.rejected),
+            ("reclaimed", &counted.reclaimed),
+            ("lost", &counted.lost),
+            ("began_anew", &counted.began_anew),
+            ("failure", &counted.failures),
+        ];
+        // The stream's name is the operator's word.
+        let stream = stream.replace(['"', '\\', '\n'], "_");
+        for (outcome, count) in counts {
+            let count = count.load(Ordering::Relaxed);
+            let _ = writeln!(
+                text,
+                "semel_source_messages_total{{stream=\"{stream}\",outcome=\"{outcome}\"}} {count}"
+            );
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Who is told of attempts: the counters, and a collector of traces where there is one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::target::Sampled;
+use semel_pipeline::worker::{Attempted, Observer};
+
+use crate::metrics::Deliveries;
+use crate::otlp::{Exporter, Kind, Span};
+
+/// Tells both.
+pub(crate) struct Telling {
+    pub(crate) counters: Arc<Deliveries>,
+    pub(crate) exporter: Option<Arc<Exporter>>,
+}
+
+impl Observer for Telling {
+    fn attempted(&self, attempted: &Attempted<'_>) {
+        self.counters.attempted(attempted);
+        // What was not sent is no call.
+        if let Some(exporter) = self.exporter.as_ref().filter(|_| attempted.took > Duration::ZERO) {
+            let span = attempted.work.span();
+            if span.sampled == Sampled::Yes {
+                exporter.take(shown(attempted, &span));
+            }
+        }
+    }
+}
+
+/// An attempt as a trace shows it.
+fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::Span) -> Span {
+    let work = attempted.work;
+    let end = SystemClock.now().as_micros();
+    let took = u64::try_from(attempted.took.as_micros()).unwrap_or(0);
+    Span {
+        trace: span.trace,
+        id: span.id,
+        parent: span.parent,
+        // The operator's words: a target's name.
+        name: format!("deliver {}", work.target),
+        kind: Kind::Client,
+        start: end.saturating_sub(took),
+        end,
+        request_id: work.request_id.clone(),
+        status: attempted.http_status.unwrap_or(0),
+        outcome: attempted.next.name(),
+        more: vec![
+            ("event_id", work.event.to_string()),
+            ("delivery_id", work.holding.delivery.to_string()),
+            ("event_type", work.event_type.clone()),
+            ("target", work.target.clone()),
+            ("attempt", work.attempt.to_string()),
+            ("max_attempts", attempted.max_attempts.to_string()),
+        ],
+    }
+}

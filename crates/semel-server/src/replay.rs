@@ -1,0 +1,191 @@
+//! `semel replay`: gives dead letters of a running server another try, and follows that.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::bail;
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use crate::cli::{Remote, ReplayArgs};
+use crate::client::Client;
+use crate::remote::{Pages, Query, ask_with, cell, encode, print, table, write_line};
+
+/// How often a job is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached, or says no; or items failed again.
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(execute(args))
+}
+
+async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
+    let remote = &args.remote;
+    let mut client = Client::new(&remote.admin, remote.token.clone())?;
+    if let Some(job) = &args.job {
+        let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
+        let asked = match order.iter().find(|(_, wanted)| *wanted) {
+            Some((order, _)) => {
+                let path = format!("/v1/replays/{}/{order}", encode(job));
+                let reason = json!({ "reason": args.reason.as_deref().unwrap_or_default() });
+                ask_with(&mut client, Method::POST, &path, Some(&reason)).await?
+            }
+            None => ask_with(&mut client, Method::GET, &format!("/v1/replays/{}", encode(job)), None).await?,
+        };
+        return if args.detach || args.pause || args.cancel {
+            tell(remote, &asked)
+        } else {
+            follow(args, &mut client, asked).await
+        };
+    }
+    let job = ask_with(&mut client, Method::POST, "/v1/replays", Some(&wanted(args))).await?;
+    if args.dry_run {
+        return plan(remote, &job);
+    }
+    if args.detach {
+        return tell(remote, &job);
+    }
+    follow(args, &mut client, job).await
+}
+
+/// The body of the request.
+fn wanted(args: &ReplayArgs) -> Value {
+    let mut body = Map::new();
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            body.insert(name.to_owned(), value);
+        }
+    };
+    put("status", args.status.as_deref().map(Into::into));
+    put("limit", args.limit.map(Into::into));
+    put("tenant", args.tenant.as_deref().map(Into::into));
+    put("signature", args.signature.as_deref().map(Into::into));
+    put("ids", (!args.id.is_empty()).then(|| json!(args.id)));
+    put("event_id", args.event_id.as_deref().map(Into::into));
+    put("targets", (!args.targets.is_empty()).then(|| json!(args.targets)));
+    put("mode", args.mode.as_deref().map(Into::into));
+    put("reason", args.reason.as_deref().map(Into::into));
+    put("rate", args.rate.map(|rate| json!(rate)));
+    put("canary", args.canary.map(Into::into));
+    put("concurrency", args.concurrency.map(Into::into));
+    put("dry_run", args.dry_run.then_some(Value::Bool(true)));
+    Value::Object(body)
+}
+
+fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(plan);
+    }
+    let rows: Vec<[String; 6]> = plan["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|item| ["action", "letter", "delivery", "target", "event", "why"].map(|name| cell(item, name)))
+        .collect();
+    table(["ACTION", "DEAD LETTER", "DELIVERY", "TARGET", "EVENT", "WHY"], &rows)?;
+    if let Some(more @ 1..) = plan["more"].as_u64() {
+        write_line(&format!("… and {more} more"))?;
+    }
+    let [total, run, skip, conflict] = ["total", "run", "skip", "conflict"].map(|name| cell(plan, name));
+    write_line(&format!(
+        "{total} in all: {run} to run, {skip} to skip, {conflict} in conflict; nothing was sent"
+    ))
+}
+
+fn tell(remote: &Remote, job: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(job);
+    }
+    write_line(&line(job))
+}
+
+fn line(job: &Value) -> String {
+    let counts = &job["counts"];
+    let [total, pending, released, replayed] =
+        ["total", "pending", "released", "replayed"].map(|name| cell(counts, name));
+    let [completed, inflight, failed, cancelled] =
+        ["skipped_completed", "skipped_inflight", "failed_again", "cancelled"].map(|name| cell(counts, name));
+    let mut text = format!(
+        "{}  {}: {replayed} of {total} replayed, {failed} failed again, {completed} were done already, {inflight} in flight",
+        cell(job, "id"),
+        cell(job, "state"),
+    );
+    if cancelled != "0" {
+        text += &format!(", {cancelled} cancelled");
+    }
+    if pending != "0" || released != "0" {
+        text += &format!("; {released} under way, {pending} to go");
+    }
+    if let Some(note) = job["note"].as_str().filter(|note| !note.is_empty()) {
+        text += &format!(" ({note})");
+    }
+    text
+}
+
+/// Follows a job until it is over, or paused.
+async fn follow(args: &ReplayArgs, client: &mut Client, mut job: Value) -> anyhow::Result<()> {
+    let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
+    let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
+    let mut gone = 0;
+    while job["state"] == "running" {
+        if terminal && !remote.json {
+            progress(&job);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        // The server may be restarted meanwhile: the job goes on by itself.
+        match ask_with(client, Method::GET, &path, None).await {
+            Ok(seen) => (job, gone) = (seen, 0),
+            Err(error) if gone < 120 => {
+                gone += 1;
+                tracing::debug!(target: "semel", %error, "the server did not answer; looking again");
+            }
+            Err(error) => {
+                return Err(
+                    error.context("the server does not answer any more; the job goes on when it is back")
+                );
+            }
+        }
+    }
+    if terminal && !remote.json {
+        eprint!("\r\x1b[K");
+    }
+    tell(remote, &job)?;
+    let failed = job["counts"]["failed_again"].as_u64().unwrap_or(0);
+    if failed > 0 && !remote.json {
+        failures(remote, &cell(&job, "id")).await?;
+    }
+    match job["state"].as_str() {
+        Some("done") if failed == 0 => Ok(()),
+        Some("done") => bail!("{failed} failed again; `semel dlq groups` shows why"),
+        Some("paused") => {
+            bail!("the job is paused; `semel replay --job {} --resume` goes on", cell(&job, "id"))
+        }
+        _ => bail!("the job was cancelled"),
+    }
+}
+
+/// The first items that failed again.
+async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
+    let path: &'static str = Box::leak(format!("/v1/replays/{}/items", encode(job)).into_boxed_str());
+    let items = Pages::new(remote, path, Query::default())?.collect(10_000).await?;
+    let failed = items.iter().filter(|item| item["result"] == "failed_again").take(10);
+    let rows: Vec<[String; 3]> =
+        failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();
+    table(["DEAD LETTER", "TARGET", "ERROR"], &rows)
+}
+
+fn progress(job: &Value) {
+    let counts = &job["counts"];
+    let number = |name: &str| counts[name].as_u64().unwrap_or(0);
+    let total = number("total").max(1);
+    let ended = number("total") - number("pending") - number("released");
+    let filled = usize::try_from(ended * 30 / total).unwrap_or(30);
+    let bar = "█".repeat(filled) + &"░".repeat(30 - filled);
+    let failed = number("failed_again");
+    eprint!("\r\x1b[K{bar} {ended}/{total}  {failed} failed again");
+    let _ = std::io::stderr().flush();
+}

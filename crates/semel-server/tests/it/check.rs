@@ -1,0 +1,198 @@
+//! `semel check`: the gateway passes every suite of the profile it serves (R16), and the command's own manners.
+
+mod shop;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use self::shop::Shop;
+use crate::kit::{Semel, run};
+
+/// A gateway that can be restarted by a request to another port, as a hook command would do it.
+struct Restartable {
+    gateway: String,
+    hook: String,
+    _semel: Arc<Mutex<Option<Semel>>>,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The gateway before the shop, with short retention and a limit of new keys, so that every case can be tried.
+fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
+    let file = folder.join("semel.toml");
+    let config = format!(
+        "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{}\"\nprofile = \"{profile}\"\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
+         [[route]]\nmatch = \"POST /brief\"\nlease = \"2s\"\nin_flight_max = \"3s\"\nwait = \"1s\"\nretention = \"4s\"\ngrace = \"0s\"\n\
+         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 60 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+        free_port(),
+        shop.url(),
+        folder.join("data").display()
+    );
+    std::fs::write(&file, config).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let gateway = semel.gateway_url().to_owned();
+    let shared = Arc::new(Mutex::new(Some(semel)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hook = format!("http://{}/", listener.local_addr().unwrap());
+    let of_thread = Arc::clone(&shared);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut line = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut line);
+            let mut semel = of_thread.lock();
+            if let Some(running) = semel.take() {
+                running.kill();
+            }
+            *semel = Some(Semel::with_config(&file, &[]));
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        }
+    });
+    Restartable { gateway, hook, _semel: shared }
+}
+
+fn passes(profile: &str, skipped: &[&str]) {
+    let shop = Shop::start();
+    let folder = tempfile::tempdir().unwrap();
+    let target = gateway(profile, &shop, folder.path());
+    let restart = format!("curl -fsS {}", target.hook);
+    let args = [
+        "check",
+        "--suite",
+        profile,
+        "--target",
+        &target.gateway,
+        "--auth",
+        "one",
+        "--other-auth",
+        "two",
+        "--restart",
+        &restart,
+        "--format",
+        "json",
+        "--set",
+        "flaky_path=/flaky",
+        "--set",
+        "invalid_body={\"invalid\": true}",
+        "--set",
+        "other_path=/refunds",
+        "--set",
+        "brief_path=/brief",
+        "--set",
+        "kept_for=2",
+        "--set",
+        "expired_after=2.5",
+        "--set",
+        "rate_limited=true",
+        "--set",
+        "put_path=/put",
+    ];
+    let output = run(&args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let summary = &report["summary"];
+    for unmet in ["failed", "recommended_not_met", "optional_not_met"] {
+        assert_eq!(summary[unmet], 0, "{profile}: {text}");
+    }
+    assert_eq!(output.status.code(), Some(0));
+    let steps = report["storyboards"][0]["steps"].as_array().unwrap();
+    let not_graded: Vec<&str> = steps
+        .iter()
+        .filter(|step| step["grade"] == "skipped")
+        .map(|step| step["phase"].as_str().unwrap())
+        .collect();
+    assert_eq!(not_graded, skipped, "{profile}: {text}");
+    // One effect for each key that succeeded, by the shop's own book: races and replays made no more.
+    assert_eq!(shop.repeated(), Vec::<String>::new());
+}
+
+#[test]
+fn the_gateway_passes_ietf() {
+    passes("ietf", &["missing_key"]);
+}
+
+#[test]
+fn the_gateway_passes_stripe() {
+    passes("stripe", &[]);
+}
+
+#[test]
+fn the_gateway_passes_stripe_v2() {
+    passes("stripe-v2", &[]);
+}
+
+#[test]
+fn the_gateway_passes_ucp() {
+    passes("ucp", &[]);
+}
+
+// Without the gateway the same shop fails, and the command says so by its exit code.
+#[test]
+fn the_shop_alone_fails() {
+    let shop = Shop::start();
+    let output = run(&["check", "--suite", "ietf", "--target", &shop.url(), "--explain"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("✗ race_100") && text.contains("what a client suffers:"), "{text}");
+    let output = run(&["check", "--suite", "ietf", "--target", &shop.url(), "--format", "junit"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("<?xml"));
+}
+
+#[test]
+fn what_cannot_be_used_is_exit_code_two() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.yaml");
+    std::fs::write(&file, "id: t\ntransport: http\nphases:\n  - id: p\n    steps: [{id: s}]\n").unwrap();
+    let file = file.to_str().unwrap();
+    let dead = format!("http://127.0.0.1:{}", free_port());
+    for (args, told) in [
+        (vec!["check"], "expected a FILE, or --suite NAME"),
+        (vec!["check", "--suite", "ietf"], "expected --target URL"),
+        (vec!["check", "--suite", "moon", "--target", &dead], "expected one of ietf"),
+        (vec!["check", file, "--target", &dead], "mine.yaml:5:13: expected `request` in a step over http"),
+        (vec!["check", "no-such-file.yaml", "--target", &dead], "no-such-file.yaml:"),
+        (vec!["check", "--suite", "ietf", "--target", &dead], "cannot be reached"),
+        (vec!["check", "--suite", "ietf", "--target", "nonsense"], "the target cannot be used"),
+        (vec!["check", "--suite", "ietf", "--target", &dead, "--set", "x"], "expected NAME=VALUE"),
+        (vec!["check", "--suite", "ietf", "--target", &dead, "--format", "poem"], "invalid value 'poem'"),
+    ] {
+        let output = run(&args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(told), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn suites_are_listed_and_shown_and_a_template_is_written_once() {
+    let listed = run(&["check", "--list"]);
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for suite in ["ietf", "stripe", "stripe-v2", "ucp", "adcp", "adcp-idempotency", "runs"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{suite} "))), "{text}");
+        let shown = run(&["check", "--suite", suite, "--print"]);
+        assert!(String::from_utf8_lossy(&shown.stdout).contains("phases:"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().join("payments");
+    let name = name.to_str().unwrap();
+    assert_eq!(run(&["check", "--new", name]).status.code(), Some(0));
+    assert_eq!(run(&["check", "--new", name]).status.code(), Some(2), "nothing is overwritten");
+    // The template runs as it is, against an API that it fits.
+    let shop = Shop::start();
+    let folder = tempfile::tempdir().unwrap();
+    let target = gateway("ietf", &shop, folder.path());
+    let file = format!("{name}.yaml");
+    let args = ["check", &file, "--target", &target.gateway, "--auth", "me", "--set", "path=/orders"];
+    let output = run(&args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("ok: 4 steps"), "{text}");
+}
