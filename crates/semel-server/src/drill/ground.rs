@@ -70,9 +70,8 @@ impl Ground {
     }
 
     /// Notes whether two things are the same.
-    pub(super) fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, seen: &T, expected: &T) {
-        let told =
-            if seen == expected { format!("{seen:?}") } else { format!("{seen:?} instead of {expected:?}") };
+    pub(super) fn same<T: PartialEq + std::fmt::Display>(&mut self, what: &str, seen: &T, expected: &T) {
+        let told = if seen == expected { seen.to_string() } else { format!("{seen} instead of {expected}") };
         self.check(what, seen == expected, told);
     }
 
@@ -88,7 +87,7 @@ impl Ground {
         };
         let file = self.folder.path().join(format!("semel-{:08x}.toml", rand::random::<u32>()));
         let text = format!(
-            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n{config}\n"
+            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n[ledger]\nlease = \"1s\"\n{config}\n"
         );
         std::fs::write(&file, text).context("the config")?;
         Server::start(file).await
