@@ -5,6 +5,7 @@ mod dead;
 mod delivered;
 mod killed;
 mod outage;
+mod shared;
 
 use serde_json::{Value, json};
 
