@@ -45,40 +45,6 @@ impl Caller {
         &self.target
     }
 
-    /// Makes an HTTP request ready.
-    pub(crate) fn request(&self, request: &Value, credential: Option<&str>) -> Result<Call, String> {
-        let text = |name: &str| request.get(name).and_then(Value::as_str);
-        let method = text("method").unwrap_or("POST");
-        let method = Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is no method"))?;
-        let path = text("path").ok_or("the request's path is no text")?.to_owned();
-        if !path.starts_with('/') {
-            return Err(format!("the path {path:?} does not begin with /"));
-        }
-        let mut headers = HeaderMap::new();
-        let body = match (request.get("body_raw"), request.get("body")) {
-            (Some(Value::String(raw)), _) => Bytes::from(raw.clone()),
-            (Some(other), _) => Bytes::from(other.to_string()),
-            (None, Some(body)) => {
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                Bytes::from(body.to_string())
-            }
-            (None, None) => Bytes::new(),
-        };
-        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
-        authorize(&mut headers, credential)?;
-        for (name, value) in request.get("headers").and_then(Value::as_object).into_iter().flatten() {
-            let text = match value {
-                Value::String(text) => text.clone(),
-                Value::Null => continue,
-                other => other.to_string(),
-            };
-            let (name, value) = header(name, &text)?;
-            headers.insert(name, value);
-        }
-        let outgoing = Outgoing { method, path, headers, body };
-        Ok(Call { outgoing, id: None, asked: request.clone(), correlation: None })
-    }
-
     /// Makes a JSON-RPC call ready. A session must have been begun for the credential, except to begin one.
     pub(crate) fn rpc(&self, method: &str, params: &Value, credential: Option<&str>) -> Result<Call, String> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
@@ -163,6 +129,40 @@ pub(crate) enum Begun {
 }
 
 impl Call {
+    /// Makes an HTTP request ready.
+    pub(crate) fn request(request: &Value, credential: Option<&str>) -> Result<Self, String> {
+        let text = |name: &str| request.get(name).and_then(Value::as_str);
+        let method = text("method").unwrap_or("POST");
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is no method"))?;
+        let path = text("path").ok_or("the request's path is no text")?.to_owned();
+        if !path.starts_with('/') {
+            return Err(format!("the path {path:?} does not begin with /"));
+        }
+        let mut headers = HeaderMap::new();
+        let body = match (request.get("body_raw"), request.get("body")) {
+            (Some(Value::String(raw)), _) => Bytes::from(raw.clone()),
+            (Some(other), _) => Bytes::from(other.to_string()),
+            (None, Some(body)) => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                Bytes::from(body.to_string())
+            }
+            (None, None) => Bytes::new(),
+        };
+        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        authorize(&mut headers, credential)?;
+        for (name, value) in request.get("headers").and_then(Value::as_object).into_iter().flatten() {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Null => continue,
+                other => other.to_string(),
+            };
+            let (name, value) = header(name, &text)?;
+            headers.insert(name, value);
+        }
+        let outgoing = Outgoing { method, path, headers, body };
+        Ok(Self { outgoing, id: None, asked: request.clone(), correlation: None })
+    }
+
     /// Sends it over an open connection.
     pub(crate) async fn send_over(
         &self,

@@ -47,7 +47,7 @@ pub(crate) fn holds(
     asked: &Value,
     answer: &Answer,
     secrets: &[String],
-) -> Option<Result<(), Broken>> {
+) -> Option<Result<(), Box<Broken>>> {
     match name {
         "idempotency.conflict_no_payload_leak" => Some(no_leak(asked, answer)),
         "context.no_secret_echo" => Some(no_echo(asked, answer, secrets)),
@@ -55,7 +55,7 @@ pub(crate) fn holds(
     }
 }
 
-fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Broken> {
+fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Box<Broken>> {
     if !answer.code().is_some_and(|code| CONFLICTS.contains(&code)) {
         return Ok(());
     }
@@ -63,13 +63,13 @@ fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Broken> {
     let context = asked.pointer("/arguments/context").or_else(|| asked.pointer("/body/context"));
     match stranger(&answer.payload, context, "") {
         None => Ok(()),
-        Some((pointer, actual)) => Err(Broken {
+        Some((pointer, actual)) => Err(Box::new(Broken {
             expected: json!(
                 "a conflict that carries nothing but code, message, recovery, status and correlation ids"
             ),
             actual,
             pointer: Some(pointer),
-        }),
+        })),
     }
 }
 
@@ -105,7 +105,7 @@ fn only_correlation(context: &Value) -> bool {
     context.as_object().is_some_and(|members| members.keys().all(|name| known.contains(&name.as_str())))
 }
 
-fn no_echo(asked: &Value, answer: &Answer, secrets: &[String]) -> Result<(), Broken> {
+fn no_echo(asked: &Value, answer: &Answer, secrets: &[String]) -> Result<(), Box<Broken>> {
     let mut secret = secrets.to_vec();
     secrets_in(asked, &mut secret);
     let mut text = String::from_utf8_lossy(&answer.body).into_owned();
@@ -116,11 +116,11 @@ fn no_echo(asked: &Value, answer: &Answer, secrets: &[String]) -> Result<(), Bro
     if secret.iter().any(|secret| !secret.is_empty() && text.contains(secret.as_str())) {
         let expected = json!("an answer without any secret of the request");
         // Which one it was is not told: a report is no place for it.
-        return Err(Broken {
+        return Err(Box::new(Broken {
             expected,
             actual: json!("a secret of the request is in the answer"),
             pointer: None,
-        });
+        }));
     }
     Ok(())
 }

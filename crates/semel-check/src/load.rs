@@ -86,7 +86,8 @@ fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option
             match find_kit(&kit, folder) {
                 Some(found) => test_kit = found,
                 None => {
-                    notices.push(format!("the test kit `{kit}` is not at hand; credentials come from --auth"))
+                    notices
+                        .push(format!("the test kit `{kit}` is not at hand; credentials come from --auth"));
                 }
             }
         }

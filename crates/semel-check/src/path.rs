@@ -19,8 +19,8 @@ pub(crate) struct Path {
 impl Path {
     /// Parses leniently: what is no index is a name.
     pub(crate) fn parse(text: &str) -> Self {
-        if text.starts_with('/') {
-            let names = text[1..].split('/').map(|name| name.replace("~1", "/").replace("~0", "~"));
+        if let Some(pointer) = text.strip_prefix('/') {
+            let names = pointer.split('/').map(|name| name.replace("~1", "/").replace("~0", "~"));
             let segment = |name: String| match name.parse() {
                 Ok(index) => Segment::Index(index),
                 Err(_) => Segment::Name(name),

@@ -89,6 +89,12 @@ impl<'a> Table<'a> {
         self.node(name).map(Node::json)
     }
 
+    /// The same, where a written `null` is a value.
+    pub(crate) fn explicit(&mut self, name: &'static str) -> Option<Value> {
+        self.asked.insert(name);
+        self.members.iter().find(|member| member.name == name).map(|member| member.node.json())
+    }
+
     /// A mistake at one member.
     pub(crate) fn wrong(&self, node: &Node, name: &str, expected: &str) {
         self.log.mistake(node.at, format!("`{name}` of {} to be {expected}, not {}", self.what, node.what()));

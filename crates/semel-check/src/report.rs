@@ -1,5 +1,6 @@
 //! What came out: per step, per file, and in sum.
 
+mod explain;
 mod json;
 mod junit;
 mod pretty;

@@ -78,7 +78,7 @@ impl Runner {
     /// # Errors
     /// The address is none, or the certificates cannot be read.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let roots = options.roots.as_ref().map(|file| read_roots(file)).transpose()?;
+        let roots = options.roots.as_ref().map(read_roots).transpose()?;
         let target = Target::new(&options.target, roots, options.timeout).map_err(Error::Target)?;
         Ok(Self { options, caller: Caller::new(target) })
     }

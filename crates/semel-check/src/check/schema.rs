@@ -29,7 +29,8 @@ const ANNOTATIONS: &[&str] = &[
 const DEEPEST: usize = 64;
 
 enum Trouble {
-    Broken { at: String, expected: Value, actual: Value },
+    /// Where, what was expected, what is there.
+    Broken(Box<(String, Value, Value)>),
     Unknown(String),
 }
 
@@ -37,7 +38,8 @@ enum Trouble {
 pub(super) fn validate(schema: &Value, value: &Value) -> Verdict {
     match (Validator { root: schema }).value(schema, value, "", 0) {
         Ok(()) => Verdict::Pass,
-        Err(Trouble::Broken { at, expected, actual }) => {
+        Err(Trouble::Broken(broken)) => {
+            let (at, expected, actual) = *broken;
             Verdict::Fail { expected: json!({"at": at, "schema": expected}), actual }
         }
         Err(Trouble::Unknown(word)) => Verdict::NotApplicable(format!("the schema uses {word}")),
@@ -161,7 +163,7 @@ impl Validator<'_> {
             "oneOf" => self.count(wanted, value, at, depth)? == 1,
             "not" => match self.value(wanted, value, at, depth + 1) {
                 Ok(()) => false,
-                Err(Trouble::Broken { .. }) => true,
+                Err(Trouble::Broken(_)) => true,
                 Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
             },
             word if ANNOTATIONS.contains(&word) || word.starts_with("x-") => true,
@@ -174,7 +176,7 @@ impl Validator<'_> {
         for schema in schemas.as_array().into_iter().flatten() {
             match self.value(schema, value, at, depth + 1) {
                 Ok(()) => fitting += 1,
-                Err(Trouble::Broken { .. }) => {}
+                Err(Trouble::Broken(_)) => {}
                 Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
             }
         }
@@ -183,7 +185,7 @@ impl Validator<'_> {
 }
 
 fn broken(at: &str, expected: &Value, actual: &Value) -> Trouble {
-    Trouble::Broken { at: at.to_owned(), expected: expected.clone(), actual: actual.clone() }
+    Trouble::Broken(Box::new((at.to_owned(), expected.clone(), actual.clone())))
 }
 
 fn is(name: &Value, value: &Value) -> bool {

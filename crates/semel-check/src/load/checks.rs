@@ -29,8 +29,8 @@ impl Checks<'_> {
             id: table.text("id"),
             header: table.text("header").or_else(|| table.text("name")).or_else(|| path.clone()),
             path,
-            value: table.json("value"),
-            allowed: self.allowed(&mut table),
+            value: table.explicit("value"),
+            allowed: Self::allowed(&mut table),
             context_key: table.text("context_key"),
             pattern: table.text("pattern"),
             step: table.text("step"),
@@ -62,7 +62,7 @@ impl Checks<'_> {
         check
     }
 
-    fn allowed(self, table: &mut Table<'_>) -> Option<Vec<Value>> {
+    fn allowed(table: &mut Table<'_>) -> Option<Vec<Value>> {
         match table.json("allowed_values")? {
             Value::Array(values) => Some(values),
             other => {
@@ -110,9 +110,11 @@ impl Checks<'_> {
                 let fine = fine && whole(&check.value) && whole(&check.min) && whole(&check.max);
                 (!fine).then_some("`path`, and either a whole number in `value` or `min` and `max`")
             }
-            Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode | Kind::ErrorCode => {
+            Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
                 (!wanted).then_some("`value` or `allowed_values`")
             }
+            // Without a value, any code will do.
+            Kind::ErrorCode => None,
             Kind::HeaderPresent | Kind::HeaderAbsent => check.header.is_none().then_some("`header`"),
             Kind::HeaderValue => {
                 let wanted = wanted || check.pattern.is_some();

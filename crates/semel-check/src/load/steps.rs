@@ -65,14 +65,14 @@ impl Steps<'_> {
             level,
             checks: table.tables("validations").into_iter().map(|check| checks.read(check)).collect(),
             outputs: self.outputs(&mut table),
-            inputs: self.inputs(&mut table),
+            inputs: Self::inputs(&mut table),
             expects,
             key,
             // In files of our own every step builds on those before it, unless it says otherwise.
             stateful: table.flag("stateful").unwrap_or(self.dialect == Dialect::Own),
             requires_tool: table.text("requires_tool"),
             requires_contract: table.text("requires_contract"),
-            auth: self.auth(&mut table),
+            auth: Self::auth(&mut table),
             contributes_to,
             reviewer_checks: table.texts("reviewer_checks").unwrap_or_default(),
             schema,
@@ -213,7 +213,8 @@ impl Steps<'_> {
     fn outputs(&self, table: &mut Table<'_>) -> Vec<Output> {
         let read = |mut output: Table<'_>| {
             let at = output.at();
-            let name = output.needed_text("name");
+            // Both names are in use.
+            let name = output.text("key").unwrap_or_else(|| output.needed_text("name"));
             // An empty path is the whole answer.
             let path = output.text("path");
             let generate = output.text("generate");
@@ -236,7 +237,7 @@ impl Steps<'_> {
         table.tables("context_outputs").into_iter().filter_map(read).collect()
     }
 
-    fn inputs(&self, table: &mut Table<'_>) -> Vec<Input> {
+    fn inputs(table: &mut Table<'_>) -> Vec<Input> {
         let read = |mut input: Table<'_>| {
             let read = Input { key: input.needed_text("key"), inject_at: input.needed_text("inject_at") };
             input.finish(&["description"]);
@@ -245,7 +246,7 @@ impl Steps<'_> {
         table.tables("context_inputs").into_iter().map(read).collect()
     }
 
-    fn auth(&self, table: &mut Table<'_>) -> Auth {
+    fn auth(table: &mut Table<'_>) -> Auth {
         let Some(value) = table.json("auth") else { return Auth::Given };
         match &value {
             Value::String(word) if word == "none" => Auth::None,

@@ -87,8 +87,10 @@ pub(super) fn reasons(step: &StepReport) -> String {
         };
         let place = validation.json_pointer.as_deref().filter(|place| !place.is_empty());
         let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
-        let what =
-            if validation.description.is_empty() { &validation.check } else { &validation.description };
+        let what = match validation.description.as_str() {
+            "" => validation.check.clone(),
+            description => format!("{description}: {}", validation.check),
+        };
         let (expected, actual) = (shown(&validation.expected), shown(&validation.actual));
         lines.push(format!("{what}{place}: expected {expected}, got {actual}"));
     }

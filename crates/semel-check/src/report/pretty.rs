@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::explain::explain;
 use super::junit::reasons;
 use super::{FileReport, Grade, Outcome, Report, StepReport};
 use crate::storyboard::Level;
@@ -112,11 +113,10 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Tellin
         for step in &steps {
             tell_step(text, step, paint, telling);
         }
-        let unmet = has(Grade::Failed) || has(Grade::NotMet);
-        if unmet
-            && telling == Telling::Explained
-            && let Some((suffers, fix)) = &case.explain
-        {
+        let unmet = steps.iter().find(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
+        if let Some(step) = unmet.filter(|_| telling == Telling::Explained) {
+            let told = case.explain.as_ref().map(|(suffers, fix)| (suffers.as_str(), fix.as_str()));
+            let (suffers, fix) = told.unwrap_or_else(|| explain(step));
             let _ = writeln!(text, "      {} {}", paint.paint("1", "what a client suffers:"), suffers.trim());
             let _ = writeln!(text, "      {} {}", paint.paint("1", "how to fix it:"), fix.trim());
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Runner;
 use super::seed;
 use crate::answer::{Answer, Extraction};
-use crate::call::Begun;
+use crate::call::{Begun, Call};
 use crate::error::Error;
 use crate::gate::{self, Condition};
 use crate::report::{CaseReport, FileReport, Grade, Reason, Skip, StepReport};
@@ -96,6 +96,9 @@ impl<'a> File<'a> {
         let mut context = storyboard.context.clone();
         let mut notices = Vec::new();
         for (name, value) in &runner.options.set {
+            if !context.contains_key(name) {
+                notices.push(format!("--set {name}: this file has no such value in its `context`"));
+            }
             context.insert(name.clone(), value.clone());
         }
         let outputs = storyboard.phases.iter().flat_map(|phase| &phase.steps).flat_map(|step| &step.outputs);
@@ -229,7 +232,7 @@ impl<'a> File<'a> {
             Transport::Mcp => caller.tool("get_adcp_capabilities", &json!({}), credential.as_deref()),
             Transport::Http => {
                 let request = json!({"method": "GET", "path": "/.well-known/idempotency"});
-                caller.request(&request, credential.as_deref())
+                Call::request(&request, credential.as_deref())
             }
         };
         let told = match call {

@@ -34,7 +34,7 @@ pub(super) enum Sent {
     /// No answer, or not what the step is about.
     Failed(String),
     /// The step judged itself.
-    Judged(Vec<Exchange>, Verdict),
+    Judged(Vec<Exchange>, Box<Verdict>),
 }
 
 impl From<Unresolved> for Sent {
@@ -251,7 +251,7 @@ async fn call(file: &File<'_>, step: &Step, action: &Action) -> Result<Call, Sen
     let credential = credential.as_deref();
     let caller = &file.runner.caller;
     let call = match action {
-        Action::Request(request) => caller.request(request, credential),
+        Action::Request(request) => Call::request(request, credential),
         Action::Tool { name, arguments } => {
             match caller.begin(credential).await {
                 Err(error) => return Err(Sent::Failed(error.to_string())),
@@ -420,12 +420,12 @@ async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
         let fail = |expected: Value, actual: &str| Verdict::Fail { expected, actual: json!(actual) };
         let Some(wait) = tripped.retry_after().filter(|wait| !wait.is_zero()) else {
             let verdict = fail(json!("a hint when to come back"), "missing_retry_after");
-            return Sent::Judged(vec![exchange(&tripped)], verdict);
+            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
         };
         if wait > trip.longest {
             let verdict =
                 fail(json!(format!("a hint of at most {:?}", trip.longest)), "replay_wait_exceeded");
-            return Sent::Judged(vec![exchange(&tripped)], verdict);
+            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
         }
         sleep(wait).await;
         let mut action = action;
@@ -439,7 +439,10 @@ async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
         return match caller.send(&again).await {
             Ok(replayed) => {
                 let verdict = rate_limit(&tripped, &replayed);
-                Sent::Judged(vec![Exchange { asked: again.asked.clone(), answer: replayed }], verdict)
+                Sent::Judged(
+                    vec![Exchange { asked: again.asked.clone(), answer: replayed }],
+                    Box::new(verdict),
+                )
             }
             Err(error) => Sent::Failed(error.to_string()),
         };

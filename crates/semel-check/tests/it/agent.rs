@@ -29,12 +29,14 @@ pub(crate) enum Knows {
     Nothing,
 }
 
+type Buy = (Value, Arc<tokio::sync::Mutex<Option<Value>>>);
+
 pub(crate) struct Agent {
     form: Form,
     knows: Knows,
     made: AtomicUsize,
     /// Fingerprint, and the answer once it is there.
-    buys: Mutex<HashMap<String, (Value, Arc<tokio::sync::Mutex<Option<Value>>>)>>,
+    buys: Mutex<HashMap<String, Buy>>,
     /// Fresh keys before the limiter trips; then it trips once.
     left: AtomicUsize,
     pub(crate) log: Mutex<Vec<Value>>,

@@ -107,7 +107,7 @@ async fn answer(state: Arc<State>, asked: Asked) -> Reply {
         _ => asked.header("authorization").unwrap_or_default(),
     };
     let key = match state.flaw {
-        Flaw::DeduplicatesContent => String::from_utf8_lossy(&asked.body).into_owned() + &asked.path,
+        Flaw::DeduplicatesContent => format!("{} {}", asked.path, String::from_utf8_lossy(&asked.body)),
         _ => key,
     };
     keyed(&state, &asked, scope, key).await
@@ -127,15 +127,15 @@ async fn keyed(state: &State, asked: &Asked, scope: String, key: String) -> Repl
     let (outcome, known) = {
         let mut entries = state.entries.lock();
         if !entries.contains_key(&(scope.clone(), key.clone())) && limited(state) {
-            let refusal = json!({"code": "rate_limited", "status": 429});
             if state.flaw == Flaw::CachesRateLimits {
-                let stored = Stored { status: 429, body: refusal.clone(), at: Instant::now() };
+                let refusal = json!({"code": "rate_limited", "status": 429});
+                let stored = Stored { status: 429, body: refusal, at: Instant::now() };
                 let entry = Entry { fingerprint, outcome: Arc::new(tokio::sync::Mutex::new(Some(stored))) };
                 entries.insert((scope, key), entry);
             }
             return problem(429, "rate_limited", &json!({}), &[("retry-after", "1")]);
         }
-        let entry = entries.entry((scope.clone(), key.clone())).or_default();
+        let entry = entries.entry((scope, key.clone())).or_default();
         if entry.fingerprint.is_empty() {
             entry.fingerprint.clone_from(&fingerprint);
         }

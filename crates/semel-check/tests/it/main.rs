@@ -11,4 +11,5 @@ mod kit;
 mod mcp;
 mod reports;
 mod rules;
+mod runs;
 mod target;

@@ -31,7 +31,7 @@ fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
         "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{}\"\nprofile = \"{profile}\"\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
          [[route]]\nmatch = \"POST /brief\"\nlease = \"2s\"\nin_flight_max = \"3s\"\nwait = \"1s\"\nretention = \"4s\"\ngrace = \"0s\"\n\
-         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 60 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+         [[route]]\nmatch = \"POST /*\"\nlimits = {{ writes = {{ per_second = 5, burst = 250 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
         free_port(),
         shop.url(),
         folder.join("data").display()
@@ -169,6 +169,28 @@ fn what_cannot_be_used_is_exit_code_two() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
         assert!(said.contains(told), "{args:?}: {said}");
     }
+}
+
+// A certificate that nobody vouches for: nothing is sent, nothing is graded.
+#[test]
+fn a_target_with_an_unknown_certificate_is_exit_code_two() {
+    let shop = Shop::start();
+    let folder = tempfile::tempdir().unwrap();
+    crate::tls::certificate(folder.path(), "somebody");
+    let file = folder.path().join("semel.toml");
+    let config = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\n\
+         tls = {{ cert = \"{path}/cert.pem\", key = \"{path}/key.pem\" }}\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n",
+        shop.url(),
+        path = folder.path().display(),
+    );
+    std::fs::write(&file, config).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let output = run(&["check", "--suite", "ietf", "--target", semel.gateway_url(), "--auth", "me"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("TLS with 127.0.0.1:") && said.contains("certificate"), "{said}");
 }
 
 #[test]

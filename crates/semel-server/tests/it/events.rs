@@ -5,7 +5,11 @@ mod dead;
 mod delivered;
 mod killed;
 mod outage;
+mod replays;
+mod runs;
 mod shared;
+mod streams;
+mod triggers;
 
 use serde_json::{Value, json};
 

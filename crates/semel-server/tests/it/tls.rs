@@ -9,7 +9,7 @@ use semel_testbed::wait;
 use crate::kit::{PATIENCE, Semel, Upstream};
 
 /// A certificate for 127.0.0.1 that says of itself who it is.
-fn certificate(folder: &Path, name: &str) {
+pub(crate) fn certificate(folder: &Path, name: &str) {
     let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     let made = Command::new("openssl")
         .args([
