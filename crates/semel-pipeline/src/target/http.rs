@@ -107,10 +107,14 @@ impl HttpTarget {
             .traceparent(&work.span().to_string())?
             .header(header::CONTENT_TYPE, text("content type", &work.content_type)?)
             .header(EVENT_TYPE, text("event type", &work.event_type)?)
+            .header(EVENT_ID, text("event id", &id)?)
             .header(ATTEMPT, HeaderValue::from(work.attempt));
         if let Some(secret) = &self.secret {
             // Receivers take a repeated id for the same message: a re-execution is another one.
-            let message = if work.epoch == 0 { id.clone() } else { format!("{id}.{}", work.epoch) };
+            let message = match work.epoch {
+                0 => id,
+                epoch => format!("{id}.{epoch}"),
+            };
             let seconds = self.clock.now().as_micros() / 1_000_000;
             let signature = secret.sign(&message, seconds, &work.payload);
             request = request
@@ -118,7 +122,7 @@ impl HttpTarget {
                 .header(WEBHOOK_TIMESTAMP, HeaderValue::from(seconds))
                 .header(WEBHOOK_SIGNATURE, text("signature", &signature)?);
         }
-        Ok(request.header(EVENT_ID, text("event id", &id)?))
+        Ok(request)
     }
 
     async fn send(&self, call: &Call) -> Outcome {

@@ -13,10 +13,10 @@ use crate::delivery::{Settle, Work};
 use crate::target::{Call, Outcome, Registered};
 
 /// Starts an attempt, or settles what must not be sent.
-pub(super) fn start(shared: &Arc<Shared>, work: Arc<Work>, registered: &Arc<Registered>) {
+pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Registered>) {
     let policy = &registered.policy;
-    if let Some(settle) = policy.refuse(&work) {
-        return shared.conclude(&work, registered, None, Duration::ZERO, settle);
+    if let Some(settle) = policy.refuse(work) {
+        return shared.conclude(work, registered, None, Duration::ZERO, settle);
     }
     // The first of a replay is a first one too: what a job releases is bounded by the job.
     let destination = &registered.destination;
@@ -27,7 +27,7 @@ pub(super) fn start(shared: &Arc<Shared>, work: Arc<Work>, registered: &Arc<Regi
             shared.room.start(&name);
             let underway = Underway {
                 shared: Arc::clone(shared),
-                work: Arc::clone(&work),
+                work: Arc::clone(work),
                 registered: Arc::clone(registered),
                 name,
                 started: Instant::now(),
@@ -43,7 +43,7 @@ pub(super) fn start(shared: &Arc<Shared>, work: Arc<Work>, registered: &Arc<Regi
             Settle::Defer(destination.left(until).max(policy.retry.delay(work.attempt, None).wait))
         }
     };
-    shared.conclude(&work, registered, None, Duration::ZERO, settle);
+    shared.conclude(work, registered, None, Duration::ZERO, settle);
 }
 
 async fn run(underway: Underway) {

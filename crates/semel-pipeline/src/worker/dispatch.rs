@@ -149,7 +149,7 @@ async fn take(
         shared.room.take();
         shared.leases.hold(work.holding);
         match targets.get(&work.target) {
-            Some(registered) if !stopping => attempt::start(shared, Arc::new(work), registered),
+            Some(registered) if !stopping => attempt::start(shared, &Arc::new(work), registered),
             // It cannot be sent any more, or to nobody: somebody else may.
             _ => shared.settle(&work, Settle::Defer(Duration::ZERO)),
         }

@@ -63,7 +63,7 @@ impl Asked {
 
 /// An answer of a list.
 pub(super) fn items(items: impl Iterator<Item = Value>, next: Option<String>) -> Result<Response, Refusal> {
-    answer::json(&json!({ "items": items.collect::<Vec<_>>(), "next": next }))
+    answer::json(&json!({ "items": items.collect::<Vec<_>>(), "next": Value::from(next) }))
 }
 
 /// An id of the kind that is meant.

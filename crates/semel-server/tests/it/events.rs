@@ -7,6 +7,7 @@ mod killed;
 mod outage;
 mod replays;
 mod runs;
+mod shared;
 mod streams;
 mod triggers;
 
