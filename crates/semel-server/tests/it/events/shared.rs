@@ -17,7 +17,7 @@ fn two_servers_share_the_work() {
         target("all", &sink, "concurrency = 2")
     );
     std::fs::write(&file, text).unwrap();
-    let url = server.url().to_string();
+    let url = server.url();
     // One secret for both, or they would not make the same keys.
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, format!("secret = {{ env = \"SECRET\" }}\n{text}")).unwrap();
