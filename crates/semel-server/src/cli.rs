@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Runs(RunsCommand),
     /// Give dead letters another try
     Replay(ReplayArgs),
+    /// Make what people fear happen on purpose, and see that it ends well
+    Drill(DrillArgs),
     /// Check, show or describe the config file
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -527,4 +529,19 @@ pub(crate) enum RunsCommand {
         #[command(flatten)]
         remote: Remote,
     },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrillArgs {
+    /// Its name, or `all`; any other word lists them
+    pub(crate) name: String,
+    /// A Redis to use, instead of starting redis-server
+    #[arg(long, value_name = "URL")]
+    pub(crate) redis: Option<String>,
+    /// A PostgreSQL for the ledger, so that several processes can share it; use an empty database
+    #[arg(long, value_name = "URL")]
+    pub(crate) postgres: Option<String>,
+    /// One line of JSON for each drill
+    #[arg(long)]
+    pub(crate) json: bool,
 }

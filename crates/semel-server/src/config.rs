@@ -141,6 +141,11 @@ impl Config {
 }
 
 impl Log {
+    /// For commands that speak for themselves.
+    pub(crate) fn quiet() -> Self {
+        Self { format: LogFormat::Auto, level: tracing::Level::ERROR }
+    }
+
     fn read(root: &mut Table<'_>) -> Self {
         let mut log = Self { format: LogFormat::Auto, level: tracing::Level::INFO };
         let Some(mut table) = root.table("log") else { return log };

@@ -12,6 +12,7 @@
 //! - [`keys`], [`events`], [`dlq`], [`runs`], [`replay`], [`remote`], [`client`]: the commands that talk to a running server.
 //! - [`runbook`]: which downstream uses which pattern.
 //! - [`check`]: the tester of `semel-check`.
+//! - [`drill`]: what people fear, made to happen on purpose.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
 //! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
@@ -22,6 +23,7 @@ mod client;
 mod config;
 mod demo;
 mod dlq;
+mod drill;
 mod events;
 mod gateway;
 mod intake;
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Dlq(args) => dlq::run(args),
         Command::Runs(args) => runs::run(args),
         Command::Replay(args) => replay::run(&args),
+        Command::Drill(args) => drill::run(&args),
         Command::Config(args) => config::commands::run(&args),
     };
     match ran {

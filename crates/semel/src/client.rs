@@ -127,7 +127,7 @@ impl Client {
     pub async fn send(&self, request: &Request) -> Result<Response, Error> {
         let Inner { retry, destination, .. } = &*self.inner;
         let repeat = request.repeat();
-        let mut call = Call::new(request.operation_name()).repeat(repeat).story(self.story(request));
+        let mut call = Call::new(request.operation_name()).repeat(repeat).story(story(request));
         if let Some(key) = request.key_text() {
             call = call.key(key);
         }
@@ -225,18 +225,19 @@ impl Client {
         }
         Ok(message)
     }
+}
 
-    fn story(&self, request: &Request) -> Story {
-        let mut story = request.told().clone();
-        story.request_id.get_or_insert_with(|| request.request_id().to_owned());
-        if let Some(user) = request.user_value() {
-            story.user.get_or_insert_with(|| user.to_owned());
-        }
-        if let Some(trace) = request.trace_id() {
-            story.trace_id.get_or_insert_with(|| trace.to_owned());
-        }
-        story
+/// The ids of the action that a request belongs to, with those it carries itself.
+fn story(request: &Request) -> Story {
+    let mut story = request.told().clone();
+    story.request_id.get_or_insert_with(|| request.request_id().to_owned());
+    if let Some(user) = request.user_value() {
+        story.user.get_or_insert_with(|| user.to_owned());
     }
+    if let Some(trace) = request.trace_id() {
+        story.trace_id.get_or_insert_with(|| trace.to_owned());
+    }
+    story
 }
 
 impl fmt::Debug for Client {

@@ -58,6 +58,8 @@ pub use self::call::{Call, Story};
 pub use self::destination::{Admit, Destination, Destinations, Limits, Permit, State};
 pub use self::hints::{Advice, Hints, http_date};
 pub use self::observe::{Action, Decision, Observer};
+#[cfg(feature = "client")]
+pub(crate) use self::policy::LONGEST;
 pub use self::policy::{Delay, DelaySource, Retry};
 #[cfg(feature = "client")]
 pub(crate) use self::run::Tried;

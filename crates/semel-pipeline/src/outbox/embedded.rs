@@ -86,12 +86,13 @@ impl Relay {
     /// Relays until it is dropped, looking every `interval` where nothing waits.
     pub async fn run(&self, interval: Duration) {
         loop {
-            match self.run_once(256).await {
-                Ok(relayed) if relayed.total() > 0 => continue,
-                Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; it is tried again"),
+            let relayed = self.run_once(256).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "the outbox could not be relayed; it is tried again");
+                Relayed::default()
+            });
+            if relayed.total() == 0 {
+                tokio::time::sleep(interval).await;
             }
-            tokio::time::sleep(interval).await;
         }
     }
 }

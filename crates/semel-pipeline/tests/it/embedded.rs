@@ -1,5 +1,8 @@
 //! The embedded ledger against the contract, each case in a folder of its own.
 
+mod outbox;
+mod scale;
+
 use std::sync::Arc;
 
 use semel::store::EmbeddedStore;

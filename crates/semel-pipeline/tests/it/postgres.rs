@@ -4,6 +4,7 @@ mod bounded;
 mod faults;
 mod many;
 mod outbox;
+mod pooler;
 mod settings;
 
 use std::sync::Arc;

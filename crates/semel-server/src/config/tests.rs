@@ -74,8 +74,8 @@ fn flags_override_the_file() {
         ..ServeArgs::default()
     };
     let config = parse_with(EXAMPLE, &args).unwrap_err();
-    // A setting of the embedded store is left over, and said so.
-    assert_eq!(config.len(), 1, "{config:?}");
+    // A setting of the embedded store is left over, and a target has no ledger any more; both are said.
+    assert_eq!(config.len(), 2, "{config:?}");
     let text = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n[store]\nurl = \"embedded:x\"";
     let config = parse_with(text, &args).unwrap();
     let gateway = config.gateway.unwrap();

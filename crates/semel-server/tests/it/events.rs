@@ -5,6 +5,10 @@ mod dead;
 mod delivered;
 mod killed;
 mod outage;
+mod replays;
+mod runs;
+mod streams;
+mod triggers;
 
 use serde_json::{Value, json};
 

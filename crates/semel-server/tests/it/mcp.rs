@@ -49,7 +49,7 @@ fn said(answer: &Answer) -> Value {
         return answer.json();
     }
     let text = answer.text();
-    let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).last();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back();
     serde_json::from_str(data.unwrap_or_else(|| panic!("an event in {text}"))).unwrap()
 }
 

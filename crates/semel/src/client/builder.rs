@@ -10,7 +10,7 @@ use super::address::{Address, AddressError};
 use super::pool::{Limits, Pool};
 use super::request::RequestError;
 use super::{Client, Inner, Refine, Response};
-use crate::retry::{Destination, Judged, Retry};
+use crate::retry::{Destination, Judged, LONGEST, Retry};
 use crate::time::{Clock, SystemClock};
 
 /// Builds a [`Client`].
@@ -113,13 +113,13 @@ impl Builder {
 
     /// How long [`Client::send_once`] may take in all, connecting included. Retried calls take theirs from the policy.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long connecting may take, TLS included.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.limits.connect = timeout;
+        self.limits.connect = timeout.min(LONGEST);
         self
     }
 

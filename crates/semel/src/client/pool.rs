@@ -100,9 +100,8 @@ impl Pool {
                 },
             };
             // From here on a byte may be out, and only the connection itself can say that none was.
-            let handed = match timeout_at(until, hand(&mut line, message)).await {
-                Ok(handed) => handed,
-                Err(_) => return Sent::Unknown(Lost::Timeout),
+            let Ok(handed) = timeout_at(until, hand(&mut line, message)).await else {
+                return Sent::Unknown(Lost::Timeout);
             };
             match handed {
                 Handed::Answered(answer) => return self.read(line, answer, begun, until).await,

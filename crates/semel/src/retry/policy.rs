@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use super::observe::Observer;
 
+/// Moments that far ahead can still be reckoned with; longer settings are cut to it.
+pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
 /// A policy for retries. The default is for calls that somebody waits for: three attempts of at most 10 s, pauses of 250 ms
 /// doubled up to 5 s with full jitter, 30 s in all.
 #[derive(Clone)]
@@ -77,31 +80,31 @@ impl Retry {
 
     /// The first pause, doubled with every further one.
     pub fn base(mut self, base: Duration) -> Self {
-        self.base = base;
+        self.base = base.min(LONGEST);
         self
     }
 
     /// The longest pause of its own. A server may ask for longer.
     pub fn cap(mut self, cap: Duration) -> Self {
-        self.cap = cap;
+        self.cap = cap.min(LONGEST);
         self
     }
 
     /// The longest pause that a server is granted; a day by default. Where somebody waits, the deadline is shorter.
     pub fn hint_cap(mut self, cap: Duration) -> Self {
-        self.hint_cap = cap;
+        self.hint_cap = cap.min(LONGEST);
         self
     }
 
     /// How long one try may take. It is cancelled then.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long everything may take together, pauses included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.deadline = deadline.min(LONGEST);
         self
     }
 

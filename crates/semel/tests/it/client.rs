@@ -1,4 +1,5 @@
 //! The client against real sockets: what it sends, what it repeats, and what it says of what it does not know.
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
 mod answers;
 mod fates;

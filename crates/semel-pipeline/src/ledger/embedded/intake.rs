@@ -27,6 +27,12 @@ impl Intake for EmbeddedLedger {
     }
 }
 
+/// The targets of an event, each once.
+fn targets(event: &NewEvent) -> impl Iterator<Item = &String> {
+    let named_before = |place: usize| event.targets[..place].contains(&event.targets[place]);
+    event.targets.iter().enumerate().filter(move |(place, _)| !named_before(*place)).map(|(_, target)| target)
+}
+
 /// Who holds a dedupe id by now.
 fn holder(connection: &Connection, dedupe: KeyId, now: Timestamp) -> rusqlite::Result<Option<Found>> {
     connection
@@ -51,7 +57,7 @@ impl Work<'_> {
             return Ok(answer);
         }
         let number = self.add_event(event)?;
-        for target in &event.targets {
+        for target in targets(event) {
             let row = self.first_row(event, number, target);
             self.add_row(row)?;
         }
@@ -81,7 +87,7 @@ impl Work<'_> {
     pub(super) fn add_event(&self, event: &NewEvent) -> rusqlite::Result<i64> {
         let dedupe = event.dedupe.as_ref();
         // One delivery for each target keeps it from being swept.
-        let unsettled = i64::try_from(event.targets.len()).unwrap_or(i64::MAX);
+        let unsettled = i64::try_from(targets(event).count()).unwrap_or(i64::MAX);
         self.sql
             .prepare_cached(
                 "INSERT INTO ledger_events (id, kind, tenant, type, dedupe, hint, fingerprint, lifetime, content_type,

@@ -291,6 +291,14 @@ pub(super) fn lane(target: &str, order_key: &str) -> i64 {
     i64::from_le_bytes(hasher.finalize()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
+/// A delivery to be made of an event that is kept.
+struct Fresh<'a> {
+    id: [u8; 16],
+    event: [u8; 16],
+    target: &'a str,
+    lane: Option<i64>,
+}
+
 /// Events as columns.
 pub(super) struct Batch<'a> {
     events: &'a [NewEvent],
@@ -299,7 +307,7 @@ pub(super) struct Batch<'a> {
     tags: Vec<String>,
     metadata: Vec<String>,
     origins: Vec<(&'static str, Option<String>, Option<&'a str>)>,
-    deliveries: Vec<([u8; 16], [u8; 16], &'a str, Option<i64>)>,
+    deliveries: Vec<Fresh<'a>>,
     /// To be locked: each once, sorted.
     lanes: Vec<i64>,
 }
@@ -313,15 +321,15 @@ impl<'a> Batch<'a> {
                     continue;
                 }
                 let lane = event.order_key.as_deref().map(|key| lane(target, key));
-                deliveries.push((
-                    shared.ids.delivery().to_bytes(),
-                    event.id.to_bytes(),
-                    target.as_str(),
+                deliveries.push(Fresh {
+                    id: shared.ids.delivery().to_bytes(),
+                    event: event.id.to_bytes(),
+                    target: target.as_str(),
                     lane,
-                ));
+                });
             }
         }
-        let mut lanes: Vec<i64> = deliveries.iter().filter_map(|(.., lane)| *lane).collect();
+        let mut lanes: Vec<i64> = deliveries.iter().filter_map(|delivery| delivery.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
         Self {
@@ -374,10 +382,10 @@ impl<'a> Batch<'a> {
             .bind(self.metadata.as_slice())
             .bind(self.each(|event| event.trace.request_id.as_deref()))
             .bind(self.each(|event| event.trace.traceparent.as_deref()))
-            .bind(self.deliveries.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
-            .bind(self.deliveries.iter().map(|(_, event, ..)| *event).collect::<Vec<_>>())
-            .bind(self.deliveries.iter().map(|(_, _, target, _)| *target).collect::<Vec<_>>())
-            .bind(self.deliveries.iter().map(|(.., lane)| *lane).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|delivery| delivery.event).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|delivery| delivery.target).collect::<Vec<_>>())
+            .bind(self.deliveries.iter().map(|delivery| delivery.lane).collect::<Vec<_>>())
             .bind(self.targets.as_slice())
     }
 }

@@ -7,14 +7,19 @@ use crate::kit::{PATIENCE, Sink, metric};
 
 const EVENTS: usize = 400;
 
+/// A target that is tried more often, and later.
+fn patient(name: &str, sink: &Sink, attempts: u32, base: &str) -> String {
+    let usual = target(name, sink, "concurrency = 8");
+    let kept: Vec<&str> = usual.lines().filter(|line| !line.starts_with("retry")).collect();
+    let retry = format!("retry = {{ max_attempts = {attempts}, base = \"{base}\", cap = \"1s\" }}");
+    format!("{}\n{retry}\n", kept.join("\n"))
+}
+
 // A target that is stopped and started again: what waits is delivered, under the same key.
 #[test]
 fn a_target_that_comes_back_gets_what_waits() {
     let mut sink = Sink::start();
-    let more = "retry = { max_attempts = 50, base = \"20ms\", cap = \"200ms\" }";
-    let config = target("all", &sink, "");
-    let own = config.lines().filter(|line| !line.starts_with("retry")).collect::<Vec<_>>().join("\n");
-    let bench = Bench::new(&format!("{own}\n{more}\n"));
+    let bench = Bench::new(&patient("all", &sink, 50, "20ms"));
     let semel = bench.start();
     let admin = semel.admin();
     sink.stop();
@@ -34,7 +39,8 @@ fn a_target_that_comes_back_gets_what_waits() {
 fn an_outage_burns_no_attempts_and_amplifies_little() {
     let sink = Sink::start();
     sink.answer_with(503);
-    let bench = Bench::new(&target("all", &sink, "concurrency = 8"));
+    // The first ones must not be out of attempts before the breaker has seen enough.
+    let bench = Bench::new(&patient("all", &sink, 5, "500ms"));
     let semel = bench.start();
     let admin = semel.admin();
     for number in 0..EVENTS {

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -22,8 +23,15 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
+#[derive(Default)]
 struct Shared {
     status: AtomicU16,
+    /// What it refuses for good, by a word in the body.
+    refused: Mutex<Option<String>>,
+    /// How long it takes, in ms.
+    slow: AtomicU64,
+    now: AtomicUsize,
+    most: AtomicUsize,
     seen: Mutex<Vec<Delivered>>,
 }
 
@@ -51,7 +59,7 @@ impl Sink {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("it is bound");
-        let shared = Arc::new(Shared { status: AtomicU16::new(200), seen: Mutex::default() });
+        let shared = Arc::new(Shared { status: AtomicU16::new(200), ..Shared::default() });
         let mut sink = Self { at, shared, running: None };
         sink.run(listener);
         sink
@@ -97,6 +105,21 @@ impl Sink {
         self.shared.status.store(status, Ordering::SeqCst);
     }
 
+    /// Refuses for good what has this word in its body.
+    pub(crate) fn refuse(&self, word: &str) {
+        *self.shared.refused.lock() = Some(word.to_owned());
+    }
+
+    /// Takes so long for everything from now on.
+    pub(crate) fn be_slow(&self, by: Duration) {
+        self.shared.slow.store(u64::try_from(by.as_millis()).expect("it is short"), Ordering::SeqCst);
+    }
+
+    /// How many it had in hand at once, at most, since the last question.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.shared.most.swap(0, Ordering::SeqCst)
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("http://{}/hook", self.at)
     }
@@ -138,8 +161,17 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
     let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    let status = shared.status.load(Ordering::SeqCst);
     let body = String::from_utf8_lossy(&body).into_owned();
+    let now = shared.now.fetch_add(1, Ordering::SeqCst) + 1;
+    shared.most.fetch_max(now, Ordering::SeqCst);
+    let slow = shared.slow.load(Ordering::SeqCst);
+    if slow > 0 {
+        #[expect(clippy::disallowed_methods, reason = "a slow target takes real time")]
+        std::thread::sleep(Duration::from_millis(slow));
+    }
+    let refused = shared.refused.lock().as_ref().is_some_and(|word| body.contains(word));
+    let status = if refused { 422 } else { shared.status.load(Ordering::SeqCst) };
+    shared.now.fetch_sub(1, Ordering::SeqCst);
     shared.seen.lock().push(Delivered { path, headers, body, status });
     let text = format!("HTTP/1.1 {status} x\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello");
     (&mut &*stream).write_all(text.as_bytes()).ok()

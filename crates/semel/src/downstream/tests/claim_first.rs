@@ -218,7 +218,7 @@ async fn the_reserved_id_is_fixed_by_the_claim() {
     world.lose(&dead, Crash::AfterCall).await;
     let seen = world.provider.booked.lock()[0].clone();
     world.run(&world.engine(), Ask::OnRecovery).await.unwrap();
-    assert_eq!(*world.provider.booked.lock(), [seen.clone()]);
+    assert_eq!(*world.provider.booked.lock(), std::slice::from_ref(&seen));
     assert!(seen.len() == 64 && !seen.contains("order"));
 }
 

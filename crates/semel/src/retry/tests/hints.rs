@@ -8,6 +8,8 @@ use crate::time::Timestamp;
 /// Sun, 06 Nov 1994 08:49:37 GMT.
 const THEN: u64 = 784_111_777;
 
+type Headers = &'static [(&'static str, &'static str)];
+
 fn at(seconds: u64) -> Timestamp {
     Timestamp::from_micros(seconds * 1_000_000)
 }
@@ -64,7 +66,7 @@ fn what_is_no_date_is_none() {
 
 #[test]
 fn every_form_of_a_delay_is_read() {
-    let table: [(&[(&str, &'static str)], Option<Duration>); 22] = [
+    let table: [(Headers, Option<Duration>); 22] = [
         (&[], None),
         (&[("retry-after", "120")], Some(secs(120))),
         (&[("retry-after", " 1.5 ")], Some(ms(1500))),
@@ -110,7 +112,7 @@ fn a_date_is_counted_from_the_answers_own() {
 
 #[test]
 fn advice_is_read() {
-    let table: [(&[(&str, &'static str)], Option<Advice>); 8] = [
+    let table: [(Headers, Option<Advice>); 8] = [
         (&[], None),
         (&[("x-should-retry", "true")], Some(Advice::Retry)),
         (&[("x-should-retry", "FALSE")], Some(Advice::Stop)),
@@ -138,7 +140,7 @@ proptest! {
     fn dates_are_read_as_they_are_written(day in 0u64..40_000, second in 0u64..86_400) {
         // Days are counted here by walking, there by arithmetic.
         let (mut year, mut left) = (1970, day);
-        let leap = |year: u64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+        let leap = |year: u64| matches!((year % 4, year % 100, year % 400), (0, 1.., _) | (_, _, 0));
         while left >= 365 + u64::from(leap(year)) {
             left -= 365 + u64::from(leap(year));
             year += 1;

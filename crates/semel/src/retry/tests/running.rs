@@ -199,6 +199,18 @@ async fn the_total_deadline_ends_everything() {
     assert!(begun.elapsed() <= secs(30) && error.attempts >= 3, "{:?}", begun.elapsed());
 }
 
+// Settings without an end are none to reckon with.
+#[tokio::test(start_paused = true)]
+async fn endless_settings_do_not_overflow() {
+    let most = Duration::MAX;
+    let retry =
+        Retry::default().base(ms(1)).cap(most).hint_cap(most).timeout(most).deadline(most).attempts(u32::MAX);
+    let call = keyed();
+    let judge = |signal: &Signal| signal.judge(Repeat::Safe);
+    assert_eq!(retry.run(&call, judge, answers(&[503, 200])).await.unwrap(), 200);
+    assert!(retry.delay(u32::MAX, Some(most)).wait <= Duration::from_secs(40 * 365 * 24 * 60 * 60));
+}
+
 // P3: held back by its breaker, a call is not made at all, and says when to come back.
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_lets_nothing_through() {

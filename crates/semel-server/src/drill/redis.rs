@@ -1,0 +1,109 @@
+//! A Redis for a drill: one that was named, or one that is started for it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use semel::store::redis_driver::{Cmd, Value};
+use semel::store::{Effect, RedisClient};
+
+use super::ground::{Killed, exists, until};
+
+/// A Redis.
+pub(super) struct Redis {
+    pub(super) url: String,
+    /// Keys and streams of this drill begin so: a Redis that was named may hold others.
+    pub(super) prefix: String,
+    /// Where it is, if it is the drill's own.
+    own: Option<(u16, std::path::PathBuf)>,
+    server: Option<Killed>,
+}
+
+impl Redis {
+    /// Uses the one at `url`, or starts `redis-server`.
+    pub(super) async fn find(url: Option<&str>, folder: &Path) -> anyhow::Result<Self> {
+        let prefix = format!("semel-drill-{:08x}", rand::random::<u32>());
+        if let Some(url) = url {
+            return Ok(Self { url: url.to_owned(), prefix, own: None, server: None });
+        }
+        if !exists("redis-server") {
+            bail!(
+                "this drill needs a Redis: install redis-server, or name one with --redis redis://HOST:PORT"
+            );
+        }
+        // Free at this moment; nobody else is likely to take it in the next one.
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let server = Some(start(port, folder)?);
+        let own = Some((port, folder.to_owned()));
+        let redis = Self { url: format!("redis://127.0.0.1:{port}"), prefix, own, server };
+        redis.ready().await?;
+        Ok(redis)
+    }
+
+    async fn ready(&self) -> anyhow::Result<()> {
+        until("redis-server answers", || async {
+            let mut ping = Cmd::new();
+            ping.arg("PING");
+            Ok(self.client()?.query(&ping, Effect::Reads).await.is_ok())
+        })
+        .await
+    }
+
+    fn client(&self) -> anyhow::Result<RedisClient> {
+        let builder = RedisClient::builder(self.url.clone()).connect_timeout(Duration::from_millis(500));
+        builder.build().context("the Redis of the drill")
+    }
+
+    /// Sends one command.
+    pub(super) async fn tell(&self, words: &[&str]) -> anyhow::Result<Value> {
+        let mut command = Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        Ok(self.client()?.query(&command, Effect::Writes).await?)
+    }
+
+    /// Whether it may be killed: it is the drill's own.
+    pub(super) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Kills it.
+    pub(super) fn kill(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts it again, with its data.
+    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
+        let (port, folder) = self.own.as_ref().context("it is somebody else's")?;
+        self.server = Some(start(*port, folder)?);
+        self.ready().await
+    }
+
+    /// Removes what the drill left in a Redis that was named.
+    pub(super) async fn end(self) {
+        if self.own.is_some() {
+            return;
+        }
+        if let Ok(Value::Array(keys)) = self.tell(&["KEYS", &format!("{}*", self.prefix)]).await {
+            for key in keys {
+                if let Value::BulkString(key) = key {
+                    let _ = self.tell(&["DEL", &String::from_utf8_lossy(&key)]).await;
+                }
+            }
+        }
+    }
+}
+
+fn start(port: u16, folder: &Path) -> anyhow::Result<Killed> {
+    let child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
+        .args(["--appendfsync", "always", "--dir"])
+        .arg(folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("redis-server")?;
+    Ok(Killed(child))
+}

@@ -1,0 +1,229 @@
+//! Dead letters get another try. In full form: `./scripts/prove replay-kill`.
+
+use std::time::Duration;
+
+use semel_testbed::wait;
+use serde_json::{Value, json};
+
+use super::{Bench, count, event, publish, target};
+use crate::kit::{Http, PATIENCE, Semel, Sink, run};
+
+fn in_full() -> bool {
+    std::env::var_os("SEMEL_PROVE").is_some()
+}
+
+fn replay(semel: &Semel, args: &[&str]) -> (bool, String) {
+    let output = run(&[&["replay"], args, &["--admin", semel.admin_url()]].concat());
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), text.into_owned())
+}
+
+fn letters(admin: &Http, status: &str) -> Vec<Value> {
+    let page = admin.get(&format!("/v1/dead-letters?status={status}&limit=1000")).expect(200);
+    page["items"].as_array().unwrap().clone()
+}
+
+/// A server with dead letters of a target that is well again.
+fn dead(bench: &Bench, sink: &Sink, letters: usize) -> Semel {
+    let semel = bench.start();
+    let admin = semel.admin();
+    sink.answer_with(422);
+    for number in 0..letters {
+        publish(&admin, &event("a", &format!("key-{number}")));
+    }
+    let all = || metric_of(&admin, letters);
+    wait::until("all are dead letters", PATIENCE + Duration::from_secs(600), all).unwrap();
+    sink.answer_with(200);
+    semel
+}
+
+/// Whether so many are dead letters.
+fn metric_of(admin: &Http, letters: usize) -> bool {
+    let groups = admin.get("/v1/dead-letters/groups?status=pending").expect(200);
+    let counts = groups["items"].as_array().unwrap().iter().filter_map(|group| group["count"].as_u64());
+    counts.sum::<u64>() == letters as u64
+}
+
+// P10: a plan first, then a canary, then the rest; the original key is kept.
+#[test]
+fn what_failed_is_replayed_with_a_plan() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 5);
+    let admin = semel.admin();
+    let before = sink.calls();
+    let (done, told) = replay(&semel, &["--status", "failed", "--limit", "100", "--dry-run"]);
+    assert!(done && told.contains("5 in all: 5 to run, 0 to skip, 0 in conflict"), "{told}");
+    assert_eq!(sink.calls(), before, "a plan sends nothing");
+    let (done, told) = replay(&semel, &["--status", "failed", "--limit", "100"]);
+    assert!(done && told.contains("done: 5 of 5 replayed, 0 failed again"), "{told}");
+    assert_eq!(letters(&admin, "replayed").len(), 5);
+    assert_eq!(sink.effects().len(), 5);
+    // The same key as before: whoever took it then would know it.
+    let keys: std::collections::BTreeSet<String> =
+        sink.seen().iter().map(|one| one.key().to_owned()).collect();
+    assert_eq!(keys.len(), 5);
+    assert_eq!(count(&admin, "done"), 5);
+    let (done, told) = replay(&semel, &["--status", "failed", "--limit", "100"]);
+    assert!(done && told.contains("0 of 0 replayed"), "{told}");
+}
+
+// P10: by id, by event and target; what is done is skipped; re-execute wants a reason; as-new is an event of its own.
+#[test]
+fn letters_and_events_are_replayed_by_name_in_every_mode() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 2);
+    let admin = semel.admin();
+    let pending = letters(&admin, "pending");
+    let (one, other) = (pending[0]["id"].as_str().unwrap(), pending[1]["id"].as_str().unwrap());
+    let (done, told) = replay(&semel, &["--dlq", "--id", one]);
+    assert!(done && told.contains("1 of 1 replayed"), "{told}");
+    let event = pending[0]["event_id"].as_str().unwrap();
+    let (done, told) = replay(&semel, &["--event-id", event, "--targets", "all", "--dry-run"]);
+    assert!(done && told.contains("0 to run, 1 to skip"), "it is done: {told}");
+    let (done, told) = replay(&semel, &["--event-id", event, "--targets", "all", "--mode", "re-execute"]);
+    assert!(!done && told.contains("say why"), "{told}");
+    let args =
+        ["--event-id", event, "--targets", "all", "--mode", "re-execute", "--reason", "lost at the target"];
+    let (done, told) = replay(&semel, &args);
+    assert!(done && told.contains("1 of 1 replayed"), "{told}");
+    let effects = sink.effects().len();
+    assert_eq!(effects, 2, "a new epoch is a new key");
+    let (done, told) = replay(&semel, &["--dlq", "--id", other, "--mode", "as-new"]);
+    assert!(done && told.contains("1 of 1 replayed"), "{told}");
+    assert_eq!(letters(&admin, "replayed").len(), 2);
+    let audit = admin.get("/v1/audit").expect(200).to_string();
+    assert!(audit.contains("lost at the target"), "{audit}");
+}
+
+// P10: what fails again pauses the job by itself; after k failed replays a letter is parked.
+#[test]
+fn a_job_whose_canary_fails_pauses_itself_and_letters_are_parked() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 4);
+    let admin = semel.admin();
+    sink.answer_with(422);
+    let (done, told) = replay(&semel, &["--status", "failed", "--canary", "2"]);
+    assert!(!done && told.contains("paused") && told.contains("2 of the last 2 failed again"), "{told}");
+    let jobs = admin.get("/v1/replays").expect(200);
+    let job = jobs["items"][0]["id"].as_str().unwrap();
+    assert_eq!(jobs["items"][0]["counts"]["pending"], 2, "the rest was not sent");
+    sink.answer_with(200);
+    let (done, told) = replay(&semel, &["--job", job, "--resume"]);
+    assert!(!done && told.contains("2 of 4 replayed"), "{told}");
+    // The two that failed are letters still.
+    sink.answer_with(422);
+    let failing = letters(&admin, "pending")[0]["id"].as_str().unwrap().to_owned();
+    for _ in 0..2 {
+        replay(&semel, &["--dlq", "--id", &failing, "--canary", "0"]);
+    }
+    let shown = admin.get(&format!("/v1/dead-letters/{failing}")).expect(200);
+    assert_eq!((&shown["status"], &shown["failed_replays"]), (&json!("parked"), &json!(3)), "{shown}");
+    sink.answer_with(200);
+    let (_, told) = replay(&semel, &["--status", "failed", "--canary", "0"]);
+    assert!(told.contains("1 of 1 replayed"), "a parked one is replayed by its id alone: {told}");
+    let (done, told) = replay(&semel, &["--dlq", "--id", &failing]);
+    assert!(done && told.contains("1 of 1 replayed"), "{told}");
+}
+
+// replay_storm: rate and concurrency are kept, and it stops within a second.
+#[test]
+fn a_job_keeps_its_pace_and_stops_when_told() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, "concurrency = 64"));
+    let semel = dead(&bench, &sink, 200);
+    let admin = semel.admin();
+    sink.be_slow(Duration::from_millis(30));
+    sink.most_at_once();
+    let body = json!({ "status": "failed", "limit": 1000, "canary": 0, "concurrency": 3 });
+    let job = admin.post("/v1/replays", &body.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
+    let before = sink.effects().len();
+    wait::until("it is at work", PATIENCE, || sink.effects().len() > before + 10).unwrap();
+    admin.post(&format!("/v1/replays/{job}/pause"), "{}").expect(200);
+    // What was released by then may end; nothing else is sent.
+    let released = || admin.get(&format!("/v1/replays/{job}")).expect(200)["counts"]["released"] == 0;
+    wait::until("what was released has ended", Duration::from_secs(10), released).unwrap();
+    let stands = sink.calls();
+    assert!(sink.most_at_once() <= 3, "no more than three at once");
+    let pace = json!({ "rate": 1000, "concurrency": 8 });
+    admin.post(&format!("/v1/replays/{job}/pace"), &pace.to_string()).expect(200);
+    assert_eq!(sink.calls(), stands, "it is paused");
+    let (done, told) = replay(&semel, &["--job", &job, "--resume"]);
+    assert!(done && told.contains("200 of 200 replayed"), "{told}");
+    assert!(sink.most_at_once() <= 8);
+}
+
+// Bad input: what is in flight, wrong ids, unknown targets, nothing to replay.
+#[test]
+fn what_cannot_be_replayed_is_refused_in_plain_words() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 1);
+    let admin = semel.admin();
+    let no = |body: Value, expected: &str| {
+        let answer = admin.post("/v1/replays", &body.to_string());
+        let text = answer.text();
+        assert!((400..500).contains(&answer.status) && text.contains(expected), "{body}: {text}");
+    };
+    no(json!({}), "say what to replay");
+    no(json!({ "status": "done" }), "expected \\\"failed\\\"");
+    no(json!({ "status": "failed", "ids": ["x"] }), "say what to replay");
+    no(json!({ "ids": ["nonsense"] }), "not an id");
+    no(json!({ "status": "failed", "targets": ["nobody"] }), "there is no target");
+    no(json!({ "status": "failed", "mode": "twice" }), "expected one of resume, re-execute, as-new");
+    no(json!({ "status": "failed", "rate": -1 }), "items a second");
+    no(json!({ "status": "failed", "concurrency": 0 }), "at least 1");
+    no(json!({ "status": "failed", "limits": 3 }), "unknown field");
+    let unknown = "rpl_00000000000000000000000000";
+    assert_eq!(admin.get(&format!("/v1/replays/{unknown}")).status, 404);
+    assert_eq!(admin.post(&format!("/v1/replays/{unknown}/pause"), "{}").status, 404);
+    // In flight: another job has it.
+    sink.be_slow(Duration::from_secs(2));
+    let body = json!({ "status": "failed", "canary": 0 });
+    admin.post("/v1/replays", &body.to_string()).expect(201);
+    wait::until("it is in flight", PATIENCE, || letters(&admin, "replaying").len() == 1).unwrap();
+    let letter = letters(&admin, "replaying")[0]["id"].as_str().unwrap().to_owned();
+    let (_, told) = replay(&semel, &["--dlq", "--id", &letter, "--dry-run"]);
+    assert!(told.contains("0 to run") && told.contains("1 in conflict"), "{told}");
+    wait::until("it ends", PATIENCE, || letters(&admin, "replayed").len() == 1).unwrap();
+    assert_eq!(sink.effects().len(), 1);
+}
+
+// 20,000 dead letters replayed while the server is killed every second: the job goes on by itself.
+#[test]
+fn a_job_survives_the_server() {
+    let (count_of, kills) = if in_full() { (20_000, usize::MAX) } else { (400, 3) };
+    let sink = Sink::start();
+    let limits = "[ledger]\nlease = \"500ms\"\n[limits]\ncrashes = 1000000\n";
+    let bench = Bench::new(&format!("{limits}{}", target("all", &sink, "concurrency = 64")));
+    let mut semel = dead(&bench, &sink, count_of);
+    sink.be_slow(Duration::from_millis(5));
+    sink.most_at_once();
+    let body = json!({ "status": "failed", "limit": count_of, "canary": 1, "concurrency": 16 });
+    let job =
+        semel.admin().post("/v1/replays", &body.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
+    let mut killed = 0;
+    loop {
+        let ended = || {
+            let job = semel.admin().get(&format!("/v1/replays/{job}"));
+            job.status == 200 && job.expect(200)["state"] == "done"
+        };
+        let limit = if killed < kills { Duration::from_secs(1) } else { PATIENCE };
+        if wait::until("the job is done", limit, ended).is_ok() {
+            break;
+        }
+        assert!(killed < kills, "it does not end");
+        semel.kill();
+        killed += 1;
+        semel = bench.start();
+    }
+    let done = semel.admin().get(&format!("/v1/replays/{job}")).expect(200);
+    assert_eq!(done["counts"]["replayed"], count_of, "{done}");
+    assert_eq!(sink.effects().len(), count_of, "no effect twice: one key each");
+    let most = sink.most_at_once();
+    // What a killed server had sent may still be in the target's hands when the next one begins.
+    assert!(most <= 16 * 2, "{most} at once");
+    println!("{count_of} dead letters replayed, the server killed {killed} times");
+}
