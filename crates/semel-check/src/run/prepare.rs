@@ -35,7 +35,7 @@ pub(super) fn filled(
                 }
                 continue;
             };
-            Path::parse(&input.inject_at).set(into, value.clone());
+            inject_at(&input.inject_at, action).set(into, value.clone());
         }
         Ok(())
     };
@@ -74,6 +74,19 @@ pub(super) fn filled(
             Ok(Action::Tool { name, arguments })
         }
         other => Ok(other.clone()),
+    }
+}
+
+/// Where an input goes: in the arguments; over HTTP in the body, unless it names another part of the request.
+fn inject_at(path: &str, action: &Action) -> Path {
+    let part = path.split(['.', '[']).next().unwrap_or_default();
+    let named = ["method", "path", "headers", "body", "body_raw"].contains(&part);
+    match action {
+        Action::Request(_) if !named => match path.strip_prefix('/') {
+            Some(pointer) => Path::parse(&format!("/body/{pointer}")),
+            None => Path::parse(&format!("body.{path}")),
+        },
+        _ => Path::parse(path),
     }
 }
 
@@ -131,6 +144,12 @@ fn credential(file: &File<'_>, auth: &Auth) -> Result<Option<String>, Skip> {
     Ok(match auth {
         Auth::Given => file.credential(),
         Auth::None => None,
+        Auth::Token(token) => match file.scope().fill_text(token) {
+            Ok(token) => Some(token),
+            Err(Unresolved(token)) => {
+                return Err(Skip::new(Reason::NotApplicable, format!("needs a credential: {token}")));
+            }
+        },
         Auth::Other => match &file.runner.options.other_auth {
             Some(other) => Some(other.clone()),
             None => {
