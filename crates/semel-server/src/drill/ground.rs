@@ -80,11 +80,12 @@ impl Ground {
     }
 
     /// Starts a server of its own process with this config behind the listeners and the store.
-    pub(super) async fn serve(&self, config: &str) -> anyhow::Result<Server> {
+    pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<Server> {
         let store = match &self.postgres {
             Some(url) => url.clone(),
             None => format!("embedded:{}", self.folder.path().join("data").display()),
         };
+        let config = config.concat();
         let file = self.folder.path().join(format!("semel-{:08x}.toml", rand::random::<u32>()));
         let text = format!(
             "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n[ledger]\nlease = \"1s\"\n{config}\n"
