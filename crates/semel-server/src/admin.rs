@@ -145,6 +145,7 @@ impl Admin {
             .route("/v1/dead-letters/{id}", get(letters::show))
             .route("/v1/dead-letters/{id}/discard", post(letters::discard))
             .route("/v1/dead-letters/{id}/restore", post(letters::restore))
+            .route("/v1/dead-letters/{id}/edit", post(letters::edit))
             .route("/v1/audit", get(letters::audit))
             .route("/v1/replays", get(replays::list).post(replays::create))
             .route("/v1/replays/{id}", get(replays::show))

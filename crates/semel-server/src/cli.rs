@@ -323,6 +323,22 @@ pub(crate) enum DlqCommand {
         #[command(flatten)]
         remote: Remote,
     },
+    /// Make a copy with another payload, to be replayed as any other
+    Edit {
+        /// dlq_…
+        id: String,
+        /// JSON; @FILE reads a file, - standard input
+        #[arg(long)]
+        payload: String,
+        /// Why; it goes into the audit log
+        #[arg(long)]
+        reason: String,
+        /// For whom, where the letter names nobody
+        #[arg(long)]
+        target: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
     /// Take that back; a parked one becomes pending again
     Restore {
         /// dlq_…

@@ -11,7 +11,6 @@ use semel::store::{RedisClient, RedisStore};
 use semel_pipeline::buffer::{Buffer, Depth};
 use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
 use semel_pipeline::gate::Gate;
-use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
 use semel_pipeline::target::Registry;
@@ -20,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config;
+use crate::ledgers::Opened;
 
 /// What brings things in.
 pub(crate) struct Intake {
@@ -40,12 +40,18 @@ impl Intake {
     /// A Redis that cannot be used, or a name that is none.
     pub(crate) async fn start(
         settings: &config::Intake,
-        ledger: &Arc<dyn Ledger>,
+        opened: Opened,
         registry: &Registry,
         secret: &Arc<Secret>,
     ) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
+        let ledger = &opened.ledger();
         let mut tasks = vec![tokio::spawn(Replayer::new(Arc::clone(ledger)).run(stopped.clone()))];
+        let (relay, mut on_stop) = (opened.relay((**secret).clone(), registry.clone()), stopped.clone());
+        tasks.push(tokio::spawn(async move {
+            let stopped = async { drop(on_stop.wait_for(|stop| *stop).await) };
+            tokio::select! { () = stopped => {}, () = relay => {} }
+        }));
         let gate = &settings.gate;
         let drains = Arc::new(DrainCounters::default());
         let burst = burst(gate, secret).await?;

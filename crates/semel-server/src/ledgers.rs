@@ -4,10 +4,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger};
+use semel_pipeline::outbox::{self, Published};
+use semel_pipeline::target::Registry;
 
 use crate::config::{Config, LedgerPlace, Place};
+
+/// How often an outbox is looked at where nobody says that there is something.
+const RELAY_EVERY: Duration = Duration::from_millis(200);
+
+/// An open ledger.
+pub(crate) enum Opened {
+    Embedded(Arc<EmbeddedLedger>),
+    Postgres(Arc<PostgresLedger>),
+}
+
+impl Opened {
+    /// The ledger, whichever it is.
+    pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
+        match self {
+            Self::Embedded(ledger) => Arc::clone(ledger) as Arc<dyn Ledger>,
+            Self::Postgres(ledger) => Arc::clone(ledger) as Arc<dyn Ledger>,
+        }
+    }
+
+    /// Brings what was published in transactions of others' into the ledger, until it is dropped.
+    pub(crate) async fn relay(self, secret: Secret, registry: Registry) {
+        let route = move |event: &Published| registry.current().wanting(&event.event_type);
+        match self {
+            Self::Embedded(ledger) => {
+                outbox::embedded::Relay::new(ledger, secret, route).run(RELAY_EVERY).await;
+            }
+            Self::Postgres(ledger) => {
+                outbox::postgres::Relay::new(ledger, secret, route).run(RELAY_EVERY * 5).await;
+            }
+        }
+    }
+}
 
 /// Opens it; `None` where there is no place for one. `embedded` is the store, where that is embedded.
 ///
@@ -16,20 +51,20 @@ use crate::config::{Config, LedgerPlace, Place};
 pub(crate) async fn open(
     config: &Config,
     embedded: Option<Arc<EmbeddedStore>>,
-) -> anyhow::Result<Option<Arc<dyn Ledger>>> {
+) -> anyhow::Result<Option<Opened>> {
     let Some(place) = &config.pipeline.ledger else { return Ok(None) };
     let patience = config.records.timeout.unwrap_or(Duration::from_secs(5));
-    let ledger: Arc<dyn Ledger> = match (place, &config.records.place, embedded) {
-        (LedgerPlace::Store, _, Some(store)) => {
-            Arc::new(EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?)
-        }
+    let ledger = match (place, &config.records.place, embedded) {
+        (LedgerPlace::Store, _, Some(store)) => Opened::Embedded(Arc::new(
+            EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?,
+        )),
         (LedgerPlace::Store, Place::Postgres { url, schema, pooling, async_commit, .. }, None) => {
             let builder = PostgresLedger::builder(url)
                 .schema(schema.clone())
                 .pooling(*pooling)
                 .async_commit(*async_commit)
                 .patience(patience);
-            Arc::new(builder.open().await.context("the ledger in the PostgreSQL store")?)
+            Opened::Postgres(Arc::new(builder.open().await.context("the ledger in the PostgreSQL store")?))
         }
         // The config puts it into the store only where the store can hold it.
         (LedgerPlace::Store, ..) => return Ok(None),
@@ -37,17 +72,21 @@ pub(crate) async fn open(
         (LedgerPlace::Embedded(folder), Place::Embedded { folder: of_store, .. }, Some(store))
             if same(folder, of_store) =>
         {
-            Arc::new(EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?)
+            Opened::Embedded(Arc::new(
+                EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?,
+            ))
         }
         (LedgerPlace::Embedded(folder), ..) => {
             let builder = EmbeddedStore::builder(folder);
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the ledger embedded:{}", folder.display()))?;
-            Arc::new(EmbeddedLedger::open(Arc::new(store)).await.context("the embedded ledger")?)
+            Opened::Embedded(Arc::new(
+                EmbeddedLedger::open(Arc::new(store)).await.context("the embedded ledger")?,
+            ))
         }
         (LedgerPlace::Postgres { url, schema }, ..) => {
             let builder = PostgresLedger::builder(url).schema(schema.clone()).patience(patience);
-            Arc::new(builder.open().await.context("the PostgreSQL ledger")?)
+            Opened::Postgres(Arc::new(builder.open().await.context("the PostgreSQL ledger")?))
         }
     };
     Ok(Some(ledger))

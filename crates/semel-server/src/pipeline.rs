@@ -16,6 +16,7 @@ use semel_pipeline::worker::{Observer, Settings, Stopped, Worker};
 pub(crate) use self::telling::Telling;
 use crate::config::{self, targets};
 use crate::intake::Intake;
+use crate::ledgers::Opened;
 
 /// How often old rows are taken away, and how many at a time.
 const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
@@ -43,11 +44,12 @@ impl Pipeline {
     /// # Errors
     /// Targets that cannot be used, or no thread for the heartbeat.
     pub(crate) async fn start(
-        ledger: Arc<dyn Ledger>,
+        opened: Opened,
         (settings, intake): (&config::Pipeline, &config::Intake),
         secret: Arc<Secret>,
         observer: Arc<dyn Observer>,
     ) -> anyhow::Result<Arc<Self>> {
+        let ledger = opened.ledger();
         let destinations = Destinations::default();
         let registry = Registry::new(targets(&settings.targets, &destinations)?);
         let worker = Settings { lease: settings.lease, in_all: settings.in_all, ..Settings::default() };
@@ -63,7 +65,7 @@ impl Pipeline {
                 "events are delivered here"
             );
         }
-        let intake = Intake::start(intake, &ledger, &registry, &secret).await?;
+        let intake = Intake::start(intake, opened, &registry, &secret).await?;
         Ok(Arc::new(Self {
             intake,
             ledger,

@@ -1,17 +1,21 @@
 //! `/v1/dead-letters`: list, show, groups, discard, restore; and the audit log.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use semel_pipeline::id::LetterId;
+use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
+use semel_pipeline::id::{EventId, EventKind, LetterId};
 use semel_pipeline::ledger::{AuditLine, LetterFilter};
 use semel_pipeline::letter::Status;
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::Admin;
 use super::access::{Caller, Right};
@@ -136,6 +140,85 @@ async fn change(
     );
     let status = pipeline.ledger.letter(id).await?.map(|story| story.letter.status);
     answer::json(&json!({ "id": id, "action": action, "status": status }))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Edit {
+    payload: Box<RawValue>,
+    reason: String,
+    target: Option<String>,
+    r#type: Option<String>,
+}
+
+/// Makes a copy of a letter with another payload: an event of its own, linked both ways, to be replayed as any other. Nothing is
+/// sent yet, and the letter stays as it is.
+pub(super) async fn edit(
+    State(admin): State<Arc<Admin>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let pipeline = admin.pipeline()?;
+    let id: LetterId = id_of(&id)?;
+    let asked: Edit = answer::body(&body)?;
+    let reason = answer::reason(&asked.reason)?.to_owned();
+    if asked.payload.get().len() > pipeline.max_payload {
+        return Err(Refusal::bad("payload: it is larger than `payload` in [limits] allows"));
+    }
+    let story = pipeline.ledger.letter(id).await?;
+    let letter = story.ok_or_else(|| Refusal::not_found(format!("there is no dead letter {id}")))?.letter;
+    let needed = |what: &str, given: Option<String>, own: Option<&String>| {
+        let missing = || Refusal::bad(format!("{what}: the letter has none, so name one"));
+        given.or_else(|| own.cloned()).ok_or_else(missing)
+    };
+    let target = needed("target", asked.target, letter.target.as_ref())?;
+    if !pipeline.registry.current().names().contains(&target) {
+        return Err(Refusal::bad(format!("target: there is no target {target:?}")));
+    }
+    let now = SystemClock.now();
+    let copy = NewEvent {
+        id: EventId::new(EventKind::Event, now),
+        tenant: letter.tenant.clone(),
+        event_type: needed("type", asked.r#type, letter.event_type.as_ref())?,
+        // A copy is never the same as another: whoever edits means this one.
+        dedupe: None,
+        payload: asked.payload.get().to_owned().into(),
+        content_type: "application/json".to_owned(),
+        headers: letter.headers.clone(),
+        order_key: None,
+        origin: match letter.event {
+            Some(of) => Origin::Replay { of },
+            None => Origin::Api { principal: caller.name.clone() },
+        },
+        targets: vec![target],
+        delay: Duration::ZERO,
+        deliver_within: None,
+        notes: Notes::default(),
+        trace: Trace::default(),
+    };
+    let event = copy.id;
+    let line = AuditLine {
+        who: caller.name.clone(),
+        action: "edit".to_owned(),
+        subject: id.to_string(),
+        reason: reason.clone(),
+    };
+    let made = pipeline.ledger.edit(id, copy, line).await?;
+    tracing::info!(
+        target: "semel::audit",
+        user = caller.name,
+        operation = "edit",
+        dlq_id = %id,
+        copy = %made,
+        reason,
+        outcome = "done",
+        "an edited copy of a dead letter was made"
+    );
+    let mut response =
+        answer::json(&json!({ "id": made, "copy_of": id, "event_id": event, "status": "pending" }))?;
+    *response.status_mut() = StatusCode::CREATED;
+    Ok(response)
 }
 
 /// The audit log, the newest line first.

@@ -3,6 +3,7 @@
 mod bad;
 mod dead;
 mod delivered;
+mod drained;
 mod killed;
 mod outage;
 mod replays;

@@ -91,6 +91,56 @@ async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
     assert!(dropped > 3, "it was cut off {dropped} times");
 }
 
+// G13: between two turns of a tenant that waits no other has more than one, whoever drains
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_are_fair_over_several_drainers() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let backlog = [("a", 30), ("b", 3), ("c", 18), ("d", 9), ("e", 24)];
+    for (tenant, count) in backlog {
+        for _ in 0..count {
+            ground.triggers.trigger(&ask(tenant, None, "{}")).await.expect("it is triggered");
+        }
+    }
+    // In the order in which they were given.
+    let turns: Arc<tokio::sync::Mutex<Vec<String>>> = Arc::default();
+    let drainers: Vec<_> = (0..4)
+        .map(|_| {
+            let (buffer, turns) = (Arc::clone(&ground.buffer), Arc::clone(&turns));
+            tokio::spawn(async move {
+                loop {
+                    let tenant = {
+                        let mut turns = turns.lock().await;
+                        let Some(tenant) = buffer.next_tenant().await.expect("Redis answers") else { return };
+                        turns.push(tenant.clone());
+                        tenant
+                    };
+                    let leased =
+                        buffer.lease(&tenant, 3, Duration::from_secs(30)).await.expect("Redis answers");
+                    for run in &leased.runs {
+                        buffer.ack((&tenant, &leased.token), run.id, 0).await.expect("Redis answers");
+                    }
+                }
+            })
+        })
+        .collect();
+    for drainer in drainers {
+        drainer.await.expect("it ends");
+    }
+    let turns = turns.lock().await;
+    for (tenant, count) in backlog {
+        let at: Vec<usize> = (0..turns.len()).filter(|n| turns[*n] == tenant).collect();
+        // Those in which it still had something.
+        let waiting = at.iter().take(count / 3);
+        for (before, after) in waiting.clone().zip(waiting.skip(1)) {
+            for (other, _) in backlog {
+                let between = turns[before + 1..*after].iter().filter(|turn| *turn == other).count();
+                assert!(between <= 1, "{other} had {between} turns between two of {tenant}: {turns:?}");
+            }
+        }
+    }
+}
+
 // Requeue without delay does not spin: an idle drainer looks away
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_buffer_is_idle() {
