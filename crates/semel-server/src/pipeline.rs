@@ -118,7 +118,7 @@ impl Pipeline {
             match self.ledger.sweep(self.retention, limit).await {
                 Ok(0) => {}
                 Ok(swept) => {
-                    tracing::debug!(target: "semel", swept, "old rows of the ledger were taken away")
+                    tracing::debug!(target: "semel", swept, "old rows of the ledger were taken away");
                 }
                 Err(error) => tracing::warn!(target: "semel", %error, "the ledger was not swept"),
             }

@@ -105,9 +105,7 @@ async fn an_effect_that_happens_once_publishes_once() {
     for _ in 0..3 {
         let answer = engine
             .once(Key::new("pay").value("a"))
-            .run_in(&shop.store, |transaction, _| {
-                order(transaction, "a").map(|id| id.to_string()).failed()
-            })
+            .run_in(&shop.store, |transaction, _| order(transaction, "a").map(|id| id.to_string()).failed())
             .await
             .expect("it is paid");
         told.push(answer.value);

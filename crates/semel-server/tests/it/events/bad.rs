@@ -72,10 +72,13 @@ fn roles_hold_for_events_too() {
             name.to_uppercase()
         )
     };
-    let config = token("shop", "producer", "tenant = \"acme\"")
-        + &token("eye", "viewer", "")
-        + &token("hand", "operator", "")
-        + &target("all", &sink, "");
+    let config = [
+        token("shop", "producer", "tenant = \"acme\""),
+        token("eye", "viewer", ""),
+        token("hand", "operator", ""),
+        target("all", &sink, ""),
+    ]
+    .concat();
     let bench = Bench::new(&config);
     let semel = bench.start_with(&[("SHOP", "shop-token"), ("EYE", "eye-token"), ("HAND", "hand-token")]);
     let of = |token: &str| semel.admin().with("authorization", &format!("Bearer {token}"));

@@ -20,7 +20,7 @@ fn semel_dlq(semel: &Semel, args: &[&str]) -> (bool, String) {
 #[test]
 fn a_stopped_target_leaves_dead_letters() {
     let (mut gone, there) = (Sink::start(), Sink::start());
-    let bench = Bench::new(&(target("gone", &gone, "") + &target("there", &there, "")));
+    let bench = Bench::new(&[target("gone", &gone, ""), target("there", &there, "")].concat());
     let semel = bench.start();
     let admin = semel.admin();
     gone.stop();

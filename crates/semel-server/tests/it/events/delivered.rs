@@ -12,7 +12,7 @@ use crate::kit::{PATIENCE, Sink, metric, run};
 fn events_are_delivered_to_those_that_want_them() {
     let (orders, all) = (Sink::start(), Sink::start());
     let signed = "events = [\"order.*\"]\nsecret = { env = \"HOOK_SECRET\" }";
-    let bench = Bench::new(&(target("orders", &orders, signed) + &target("all", &all, "")));
+    let bench = Bench::new(&[target("orders", &orders, signed), target("all", &all, "")].concat());
     let semel = bench.start_with(&[("HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]);
     let admin = semel
         .admin()
@@ -152,7 +152,7 @@ fn a_reload_adds_a_target() {
     let semel = bench.start();
     let admin = semel.admin();
     publish(&admin, &event("a", "1"));
-    bench.configure(&(target("one", &one, "") + &target("two", &two, "")));
+    bench.configure(&[target("one", &one, ""), target("two", &two, "")].concat());
     semel.signal(Signal::HUP);
     semel.logged("the config was read anew");
     let answer = admin.post("/v1/events", &event("a", "2").to_string()).expect(201);

@@ -51,7 +51,7 @@ fn killed_servers_lose_and_double_nothing() {
         let number: u64 = one.body.parse().unwrap();
         let of_round = usize::try_from(number).unwrap() % EVENTS;
         // A repeat of what was delivered comes before anything later of its order key.
-        if of_round % 2 == 0 && keys.insert(one.key().to_owned()) {
+        if of_round.is_multiple_of(2) && keys.insert(one.key().to_owned()) {
             let before = last.insert(of_round % 4, number);
             assert!(before < Some(number), "{before:?} before {number}");
         }
