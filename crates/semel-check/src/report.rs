@@ -157,10 +157,8 @@ pub struct StepReport {
     /// Where the payload was found.
     pub extraction_path: Extraction,
     /// Why it was not graded.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub skip: Option<Skip>,
     /// What kept it from being answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// For a person to look at.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -193,6 +191,8 @@ pub struct Validation {
     pub description: String,
     /// How it came out.
     pub outcome: Outcome,
+    /// Whether it held.
+    pub passed: bool,
     /// Where in the payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_pointer: Option<String>,

@@ -2,7 +2,9 @@
 
 mod file;
 mod grade;
+mod prepare;
 mod seed;
+mod send;
 mod step;
 
 use std::path::PathBuf;

@@ -224,6 +224,8 @@ pub(crate) enum Auth {
     None,
     /// `--other-auth`: a second principal.
     Other,
+    /// A credential of the step's own, with values filled in.
+    Token(String),
     /// A credential of the test kit, by its path.
     Kit(String),
     /// One that nobody gave.

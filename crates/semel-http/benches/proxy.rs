@@ -277,7 +277,9 @@ fn compare(arguments: &[&str]) -> ExitCode {
     let ours = Part::start(&["gateway", &format!("http://{}", upstream.address)]);
     println!("proxy CPU a request, {CLIENTS} clients | nginx, one worker");
     let mut met = true;
-    let comparisons: [(&str, f64, fn(usize) -> Traffic, (&Part, Traffic)); 3] = [
+    /// Its name, its goal, our traffic in a turn, and theirs with who gets it.
+    type Comparison<'a> = (&'a str, f64, fn(usize) -> Traffic, (&'a Part, Traffic));
+    let comparisons: [Comparison<'_>; 3] = [
         ("pass-through | proxy_pass", 1.3, Traffic::plain, (&passing, Traffic::Plain)),
         ("first run | proxy_pass", 1.8, Traffic::Fresh, (&passing, Traffic::Plain)),
         ("replay | proxy_cache hit", 0.8, Traffic::repeated, (&caching, Traffic::Repeated)),

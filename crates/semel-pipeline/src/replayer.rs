@@ -35,12 +35,13 @@ pub struct Replayer {
     seen: HashMap<JobId, Seen>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Seen {
     counts: Counts,
     since: Instant,
-    /// What the present rate allows is counted from here.
     rate: f64,
+    /// What was last said about the job: another word is a new account.
+    note: String,
 }
 
 /// What a look at a job came to.
@@ -114,12 +115,13 @@ impl Replayer {
         let now = Instant::now();
         let seen = self.seen.entry(id).or_insert_with(|| {
             tracing::info!(target: "semel", job = %id, mode = job.new.mode.as_str(), items = job.counts.total, "a replay job runs");
-            Seen { counts: job.counts, since: now, rate: job.new.pace.rate }
+            Seen { counts: job.counts, since: now, rate: job.new.pace.rate, note: job.note.clone() }
         });
-        if (seen.rate - job.new.pace.rate).abs() > f64::EPSILON {
-            *seen = Seen { counts: job.counts, since: now, rate: job.new.pace.rate };
+        // Resumed, or told another pace: what was before does not count any more.
+        if (seen.rate - job.new.pace.rate).abs() > f64::EPSILON || seen.note != job.note {
+            *seen = Seen { counts: job.counts, since: now, rate: job.new.pace.rate, note: job.note.clone() };
         }
-        let seen = *seen;
+        let seen = seen.clone();
         if let Some(why) = too_many_fail(&job, &seen) {
             tracing::warn!(target: "semel", job = %id, why, "a replay job pauses itself");
             let line = AuditLine {
@@ -159,7 +161,7 @@ fn too_many_fail(job: &Job, seen: &Seen) -> Option<String> {
     let ended = job.counts.ended().saturating_sub(seen.counts.ended());
     let canary = u64::from(job.new.pace.canary);
     // The canary speaks once all of it has ended; later, a few more are needed to judge.
-    let enough = (canary > 0 && job.counts.ended() >= canary && ended <= canary) || ended >= JUDGED;
+    let enough = (canary > 0 && ended == canary) || ended >= JUDGED;
     if !enough || ended == 0 || failed as f64 / ended as f64 <= job.new.pace.pause_above {
         return None;
     }
@@ -215,7 +217,7 @@ mod tests {
     }
 
     fn fresh(rate: f64) -> Seen {
-        Seen { counts: Counts::default(), since: Instant::now(), rate }
+        Seen { counts: Counts::default(), since: Instant::now(), rate, note: String::new() }
     }
 
     // P10

@@ -184,7 +184,7 @@ fn progress(job: &Value) {
     let total = number("total").max(1);
     let ended = number("total") - number("pending") - number("released");
     let filled = usize::try_from(ended * 30 / total).unwrap_or(30);
-    let bar = "█".repeat(filled) + &"░".repeat(30 - filled);
+    let bar = ["█".repeat(filled), "░".repeat(30 - filled)].concat();
     let failed = number("failed_again");
     eprint!("\r\x1b[K{bar} {ended}/{total}  {failed} failed again");
     let _ = std::io::stderr().flush();

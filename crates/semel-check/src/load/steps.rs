@@ -253,6 +253,9 @@ impl Steps<'_> {
             Value::String(word) if word == "other" => Auth::Other,
             Value::Object(members) => {
                 let text = |name: &str| members.get(name).and_then(Value::as_str);
+                if let Some(token) = text("token") {
+                    return Auth::Token(token.to_owned());
+                }
                 match (text("from_test_kit"), members.get("from_test_kit"), text("value_strategy")) {
                     (Some(path), _, _) => Auth::Kit(path.to_owned()),
                     (None, Some(Value::Bool(true)), _) => Auth::Kit("auth.api_key".to_owned()),

@@ -62,7 +62,12 @@ pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
     if all.validations_not_applicable > 0 {
         parts.push(format!("{} checks not applicable", all.validations_not_applicable));
     }
-    let verdict = if report.is_good() { paint.paint("32;1", "ok") } else { paint.paint("31;1", "FAILED") };
+    let verdict = match (report.is_good(), all.passed) {
+        (false, _) => paint.paint("31;1", "FAILED"),
+        // Nothing failed because nothing applied: no reason to be glad.
+        (true, 0) => paint.paint("33;1", "nothing graded"),
+        (true, _) => paint.paint("32;1", "ok"),
+    };
     let _ = writeln!(text, "{verdict}: {} steps against {}: {}", all.total, report.target, parts.join(", "));
     if !report.is_good() && telling == Telling::Short {
         let _ = writeln!(text, "`--explain` tells what a client would suffer, and how to fix it.");

@@ -37,7 +37,7 @@ impl Graded {
     /// A value was missing before anything was sent.
     pub(super) fn unresolved(token: &str) -> Self {
         let mut validation = blank("unresolved_substitution", "every value of the request is known");
-        validation.outcome = Outcome::Failed;
+        (validation.outcome, validation.passed) = (Outcome::Failed, false);
         validation.expected = Some(json!(token));
         validation.actual = Some(Value::Null);
         Self { validations: vec![validation] }
@@ -46,7 +46,7 @@ impl Graded {
     /// A value could not be captured.
     pub(super) fn not_captured(name: &str, path: &str, found: Option<Value>) -> Validation {
         let mut validation = blank("capture_path_not_resolvable", &format!("the answer holds `{name}`"));
-        validation.outcome = Outcome::Failed;
+        (validation.outcome, validation.passed) = (Outcome::Failed, false);
         validation.json_pointer = Some(Path::parse(path).pointer());
         validation.expected = Some(json!(path));
         validation.actual = Some(found.unwrap_or(Value::Null));
@@ -60,6 +60,7 @@ fn blank(check: &str, description: &str) -> Validation {
         id: None,
         description: description.to_owned(),
         outcome: Outcome::Passed,
+        passed: true,
         json_pointer: None,
         expected: None,
         actual: None,
@@ -219,9 +220,11 @@ impl Grader<'_> {
             Verdict::PassNoted(note) => validation.note = Some(note),
             Verdict::NotApplicable(why) => {
                 validation.outcome = Outcome::NotApplicable;
+                validation.passed = false;
                 validation.note = Some(why);
             }
             Verdict::Fail { expected, actual } => {
+                validation.passed = false;
                 validation.outcome = match severity {
                     Severity::Required => Outcome::Failed,
                     Severity::Advisory => Outcome::Advisory,

@@ -110,8 +110,36 @@ async fn a_file_without_phases_and_one_with_unknown_references_do_not_apply() {
     let server = Server::start(|_| async { reply(200, &[], &serde_json::json!({})) }).await;
     let report = run_text(&server.url(), "id: t\ntransport: http\nphases: []\n").await;
     assert_eq!(report.storyboards[0].skip.as_ref().unwrap().reason, Reason::NoPhases);
+    let told = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Telling::Short);
+    assert!(told.contains("nothing graded: 0 steps"), "{told}");
     let text = "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - {id: a, request: {path: '/{{prior_step.nobody.id}}'}}\n";
     let report = run_text(&server.url(), text).await;
     assert_eq!(report.storyboards[0].skip.as_ref().unwrap().reason, Reason::NotApplicable);
     assert_eq!(report.storyboards[0].steps[0].grade, Grade::Skipped);
+}
+
+// Never a panic: every built-in file, broken in many places, is read or refused.
+#[test]
+fn broken_files_are_refused_in_words() {
+    let mut refused = 0;
+    for known in SUITES {
+        let text = known.text;
+        let places: Vec<usize> = text.char_indices().map(|(place, _)| place).step_by(61).collect();
+        for (number, place) in places.iter().enumerate() {
+            let (before, after) = text.split_at(*place);
+            let rest: String = after.chars().skip(1).collect();
+            let insert =
+                ["", "[", "\"", "\t", "\n  - ", ": ", "&x *x ", "$context.", "{{", "\u{0}"][number % 10];
+            for broken in [before.to_owned(), format!("{before}{insert}{rest}")] {
+                match Storyboard::parse("broken.yaml", &broken) {
+                    Ok(_) => {}
+                    Err(error) => {
+                        assert!(error.to_string().starts_with("broken.yaml:"), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 500, "{refused}");
 }

@@ -40,7 +40,7 @@ async fn captured_values_travel_with_their_type_and_generated_ones_stay() {
     let text = "id: t\ntransport: http\ncontext: {tenant: acme}\nphases:\n  - id: p\n    steps:\n      \
         - {id: a, request: {path: /, body: {k: '$generate:uuid_v4#one'}}, context_outputs: [{name: n, path: n}, {name: g, generate: uuid_v4}]}\n      \
         - {id: b, request: {path: /$context.tenant, body: {n: $context.n, k: '$generate:uuid_v4#one', g: $context.g, id: '{{prior_step.a.id}}', f: '$generate:uuid_v4'}}}\n      \
-        - {id: c, request: {path: /, body: {g: $context.g}}, context_inputs: [{key: n, inject_at: 'body.deep[0].n'}]}\n";
+        - {id: c, request: {path: /, body: {g: $context.g}}, context_inputs: [{key: n, inject_at: 'body.deep[0].n'}, {key: n, inject_at: 'flat'}], auth: {token: 'own-$context.n'}}\n";
     let report = run_text(&server.url(), text).await;
     assert!(report.is_good() && report.summary.passed == 3, "{}", semel_check::json(&report));
     let log = log.lock();
@@ -49,6 +49,8 @@ async fn captured_values_travel_with_their_type_and_generated_ones_stay() {
     assert_eq!((&b["n"], &b["k"], &b["id"]), (&json!(7), &a["k"], &json!("i-1")));
     assert_ne!(b["f"], b["k"]);
     assert_eq!((&c["g"], &c["deep"][0]["n"]), (&b["g"], &json!(7)));
+    assert_eq!(c["flat"], 7);
+    assert_eq!(log[2].header("authorization").as_deref(), Some("Bearer own-7"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

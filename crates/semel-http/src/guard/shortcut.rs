@@ -5,7 +5,7 @@
 //! doubt, goes the usual way.
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -76,9 +76,7 @@ impl Recent {
     }
 
     fn trace(&self, key: &[u8], scope: &[u8]) -> Trace {
-        let mut hasher = self.hasher.build_hasher();
-        (key, scope).hash(&mut hasher);
-        let hash = hasher.finish().to_le_bytes();
+        let hash = self.hasher.hash_one((key, scope)).to_le_bytes();
         let [a, b, c, d, ..] = hash;
         // Never zero, which is nobody's.
         Trace { place: usize::from(u16::from_le_bytes([a, b])), tag: u16::from_le_bytes([c, d]) | 1 }

@@ -90,7 +90,8 @@ impl PostgresLedger {
     }
 
     async fn start(settings: Settings) -> Result<Self, Trouble> {
-        let prepared = timeout(settings.patience * 4, prepare(&settings)).await;
+        // Tables may have to be made, by us or by somebody we wait for: that is not the patience of a call.
+        let prepared = timeout(settings.patience.max(OPENING), prepare(&settings)).await;
         prepared.unwrap_or_else(|_| {
             Err(Trouble::unavailable(format!(
                 "{} cannot be reached: nobody answers; check host and port in the URL",
@@ -107,6 +108,9 @@ impl PostgresLedger {
         Ok(Self { shared, tasks })
     }
 }
+
+/// How long opening may take, where a call's patience is shorter.
+const OPENING: Duration = Duration::from_secs(15);
 
 async fn prepare(settings: &Settings) -> Result<(), Trouble> {
     let connected = settings.options.connect().await;

@@ -82,6 +82,13 @@ pub(super) async fn create(
         pace: pace(&wanted)?,
     };
     let job = pipeline.ledger.create(job, targets).await?;
+    let line = AuditLine {
+        who: caller.name.clone(),
+        action: format!("replay {}", mode.as_str()),
+        subject: job.new.id.to_string(),
+        reason: job.new.reason.clone().unwrap_or_default(),
+    };
+    pipeline.ledger.audit(line).await?;
     tracing::info!(
         target: "semel::audit",
         user = caller.name,

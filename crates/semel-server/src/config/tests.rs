@@ -74,8 +74,8 @@ fn flags_override_the_file() {
         ..ServeArgs::default()
     };
     let config = parse_with(EXAMPLE, &args).unwrap_err();
-    // A setting of the embedded store is left over, and a target has no ledger any more; both are said.
-    assert_eq!(config.len(), 2, "{config:?}");
+    // A setting of the embedded store is left over, and target and source have no ledger any more; all is said.
+    assert_eq!(config.len(), 3, "{config:?}");
     let text = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n[store]\nurl = \"embedded:x\"";
     let config = parse_with(text, &args).unwrap();
     let gateway = config.gateway.unwrap();
@@ -385,6 +385,8 @@ fn the_schema_lists_what_is_read() {
         .replace("# url = \"embedded:./semel-ledger\"", "url = { env = \"X\" }")
         .replace("# secret = { env = \"LEDGER", "secret = { env = \"LEDGER")
         .replace("# bearer", "bearer")
+        .replace("url = \"redis://127.0.0.1:6379\"\nstream", "url = { env = \"Y\" }\nstream")
+        .replace("buffer = \"redis://127.0.0.1:6379\"", "buffer = { env = \"Y\" }")
         .replace("# coordinate = \"redis://127.0.0.1:6379\"", "coordinate = { env = \"Y\" }");
     let problems = Problems::new("semel.toml", &text);
     let table = DeTable::parse(&text).unwrap();

@@ -24,7 +24,7 @@ pub(super) async fn duplicate_messages(ground: &mut Ground) -> anyhow::Result<()
     let target = Target::start().await?;
     let (url, stream) = (ground.redis()?.url.clone(), format!("{}:orders", ground.redis()?.prefix));
     let source = format!("[[source]]\nkind = \"redis-stream\"\nurl = {url:?}\nstream = \"{stream}\"\n");
-    let server = ground.serve(&(target.config("crm") + &source)).await?;
+    let server = ground.serve(&[&target.config("crm"), &source]).await?;
     for number in 0..50 {
         let key = format!("order-{number}");
         for _ in 0..2 {
@@ -92,7 +92,7 @@ pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
     let processes = if ground.postgres.is_some() { 3 } else { 1 };
     let mut servers = Vec::new();
     for _ in 0..processes {
-        servers.push(ground.serve(&(target.config("crm") + &gate)).await?);
+        servers.push(ground.serve(&[&target.config("crm"), &gate]).await?);
     }
     let how = match processes {
         1 => "in one process; --postgres URL makes it three".to_owned(),
@@ -114,7 +114,7 @@ pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
 pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&(target.config("crm") + &gate)).await?;
+    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     let run = server.post("/v1/runs", &trigger("key")).await?;
     ground.same("it waits in the buffer", &run["buffered"], &json!(true));
     let path = format!("/v1/runs/{}", run["id"].as_str().unwrap_or_default());
@@ -126,7 +126,7 @@ pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Res
     ground.same("50 callers added one at once, and all were told yes", &applied, &50);
     server.kill().await;
     let gate = self::gate(ground, SHUT)?;
-    let server = ground.serve(&(target.config("crm") + &gate)).await?;
+    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     until("it is drained", || async { Ok(server.get(&path).await?["buffered"] == false) }).await?;
     let shown = server.get(&path).await?;
     let sum = shown["metadata"]["n"].to_string();
@@ -141,7 +141,7 @@ pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Res
 pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&(target.config("crm") + &gate)).await?;
+    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     let first = server.post("/v1/runs", &trigger("key")).await?;
     let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key" })).await?;
     ground.same("the key was the first run's", &reset["id"], &first["id"]);
@@ -149,7 +149,7 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
     ground.check("the next trigger is another run", second["id"] != first["id"], second["id"].clone());
     server.kill().await;
     let gate = self::gate(ground, SHUT)?;
-    let server = ground.serve(&(target.config("crm") + &gate)).await?;
+    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     until("both are delivered", || async { Ok(target.effects() == 2) }).await?;
     ground.same("both arrived", &target.effects(), &2);
     let third = server.post("/v1/runs", &trigger("key")).await?;
@@ -160,19 +160,19 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
 pub(super) async fn drainer_killed(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&(target.config("crm") + &quiet)).await?;
+    let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
     for number in 0..200 {
         server.post("/v1/runs", &trigger(&format!("key-{number}"))).await?;
     }
     server.kill().await;
     let busy = gate(ground, &format!("{SHUT}batch = 5\n"))?;
     for _ in 0..3 {
-        let server = ground.serve(&(target.config("crm") + &busy)).await?;
+        let server = ground.serve(&[&target.config("crm"), &busy]).await?;
         let before = target.effects();
         until("it drains", || async { Ok(target.effects() > before) }).await?;
         server.kill().await;
     }
-    let server = ground.serve(&(target.config("crm") + &busy)).await?;
+    let server = ground.serve(&[&target.config("crm"), &busy]).await?;
     until("all are delivered", || async { Ok(target.effects() == 200) }).await?;
     ground.same("200 buffered runs, the process killed three times: 200 effects", &target.effects(), &200);
     until("none is left over", || async {
@@ -189,7 +189,7 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     }
     let target = Target::start().await?;
     let gate = gate(ground, "threshold = 5\nwindow = \"50ms\"\nhold = \"50ms\"\nwait = \"2s\"\n")?;
-    let servers = [ground.serve(&(target.config("crm") + &gate)).await?];
+    let servers = [ground.serve(&[&target.config("crm"), &gate]).await?];
     let (before, _) = crowd(&servers, "key-1", 20).await?;
     if let Some(redis) = &mut ground.redis {
         redis.kill();

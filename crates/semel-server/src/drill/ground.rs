@@ -70,9 +70,8 @@ impl Ground {
     }
 
     /// Notes whether two things are the same.
-    pub(super) fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, seen: &T, expected: &T) {
-        let told =
-            if seen == expected { format!("{seen:?}") } else { format!("{seen:?} instead of {expected:?}") };
+    pub(super) fn same<T: PartialEq + std::fmt::Display>(&mut self, what: &str, seen: &T, expected: &T) {
+        let told = if seen == expected { seen.to_string() } else { format!("{seen} instead of {expected}") };
         self.check(what, seen == expected, told);
     }
 
@@ -81,14 +80,15 @@ impl Ground {
     }
 
     /// Starts a server of its own process with this config behind the listeners and the store.
-    pub(super) async fn serve(&self, config: &str) -> anyhow::Result<Server> {
+    pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<Server> {
         let store = match &self.postgres {
             Some(url) => url.clone(),
             None => format!("embedded:{}", self.folder.path().join("data").display()),
         };
+        let config = config.concat();
         let file = self.folder.path().join(format!("semel-{:08x}.toml", rand::random::<u32>()));
         let text = format!(
-            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n{config}\n"
+            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n[ledger]\nlease = \"1s\"\n{config}\n"
         );
         std::fs::write(&file, text).context("the config")?;
         Server::start(file).await

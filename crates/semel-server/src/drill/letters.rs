@@ -17,7 +17,7 @@ async fn replayed(server: &Server, body: &Value) -> anyhow::Result<Value> {
 
 pub(super) async fn target_down(ground: &mut Ground) -> anyhow::Result<()> {
     let (mut gone, there) = (Target::start().await?, Target::start().await?);
-    let server = ground.serve(&(gone.config("gone") + &there.config("there"))).await?;
+    let server = ground.serve(&[&gone.config("gone"), &there.config("there")]).await?;
     gone.stop().await;
     for number in 0..5 {
         server.post("/v1/events", &event(&format!("order-{number}"))).await?;
@@ -42,7 +42,7 @@ pub(super) async fn target_down(ground: &mut Ground) -> anyhow::Result<()> {
 pub(super) async fn broken_credentials(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     target.answer_with(401);
-    let server = ground.serve(&target.config("crm")).await?;
+    let server = ground.serve(&[&target.config("crm")]).await?;
     server.post("/v1/events", &event("order-1")).await?;
     until("a dead letter", || async { Ok(server.letters("pending").await?.len() == 1) }).await?;
     let letter = server.letters("pending").await?.remove(0);
@@ -64,7 +64,7 @@ pub(super) async fn broken_credentials(ground: &mut Ground) -> anyhow::Result<()
 pub(super) async fn replay_dead_letter(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     target.answer_with(422);
-    let server = ground.serve(&target.config("crm")).await?;
+    let server = ground.serve(&[&target.config("crm")]).await?;
     server.post("/v1/events", &event("order-1")).await?;
     until("a dead letter", || async { Ok(server.letters("pending").await?.len() == 1) }).await?;
     let letter = server.letters("pending").await?.remove(0);

@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -16,6 +17,7 @@ use crate::kit::{Semel, run};
 /// A gateway that can be restarted by a request to another port, as a hook command would do it.
 struct Restartable {
     gateway: String,
+    admin: String,
     hook: String,
     _semel: Arc<Mutex<Option<Semel>>>,
 }
@@ -24,9 +26,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The gateway before the shop, with short retention and a limit of new keys, so that every case can be tried.
+/// The gateway before the shop, with a path of short retention and a limit of new keys, so that every case can be tried.
 fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
-    let file = folder.join("semel.toml");
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{}\"\nprofile = \"{profile}\"\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
@@ -36,9 +37,14 @@ fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
         shop.url(),
         folder.join("data").display()
     );
+    restartable(folder, &config)
+}
+
+fn restartable(folder: &Path, config: &str) -> Restartable {
+    let file = folder.join("semel.toml");
     std::fs::write(&file, config).unwrap();
     let semel = Semel::with_config(&file, &[]);
-    let gateway = semel.gateway_url().to_owned();
+    let (gateway, admin) = (semel.gateway_url().to_owned(), semel.admin_url().to_owned());
     let shared = Arc::new(Mutex::new(Some(semel)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let hook = format!("http://{}/", listener.local_addr().unwrap());
@@ -55,7 +61,7 @@ fn gateway(profile: &str, shop: &Shop, folder: &Path) -> Restartable {
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         }
     });
-    Restartable { gateway, hook, _semel: shared }
+    Restartable { gateway, admin, hook, _semel: shared }
 }
 
 fn passes(profile: &str, skipped: &[&str]) {
@@ -94,21 +100,9 @@ fn passes(profile: &str, skipped: &[&str]) {
         "--set",
         "put_path=/put",
     ];
-    let output = run(&args);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let summary = &report["summary"];
-    for unmet in ["failed", "recommended_not_met", "optional_not_met"] {
-        assert_eq!(summary[unmet], 0, "{profile}: {text}");
-    }
-    assert_eq!(output.status.code(), Some(0));
-    let steps = report["storyboards"][0]["steps"].as_array().unwrap();
-    let not_graded: Vec<&str> = steps
-        .iter()
-        .filter(|step| step["grade"] == "skipped")
-        .map(|step| step["phase"].as_str().unwrap())
-        .collect();
-    assert_eq!(not_graded, skipped, "{profile}: {text}");
+    let report = graded(&args, 0);
+    assert_eq!(phases(&report, "not_met"), Vec::<&str>::new(), "{profile}: {report}");
+    assert_eq!(phases(&report, "skipped"), skipped, "{profile}: {report}");
     // One effect for each key that succeeded, by the shop's own book: races and replays made no more.
     assert_eq!(shop.repeated(), Vec::<String>::new());
 }
@@ -131,6 +125,89 @@ fn the_gateway_passes_stripe_v2() {
 #[test]
 fn the_gateway_passes_ucp() {
     passes("ucp", &[]);
+}
+
+// R17: the sample agent knows nothing of idempotency. Behind the gateway it conforms, without it it does not.
+#[test]
+fn the_sample_agent_conforms_behind_the_gateway_and_not_without_it() {
+    let (_agent, upstream) = crate::mcp::start_agent(Duration::from_millis(20));
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!(
+        "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{upstream}\"\nprofile = \"adcp-mcp\"\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
+         [[route]]\nmatch = \"POST /mcp\"\nlimits = {{ writes = {{ per_second = 5, burst = 150 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+        free_port(),
+        folder.path().join("data").display()
+    );
+    let target = restartable(folder.path(), &config);
+    let url = format!("{}/mcp", target.gateway);
+    let restart = format!("curl -fsS {}", target.hook);
+    for suite in ["adcp-idempotency", "adcp"] {
+        // Another principal each time: the limit is a principal's own.
+        let args = [
+            "check",
+            "--suite",
+            suite,
+            "--target",
+            &url,
+            "--auth",
+            suite,
+            "--other-auth",
+            "second-principal",
+            "--restart",
+            &restart,
+            "--format",
+            "json",
+            "--set",
+            "bad_packages=[]",
+            "--set",
+            "rate_limited=true",
+        ];
+        let report = graded(&args, 0);
+        let skipped: Vec<&str> = phases(&report, "skipped");
+        // Answers are kept for an hour at least, so nothing expires here.
+        let expected: &[&str] = if suite == "adcp" { &["expiry_edge"; 3] } else { &[] };
+        assert_eq!(skipped, expected, "{report}");
+    }
+    let alone = format!("{upstream}mcp");
+    let report = graded(&["check", "--suite", "adcp-idempotency", "--target", &alone, "--format", "json"], 1);
+    assert_eq!(phases(&report, "failed"), ["discovery", "missing_key", "replay", "concurrent_retry"]);
+}
+
+// The trigger API of a real server passes its suite.
+#[test]
+fn the_trigger_api_passes_runs() {
+    let shop = Shop::start();
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!(
+        "[admin]\nlisten = \"127.0.0.1:{}\"\n[store]\nurl = \"embedded:{}\"\n\
+         [[target]]\nname = \"semel-check\"\nurl = \"{}/hook\"\n",
+        free_port(),
+        folder.path().join("data").display(),
+        shop.url(),
+    );
+    let target = restartable(folder.path(), &config);
+    let restart = format!("curl -fsS {}", target.hook);
+    let args =
+        ["check", "--suite", "runs", "--target", &target.admin, "--restart", &restart, "--format", "json"];
+    let report = graded(&args, 0);
+    assert_eq!(phases(&report, "skipped"), Vec::<&str>::new(), "{report}");
+    assert_eq!(phases(&report, "not_met"), Vec::<&str>::new(), "{report}");
+}
+
+/// Runs a check that must end with this code, and reads its report.
+fn graded(args: &[&str], code: i32) -> Value {
+    let output = run(args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}{told}");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// The phases of the steps with this grade.
+fn phases<'a>(report: &'a Value, grade: &str) -> Vec<&'a str> {
+    let steps = report["storyboards"][0]["steps"].as_array().unwrap();
+    steps.iter().filter(|step| step["grade"] == grade).map(|step| step["phase"].as_str().unwrap()).collect()
 }
 
 // Without the gateway the same shop fails, and the command says so by its exit code.

@@ -9,6 +9,7 @@ mod claims;
 mod commands;
 mod demo;
 mod drain;
+mod drills;
 mod events;
 mod gateway;
 mod guide;

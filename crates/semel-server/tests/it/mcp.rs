@@ -10,7 +10,7 @@ use crate::agent::{Agent, router};
 use crate::kit::{Answer, Http, PATIENCE, Semel, metric};
 
 /// The agent on a port of its own, for as long as the tests run.
-fn start_agent(takes: Duration) -> (Arc<Agent>, String) {
+pub(crate) fn start_agent(takes: Duration) -> (Arc<Agent>, String) {
     let agent = Arc::new(Agent::new(takes));
     let served = Arc::clone(&agent);
     let (tell, told) = std::sync::mpsc::channel();

@@ -5,7 +5,7 @@ use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
 
 use super::EmbeddedLedger;
 use super::columns::{Columns, micros};
-use super::page::{Listing, position};
+use super::page::{Listing, look_at, position};
 use super::reading;
 use super::work::{Done, Work, not_found, refused};
 use crate::delivery::{Class, Ending, State};
@@ -137,7 +137,7 @@ fn letters(connection: &Connection, filter: &LetterFilter, page: &Page) -> Done<
         "SELECT {LETTER} WHERE {by} l.number < ?1 ORDER BY l.number DESC LIMIT ?2"
     ))?;
     let mut listing = Listing::of(page);
-    for row in statement.query_map(params![position(page)?, listing.look_at(), with], read_letter)? {
+    for row in statement.query_map(params![position(page)?, look_at(), with], read_letter)? {
         let (number, _, letter) = row?;
         let wanted = status.is_none_or(|status| status == letter.status)
             && tenant.as_ref().is_none_or(|tenant| *tenant == letter.tenant)

@@ -28,6 +28,11 @@ pub(super) fn cursor(page: &Page) -> Done<Option<i64>> {
     }
 }
 
+/// How many rows to ask for where not every row is an item.
+pub(super) fn look_at() -> i64 {
+    i64::try_from(LOOK_AT + 1).unwrap_or(i64::MAX)
+}
+
 /// Gathers a page.
 pub(super) struct Listing<T> {
     items: Vec<T>,
@@ -46,11 +51,6 @@ impl<T> Listing<T> {
     /// How many rows to ask for where every row is an item: one more than fit, to know whether there are more.
     pub(super) fn exactly(&self) -> i64 {
         i64::try_from(self.limit + 1).unwrap_or(i64::MAX)
-    }
-
-    /// How many rows to ask for where not every row is an item.
-    pub(super) fn look_at(&self) -> i64 {
-        i64::try_from(LOOK_AT + 1).unwrap_or(i64::MAX)
     }
 
     /// Looks at a row, which is an item or not one that is wanted. Answers whether to go on.

@@ -7,7 +7,7 @@ use semel::store::rusqlite::{self, Connection, OptionalExtension as _, ToSql, pa
 
 use super::EmbeddedLedger;
 use super::columns::{Columns, duration, micros, moment};
-use super::page::{Listing, position};
+use super::page::{Listing, look_at, position};
 use super::work::Done;
 use crate::delivery::{self, Attempt, Class, Delivery, Ending, State, Told};
 use crate::event::{Dedupe, Event, NewEvent, Notes, Trace};
@@ -151,7 +151,7 @@ fn events(connection: &Connection, filter: &EventFilter, page: &Page) -> Done<Pa
     };
     let mut statement = connection.prepare_cached(&format!("SELECT {EVENT} FROM {from} LIMIT ?2"))?;
     let mut listing = Listing::of(page);
-    let rows = statement.query_map(params![position(page)?, listing.look_at(), by], read_event)?;
+    let rows = statement.query_map(params![position(page)?, look_at(), by], read_event)?;
     for row in rows {
         let (number, event) = row?;
         let wanted = kind.is_none_or(|kind| kind == event.new.id.kind())
@@ -251,15 +251,15 @@ fn deliveries(connection: &Connection, filter: &DeliveryFilter, page: &Page) -> 
     let (from, mut listing) = (position(page)?, Listing::of(page));
     // Whether the index that is used below finds nothing but what is wanted.
     let exact = target.is_none() && (states.is_empty() || (event.is_none() && tenant.is_none()));
-    let look_at = if exact { listing.exactly() } else { listing.look_at() };
+    let most = if exact { listing.exactly() } else { look_at() };
     let of_state = "d INDEXED BY ledger_deliveries_state WHERE d.state = ?3 AND d.state <> 'done' AND d.number < ?1 ORDER BY d.number DESC LIMIT ?2";
     let mut found = Vec::new();
     if let Some(event) = event {
         let tail = "WHERE e.id = ?3 AND d.number < ?1 ORDER BY d.number DESC LIMIT ?2";
-        found = some_deliveries(connection, tail, &[&from, &look_at, &event.to_bytes()])?;
+        found = some_deliveries(connection, tail, &[&from, &most, &event.to_bytes()])?;
     } else if let Some(tenant) = tenant {
         let tail = "WHERE d.tenant = ?3 AND d.number < ?1 ORDER BY d.number DESC LIMIT ?2";
-        found = some_deliveries(connection, tail, &[&from, &look_at, tenant])?;
+        found = some_deliveries(connection, tail, &[&from, &most, tenant])?;
     } else if !states.is_empty() && !states.contains(&State::Done) {
         // Each state by its index, then merged: the states of what has not ended well hold few of all deliveries.
         let sql = DELIVERY.replace(
@@ -268,15 +268,15 @@ fn deliveries(connection: &Connection, filter: &DeliveryFilter, page: &Page) -> 
         );
         let mut statement = connection.prepare_cached(&format!("SELECT {sql} ORDER BY d.number DESC"))?;
         for state in states {
-            for row in statement.query_map(params![from, look_at, state.as_str()], read_delivery)? {
+            for row in statement.query_map(params![from, most, state.as_str()], read_delivery)? {
                 found.push(row?);
             }
         }
         found.sort_by_key(|(number, ..)| std::cmp::Reverse(*number));
-        found.truncate(usize::try_from(look_at).unwrap_or(usize::MAX));
+        found.truncate(usize::try_from(most).unwrap_or(usize::MAX));
     } else {
         let tail = "WHERE d.number < ?1 ORDER BY d.number DESC LIMIT ?2";
-        found = some_deliveries(connection, tail, &[&from, &look_at])?;
+        found = some_deliveries(connection, tail, &[&from, &most])?;
     }
     for (number, _, delivery) in found {
         let wanted = target.as_ref().is_none_or(|target| *target == delivery.target)

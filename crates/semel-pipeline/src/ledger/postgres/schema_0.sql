@@ -1,5 +1,6 @@
 BEGIN;
 SET LOCAL lock_timeout = '10s';
+SET LOCAL statement_timeout = '60s';
 SELECT pg_advisory_xact_lock(hashtextextended('semel ledger {name}', 0));
 CREATE SCHEMA IF NOT EXISTS {schema};
 CREATE TABLE IF NOT EXISTS {schema}.meta (

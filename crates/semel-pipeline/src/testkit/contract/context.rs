@@ -142,13 +142,10 @@ impl Context {
     }
 
     /// Takes the one delivery that is due for [`TARGET`].
-    #[track_caller]
-    pub(super) fn take_one(&self) -> impl Future<Output = Work> {
-        async {
-            let mut taken = self.take(10).await;
-            assert_eq!(taken.len(), 1, "one delivery is due: {taken:?}");
-            taken.remove(0)
-        }
+    pub(super) async fn take_one(&self) -> Work {
+        let mut taken = self.take(10).await;
+        assert_eq!(taken.len(), 1, "one delivery is due: {taken:?}");
+        taken.remove(0)
     }
 
     /// Settles a delivery that is held.

@@ -10,7 +10,7 @@ use semel_pipeline::event::Accepted;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Reading as _, Working as _};
 use semel_testbed::Postgres;
 
-use super::{ask, event, insist, success};
+use super::{ask, event, insist, rounds, success};
 
 async fn impatient(url: &str) -> Arc<PostgresLedger> {
     let ledger = PostgresLedger::builder(url).patience(Duration::from_millis(300)).open().await;
@@ -38,17 +38,22 @@ async fn trouble(server: Arc<Postgres>, progress: Arc<AtomicUsize>, times: usize
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn accepted_events_survive_a_killed_server() {
     const CALLERS: usize = 4;
-    const EACH: usize = 60;
+    let (each, kills) = (rounds(60, 1_000), rounds(3, 20));
     let server = Arc::new(Postgres::start().expect("a server"));
     let ledger = impatient(&server.url()).await;
     let progress = Arc::new(AtomicUsize::new(0));
-    let troubles = tokio::spawn(trouble(Arc::clone(&server), Arc::clone(&progress), 3, CALLERS * EACH / 4));
+    let troubles = tokio::spawn(trouble(
+        Arc::clone(&server),
+        Arc::clone(&progress),
+        kills,
+        CALLERS * each / (kills + 1),
+    ));
     let mut callers = Vec::new();
     for _ in 0..CALLERS {
         let (ledger, progress) = (Arc::clone(&ledger), Arc::clone(&progress));
         callers.push(tokio::spawn(async move {
             let mut accepted = Vec::new();
-            for _ in 0..EACH {
+            for _ in 0..each {
                 let event = event("crm", "");
                 let answers = insist(|| ledger.accept(vec![event.clone()])).await;
                 assert!(
@@ -76,21 +81,22 @@ async fn accepted_events_survive_a_killed_server() {
 // crash_recovery, backend_killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_survives_a_killed_server() {
-    const EVENTS: usize = 300;
+    let (number, kills) = (rounds(300, 5_000), rounds(3, 20));
     let server = Arc::new(Postgres::start().expect("a server"));
     let ledger = impatient(&server.url()).await;
-    let events = (0..EVENTS).map(|_| event("crm", "")).collect::<Vec<_>>();
+    let events = (0..number).map(|_| event("crm", "")).collect::<Vec<_>>();
     ledger.accept(events).await.expect("they are accepted");
     let (progress, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let troubles = tokio::spawn(trouble(Arc::clone(&server), Arc::clone(&progress), 3, EVENTS / 5));
+    let troubles =
+        tokio::spawn(trouble(Arc::clone(&server), Arc::clone(&progress), kills, number / (kills + 2)));
     let mut workers = Vec::new();
-    for number in 0..3 {
+    for worker in 0..3 {
         let (progress, over) = (Arc::clone(&progress), Arc::clone(&over));
         let ledger = impatient(&server.url()).await;
         workers.push(tokio::spawn(async move {
             let mut kept = Vec::new();
             while !over.load(Ordering::Acquire) {
-                let take = ask(&format!("w{number}"), "crm", 5, Duration::from_secs(2));
+                let take = ask(&format!("w{worker}"), "crm", 5, Duration::from_secs(2));
                 for work in insist(|| ledger.take(take.clone())).await {
                     let word = vec![(work.holding, Settle::Done(success()))];
                     if insist(|| ledger.settle(word.clone())).await == [Said::Kept] {

@@ -155,7 +155,7 @@ impl Run {
                         ledger.delivery(delivery.id).await.expect("it can be read").expect("it is there");
                     let text = std::str::from_utf8(&told.event.new.payload).expect("it is a number");
                     let number: u64 = text.parse().expect("it is a number");
-                    let expected = if number % 10 == 0 { State::Dlq } else { State::Done };
+                    let expected = if number.is_multiple_of(10) { State::Dlq } else { State::Done };
                     assert_eq!(told.delivery.state, expected, "event {number}");
                     let done = usize::from(expected == State::Done);
                     assert_eq!(ended_as(&told, Class::Success), done, "event {number} is delivered once");

@@ -196,7 +196,7 @@ fn what_cannot_be_replayed_is_refused_in_plain_words() {
 fn a_job_survives_the_server() {
     let (count_of, kills) = if in_full() { (20_000, usize::MAX) } else { (400, 3) };
     let sink = Sink::start();
-    let limits = "[ledger]\nlease = \"500ms\"\n[limits]\ncrashes = 1000000\n";
+    let limits = "[ledger]\nlease = \"500ms\"\n[limits]\ncrashes = 1000\n";
     let bench = Bench::new(&format!("{limits}{}", target("all", &sink, "concurrency = 64")));
     let mut semel = dead(&bench, &sink, count_of);
     sink.be_slow(Duration::from_millis(5));

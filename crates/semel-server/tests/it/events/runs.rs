@@ -94,7 +94,7 @@ fn runs_are_full_citizens_in_the_buffer_too() {
     let (redis, sink) = (Redis::start().unwrap(), Sink::start());
     // Everything is buffered, and nothing is drained.
     let gate = format!("[gate]\nmode = \"on\"\nthreshold = 0\nbuffer = \"{}\"\ndrainers = 0\n", redis.url());
-    let bench = Bench::new(&(target("crm", &sink, "") + &gate));
+    let bench = Bench::new(&[target("crm", &sink, ""), gate.clone()].concat());
     let semel = bench.start();
     let admin = semel.admin();
     let (status, first) =
@@ -126,7 +126,7 @@ fn runs_are_full_citizens_in_the_buffer_too() {
     assert_eq!(metric(&admin, "semel_triggers_total{to=\"buffer\"}"), 1.0);
     drop(semel);
     // A server that drains: everything arrives, with all its changes; cancelled runs are not delivered.
-    bench.configure(&(target("crm", &sink, "") + &gate.replace("drainers = 0", "drainers = 1")));
+    bench.configure(&[target("crm", &sink, ""), gate.replace("drainers = 0", "drainers = 1")].concat());
     let semel = bench.start();
     let admin = semel.admin();
     let arrived = || admin.get(&path).expect(200)["buffered"] == false;

@@ -1,0 +1,199 @@
+//! Sends the calls of a step: one after the other, all at once, until a limit trips; or restarts the target.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::file::File;
+use super::grade::Exchange;
+use super::prepare::{call, filled, set_key_header, tell_apart};
+use super::step::Sent;
+use crate::answer::Answer;
+use crate::call::overlay;
+use crate::check::{Verdict, rate_limit};
+use crate::dispatch::{Dispatched, dispatch};
+use crate::report::{Reason, Skip};
+use crate::storyboard::{Action, Parallel, SharedKey, Step, Trip};
+use crate::substitute::uuid_v4;
+use crate::wire::Hold;
+
+/// How long a restarted target may take until it accepts connections.
+const UP_AGAIN: Duration = Duration::from_secs(60);
+
+/// One after the other, each over a connection of its own.
+pub(super) async fn several(file: &File<'_>, step: &Step, action: &Action, times: usize) -> Sent {
+    let mut exchanges = Vec::new();
+    let action = match filled(file, step, action, None) {
+        Ok(action) => action,
+        Err(sent) => return sent,
+    };
+    for _ in 0..times {
+        let call = match call(file, step, &action).await {
+            Ok(call) => call,
+            Err(sent) => return sent,
+        };
+        match file.runner.caller.send(&call).await {
+            Ok(answer) => exchanges.push(Exchange { asked: call.asked.clone(), answer }),
+            Err(error) => return Sent::Failed(error.to_string()),
+        }
+    }
+    Sent::Answered(exchanges)
+}
+
+/// All at once.
+pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, parallel: &Parallel) -> Sent {
+    let base = match filled(file, step, action, None) {
+        Ok(action) => action,
+        Err(sent) => return sent,
+    };
+    let mut calls = Vec::new();
+    for index in 0..parallel.count {
+        let mut one = base.clone();
+        if !parallel.vary.is_empty() {
+            let over = match file.scope().fill(&parallel.vary[index % parallel.vary.len()]) {
+                Ok(over) => over,
+                Err(unresolved) => return unresolved.into(),
+            };
+            match &mut one {
+                Action::Request(request) => *request = overlay(request, &over),
+                Action::Tool { arguments, .. } => *arguments = overlay(arguments, &over),
+                _ => {}
+            }
+        }
+        let mut correlation = None;
+        if parallel.key == SharedKey::Fresh {
+            match &mut one {
+                Action::Request(request) => set_key_header(request, &uuid_v4()),
+                Action::Tool { arguments, .. } => {
+                    if let Some(members) = arguments.as_object_mut() {
+                        members.insert("idempotency_key".to_owned(), json!(uuid_v4()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Action::Tool { arguments, .. } = &mut one {
+            correlation = tell_apart(arguments, &format!("{}", index + 1));
+        }
+        match call(file, step, &one).await {
+            Ok(call) => calls.push(match correlation {
+                Some((sent, written)) => call.correlated(sent, written),
+                None => call,
+            }),
+            Err(sent) => return sent,
+        }
+    }
+    let asked: Vec<Value> = calls.iter().map(|call| call.asked.clone()).collect();
+    match dispatch(file.runner.caller.target(), calls, parallel.barrier).await {
+        Dispatched::Answered(answers) => {
+            let exchanges = asked.into_iter().zip(answers).map(|(asked, answer)| Exchange { asked, answer });
+            Sent::Answered(exchanges.collect())
+        }
+        Dispatched::TimedOut(why) => {
+            Sent::Skipped(Skip::new(Reason::NotApplicable, format!("step_timeout: {why}")))
+        }
+        Dispatched::Broken(error) => Sent::Failed(error.to_string()),
+    }
+}
+
+/// Fresh keys until the limiter trips; then, after the wait it asks for, the tripped key again.
+pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
+    let caller = &file.runner.caller;
+    for _ in 0..trip.attempts {
+        let key = uuid_v4();
+        let action = match filled(file, step, &trip.target, Some(&key)) {
+            Ok(action) => action,
+            Err(sent) => return sent,
+        };
+        let first = match call(file, step, &action).await {
+            Ok(call) => call,
+            Err(sent) => return sent,
+        };
+        let tripped = match caller.send(&first).await {
+            Ok(answer) => answer,
+            Err(error) => return Sent::Failed(error.to_string()),
+        };
+        if !tripped.is_rate_limited() {
+            continue;
+        }
+        let exchange = |answer: &Answer| Exchange { asked: first.asked.clone(), answer: answer.clone() };
+        let fail = |expected: Value, actual: &str| Verdict::Fail { expected, actual: json!(actual) };
+        let Some(wait) = tripped.retry_after().filter(|wait| !wait.is_zero()) else {
+            let verdict = fail(json!("a hint when to come back"), "missing_retry_after");
+            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
+        };
+        if wait > trip.longest {
+            let verdict =
+                fail(json!(format!("a hint of at most {:?}", trip.longest)), "replay_wait_exceeded");
+            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
+        }
+        sleep(wait).await;
+        let mut action = action;
+        if let Action::Tool { arguments, .. } = &mut action {
+            tell_apart(arguments, "replay");
+        }
+        let again = match call(file, step, &action).await {
+            Ok(call) => call,
+            Err(sent) => return sent,
+        };
+        return match caller.send(&again).await {
+            Ok(replayed) => {
+                let verdict = rate_limit(&tripped, &replayed);
+                Sent::Judged(
+                    vec![Exchange { asked: again.asked.clone(), answer: replayed }],
+                    Box::new(verdict),
+                )
+            }
+            Err(error) => Sent::Failed(error.to_string()),
+        };
+    }
+    Sent::Skipped(Skip::new(Reason::NotApplicable, "rate_limit_not_triggered"))
+}
+
+/// Runs the hook, and waits until the target accepts connections again.
+pub(super) async fn restart(file: &mut File<'_>) -> Sent {
+    let Some(command) = &file.runner.options.restart else {
+        return Sent::Skipped(Skip::new(Reason::NotApplicable, "no --restart command"));
+    };
+    let mut child = tokio::process::Command::new("sh");
+    child.arg("-c").arg(command).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    let deadline = Instant::now() + UP_AGAIN;
+    match tokio::time::timeout_at(deadline, child.kill_on_drop(true).status()).await {
+        Err(_) => return Sent::Failed(format!("the restart command did not end within {UP_AGAIN:?}")),
+        Ok(Err(error)) => return Sent::Failed(format!("the restart command cannot be run: {error}")),
+        Ok(Ok(status)) if !status.success() => {
+            return Sent::Failed(format!("the restart command failed: {status}"));
+        }
+        Ok(Ok(_)) => {}
+    }
+    file.runner.caller.forget_sessions();
+    loop {
+        match file.runner.caller.target().open(Hold::released()).await {
+            Ok(_) => return Sent::Answered(Vec::new()),
+            Err(error) if Instant::now() >= deadline => return Sent::Failed(error.to_string()),
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// `2`, `"2s"`, `"500ms"`, `"1m"`.
+pub(super) fn duration(value: &Value) -> Option<Duration> {
+    let text = match value {
+        Value::Number(number) => return Duration::try_from_secs_f64(number.as_f64()?).ok(),
+        Value::String(text) => text.trim(),
+        _ => return None,
+    };
+    let split =
+        text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().ok()?;
+    let seconds = match unit.trim() {
+        "ms" => number / 1000.0,
+        "" | "s" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds).ok()
+}
