@@ -77,8 +77,9 @@ fn roles_hold_for_events_too() {
         token("eye", "viewer", ""),
         token("hand", "operator", ""),
         target("all", &sink, ""),
-    ];
-    let bench = Bench::new(&config.concat());
+    ]
+    .concat();
+    let bench = Bench::new(&config);
     let semel = bench.start_with(&[("SHOP", "shop-token"), ("EYE", "eye-token"), ("HAND", "hand-token")]);
     let of = |token: &str| semel.admin().with("authorization", &format!("Bearer {token}"));
     let mut body = event("a", "1");

@@ -11,17 +11,15 @@ fn two_servers_share_the_work() {
     let (sink, server) = (Sink::start(), Postgres::start().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("semel.toml");
+    // One secret for both, or they would not make the same keys.
     let text = format!(
-        "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[ledger]\nurl = {{ env = \"LEDGER\" }}\n\
+        "secret = {{ env = \"SECRET\" }}\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[ledger]\nurl = {{ env = \"LEDGER\" }}\n\
          lease = \"500ms\"\n{}",
         target("all", &sink, "concurrency = 2")
     );
     std::fs::write(&file, text).unwrap();
-    let url = server.url();
-    // One secret for both, or they would not make the same keys.
-    let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::write(&file, format!("secret = {{ env = \"SECRET\" }}\n{text}")).unwrap();
-    let start = || Semel::with_config(&file, &[("LEDGER", &url), ("SECRET", "a secret of the deployment")]);
+    let start =
+        || Semel::with_config(&file, &[("LEDGER", &server.url()), ("SECRET", "a secret of the deployment")]);
     let (one, two) = (start(), start());
     let (admin_one, admin) = (one.admin(), two.admin());
     for number in 0..60 {
