@@ -43,8 +43,8 @@ fn every_accepted_run_arrives_once_with_all_its_changes() {
         (0..servers).map(|_| Mutex::new(Semel::with_config(&file, &[]))).collect();
     let told = Mutex::new(Told::default());
     let threads = 16;
+    let done = &Mutex::new(0);
     std::thread::scope(|scope| {
-        let done = &Mutex::new(0);
         for thread in 0..threads {
             let (running, told) = (&running, &told);
             scope.spawn(move || {
