@@ -103,7 +103,7 @@ fn burst(server: &Mutex<Semel>, number: usize, tenant: usize, told: &Mutex<Told>
     let Some(answer) = ask("POST", "/v1/runs", &body.to_string()) else { return };
     let id = answer["id"].as_str().unwrap().to_owned();
     told.lock().accepted.insert(id.clone());
-    if number % 50 == 0 {
+    if number.is_multiple_of(50) {
         for _ in 0..3 {
             if ask("PATCH", &format!("/v1/runs/{id}"), r#"{"increment":{"n":1}}"#).is_some() {
                 *told.lock().raised.entry(id.clone()).or_default() += 1;
