@@ -161,3 +161,45 @@ async fn an_empty_buffer_is_idle() {
 fn calls(redis: &Redis) -> u64 {
     redis.info("total_commands_processed").expect("it runs").parse().expect("a number")
 }
+
+// G13: the database is away while it drains: attempts are not burned, nothing is lost, and it goes on by itself
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_burns_no_attempts() {
+    use semel_pipeline::ledger::{Ledger, PostgresLedger};
+    use semel_testbed::Postgres;
+
+    let (redis, postgres) = (Redis::start().expect("a Redis"), Postgres::start().expect("a PostgreSQL"));
+    let builder = PostgresLedger::builder(postgres.url()).patience(Duration::from_millis(300));
+    let ledger: Arc<dyn Ledger> = Arc::new(builder.open().await.expect("a ledger"));
+    let (triggers, buffer) = super::triggers(&redis, &ledger, SHUT).await;
+    let mut expected = Vec::new();
+    for n in 0..20 {
+        let asked = ask("t", Some(&format!("k{n}")), "{}");
+        expected.push(triggers.trigger(&asked).await.expect("it is triggered").id);
+    }
+    postgres.kill();
+    let counters = Arc::new(DrainCounters::default());
+    let pace = Pace { batch: 5, ..Pace::default() };
+    let drainer = Drainer::new(Arc::clone(&buffer), Arc::clone(&ledger), pace, Arc::clone(&counters));
+    for _ in 0..4 {
+        // Until what was given back may be tried again it is idle; each try fails.
+        while matches!(drainer.turn().await, Ok(Turn::Idle)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    assert!(counters.given_back.load(Ordering::Relaxed) >= 20, "{counters:?}");
+    assert_eq!(counters.dead.load(Ordering::Relaxed), 0);
+    postgres.restart().expect("it comes back");
+    let mut attempts = 0;
+    while !buffer.tenants().await.expect("Redis answers").is_empty() {
+        // The pool may still hold a connection that is dead.
+        if drainer.turn().await.is_err() {
+            attempts += 1;
+            assert!(attempts < 100, "it heals");
+        }
+    }
+    for id in expected {
+        assert!(ledger.event(id).await.expect("it answers").is_some(), "{id} arrived");
+    }
+}

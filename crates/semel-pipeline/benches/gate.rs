@@ -1,0 +1,154 @@
+//! A burst of triggers with the gate on, against the same burst with the gate off: how many are accepted a second, and what
+//! that costs PostgreSQL.
+//!
+//! `cargo bench -p semel-pipeline --all-features --bench gate` prints, `-- --check` also fails where a goal is missed. Both sides take turns on
+//! the same servers; after each turn everything is drained, and both must have left the same number of rows.
+
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use semel::Engine;
+use semel::secret::Secret;
+use semel::store::{RedisClient, RedisStore};
+use semel_pipeline::buffer::Buffer;
+use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
+use semel_pipeline::event::{Notes, Trace};
+use semel_pipeline::gate::{Gate, GateMode, Limit};
+use semel_pipeline::ledger::{EventFilter, Ledger, Page, PostgresLedger};
+use semel_pipeline::trigger::{Ask, Burst, Triggers};
+use semel_testbed::{Postgres, Redis};
+
+const REPEATS: usize = 5;
+const TRIGGERS: u64 = 4_000;
+const CALLERS: u64 = 64;
+const FASTER: f64 = 1.5;
+const CPU: f64 = 0.5;
+
+/// What a burst came to.
+struct Turn {
+    rate: f64,
+    cpu: f64,
+    rows: u64,
+}
+
+fn main() -> ExitCode {
+    let check = std::env::args().any(|argument| argument == "--check");
+    let (postgres, redis) = (Postgres::start().expect("a PostgreSQL"), Redis::start().expect("a Redis"));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    // One for all turns: a connection that ends takes its CPU time out of the account.
+    let ledger = runtime.block_on(PostgresLedger::open(&postgres.url())).expect("a ledger");
+    let ledger: Arc<dyn Ledger> = Arc::new(ledger);
+    println!(
+        "{TRIGGERS} triggers at once by {CALLERS} callers: accepted a second, PostgreSQL's CPU for each"
+    );
+    let (mut rates, mut cpus, mut same) = (Vec::new(), Vec::new(), true);
+    for repeat in 0..=REPEATS {
+        let off = runtime.block_on(burst(&postgres, &redis, &ledger, (GateMode::Off, repeat)));
+        let on = runtime.block_on(burst(&postgres, &redis, &ledger, (GateMode::On, repeat)));
+        // The first one warms both.
+        if repeat > 0 {
+            println!("  on {:.0}/s {:.0} us   off {:.0}/s {:.0} us", on.rate, on.cpu, off.rate, off.cpu);
+            rates.push(on.rate / off.rate);
+            cpus.push(on.cpu / off.cpu);
+        }
+        same &= on.rows == off.rows && on.rows == TRIGGERS;
+    }
+    rates.sort_by(f64::total_cmp);
+    cpus.sort_by(f64::total_cmp);
+    let (rate, cpu) = (rates[REPEATS / 2], cpus[REPEATS / 2]);
+    println!(
+        "accepted: {rate:.2} x ({:.2} to {:.2}), goal at least {FASTER} x",
+        rates[0],
+        rates[REPEATS - 1]
+    );
+    println!("CPU: {cpu:.2} x ({:.2} to {:.2}), goal at most {CPU} x", cpus[0], cpus[REPEATS - 1]);
+    println!("the same rows in the end: {same}");
+    if check && (rate < FASTER || cpu > CPU || !same) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+async fn burst(
+    postgres: &Postgres,
+    redis: &Redis,
+    ledger: &Arc<dyn Ledger>,
+    (mode, repeat): (GateMode, usize),
+) -> Turn {
+    let tenant = format!("{mode:?}-{repeat}");
+    let secret = Secret::from_bytes([3; 32]);
+    let store = RedisStore::builder(&redis.url()).connect().await.expect("a store");
+    let claims = Engine::builder(store).secret(secret.clone()).build().expect("an engine");
+    let client = RedisClient::builder(redis.url()).build().expect("the URL is good");
+    let buffer = Arc::new(Buffer::new(client, "semel:burst", 1_000_000));
+    let gate = Arc::new(Gate::new(Arc::clone(&buffer), mode, Limit::default(), None));
+    let parts = Burst { claims, buffer: Arc::clone(&buffer), gate };
+    let triggers = Arc::new(Triggers::new(Arc::clone(ledger), Arc::new(secret), Some(parts)));
+    let next = Arc::new(AtomicU64::new(0));
+    let (began, before) = (Instant::now(), cpu_of(postgres));
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let (triggers, next, tenant) = (Arc::clone(&triggers), Arc::clone(&next), tenant.clone());
+            tokio::spawn(async move {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= TRIGGERS {
+                        return;
+                    }
+                    triggers.trigger(&ask(&tenant, number)).await.expect("it is accepted");
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.expect("it ends");
+    }
+    let (took, used) = (began.elapsed(), cpu_of(postgres) - before);
+    let drainer = Drainer::new(
+        Arc::clone(&buffer),
+        Arc::clone(ledger),
+        Pace::default(),
+        Arc::<DrainCounters>::default(),
+    );
+    while !buffer.tenants().await.expect("Redis answers").is_empty() {
+        drainer.turn().await.expect("it drains");
+    }
+    let rows = rows(&**ledger, &tenant).await;
+    Turn { rate: TRIGGERS as f64 / took.as_secs_f64(), cpu: used.as_secs_f64() * 1e6 / TRIGGERS as f64, rows }
+}
+
+fn ask(tenant: &str, number: u64) -> Ask {
+    Ask {
+        principal: "bench".to_owned(),
+        tenant: tenant.to_owned(),
+        target: "crm".to_owned(),
+        payload: Bytes::from(format!("{{\"order\":{number}}}")),
+        content_type: "application/json".to_owned(),
+        key: Some(format!("order-{number}")),
+        lifetime: None,
+        delay: Duration::from_secs(3600),
+        notes: Notes::default(),
+        trace: Trace::default(),
+    }
+}
+
+async fn rows(ledger: &dyn Ledger, tenant: &str) -> u64 {
+    let filter = EventFilter { tenant: Some(tenant.to_owned()), ..EventFilter::default() };
+    let (mut rows, mut after) = (0, None);
+    loop {
+        let page = ledger.events(filter.clone(), Page { after, limit: 1000 }).await.expect("it lists");
+        rows += page.items.len() as u64;
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return rows,
+        }
+    }
+}
+
+/// The CPU time of all processes of the server so far.
+fn cpu_of(postgres: &Postgres) -> Duration {
+    postgres.cpu_time().expect("it runs")
+}
