@@ -164,7 +164,7 @@ async fn an_error_ends_the_leaders_wait_and_nobody_elses() {
 
 #[tokio::test]
 async fn waiter_caps() {
-    let caps = WaiterCaps { per_key: 2, per_scope: 1, in_all: 3 };
+    let caps = WaiterCaps { per_key: 2, per_scope: 3, in_all: 3 };
     let engine = build(Engine::builder(MemoryStore::new()).waiter_caps(caps));
     let (effect, other) = (Effect::held(), Effect::held());
     let other_key = || engine.once(Key::new("charge").value("other"));
