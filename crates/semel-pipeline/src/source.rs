@@ -51,7 +51,7 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
     /// there; may be repeated until `forget` is called for them.
     fn mirror(&mut self, letters: Vec<Letter>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// These letters will not be mirrored again: what was kept to tell is not needed any more.
+    /// The ledger knows that these letters are mirrored: what was kept to tell is not needed much longer.
     fn forget(&mut self, letters: Vec<LetterId>) -> BoxFuture<'_, Result<(), Error>>;
 }
 

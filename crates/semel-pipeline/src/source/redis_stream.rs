@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt as _;
-use semel::store::redis_driver::{Cmd, Value, cmd};
+use semel::store::redis_driver::{Value, cmd};
 use semel::store::{BoxFuture, Effect, Error, ErrorKind, RedisClient, RedisClientBuilder, RedisScript};
 use tokio::time::Instant;
 
@@ -39,11 +39,17 @@ redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 return 1";
 
-/// Copies a letter to the dead letters, once: the hash remembers it until the ledger knows.
+/// Copies a letter to the dead letters, once: the set remembers when. Longer than until the ledger knows: another process may
+/// have read that the letter is missing before that, and come here after it.
 const MIRROR: &str = "
-if redis.call('HSETNX', KEYS[2], ARGV[1], 1) == 0 then return 0 end
+local now = redis.call('TIME')[1]
+if redis.call('ZADD', KEYS[2], 'NX', now, ARGV[1]) == 0 then return 0 end
 redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
 return 1";
+
+/// Forgets what was copied an hour ago.
+const FORGET: &str = "
+return redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', redis.call('TIME')[1] - 3600)";
 
 /// Removes consumers that hold nothing and were not seen for long. One that holds something stays: its messages would go
 /// with it.
@@ -97,6 +103,7 @@ struct Scripts {
     reject: RedisScript,
     mirror: RedisScript,
     prune: RedisScript,
+    forget: RedisScript,
 }
 
 /// How far it is.
@@ -188,6 +195,7 @@ impl RedisStreamBuilder {
                 reject: RedisScript::new(REJECT),
                 mirror: RedisScript::new(MIRROR),
                 prune: RedisScript::new(PRUNE),
+                forget: RedisScript::new(FORGET),
             },
             place: Place {
                 group: Group::Unknown,
@@ -458,14 +466,10 @@ impl Source for RedisStream {
         })
     }
 
-    fn forget(&mut self, letters: Vec<LetterId>) -> BoxFuture<'_, Result<(), Error>> {
+    fn forget(&mut self, _letters: Vec<LetterId>) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
-            let mut forget: Cmd = cmd("HDEL");
-            forget.arg(&self.seen);
-            for letter in letters {
-                forget.arg(letter.to_string());
-            }
-            self.client.query(&forget, Effect::Writes).await.map(drop)
+            let keys = [self.seen.as_bytes()];
+            self.client.call(&self.scripts.forget, &keys, &[], Effect::Writes).await.map(drop)
         })
     }
 }

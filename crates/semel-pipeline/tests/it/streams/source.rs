@@ -222,7 +222,9 @@ async fn a_letter_is_mirrored_once_however_often_it_is_tried() {
     }
     assert_eq!(redis.tell(&["XLEN", "orders.dlq"]).expect("it runs").text(), "2");
     source.forget(letters.iter().map(|letter| letter.id).collect()).await.expect("it forgets");
-    assert_eq!(redis.tell(&["EXISTS", "orders.dlq.seen"]).expect("it runs").text(), "0");
+    // Another process had read that they are missing, and comes late.
+    other.mirror(letters.clone()).await.expect("it copies");
+    assert_eq!(redis.tell(&["XLEN", "orders.dlq"]).expect("it runs").text(), "2");
 }
 
 // G17: one slot
