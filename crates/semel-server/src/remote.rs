@@ -52,7 +52,7 @@ pub(crate) async fn ask_raw(
 /// The pages of a list, one after the other.
 pub(crate) struct Pages {
     client: Client,
-    path: &'static str,
+    path: String,
     query: Query,
     next: Next,
 }
@@ -81,8 +81,9 @@ impl Pages {
     ///
     /// # Errors
     /// A URL that is none.
-    pub(crate) fn new(remote: &Remote, path: &'static str, query: Query) -> anyhow::Result<Self> {
-        Ok(Self { client: Client::new(&remote.admin, remote.token.clone())?, path, query, next: Next::First })
+    pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: Query) -> anyhow::Result<Self> {
+        let client = Client::new(&remote.admin, remote.token.clone())?;
+        Ok(Self { client, path: path.into(), query, next: Next::First })
     }
 
     /// The next page; `None` after the last.

@@ -170,7 +170,7 @@ async fn follow(args: &ReplayArgs, client: &mut Client, mut job: Value) -> anyho
 
 /// The first items that failed again.
 async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
-    let path: &'static str = Box::leak(format!("/v1/replays/{}/items", encode(job)).into_boxed_str());
+    let path = format!("/v1/replays/{}/items", encode(job));
     let items = Pages::new(remote, path, Query::default())?.collect(10_000).await?;
     let failed = items.iter().filter(|item| item["result"] == "failed_again").take(10);
     let rows: Vec<[String; 3]> =
