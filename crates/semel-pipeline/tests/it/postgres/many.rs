@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,16 +31,19 @@ async fn order_keys_hold_across_processes() {
     let lanes: Arc<Mutex<HashMap<String, Lane>>> = Arc::default();
     let mut expected: HashMap<String, Vec<EventId>> = HashMap::new();
     let mut workers = Vec::new();
+    // Workers that find nothing go on while more may come.
+    let published = Arc::new(AtomicBool::new(false));
     for number in 0..4 {
         let (ledger, lanes) = (open(&server.url()).await, Arc::clone(&lanes));
+        let published = Arc::clone(&published);
         workers.push(tokio::spawn(async move {
-            let mut seen = 0;
             loop {
+                let all_there = published.load(Ordering::SeqCst);
                 let works = ledger
                     .take(ask(&format!("w{number}"), "crm", 3, Duration::from_secs(60)))
                     .await
                     .expect("work can be taken");
-                if works.is_empty() && seen > 0 {
+                if works.is_empty() && all_there {
                     let left = ledger.next_due(vec!["crm".to_owned()]).await.expect("an answer");
                     if left.is_none() {
                         return;
@@ -54,7 +58,6 @@ async fn order_keys_hold_across_processes() {
                 }
                 tokio::task::yield_now().await;
                 for work in works {
-                    seen += 1;
                     let lane = work.headers[0].1.clone();
                     {
                         let mut lanes = lanes.lock();
@@ -87,6 +90,7 @@ async fn order_keys_hold_across_processes() {
             }
         }
     }
+    published.store(true, Ordering::SeqCst);
     for worker in workers {
         tokio::time::timeout(Duration::from_secs(60), worker).await.expect("an end").expect("a worker");
     }
