@@ -15,7 +15,7 @@ use semel::time::{Clock as _, SystemClock};
 use tokio::sync::watch;
 
 use crate::buffer::{Acked, Buffer, Buffered, Leased, LeasedRun, Patch, Unreadable};
-use crate::event::{Accepted, Dedupe, NewEvent};
+use crate::event::{Accepted, Dedupe, NewEvent, Notes};
 use crate::id::{EventId, LetterId};
 use crate::ledger::{self, AuditLine, Ledger};
 use crate::letter::{Cause, NewLetter, SourceMessage};
@@ -226,7 +226,7 @@ impl Drainer {
         if whole.is_empty() {
             return Ok(Vec::new());
         }
-        let runs: Vec<NewEvent> = whole.iter().map(|(_, buffered)| buffered.run.clone()).collect();
+        let runs: Vec<NewEvent> = whole.iter().map(|(leased, buffered)| marked(leased, buffered)).collect();
         match self.ledger.accept(runs.clone()).await {
             Ok(accepted) => {
                 return Ok(runs.iter().zip(accepted).map(|(run, accepted)| taken(run, accepted)).collect());
@@ -270,7 +270,9 @@ impl Drainer {
         if buffered.cancelled {
             self.cancel(id).await?;
         }
-        self.leave(leased, run, buffered.run.dedupe.as_ref(), id).await
+        // One that died before its acknowledgement may have brought it here with fewer changes: go on behind those.
+        let held = self.ledger.event(id).await?.map_or(0, |event| changes_held(&event.new.notes));
+        self.leave(leased, run, buffered.run.dedupe.as_ref(), (id, held)).await
     }
 
     /// Takes a run out of the buffer, and applies what was changed meanwhile to where it is now.
@@ -279,17 +281,17 @@ impl Drainer {
         leased: &Leased,
         run: &LeasedRun,
         dedupe: Option<&Dedupe>,
-        id: EventId,
+        (id, mut version): (EventId, u64),
     ) -> Result<(), DrainError> {
         let held = (leased.tenant.as_str(), leased.token.as_str());
-        let mut version = run.version;
         loop {
             match self.buffer.ack(held, run.id, version).await? {
                 // Somebody else has it by now: it finds the run in the ledger as well, and what was changed since.
                 Acked::Gone | Acked::Lost => return Ok(()),
                 Acked::Changed(patches, now) => {
                     for patch in &patches {
-                        self.apply(id, dedupe, patch).await?;
+                        version += 1;
+                        self.apply(id, dedupe, patch, Some(version).filter(|_| id == run.id)).await?;
                     }
                     version = now;
                 }
@@ -297,24 +299,63 @@ impl Drainer {
         }
     }
 
-    async fn apply(&self, id: EventId, dedupe: Option<&Dedupe>, patch: &Patch) -> Result<(), DrainError> {
+    /// Applies a change to a run in the ledger. Where it has a number, once: the number is written with it.
+    async fn apply(
+        &self,
+        id: EventId,
+        dedupe: Option<&Dedupe>,
+        patch: &Patch,
+        number: Option<u64>,
+    ) -> Result<(), DrainError> {
         match patch {
-            Patch::Change(change) => match self.ledger.change(id, change.clone(), None).await {
-                Ok(_) => Ok(()),
-                Err(error) if is_everybodys(&error) => Err(error.into()),
-                Err(error) => {
-                    self.report(id, &error.to_string());
-                    Ok(())
-                }
-            },
-            Patch::Cancel => self.cancel(id).await,
+            Patch::Change(change) => self.change(id, change.clone(), number).await,
+            // These two may be repeated.
+            Patch::Cancel => {
+                self.cancel(id).await?;
+                self.change(id, ledger::Change::default(), number).await
+            }
             Patch::DropKey => {
-                let Some(dedupe) = dedupe else { return Ok(()) };
                 // Only its own: the key may have a new life.
-                if self.ledger.find(dedupe.id).await?.is_some_and(|found| found.event == id) {
+                if let Some(dedupe) = dedupe
+                    && self.ledger.find(dedupe.id).await?.is_some_and(|found| found.event == id)
+                {
                     self.ledger.reset(dedupe.id, line("reset-key", id, "reset while it was drained")).await?;
                 }
-                Ok(())
+                self.change(id, ledger::Change::default(), number).await
+            }
+        }
+    }
+
+    async fn change(
+        &self,
+        id: EventId,
+        mut change: ledger::Change,
+        number: Option<u64>,
+    ) -> Result<(), DrainError> {
+        if let Some(number) = number {
+            change.set.push((CHANGES_HELD.to_owned(), number.to_string()));
+        }
+        loop {
+            let version = match number {
+                None => None,
+                Some(number) => match self.ledger.event(id).await? {
+                    // Another drainer has come further meanwhile.
+                    Some(event) if changes_held(&event.new.notes) >= number => return Ok(()),
+                    Some(event) => Some(event.version),
+                    None => return Ok(()),
+                },
+            };
+            match self.ledger.change(id, change.clone(), version).await {
+                Ok(_) => return Ok(()),
+                Err(ledger::Error::Stale) if number.is_some() => {}
+                Err(error) if is_everybodys(&error) => return Err(error.into()),
+                Err(error) => {
+                    self.report(id, &error.to_string());
+                    let Some(number) = number else { return Ok(()) };
+                    // It is not to be tried again.
+                    let held = vec![(CHANGES_HELD.to_owned(), number.to_string())];
+                    change = ledger::Change { set: held, ..ledger::Change::default() };
+                }
             }
         }
     }
@@ -347,12 +388,12 @@ impl Drainer {
             ..ledger::Change::default()
         };
         if change != ledger::Change::default() {
-            self.apply(winner, None, &Patch::Change(change)).await?;
+            self.apply(winner, None, &Patch::Change(change), None).await?;
         }
         if buffered.cancelled {
             self.cancel(winner).await?;
         }
-        self.leave(leased, run, None, winner).await
+        self.leave(leased, run, None, (winner, run.version)).await
     }
 
     /// Writes a dead letter, and only then takes the run out of the buffer.
@@ -405,6 +446,23 @@ impl Drainer {
             self.failures = 0;
         }
     }
+}
+
+/// A member of a run's metadata: how many of the changes that were made in the buffer it holds. Written together with
+/// them, so that each is applied once, whoever dies in between.
+pub const CHANGES_HELD: &str = "$semel.changes";
+
+fn changes_held(notes: &Notes) -> u64 {
+    notes.metadata.get(CHANGES_HELD).and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// The run as it is accepted: it says how many changes are in it.
+fn marked(leased: &LeasedRun, buffered: &Buffered) -> NewEvent {
+    let mut run = buffered.run.clone();
+    if leased.version > 0 {
+        run.notes.metadata.insert(CHANGES_HELD.to_owned(), leased.version.to_string());
+    }
+    run
 }
 
 /// What became of a buffered run in the ledger.

@@ -10,6 +10,7 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel_pipeline::delivery::Told;
+use semel_pipeline::drainer::CHANGES_HELD;
 use semel_pipeline::event::{NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{AuditLine, Change, EventFilter};
@@ -89,7 +90,7 @@ pub(super) async fn trigger(
         key,
         lifetime: length("ttl", asked.ttl.as_deref())?,
         delay: length("delay", asked.delay.as_deref())?.unwrap_or_default(),
-        notes: Notes { tags: tags(asked.tags)?, metadata: texts(asked.metadata) },
+        notes: Notes { tags: tags(asked.tags)?, metadata: texts(asked.metadata)? },
         trace: trace(&parts.headers),
     };
     let triggers = &pipeline.intake.triggers;
@@ -202,8 +203,11 @@ fn tags(tags: Vec<String>) -> Result<Vec<String>, Refusal> {
 }
 
 /// The exact texts of JSON values.
-fn texts(members: BTreeMap<String, Box<RawValue>>) -> BTreeMap<String, String> {
-    members.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect()
+fn texts(members: BTreeMap<String, Box<RawValue>>) -> Result<BTreeMap<String, String>, Refusal> {
+    if members.contains_key(CHANGES_HELD) {
+        return Err(Refusal::bad(format!("metadata: the name {CHANGES_HELD:?} is taken; use another")));
+    }
+    Ok(members.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect())
 }
 
 fn refused(error: TriggerError) -> Refusal {
@@ -264,7 +268,8 @@ fn shown(view: &View<'_>, caller: &Caller) -> Shown {
     let View { run, version, status, buffered, accepted_at, deliveries } = view;
     let raw = |text: &String| RawValue::from_string(text.clone()).ok();
     let metadata = &run.notes.metadata;
-    let metadata = metadata.iter().filter_map(|(name, text)| Some((name.clone(), raw(text)?))).collect();
+    let own = metadata.iter().filter(|(name, _)| *name != CHANGES_HELD);
+    let metadata = own.filter_map(|(name, text)| Some((name.clone(), raw(text)?))).collect();
     let payload = caller.may(Right::Operate).is_ok();
     let payload = payload.then(|| serde_json::from_slice(&run.payload).ok()).flatten();
     Shown {
@@ -354,12 +359,12 @@ pub(super) async fn patch(
     own(pipeline, id, &caller).await?;
     let asked: Patch = answer::body(&body)?;
     let (removed, set): (Vec<_>, Vec<_>) =
-        texts(asked.metadata).into_iter().partition(|(_, value)| value == "null");
+        texts(asked.metadata)?.into_iter().partition(|(_, value)| value == "null");
     let change = Change {
         add_tags: tags(asked.add_tags)?,
         set,
         remove: removed.into_iter().map(|(name, _)| name).collect(),
-        increment: texts(asked.increment).into_iter().collect(),
+        increment: texts(asked.increment)?.into_iter().collect(),
         delay: length("delay", asked.delay.as_deref())?,
     };
     let located = pipeline.intake.triggers.change(id, &change, asked.version).await.map_err(desk)?;

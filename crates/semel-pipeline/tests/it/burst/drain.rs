@@ -91,6 +91,28 @@ async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
     assert!(dropped > 3, "it was cut off {dropped} times");
 }
 
+// G12, G13: a drainer dies between the ledger and its acknowledgement, and changes come meanwhile: each arrives once
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_come_while_a_drainer_dies_arrive_once() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let one = Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() };
+    let patch = semel_pipeline::buffer::Patch::Change(one);
+    let run = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
+    let change = async || ground.buffer.patch("t", run.id, &patch, None).await.expect("Redis answers");
+    change().await;
+    // It has accepted the run with its one change, and then it is gone.
+    let dead = ground.buffer.lease("t", 1, Duration::from_millis(20)).await.expect("Redis answers");
+    let mut accepted = dead.runs[0].run.clone().expect("it is whole").run;
+    accepted.notes.metadata.insert(semel_pipeline::drainer::CHANGES_HELD.to_owned(), "1".to_owned());
+    ground.ledger.accept(vec![accepted]).await.expect("it is accepted");
+    change().await;
+    change().await;
+    ground.drain().await;
+    let event = ground.runs().await.remove(0);
+    assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("3"), "none lost, none twice");
+}
+
 // G13: between two turns of a tenant that waits no other has more than one, whoever drains
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_fair_over_several_drainers() {
