@@ -27,6 +27,7 @@ use axum::routing::{get, post};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
+use semel_http::edge::{Departed, Limits, Options, Tls};
 
 pub(crate) use self::access::Access;
 use self::access::Right;
@@ -169,21 +170,27 @@ impl Admin {
     }
 }
 
+/// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
+/// keys, and that nobody waits for a claim in the name of a client that is gone.
+pub(crate) fn listener(tls: Option<Tls>, drain: Duration) -> Options {
+    let limits = Limits { body_bytes: u64::MAX, ..Limits::default() };
+    Options { tls, limits, drain, key_headers: Vec::new(), departed: Departed::Drop, ..Options::default() }
+}
+
 /// Every request passes here: is it meant for us, may it, and what came of it.
 async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next) -> Response {
     let since = tokio::time::Instant::now();
     let access = Arc::clone(&admin.access.read());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut user = String::new();
-    let admitted =
-        access.admit(request.headers(), &method).and_then(|()| match Right::needed(&method, &path) {
-            None => Ok(None),
-            Some(right) => {
-                let caller = access.authenticate(request.headers())?;
-                user.clone_from(&caller.name);
-                caller.may(right).map(|()| Some(caller))
-            }
-        });
+    let admitted = access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
+        None => Ok(None),
+        Some(right) => {
+            let caller = access.authenticate(request.headers())?;
+            user.clone_from(&caller.name);
+            caller.may(right).map(|()| Some(caller))
+        }
+    });
     let mut response = match admitted {
         Ok(caller) => {
             if let Some(caller) = caller {
