@@ -70,18 +70,22 @@ impl Client {
             builder = builder.bearer(token)?;
         }
         let server = Server::new(url, peer, ca);
+        let mut unread = Vec::new();
         if server.is_tls() {
             builder = match ca {
                 Some(ca) => builder.ca(ca),
-                None => builder.roots(rustls_native_certs::load_native_certs().certs),
+                None => {
+                    let found = rustls_native_certs::load_native_certs();
+                    unread = found.errors;
+                    builder.roots(found.certs)
+                }
             };
         }
         let inner = builder.build().map_err(|error| match error {
             BuildError::NoRoots => {
-                anyhow::anyhow!(
-                    "this machine trusts no authority at all; name one with {}",
-                    peer.ca_setting()
-                )
+                let why = unread.first().map(|error| format!(" ({error})")).unwrap_or_default();
+                let setting = peer.ca_setting();
+                anyhow::anyhow!("this machine trusts no authority at all{why}; name one with {setting}")
             }
             BuildError::Ca { .. } => anyhow::anyhow!("{}: {error}", peer.ca_setting()),
             other => other.into(),

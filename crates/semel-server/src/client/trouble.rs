@@ -91,7 +91,8 @@ impl Server {
     fn not_trusted(&self, why: &CertificateError) -> String {
         let certificate = format!("the certificate of {self}");
         match why {
-            CertificateError::UnknownIssuer => {
+            // A bad signature is one of another authority of the same name.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 let setting = self.peer.ca_setting();
                 match &self.ca {
                     None => format!(
@@ -150,6 +151,8 @@ mod tests {
         let presented = vec!["DnsName(\"localhost\")".to_owned(), "IpAddress(127.0.0.1)".to_owned()];
         let expected = "db.example".try_into().unwrap();
         for (why, said) in [
+            (CertificateError::UnknownIssuer, "does not trust; name a file"),
+            (CertificateError::BadSignature, "does not trust; name a file"),
             (CertificateError::Expired, "db.example:8081 has expired"),
             (CertificateError::NotValidYet, "are both clocks right?"),
             (
