@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
@@ -38,6 +38,9 @@ use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 
 const OPENAPI: &str = include_str!("admin/openapi.json");
+
+/// How much of a refused request is taken all the same.
+const UNREAD: usize = 64 << 10;
 
 /// What the handlers share.
 pub(crate) struct Admin {
@@ -198,7 +201,13 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
             }
             next.run(request).await
         }
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => {
+            if request.version() == Version::HTTP_2 {
+                // A stream that is answered before its body has come is reset, and some clients lose the answer then.
+                let _ = axum::body::to_bytes(request.into_body(), UNREAD).await;
+            }
+            refusal.into_response()
+        }
     };
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
