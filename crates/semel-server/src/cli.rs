@@ -154,6 +154,9 @@ pub(crate) struct Remote {
     /// The admin side of a running server
     #[arg(long, value_name = "URL", env = "SEMEL_ADMIN", default_value = "http://127.0.0.1:8081")]
     pub(crate) admin: String,
+    /// For https: PEM certificates of authorities to trust instead of the machine's
+    #[arg(long, value_name = "FILE", env = "SEMEL_ADMIN_CA")]
+    pub(crate) admin_ca: Option<PathBuf>,
     /// A token, where the server wants one
     #[arg(long, value_name = "TOKEN", env = "SEMEL_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,

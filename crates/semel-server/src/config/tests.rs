@@ -107,6 +107,8 @@ fn mistakes_are_told_with_their_place() {
         ),
         ("[gateway]\nupstream = \"http://h\"\nscope = \"jwt:sub\"\n", &["semel.toml:3:9: scope: "]),
         ("[gateway]\nupstream = \"http://h\"\ntls = { cert = \"/no\" }\n", &["needs `key`"]),
+        ("[admin]\ntls = { key = \"/no\" }\n", &["needs `cert`"]),
+        ("[admin]\ntls = { cert = \"/no\", key = \"/no\" }\n", &["semel.toml:2:7: tls: cannot read /no"]),
         (
             "[admin]\nlisten = \"0.0.0.0:80\"\n",
             &["semel.toml:2:10: the admin side may not listen on 0.0.0.0"],
@@ -288,7 +290,12 @@ fn weaker_promises_are_named() {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
     }
     let usual = parse("[gateway]\nupstream = \"http://h\"\n").unwrap();
+    assert_eq!(usual.admin.warnings(), Vec::<String>::new());
     assert_eq!(usual.gateway.unwrap().warnings(), Vec::<String>::new());
+    let open = "[admin]\nlisten = \"0.0.0.0:1\"\n\
+                [[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = { env = \"X\" }\n";
+    let warnings = parse(open).unwrap().admin.warnings().join("\n");
+    assert!(warnings.contains("0.0.0.0:1 without TLS"), "{warnings}");
 }
 
 // R7, R17: the bounds of what is published hold at start, and weaker promises are named.

@@ -138,7 +138,7 @@ impl Server {
         path: &str,
         body: impl Into<String>,
     ) -> anyhow::Result<Value> {
-        ask_raw(&mut Client::new(&self.admin, None)?, method, path, body.into()).await
+        ask_raw(&Client::own(&self.admin)?, method, path, body.into()).await
     }
 
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
