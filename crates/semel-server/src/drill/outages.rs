@@ -11,7 +11,7 @@ const FAILED_OPEN: &str = "semel_trigger_claims_total{outcome=\"failed_open\"}";
 pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     let wire = ground.wire().await?;
-    let more = format!("{SHUT}lease = \"5s\"\nwait = \"20s\"\n");
+    let more = format!("{SHUT}lease = \"5s\"\nwait = \"5s\"\n");
     let (near, far) = (gate_at(ground, &wire.url, &more)?, gate(ground, &more)?);
     let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
     let mut known: Vec<(String, Told)> = Vec::new();
