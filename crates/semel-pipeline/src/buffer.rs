@@ -269,6 +269,12 @@ impl Buffer {
     /// Redis does not answer.
     pub async fn find(&self, tenant: &str, key: KeyId) -> Result<Option<(EventId, [u8; 32])>, Error> {
         let key = key.to_string();
+        // Most keys are new, and a plain read costs Redis a tenth of a script.
+        let mut get = cmd("HGET");
+        get.arg(self.key(tenant, "keys")).arg(&key);
+        if self.client.query(&get, Effect::Reads).await? == Value::Nil {
+            return Ok(None);
+        }
         let answer = self.call(&self.scripts.find, tenant, &[key.as_bytes()], Effect::Writes).await?;
         let (id, print) = script::word(&answer)?;
         Ok(id.parse().ok().zip(unhex(&print)))

@@ -1,10 +1,10 @@
 //! Triggers: same key, same run, whatever way each call took (G1 to G9).
 //!
 //! ```text
-//!   no key ──────────────────────────────────┐
-//!   key ─► ledger? ─► claim ─► looked again ─┴─► gate ─┬─► buffer? ─► ledger ─┐
-//!            │          │                              └─► buffer ────────────┴─► publish the id
-//!            └──────────┴──► cached
+//!   no key ─────────────────────────────────────────────┐
+//!   key ─► ledger? ─► buffer? ─► claim ─► looked again ─┴─► gate ─┬─► ledger ─┐
+//!            │          │          │                              └─► buffer ─┴─► publish the id
+//!            └──────────┴──────────┴──► cached
 //! ```
 //!
 //! Without a buffer there is one place, the ledger, and its unique index is the claim. With one, all triggers of a key
@@ -207,10 +207,9 @@ impl Triggers {
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         let run = self.run(ask)?;
         let Some(dedupe) = &run.dedupe else { return self.place(run, true).await };
-        if let Some(known) = self.ledger_has(dedupe).await? {
+        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
             return known.answer();
         }
-        // The buffer is looked into under the claim: where the run goes there it says by itself who has the key.
         match &self.burst {
             Some(burst) => self.claim(ask, burst, &run, dedupe).await,
             None => self.place(run, true).await,
@@ -277,27 +276,17 @@ impl Triggers {
 
     /// The ledger first, then the buffer (G8).
     async fn look_up(&self, tenant: &str, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
-        if let Some(known) = self.ledger_has(dedupe).await? {
-            return Ok(Some(known));
+        if let Some(found) = self.ledger.find(dedupe.id).await? {
+            let same = found.fingerprint == dedupe.fingerprint;
+            return Ok(Some(Known { id: found.event, buffered: false, same }));
         }
-        match &self.burst {
-            Some(burst) => Ok(self.buffer_has(burst, tenant, dedupe).await),
-            None => Ok(None),
-        }
-    }
-
-    async fn ledger_has(&self, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
-        let found = self.ledger.find(dedupe.id).await?;
-        Ok(found.map(|found| Known {
-            id: found.event,
-            buffered: false,
-            same: found.fingerprint == dedupe.fingerprint,
+        let Some(burst) = &self.burst else { return Ok(None) };
+        let found = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten();
+        Ok(found.map(|(id, print)| Known {
+            id,
+            buffered: true,
+            same: print == *dedupe.fingerprint.as_bytes(),
         }))
-    }
-
-    async fn buffer_has(&self, burst: &Burst, tenant: &str, dedupe: &Dedupe) -> Option<Known> {
-        let (id, print) = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten()?;
-        Some(Known { id, buffered: true, same: print == *dedupe.fingerprint.as_bytes() })
     }
 
     async fn claim(
@@ -455,12 +444,6 @@ impl Triggers {
     async fn place(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
         let Some(burst) = &self.burst else { return self.direct(run, first).await };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
-            if let Some(dedupe) = &run.dedupe
-                && let Some(known) = self.buffer_has(burst, &run.tenant, dedupe).await
-            {
-                let accepted = if known.same { Accepted::Cached(known.id) } else { Accepted::Conflict };
-                return answer(accepted, run.id, first, true);
-            }
             return self.direct(run, first).await;
         }
         match self.open(burst.buffer.put(&run).await) {

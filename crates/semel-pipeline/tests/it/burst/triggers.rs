@@ -171,6 +171,24 @@ async fn an_id_that_was_not_published_is_found_in_the_ledger() {
     assert_eq!((again.id, again.cached), (first.id, true));
 }
 
+// G7, G8: the winner died after it wrote the run, its claim still stands, and nobody waits for its lease
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
+    let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
+    let written = super::run("t", Some("k"), "{}", None);
+    ground.buffer.put(&written).await.expect("Redis answers");
+    let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((found.id, found.cached, found.buffered), (written.id, true, true));
+    ground.drain().await;
+    let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((found.id, found.cached, found.buffered), (written.id, true, false));
+    drop(held);
+}
+
 // A claim that points at an id which no longer exists does not block its key
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_names_a_ghost_is_taken_away() {
