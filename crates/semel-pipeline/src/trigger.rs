@@ -348,19 +348,12 @@ impl Triggers {
         dedupe: &Dedupe,
         retry_after: Duration,
     ) -> Result<Triggered, TriggerError> {
-        // The buffer before the ledger: that is the way a run goes. Its winner may have died before it could say so.
-        match burst.buffer.find(&run.tenant, dedupe.id).await {
-            Ok(Some((id, print))) => {
-                let same = print == *dedupe.fingerprint.as_bytes();
-                return Known { id, buffered: true, same }.answer();
-            }
-            Ok(None) => {}
-            Err(error) => {
-                self.failed_open(&error);
-                return self.place(run.clone(), true).await;
-            }
+        if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
+            self.failed_open(&error);
+            return self.place(run.clone(), true).await;
         }
-        if let Some(known) = self.ledger_has(dedupe).await? {
+        // Somebody may have gone on without Redis, which is back.
+        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
             return known.answer();
         }
         one(&self.counters.timed_out);
