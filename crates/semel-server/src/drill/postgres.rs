@@ -156,8 +156,7 @@ fn programs() -> Option<PathBuf> {
     packaged.sort();
     let on_path: Vec<PathBuf> = std::env::split_paths(&path()).collect();
     let all = on_path.into_iter().rev().chain(packaged);
-    let found = all.filter(|folder| folder.join("initdb").is_file()).filter_map(|folder| home(&folder));
-    found.last()
+    all.rev().filter(|folder| folder.join("initdb").is_file()).find_map(|folder| home(&folder))
 }
 
 /// Where it really is: its programs look for their files beside themselves.

@@ -93,7 +93,11 @@ impl Breaker {
         if trip.window != self.trip.window {
             self.slots = Slots::new(trip.window);
         }
-        self.rest = self.rest.clamp(trip.rest, trip.longest_rest);
+        // One that was doubled stays so, within the new bounds.
+        self.rest = match self.rest == self.trip.rest {
+            true => trip.rest,
+            false => self.rest.clamp(trip.rest, trip.longest_rest),
+        };
         self.trip = trip;
     }
 
