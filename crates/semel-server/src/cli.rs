@@ -554,10 +554,10 @@ pub(crate) enum RunsCommand {
 pub(crate) struct DrillArgs {
     /// Its name, or `all`; any other word lists them
     pub(crate) name: String,
-    /// A Redis to use, instead of starting redis-server
+    /// A Redis to use, instead of starting redis-server, where it need not be killed
     #[arg(long, value_name = "URL")]
     pub(crate) redis: Option<String>,
-    /// A PostgreSQL for the ledger, so that several processes can share it; use an empty database
+    /// A PostgreSQL for the ledger, instead of starting one for what several processes share, where it need not be killed
     #[arg(long, value_name = "URL")]
     pub(crate) postgres: Option<String>,
     /// One line of JSON for each drill

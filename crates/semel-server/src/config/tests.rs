@@ -247,6 +247,27 @@ fn targets_are_checked() {
             "timeout: expected more than nothing",
         ),
         (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_percent = 101 }",
+            "semel.toml:4:31: failure_percent: expected a whole number from 1 to 100, found 101",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_calls = 0 }",
+            "semel.toml:4:29: failure_calls: expected a whole number from 1 to 1000000, found 0",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { window = \"0s\" }",
+            "semel.toml:4:22: window: expected more than nothing",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { rest = \"10s\", longest_rest = \"5s\" }",
+            "semel.toml:4:42: longest_rest: expected at least `rest`",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { calls = 3 }",
+            "unknown key `calls` in [target.breaker]",
+        ),
+        ("name = \"a\"\nurl = \"http://h\"\nbreaker = 3", "semel.toml:4:11: breaker: expected a table"),
+        (
             "name = \"a\"\nurl = \"http://h\"\nconcurrency = 0",
             "semel.toml:4:15: concurrency: expected a whole number",
         ),
