@@ -16,7 +16,7 @@ use super::postgres::Postgres;
 use super::redis::Redis;
 use super::wire::Wire;
 use crate::cli::DrillArgs;
-use crate::client::Client;
+use crate::client::{Client, Request};
 use crate::remote::ask_raw;
 
 /// How long anything may take before a drill fails.
@@ -225,7 +225,7 @@ impl Server {
 
     /// One of its metrics, by its name with labels; zero where it is not there.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        let reply = Client::new(&self.admin, None)?.send(Method::GET, "/metrics", &[], "").await?;
+        let reply = Client::own(&self.admin)?.send(&Request::get("/metrics")).await?;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         Ok(value.unwrap_or(0.0))
@@ -259,7 +259,7 @@ impl Server {
     /// Asks, and looks for the answer later: it may never come.
     pub(super) fn post_later(&self, path: &str, body: &Value) -> JoinHandle<anyhow::Result<Value>> {
         let (admin, path, body) = (self.admin.clone(), path.to_owned(), body.to_string());
-        tokio::spawn(async move { ask_raw(&mut Client::new(&admin, None)?, Method::POST, &path, body).await })
+        tokio::spawn(async move { ask_raw(&Client::own(&admin)?, Method::POST, &path, body).await })
     }
 
     /// How many deliveries are in these states, up to a thousand.
