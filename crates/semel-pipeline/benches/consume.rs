@@ -4,7 +4,8 @@
 //! The bare loop reads 500, as ours does, then handles and acknowledges one after the other. It writes nothing down: a duplicate is
 //! handled again, and a call that fails stops it. Ours puts every message into a ledger that survives a power cut, knows
 //! duplicates, retries, and handles 32 at once. A bare loop that handles 32 at once is printed beside it and not counted:
-//! it shows what the ledger costs where the handler costs next to nothing. All take turns.
+//! it shows what the ledger costs where the handler costs next to nothing. Nor is the ledger on PostgreSQL counted, whose
+//! server has to share the cores with everybody else here; its own bench is `deliver`. All take turns.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
 
