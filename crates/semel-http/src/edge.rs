@@ -5,8 +5,8 @@
 //! repairs it; see `docs/gateway.md` for the list. A request that is refused is answered with a problem document, its
 //! connection is closed, and the service never hears of it.
 //!
-//! A client that goes away does not cancel work on HTTP/1. On HTTP/2 a reset drops the service's future: what must not
-//! be cut has to move to a task of its own, as the guard's calls do.
+//! A client that goes away does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops
+//! the service's future: what must not be cut has to move to a task of its own, as the guard's calls do.
 
 mod answer;
 mod body;
@@ -21,6 +21,7 @@ mod rules;
 mod shortcut;
 pub(crate) mod timer;
 pub(crate) mod tls;
+mod unsealed;
 mod wire;
 
 use std::io;
@@ -37,7 +38,7 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 pub use self::body::Body;
-pub use self::options::{Limits, Options, Patience};
+pub use self::options::{Departed, Limits, Options, Patience};
 pub use self::refusal::Refusal;
 pub use self::shortcut::{Plain, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};

@@ -6,14 +6,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+mod local;
+
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use semel::client::{Client, Request, Sent};
 use semel::retry::Destinations;
 use semel::secret::Secret;
@@ -26,6 +26,8 @@ use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Regist
 use semel_pipeline::worker::{Attempted, Next, Observer, Settings, Worker};
 use semel_testbed::Postgres;
 use tokio::runtime::Runtime;
+
+use self::local::{cpu_of_this_process, serve};
 
 const REPEATS: usize = 5;
 const EVENTS: u64 = 3_000;
@@ -211,42 +213,4 @@ async fn lone(bench: Arc<Bench>) {
 fn done() -> Settle {
     let (error, excerpt) = (String::new(), String::new());
     Settle::Done(Ending { class: Class::Success, status: Some(200), error, excerpt, retry_after: None })
-}
-
-fn cpu_of_this_process() -> Duration {
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(spent.tv_sec.unsigned_abs(), u32::try_from(spent.tv_nsec).unwrap_or(0))
-}
-
-/// A target that takes everything.
-fn serve() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let at = listener.local_addr().expect("it is bound");
-    std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            stream.set_nodelay(true).expect("an option of every socket");
-            std::thread::spawn(move || {
-                let mut reader = BufReader::new(&stream);
-                while answer(&mut reader, &stream).is_some() {}
-            });
-        }
-    });
-    at
-}
-
-fn answer(reader: &mut BufReader<&TcpStream>, mut stream: &TcpStream) -> Option<()> {
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
-        if line == "\r\n" {
-            break;
-        }
-        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().ok()?;
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()
 }

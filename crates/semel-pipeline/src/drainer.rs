@@ -4,6 +4,7 @@
 //! transaction, and only then takes them out of the buffer. Killed at any point it leaves a lease that runs out: the
 //! next one accepts the same runs again, under the same ids, and the ledger knows them.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +26,7 @@ use crate::letter::{Cause, NewLetter, SourceMessage};
 pub struct Pace {
     /// So many runs a turn.
     pub batch: u32,
-    /// How long a lease stands.
+    /// How long a lease stands without a renewal. Renewed at a third of it.
     pub lease: Duration,
     /// After so many failures of its own a run becomes a dead letter.
     pub max_attempts: u32,
@@ -163,11 +164,28 @@ impl Drainer {
         }
         count(&self.counters.turns, 1);
         let moved = leased.runs.len();
-        match self.drain(&leased).await {
+        let drained = tokio::select! {
+            drained = self.drain(&leased) => drained,
+            never = self.keep(&leased) => match never {},
+        };
+        match drained {
             Ok(()) => Ok(Turn::Moved(moved)),
             Err(error) => {
                 self.give_back(&leased).await;
                 Err(error)
+            }
+        }
+    }
+
+    /// Renews the leases for as long as the ledger takes: runs that are slow to arrive are not given to somebody else.
+    async fn keep(&self, leased: &Leased) -> Infallible {
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        let ids: Vec<EventId> = leased.runs.iter().map(|run| run.id).collect();
+        loop {
+            tokio::time::sleep(self.pace.lease / 3).await;
+            // Those that have left are not ours any more. One that runs out is drained again, and the ledger knows it.
+            if let Err(error) = self.buffer.renew(held, &ids, self.pace.lease).await {
+                tracing::debug!(target: "semel", %error, "the leases of buffered runs were not renewed");
             }
         }
     }

@@ -2,17 +2,20 @@
 //!
 //! It admits at most a threshold of triggers in any window, for each tenant and for all of them together. When one
 //! is too many, it holds for a while, so that it does not flap. Processes share it through Redis; where Redis does not
-//! answer it admits, and counts that.
+//! answer it admits, and counts that. Each process remembers for how long the gate holds, and does not ask meanwhile.
 //!
 //! The window slides: what was admitted in the window before counts with the share of it that is still in sight. So
 //! an edge between two windows does not let twice as many through.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use semel::store::redis_driver::Value;
 use semel::store::{Effect, RedisScript};
+use tokio::time::Instant;
 
 use crate::buffer::{Buffer, millis};
 
@@ -131,13 +134,15 @@ pub struct Gate {
     global: Option<Limit>,
     script: RedisScript,
     counters: Arc<GateCounters>,
+    /// Until when the gate holds, by its key in Redis: nothing changes there before that.
+    held: Mutex<HashMap<String, Instant>>,
 }
 
 impl Gate {
     /// A gate beside this buffer, on the same Redis.
     pub fn new(buffer: Arc<Buffer>, mode: GateMode, tenant: Limit, global: Option<Limit>) -> Self {
-        let (script, counters) = (RedisScript::new(COUNT), Arc::default());
-        Self { buffer, mode, tenant, global, script, counters }
+        let (script, counters, held) = (RedisScript::new(COUNT), Arc::default(), Mutex::default());
+        Self { buffer, mode, tenant, global, script, counters, held }
     }
 
     /// What it counted.
@@ -181,17 +186,31 @@ impl Gate {
         }
     }
 
+    fn remember(&self, key: &str, left: Duration) {
+        let (mut held, now) = (self.held.lock(), Instant::now());
+        if held.len() >= REMEMBERED {
+            held.retain(|_, until| now < *until);
+        }
+        held.insert(key.to_owned(), now + left);
+    }
+
     /// `None` where Redis does not answer.
     async fn count(&self, key: &str, limit: Limit) -> Option<Held> {
+        if self.held.lock().get(key).is_some_and(|until| Instant::now() < *until) {
+            return Some(Held::Yes);
+        }
         let threshold = limit.threshold.to_string();
         let (window, hold) = (millis(limit.window).max(1).to_string(), millis(limit.hold).to_string());
         let arguments = [threshold.as_bytes(), window.as_bytes(), hold.as_bytes()];
         let keys = [key.as_bytes()];
         let answer = self.buffer.client().call(&self.script, &keys, &arguments, Effect::Writes);
         match answer.await {
-            Ok(Value::Array(parts)) => match parts.first() {
-                Some(Value::Int(0)) => Some(Held::No),
-                Some(Value::Int(_)) => Some(Held::Yes),
+            Ok(Value::Array(parts)) => match parts[..] {
+                [Value::Int(0), ..] => Some(Held::No),
+                [Value::Int(_), _, Value::Int(left)] => {
+                    self.remember(key, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
+                    Some(Held::Yes)
+                }
                 _ => None,
             },
             Ok(_) => None,
@@ -202,6 +221,9 @@ impl Gate {
         }
     }
 }
+
+/// How many holds are remembered before those that are over are forgotten.
+const REMEMBERED: usize = 1024;
 
 enum Held {
     Yes,

@@ -15,6 +15,7 @@
 mod embedded;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
 mod rules;
 
 use std::fmt;

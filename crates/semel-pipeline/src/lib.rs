@@ -36,6 +36,8 @@ pub mod source;
 pub mod target;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod together;
 #[cfg(feature = "redis")]
 pub mod trigger;
 pub mod worker;

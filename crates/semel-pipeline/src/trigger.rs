@@ -329,8 +329,7 @@ impl Triggers {
                 }
                 Acquired::Conflict => return Err(TriggerError::Conflict),
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
-                    one(&self.counters.timed_out);
-                    return Err(TriggerError::TimedOut { retry_after });
+                    return self.waited_in_vain(burst, run, dedupe, retry_after).await;
                 }
                 // Neither is reached with these terms, and neither may block the key.
                 _ => {
@@ -339,6 +338,26 @@ impl Triggers {
             }
         }
         self.place(run.clone(), true).await
+    }
+
+    /// Nobody said in time which run it is. Where Redis is away nobody can: the ledger decides alone (G6).
+    async fn waited_in_vain(
+        &self,
+        burst: &Burst,
+        run: &NewEvent,
+        dedupe: &Dedupe,
+        retry_after: Duration,
+    ) -> Result<Triggered, TriggerError> {
+        if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
+            self.failed_open(&error);
+            return self.place(run.clone(), true).await;
+        }
+        // Somebody may have gone on without Redis, which is back.
+        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
+            return known.answer();
+        }
+        one(&self.counters.timed_out);
+        Err(TriggerError::TimedOut { retry_after })
     }
 
     /// Whether the run that a claim names is anywhere.

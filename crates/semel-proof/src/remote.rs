@@ -1,7 +1,8 @@
 //! A store in another process: every call goes there, one line each way.
 //!
 //! With two of them the contract suite spans two real processes. The pipe keeps the order: a watch stands before the
-//! question that follows it, and a cache hears that it is to drop a record before the forget is answered.
+//! question that follows it. There is no order between two pipes: a cache says when it has dropped a record, and the other
+//! process goes on only then.
 
 mod serve;
 mod wire;
@@ -33,7 +34,7 @@ use crate::victim::Job;
 pub struct RemoteStore {
     here: Arc<dyn Store>,
     child: Mutex<Child>,
-    input: Mutex<ChildStdin>,
+    input: Arc<Mutex<ChildStdin>>,
     next: AtomicU64,
     shared: Arc<Shared>,
 }
@@ -75,11 +76,10 @@ impl RemoteStore {
             .expect("the program can be started");
         let input = child.stdin.take().expect("its input is piped");
         let output = child.stdout.take().expect("its output is piped");
-        let shared = Arc::new(Shared::default());
-        let listening = Arc::clone(&shared);
-        std::thread::spawn(move || listening.listen(output));
-        let (child, input) = (Mutex::new(child), Mutex::new(input));
-        Ok(Self { here, child, input, next: AtomicU64::new(0), shared })
+        let (shared, input) = (Arc::new(Shared::default()), Arc::new(Mutex::new(input)));
+        let (listening, back) = (Arc::clone(&shared), Arc::clone(&input));
+        std::thread::spawn(move || listening.listen(output, &back));
+        Ok(Self { here, child: Mutex::new(child), input, next: AtomicU64::new(0), shared })
     }
 
     /// The number of the other process.
@@ -88,10 +88,8 @@ impl RemoteStore {
     }
 
     fn send(&self, number: u64, ask: &Ask) -> Result<(), Error> {
-        let mut line = serde_json::to_string(&(number, ask)).expect("questions are plain data");
-        line.push('\n');
-        let sent = lock(&self.input).write_all(line.as_bytes());
-        sent.map_err(|error| Error::new(ErrorKind::Closed, "the other process is gone").with_source(error))
+        write(&self.input, number, ask)
+            .map_err(|error| Error::new(ErrorKind::Closed, "the other process is gone").with_source(error))
     }
 
     async fn ask(&self, ask: Ask) -> Result<Answer, Error> {
@@ -107,8 +105,16 @@ impl RemoteStore {
     }
 }
 
+fn write(input: &Mutex<ChildStdin>, number: u64, ask: &Ask) -> std::io::Result<()> {
+    let mut line = serde_json::to_string(&(number, ask)).expect("questions are plain data");
+    line.push('\n');
+    lock(input).write_all(line.as_bytes())
+}
+
 impl Shared {
-    fn listen(&self, output: ChildStdout) {
+    fn listen(&self, output: ChildStdout, back: &Mutex<ChildStdin>) {
+        // Where it cannot be written the process is gone, which the next line read says.
+        let heard = |number| drop(write(back, number, &Ask::Heard));
         for line in BufReader::new(output).lines() {
             let Ok(Ok(told)) = line.map(|line| serde_json::from_str(&line)) else { break };
             match told {
@@ -119,11 +125,15 @@ impl Shared {
                     }
                 }
                 Told::Woken(id) => self.wakeups.wake(KeyId::from_bytes(id)),
-                Told::Invalid(id) => self.each_cache(|cache| cache.invalidate(KeyId::from_bytes(id))),
-                Told::Trust(confirmed) => {
+                Told::Invalid(number, id) => {
+                    self.each_cache(|cache| cache.invalidate(KeyId::from_bytes(id)));
+                    heard(number);
+                }
+                Told::Trust(number, confirmed) => {
                     let trust = if confirmed { Trust::Confirmed } else { Trust::Unconfirmed };
                     lock(&self.caches).trust = Some(trust);
                     self.each_cache(|cache| cache.trust(trust));
+                    heard(number);
                 }
             }
         }

@@ -20,13 +20,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
+use semel_http::edge::{Departed, Limits, Options, Tls};
 
 pub(crate) use self::access::Access;
 use self::access::Right;
@@ -37,6 +38,9 @@ use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 
 const OPENAPI: &str = include_str!("admin/openapi.json");
+
+/// How much of a refused request is taken all the same.
+const UNREAD: usize = 64 << 10;
 
 /// What the handlers share.
 pub(crate) struct Admin {
@@ -169,21 +173,27 @@ impl Admin {
     }
 }
 
+/// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
+/// keys, and that nobody waits for a claim in the name of a client that is gone.
+pub(crate) fn listener(tls: Option<Tls>, drain: Duration) -> Options {
+    let limits = Limits { body_bytes: u64::MAX, ..Limits::default() };
+    Options { tls, limits, drain, key_headers: Vec::new(), departed: Departed::Drop, ..Options::default() }
+}
+
 /// Every request passes here: is it meant for us, may it, and what came of it.
 async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next) -> Response {
     let since = tokio::time::Instant::now();
     let access = Arc::clone(&admin.access.read());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut user = String::new();
-    let admitted =
-        access.admit(request.headers(), &method).and_then(|()| match Right::needed(&method, &path) {
-            None => Ok(None),
-            Some(right) => {
-                let caller = access.authenticate(request.headers())?;
-                user.clone_from(&caller.name);
-                caller.may(right).map(|()| Some(caller))
-            }
-        });
+    let admitted = access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
+        None => Ok(None),
+        Some(right) => {
+            let caller = access.authenticate(request.headers())?;
+            user.clone_from(&caller.name);
+            caller.may(right).map(|()| Some(caller))
+        }
+    });
     let mut response = match admitted {
         Ok(caller) => {
             if let Some(caller) = caller {
@@ -191,7 +201,13 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
             }
             next.run(request).await
         }
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => {
+            if request.version() == Version::HTTP_2 {
+                // A stream that is answered before its body has come is reset, and some clients lose the answer then.
+                let _ = axum::body::to_bytes(request.into_body(), UNREAD).await;
+            }
+            refusal.into_response()
+        }
     };
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -154,6 +154,9 @@ pub(crate) struct Remote {
     /// The admin side of a running server
     #[arg(long, value_name = "URL", env = "SEMEL_ADMIN", default_value = "http://127.0.0.1:8081")]
     pub(crate) admin: String,
+    /// For https: PEM certificates of authorities to trust instead of the machine's
+    #[arg(long, value_name = "FILE", env = "SEMEL_ADMIN_CA")]
+    pub(crate) admin_ca: Option<PathBuf>,
     /// A token, where the server wants one
     #[arg(long, value_name = "TOKEN", env = "SEMEL_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
@@ -551,10 +554,10 @@ pub(crate) enum RunsCommand {
 pub(crate) struct DrillArgs {
     /// Its name, or `all`; any other word lists them
     pub(crate) name: String,
-    /// A Redis to use, instead of starting redis-server
+    /// A Redis to use, instead of starting redis-server, where it need not be killed
     #[arg(long, value_name = "URL")]
     pub(crate) redis: Option<String>,
-    /// A PostgreSQL for the ledger, so that several processes can share it; use an empty database
+    /// A PostgreSQL for the ledger, instead of starting one for what several processes share, where it need not be killed
     #[arg(long, value_name = "URL")]
     pub(crate) postgres: Option<String>,
     /// One line of JSON for each drill

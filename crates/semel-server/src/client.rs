@@ -1,99 +1,128 @@
-//! A small HTTP client: for the commands that talk to a running server, and for the demo's traffic.
+//! A small HTTP client: for the commands that talk to a running server, for the demo's traffic, and for spans.
+//!
+//! It is [`semel::client`], one try each, with errors that tell a person what to do.
 
+mod trouble;
+
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use semel::client::{BuildError, Sent};
+
+pub(crate) use semel::client::{Request, Response};
+
+use self::trouble::Server;
+use crate::cli::Remote;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(120);
 const MOST: usize = 64 << 20;
 
-/// Sends one request after the other to one server.
+/// Sends requests to one server.
 #[derive(Debug)]
 pub(crate) struct Client {
-    authority: String,
-    token: Option<String>,
-    connection: Option<SendRequest<Full<Bytes>>>,
+    inner: semel::client::Client,
+    server: Server,
 }
 
-/// What came back.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
+/// Who is spoken to, as far as it matters to whoever reads of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// A `semel serve`.
+    Server,
+    /// What takes spans.
+    Collector,
 }
 
 impl Client {
-    /// A client of the server at `url`.
+    /// A client of the server that the flags name.
+    ///
+    /// # Errors
+    /// A URL that is none; certificates that cannot be read.
+    pub(crate) fn of(remote: &Remote) -> anyhow::Result<Self> {
+        let ca = remote.admin_ca.as_deref();
+        Self::build(&remote.admin, Peer::Server, remote.token.as_deref(), ca)
+    }
+
+    /// A client of a server that we started.
     ///
     /// # Errors
     /// A URL that is none.
-    pub(crate) fn new(url: &str, token: Option<String>) -> anyhow::Result<Self> {
-        let uri: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
-        if uri.scheme_str() != Some("http") {
-            bail!("{url:?}: expected http://HOST:PORT");
+    pub(crate) fn own(url: &str) -> anyhow::Result<Self> {
+        Self::build(url, Peer::Server, None, None)
+    }
+
+    /// A client of a collector of spans, which trusts the certificates of a file instead of the machine's.
+    ///
+    /// # Errors
+    /// A URL that is none; certificates that cannot be read.
+    pub(crate) fn collector(url: &str, ca: Option<&Path>) -> anyhow::Result<Self> {
+        Self::build(url, Peer::Collector, None, ca)
+    }
+
+    fn build(url: &str, peer: Peer, token: Option<&str>, ca: Option<&Path>) -> anyhow::Result<Self> {
+        // What may hold a password is not repeated.
+        let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
+        let mut builder = semel::client::Client::builder(url).context(shown)?;
+        builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
+        if let Some(token) = token {
+            builder = builder.bearer(token)?;
         }
-        let authority = uri.authority().with_context(|| format!("{url:?} names no host"))?;
-        let port = authority.port_u16().unwrap_or(80);
-        Ok(Self { authority: format!("{}:{port}", authority.host()), token, connection: None })
+        let server = Server::new(url, peer, ca);
+        let mut unread = Vec::new();
+        if server.is_tls() {
+            builder = match ca {
+                Some(ca) => builder.ca(ca),
+                None => {
+                    let found = rustls_native_certs::load_native_certs();
+                    unread = found.errors;
+                    builder.roots(found.certs)
+                }
+            };
+        }
+        let inner = builder.build().map_err(|error| match error {
+            BuildError::NoRoots => {
+                let why = unread.first().map(|error| format!(" ({error})")).unwrap_or_default();
+                let setting = peer.ca_setting();
+                anyhow::anyhow!("this machine trusts no authority at all{why}; name one with {setting}")
+            }
+            BuildError::Ca { .. } => anyhow::anyhow!("{}: {error}", peer.ca_setting()),
+            other => other.into(),
+        })?;
+        Ok(Self { inner, server })
     }
 
     /// Sends a request and reads the whole answer. Nothing is ever sent twice.
     ///
     /// # Errors
     /// Nobody answers.
-    pub(crate) async fn send(
-        &mut self,
-        method: Method,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: impl Into<Bytes>,
-    ) -> anyhow::Result<Reply> {
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, &self.authority);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Response> {
+        match self.inner.send_once(request).await {
+            Sent::Answered(response) if response.truncated => {
+                bail!("the answer of {} is longer than {MOST} bytes", self.server)
+            }
+            Sent::Answered(response) => Ok(response),
+            Sent::NotSent(lost) => Err(anyhow::Error::msg(self.server.not_sent(&lost))),
+            Sent::Unknown(lost) => Err(anyhow::Error::msg(self.server.unanswered(&lost))),
         }
-        for (name, value) in headers {
-            request = request.header(*name, *value);
+    }
+}
+
+impl Peer {
+    /// How certificates to trust are given.
+    fn ca_setting(self) -> &'static str {
+        match self {
+            Self::Server => "--admin-ca FILE (or SEMEL_ADMIN_CA)",
+            Self::Collector => "OTEL_EXPORTER_OTLP_CERTIFICATE",
         }
-        let request = request.body(Full::new(body.into())).context("the request cannot be written")?;
-        let mut connection = self.connect().await?;
-        let answer = async {
-            let response = connection.send_request(request).await?;
-            let (parts, body) = response.into_parts();
-            let body =
-                Limited::new(body, MOST).collect().await.map_err(|error| anyhow::anyhow!("{error}"))?;
-            anyhow::Ok(Reply { status: parts.status, headers: parts.headers, body: body.to_bytes() })
-        };
-        let answered = tokio::time::timeout(ANSWER, answer).await;
-        let reply = answered
-            .with_context(|| format!("{} did not answer within {ANSWER:?}", self.authority))?
-            .with_context(|| format!("{} did not answer", self.authority))?;
-        self.connection = Some(connection);
-        Ok(reply)
     }
 
-    async fn connect(&mut self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-        if let Some(mut open) = self.connection.take()
-            && open.ready().await.is_ok()
-        {
-            return Ok(open);
+    /// What should be running.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Server => "`semel serve`",
+            Self::Collector => "the collector",
         }
-        let at = &self.authority;
-        let connected = tokio::time::timeout(CONNECT, TcpStream::connect(at)).await;
-        let stream = connected
-            .with_context(|| format!("{at} did not accept within {CONNECT:?}"))?
-            .with_context(|| format!("nothing answers at {at}; is `semel serve` running there?"))?;
-        stream.set_nodelay(true)?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
-        Ok(sender)
     }
 }

@@ -4,6 +4,7 @@
 //! that is not known, a value that cannot be, a secret that is not there stop the start.
 
 mod access;
+mod certificate;
 pub(crate) mod commands;
 pub(crate) mod downstream;
 mod gateway;
@@ -121,7 +122,19 @@ impl Config {
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());
-        format!("{:?}", (self.admin.listen, &self.records, sealed, self.log, self.drain, gateway, pipeline))
+        format!(
+            "{:?}",
+            (
+                self.admin.listen,
+                &self.admin.tls,
+                &self.records,
+                sealed,
+                self.log,
+                self.drain,
+                gateway,
+                pipeline
+            )
+        )
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {

@@ -67,9 +67,9 @@ async fn execute(command: DlqCommand) -> anyhow::Result<()> {
                 reason: &reason,
                 target: target.as_deref(),
             })?;
-            let mut client = Client::new(&remote.admin, remote.token.clone())?;
+            let client = Client::of(&remote)?;
             let path = format!("{PATH}/{}/edit", encode(&id));
-            let made = ask_raw(&mut client, Method::POST, &path, body).await?;
+            let made = ask_raw(&client, Method::POST, &path, body).await?;
             if remote.json {
                 return print(&made);
             }

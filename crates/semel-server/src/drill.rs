@@ -2,9 +2,15 @@
 //! a temporary folder, prints what it checked, and says whether it went well.
 
 mod burst;
+mod crowd;
 mod ground;
 mod letters;
+mod moments;
+mod outages;
+mod postgres;
 mod redis;
+mod target;
+mod wire;
 
 use std::io::Write as _;
 
@@ -12,72 +18,96 @@ use anyhow::{Context as _, bail};
 use semel::store::BoxFuture;
 use serde_json::json;
 
-use self::ground::Ground;
+use self::ground::{Ground, Needs, Skipped};
 use crate::cli::DrillArgs;
 use crate::logs;
 
-/// A drill: its name, what it does, and whether it needs a Redis.
+/// A drill: its name, what it does, and what it needs.
 struct Drill {
     name: &'static str,
     about: &'static str,
-    redis: bool,
+    needs: Needs,
     run: for<'a> fn(&'a mut Ground) -> BoxFuture<'a, anyhow::Result<()>>,
 }
 
-const DRILLS: [Drill; 9] = [
+const DRILLS: [Drill; 13] = [
     Drill {
         name: "target-down",
         about: "a target is gone: retries, then dead letters; another target is not held up",
-        redis: false,
+        needs: Needs::Nothing,
         run: |ground| Box::pin(letters::target_down(ground)),
     },
     Drill {
         name: "broken-credentials",
         about: "a target refuses our credentials: not retried, set aside, and replayed once they are right",
-        redis: false,
+        needs: Needs::Nothing,
         run: |ground| Box::pin(letters::broken_credentials(ground)),
     },
     Drill {
         name: "replay-dead-letter",
         about: "a dead letter is planned, replayed under its own key, and skipped the second time",
-        redis: false,
+        needs: Needs::Nothing,
         run: |ground| Box::pin(letters::replay_dead_letter(ground)),
     },
     Drill {
         name: "duplicate-messages",
         about: "a stream holds every message twice, and some that cannot be read: one effect each, nothing lost",
-        redis: true,
+        needs: Needs::Redis,
         run: |ground| Box::pin(burst::duplicate_messages(ground)),
     },
     Drill {
         name: "cold-gate-burst",
         about: "many triggers of one key at once on a cold gate, through several processes: one run",
-        redis: true,
+        needs: Needs::Several,
         run: |ground| Box::pin(burst::cold_gate_burst(ground)),
     },
     Drill {
         name: "mutations-while-buffered",
         about: "a buffered run is changed by fifty callers at once: every change arrives, no byte is re-encoded",
-        redis: true,
+        needs: Needs::Redis,
         run: |ground| Box::pin(burst::mutations_while_buffered(ground)),
     },
     Drill {
         name: "reset-while-buffered",
         about: "a key is reset while its run is buffered: the next trigger is another run, and both arrive",
-        redis: true,
+        needs: Needs::Redis,
         run: |ground| Box::pin(burst::reset_while_buffered(ground)),
     },
     Drill {
         name: "drainer-killed",
         about: "a process that drains is killed: every buffered run arrives exactly once",
-        redis: true,
+        needs: Needs::Redis,
         run: |ground| Box::pin(burst::drainer_killed(ground)),
     },
     Drill {
+        name: "winner-crashes",
+        about: "the process that won a key is killed before its run is anywhere: those that wait get one run",
+        needs: Needs::OwnRedis,
+        run: |ground| Box::pin(moments::winner_crashes(ground)),
+    },
+    Drill {
+        name: "publish-lost",
+        about: "a run is written, and its id is never published: whoever has the key finds the run",
+        needs: Needs::OwnRedis,
+        run: |ground| Box::pin(moments::publish_lost(ground)),
+    },
+    Drill {
+        name: "reset-while-draining",
+        about: "a key is reset while a drainer has its run in hand: the next trigger is another run, and both arrive",
+        needs: Needs::OwnRedis,
+        run: |ground| Box::pin(moments::reset_while_draining(ground)),
+    },
+    Drill {
         name: "redis-down",
-        about: "Redis goes away under triggers and comes back: the ledger decides alone meanwhile",
-        redis: true,
-        run: |ground| Box::pin(burst::redis_down(ground)),
+        about: "Redis goes away at the claim, at the wait and at the buffer, and comes back: the ledger decides alone",
+        needs: Needs::OwnRedis,
+        run: |ground| Box::pin(outages::redis_down(ground)),
+    },
+    Drill {
+        name: "database-down",
+        about: "PostgreSQL dies while the buffer is drained: no attempt is burned, and every run arrives once",
+        needs: Needs::OwnBoth,
+        run: |ground| Box::pin(outages::database_down(ground)),
     },
 ];
 
@@ -102,36 +132,75 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
     }
     logs::start(crate::config::Log::quiet());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let mut failed = Vec::new();
+    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
+    let several = chosen.len() > 1;
     for drill in chosen {
-        if !runtime.block_on(one(drill, args))? {
-            failed.push(drill.name);
+        match runtime.block_on(one(drill, args))? {
+            Verdict::Passed => {}
+            Verdict::Failed => failed.push(drill.name),
+            Verdict::Skipped => skipped.push(drill.name),
         }
     }
     runtime.shutdown_background();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
-    Ok(())
+    match (skipped.is_empty(), several) {
+        (true, _) => Ok(()),
+        // Of many it is said and no more; whoever asks for one wants to know that it went well.
+        (false, true) if args.json => Ok(()),
+        (false, true) => say(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
+        (false, false) => bail!("skipped: nothing was checked"),
+    }
 }
 
-/// Runs one. Whether it went well.
-async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<bool> {
+/// How a drill ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    /// Something that it needs is not here.
+    Skipped,
+}
+
+/// Runs one.
+async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<Verdict> {
     if !args.json {
         say(&format!("{}: {}", drill.name, drill.about))?;
     }
-    let mut ground = Ground::new(args, drill.redis).await.with_context(|| drill.name)?;
-    let ran = (drill.run)(&mut ground).await;
-    let checks = ground.end().await;
+    let (ran, checks, notes) = match Ground::new(args, drill.needs).await {
+        Ok(mut ground) => {
+            let ran = (drill.run)(&mut ground).await;
+            let (checks, notes) = ground.end().await;
+            (ran, checks, notes)
+        }
+        Err(error) => (Err(error), Vec::new(), Vec::new()),
+    };
+    let why_not = ran.as_ref().err().and_then(|error| error.downcast_ref::<Skipped>());
+    if let Some(why) = why_not.filter(|_| checks.is_empty()) {
+        if args.json {
+            let told = json!({ "drill": drill.name, "passed": null, "skipped": why.to_string() });
+            say(&told.to_string())?;
+        } else {
+            say(&format!("{}: SKIPPED, {why}\n", drill.name))?;
+        }
+        return Ok(Verdict::Skipped);
+    }
     let passed = ran.is_ok() && !checks.is_empty() && checks.iter().all(|check| check.passed);
+    let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
     if args.json {
         let shown: Vec<_> = checks
             .iter()
             .map(|check| json!({ "checked": check.what, "passed": check.passed, "seen": check.seen }))
             .collect();
         let error = ran.as_ref().err().map(|error| format!("{error:#}"));
-        say(&json!({ "drill": drill.name, "passed": passed, "checks": shown, "error": error }).to_string())?;
-        return Ok(passed);
+        let told =
+            json!({ "drill": drill.name, "passed": passed, "checks": shown, "notes": notes, "error": error });
+        say(&told.to_string())?;
+        return Ok(verdict);
+    }
+    for note in &notes {
+        say(&format!("  note    {note}"))?;
     }
     for check in &checks {
         let word = if check.passed { "ok    " } else { "FAILED" };
@@ -140,9 +209,9 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<bool> {
     if let Err(error) = &ran {
         say(&format!("  FAILED  it could not go on: {error:#}"))?;
     }
-    let verdict = if passed { "passed" } else { "FAILED" };
-    say(&format!("{}: {verdict}, {} checks\n", drill.name, checks.len()))?;
-    Ok(passed)
+    let word = if passed { "passed" } else { "FAILED" };
+    say(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
+    Ok(verdict)
 }
 
 fn say(text: &str) -> anyhow::Result<()> {

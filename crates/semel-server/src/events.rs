@@ -49,8 +49,8 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
                 delay: delay.as_deref(),
                 ttl: ttl.as_deref(),
             })?;
-            let mut client = Client::new(&remote.admin, remote.token.clone())?;
-            let done = ask_raw(&mut client, Method::POST, "/v1/events", body).await?;
+            let client = Client::of(&remote)?;
+            let done = ask_raw(&client, Method::POST, "/v1/events", body).await?;
             if remote.json {
                 return print(&done);
             }

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, Fate, ServiceCaller};
-use semel_http::edge::{self, Options, Plain, Shortcut, Taken, Tls};
+use semel_http::edge::{self, Departed, Options, Plain, Shortcut, Taken, Tls};
 use semel_http::observe::Counters;
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
@@ -97,6 +97,8 @@ impl Gateway {
             patience: config.patience,
             key_headers,
             drain,
+            // Whoever hangs up on a payment must not stop it half-way.
+            departed: Departed::Finish,
             // A collector wants to hear of every request, and the short way tells nobody.
             shortcut: exporter.is_none().then(|| Arc::new(self.service(None)) as Arc<dyn Shortcut>),
         }

@@ -56,7 +56,7 @@ impl Intake {
         let drains = Arc::new(DrainCounters::default());
         let burst = burst(gate, secret).await?;
         if let Some(burst) = &burst {
-            let pace = Pace { batch: gate.batch, rest: gate.rest, ..Pace::default() };
+            let pace = Pace { batch: gate.batch, lease: gate.lease, rest: gate.rest, ..Pace::default() };
             for _ in 0..gate.drainers {
                 let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(ledger));
                 let drainer = Drainer::new(buffer, ledger, pace, Arc::clone(&drains));

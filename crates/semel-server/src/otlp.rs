@@ -2,19 +2,20 @@
 //! HTTP, in JSON.
 //!
 //! Configured by the usual variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (or `…_TRACES_ENDPOINT`), `…_HEADERS`,
-//! `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. A collector
+//! `…_CERTIFICATE`, `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. A collector
 //! that is away costs spans, never requests.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use http::{Method, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::client::Client;
+use crate::client::{Client, Request};
 use crate::config::Environment;
 
 /// Spans that may wait to be sent.
@@ -70,8 +71,9 @@ enum Message {
 /// Where spans go.
 struct Collector {
     client: Client,
-    path: String,
-    headers: Vec<(String, String)>,
+    /// Behind the endpoint's own.
+    path: &'static str,
+    headers: HeaderMap,
     service: String,
     /// Whether the last batch was refused: said once, not once a second.
     troubled: bool,
@@ -101,17 +103,14 @@ impl Exporter {
                 "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/json or http/protobuf, found grpc; a collector takes HTTP at port 4318"
             );
         }
-        let client = Client::new(&endpoint, None).with_context(|| name)?;
-        let path = endpoint
-            .parse::<Uri>()
-            .map(|uri| uri.path().trim_end_matches('/').to_owned())
-            .unwrap_or_default();
+        let certificate = variable("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
+            .or_else(|| variable("OTEL_EXPORTER_OTLP_CERTIFICATE"));
+        let client = Client::collector(&endpoint, certificate.as_deref().map(Path::new)).context(name)?;
         let headers = variable("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
-        let headers = headers.split(',').filter_map(|pair| pair.split_once('='));
         let collector = Collector {
             client,
-            path: format!("{path}{suffix}"),
-            headers: headers.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect(),
+            path: suffix,
+            headers: headers_of(&headers).context("OTEL_EXPORTER_OTLP_HEADERS")?,
             service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "semel".to_owned()),
             troubled: false,
         };
@@ -176,10 +175,13 @@ impl Collector {
         if batch.is_empty() {
             return;
         }
-        let body = request(&self.service, batch).to_string();
-        let mut headers: Vec<(&str, &str)> = vec![("content-type", "application/json")];
-        headers.extend(self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        let sent = self.client.send(Method::POST, &self.path, &headers, body).await;
+        // It may ride on a connection that was used before: a span that is lost is no harm.
+        let mut post = Request::post(self.path).bytes(body(&self.service, batch).to_string()).repeatable();
+        post = post.header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, value) in &self.headers {
+            post = post.header(name.clone(), value.clone());
+        }
+        let sent = self.client.send(&post).await;
         let trouble = match &sent {
             Ok(reply) if reply.status.is_success() => None,
             Ok(reply) => Some(format!("it answered {}", reply.status)),
@@ -192,8 +194,22 @@ impl Collector {
     }
 }
 
-/// A request of OTLP.
-fn request(service: &str, batch: &[Span]) -> Value {
+/// Reads `name=value,name=value`.
+fn headers_of(text: &str) -> anyhow::Result<HeaderMap> {
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    pairs
+        .map(|(name, value)| {
+            // The value is not repeated: it may be a token.
+            let name: HeaderName = name.trim().parse().with_context(|| format!("{:?}", name.trim()))?;
+            let mut value: HeaderValue = value.trim().parse().with_context(|| name.to_string())?;
+            value.set_sensitive(true);
+            Ok((name, value))
+        })
+        .collect()
+}
+
+/// The body of a request of OTLP.
+fn body(service: &str, batch: &[Span]) -> Value {
     let text = |name: &str, value: &str| json!({ "key": name, "value": { "stringValue": value } });
     let spans: Vec<Value> = batch
         .iter()

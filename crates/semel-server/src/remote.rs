@@ -3,11 +3,11 @@
 use std::io::{Read as _, Write as _};
 
 use anyhow::{Context as _, bail};
-use http::Method;
+use http::{HeaderValue, Method, header};
 use serde_json::Value;
 
 use crate::cli::Remote;
-use crate::client::Client;
+use crate::client::{Client, Request};
 
 /// Asks for JSON.
 pub(crate) async fn ask(
@@ -16,13 +16,12 @@ pub(crate) async fn ask(
     path: &str,
     body: Option<&Value>,
 ) -> anyhow::Result<Value> {
-    let mut client = Client::new(&remote.admin, remote.token.clone())?;
-    ask_with(&mut client, method, path, body).await
+    ask_with(&Client::of(remote)?, method, path, body).await
 }
 
 /// The same, with a client that is used again.
 pub(crate) async fn ask_with(
-    client: &mut Client,
+    client: &Client,
     method: Method,
     path: &str,
     body: Option<&Value>,
@@ -32,20 +31,21 @@ pub(crate) async fn ask_with(
 
 /// The same, with a body that is sent byte for byte.
 pub(crate) async fn ask_raw(
-    client: &mut Client,
+    client: &Client,
     method: Method,
     path: &str,
     body: String,
 ) -> anyhow::Result<Value> {
-    let headers = [("content-type", "application/json")];
-    let reply = client.send(method, path, &headers, body).await?;
-    let answer: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-    if reply.status.is_success() {
+    let json = HeaderValue::from_static("application/json");
+    let request = Request::new(method, path).bytes(body).header(header::CONTENT_TYPE, json);
+    let response = client.send(&request).await?;
+    let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+    if response.status.is_success() {
         return Ok(answer);
     }
     match answer["detail"].as_str() {
-        Some(detail) => bail!("{detail} ({})", reply.status.as_u16()),
-        None => bail!("the server answered {}", reply.status),
+        Some(detail) => bail!("{detail} ({})", response.status.as_u16()),
+        None => bail!("the server answered {}", response.status),
     }
 }
 
@@ -82,8 +82,7 @@ impl Pages {
     /// # Errors
     /// A URL that is none.
     pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: Query) -> anyhow::Result<Self> {
-        let client = Client::new(&remote.admin, remote.token.clone())?;
-        Ok(Self { client, path: path.into(), query, next: Next::First })
+        Ok(Self { client: Client::of(remote)?, path: path.into(), query, next: Next::First })
     }
 
     /// The next page; `None` after the last.
@@ -94,8 +93,7 @@ impl Pages {
             Next::After(cursor) => query.add("cursor", Some(cursor)),
             Next::None => return Ok(None),
         }
-        let page =
-            ask_with(&mut self.client, Method::GET, &format!("{}{}", self.path, query.0), None).await?;
+        let page = ask_with(&self.client, Method::GET, &format!("{}{}", self.path, query.0), None).await?;
         self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
         Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
     }

@@ -25,31 +25,31 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
 
 async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
-    let mut client = Client::new(&remote.admin, remote.token.clone())?;
+    let client = Client::of(remote)?;
     if let Some(job) = &args.job {
         let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
         let asked = match order.iter().find(|(_, wanted)| *wanted) {
             Some((order, _)) => {
                 let path = format!("/v1/replays/{}/{order}", encode(job));
                 let reason = json!({ "reason": args.reason.as_deref().unwrap_or_default() });
-                ask_with(&mut client, Method::POST, &path, Some(&reason)).await?
+                ask_with(&client, Method::POST, &path, Some(&reason)).await?
             }
-            None => ask_with(&mut client, Method::GET, &format!("/v1/replays/{}", encode(job)), None).await?,
+            None => ask_with(&client, Method::GET, &format!("/v1/replays/{}", encode(job)), None).await?,
         };
         return if args.detach || args.pause || args.cancel {
             tell(remote, &asked)
         } else {
-            follow(args, &mut client, asked).await
+            follow(args, &client, asked).await
         };
     }
-    let job = ask_with(&mut client, Method::POST, "/v1/replays", Some(&wanted(args))).await?;
+    let job = ask_with(&client, Method::POST, "/v1/replays", Some(&wanted(args))).await?;
     if args.dry_run {
         return plan(remote, &job);
     }
     if args.detach {
         return tell(remote, &job);
     }
-    follow(args, &mut client, job).await
+    follow(args, &client, job).await
 }
 
 /// The body of the request.
@@ -127,7 +127,7 @@ fn line(job: &Value) -> String {
 }
 
 /// Follows a job until it is over, or paused.
-async fn follow(args: &ReplayArgs, client: &mut Client, mut job: Value) -> anyhow::Result<()> {
+async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::Result<()> {
     let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
     let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
     let mut gone = 0;

@@ -52,9 +52,9 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
                 delay: delay.as_deref(),
                 ttl: ttl.as_deref(),
             })?;
-            let mut client = Client::new(&remote.admin, remote.token.clone())?;
+            let client = Client::of(&remote)?;
             let path = if wait { "/v1/runs?wait=true" } else { "/v1/runs" };
-            let done = ask_raw(&mut client, Method::POST, path, body).await?;
+            let done = ask_raw(&client, Method::POST, path, body).await?;
             if remote.json {
                 return print(&done);
             }

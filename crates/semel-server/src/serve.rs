@@ -10,12 +10,12 @@ use semel::Engine;
 use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
-use semel_http::edge::Drained;
+use semel_http::edge::{self, Drained, Tls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Access, Admin, Parts};
+use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, downstream};
 use crate::gateway::Gateway;
@@ -29,6 +29,8 @@ use crate::store::{self as stores, Opened};
 
 /// How often the store is looked at and keys in doubt are counted.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
+/// What an error about it begins with.
+const ADMIN_CERTIFICATE: &str = "the admin side's certificate";
 
 /// Runs the server until it is told to stop.
 ///
@@ -67,6 +69,7 @@ pub(crate) struct Server {
     metrics: Arc<Metrics>,
     admin: Arc<Admin>,
     admin_at: SocketAddr,
+    admin_tls: Option<Tls>,
     gateway: Option<(Arc<Gateway>, SocketAddr)>,
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
@@ -158,6 +161,13 @@ impl Server {
             }
             None => None,
         };
+        for warning in config.admin.warnings() {
+            tracing::warn!(target: "semel", "{warning}");
+        }
+        let admin_tls = match &config.admin.tls {
+            Some(files) => Some(Tls::from_files(&files.cert, &files.key).context(ADMIN_CERTIFICATE)?),
+            None => None,
+        };
         let listener = bind(config.admin.listen, "admin").await?;
         let admin_at = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
@@ -167,19 +177,15 @@ impl Server {
                 let at = listener.local_addr()?;
                 let options = gateway.options(settings, config.drain, exporter.as_ref());
                 let service = gateway.service(exporter.clone());
-                listeners.push(tokio::spawn(listen(listener, service, options, closed.clone())));
+                let serving = edge::serve(listener, service, options, close(closed.clone()));
+                listeners.push(tokio::spawn(listen(serving)));
                 Some((gateway, at))
             }
             None => None,
         };
-        let router = admin.router();
-        let mut on_close = closed;
-        listeners.push(tokio::spawn(async move {
-            let close = async move { drop(on_close.wait_for(|closing| *closing).await) };
-            if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(close).await {
-                tracing::error!(target: "semel", %error, "the admin listener failed");
-            }
-        }));
+        let options = admin::listener(admin_tls.clone(), config.drain);
+        let serving = edge::serve(listener, admin.router(), options, close(closed));
+        listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
         if let Some(pipeline) = &pipeline {
@@ -190,6 +196,7 @@ impl Server {
             metrics,
             admin,
             admin_at,
+            admin_tls,
             gateway,
             closing,
             listeners,
@@ -216,7 +223,8 @@ impl Server {
 
     /// Where the admin side listens.
     pub(crate) fn admin_url(&self) -> String {
-        format!("http://{}", self.admin_at)
+        let scheme = if self.admin_tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.admin_at)
     }
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
@@ -241,6 +249,9 @@ impl Server {
         if self.sealed.is_some() != config.sealing.is_some() {
             anyhow::bail!("encryption is switched on or off only with a restart");
         }
+        if let Some(tls) = &self.admin_tls {
+            tls.reload().context(ADMIN_CERTIFICATE)?;
+        }
         self.replace_routes(config)?;
         if let Some(pipeline) = &self.pipeline {
             pipeline.replace(&config.pipeline)?;
@@ -250,6 +261,9 @@ impl Server {
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
         }
         self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        for warning in config.admin.warnings() {
+            tracing::warn!(target: "semel", "{warning}");
+        }
         if config.fixed() != self.fixed {
             tracing::warn!(
                 target: "semel",
@@ -301,17 +315,16 @@ impl Server {
     }
 }
 
-/// The gateway's listener, until it is closed and drained.
-async fn listen(
-    listener: TcpListener,
-    service: crate::gateway::Front,
-    options: semel_http::edge::Options,
-    mut closed: watch::Receiver<bool>,
-) {
-    let close = async move { drop(closed.wait_for(|closing| *closing).await) };
-    if let Drained::Forced(cut) = semel_http::edge::serve(listener, service, options, close).await {
+/// A listener, until it is closed and drained.
+async fn listen(serving: impl Future<Output = Drained>) {
+    if let Drained::Forced(cut) = serving.await {
         tracing::warn!(target: "semel", cut, "connections were cut when the time to drain was over");
     }
+}
+
+async fn close(mut closed: watch::Receiver<bool>) {
+    // Without a sender it is the end as well.
+    let _ = closed.wait_for(|closing| *closing).await;
 }
 
 async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {

@@ -15,8 +15,9 @@ use tower_service::Service;
 use super::body::Body;
 use super::call::Calls;
 use super::link::Link;
-use super::options::Options;
+use super::options::{Departed, Options};
 use super::rules::Rules;
+use super::unsealed::{self, Spoken};
 use super::wire::{Protocol, Wire};
 use super::{Ending, Peer};
 use crate::BoxError;
@@ -53,10 +54,24 @@ pub(super) async fn serve<S, B>(
     let Some(tls) = &shared.options.tls else {
         return speak(shared, stream, peer, link, service, None).await;
     };
-    let handshake = tokio::time::timeout(shared.options.patience.head, tls.acceptor().accept(stream));
-    let Ok(Ok(stream)) = handshake.await else {
-        tracing::debug!(peer = %peer.address, "TLS handshake failed");
-        return;
+    let patience = shared.options.patience;
+    let handshake = async {
+        match unsealed::look(&stream).await? {
+            Spoken::Tls => tls.acceptor().accept(stream).await.map(Ok),
+            Spoken::Http => Ok(Err(stream)),
+        }
+    };
+    let stream = match tokio::time::timeout(patience.head, handshake).await {
+        Ok(Ok(Ok(stream))) => stream,
+        Ok(Ok(Err(stream))) => return unsealed::answer(stream, patience.linger).await,
+        Ok(Err(error)) => {
+            tracing::debug!(peer = %peer.address, %error, "TLS handshake failed");
+            return;
+        }
+        Err(_) => {
+            tracing::debug!(peer = %peer.address, "TLS handshake took too long");
+            return;
+        }
     };
     peer.tls = true;
     let known = match stream.get_ref().1.alpn_protocol() {
@@ -107,9 +122,10 @@ async fn speak<IO, S, B>(
         None => return,
         Some(Protocol::Http1) => {
             let mut builder = http1::Builder::new();
-            // The wire keeps the times and the limits. A client that closes its side still gets its answer, and work
-            // in flight is not cut by one that leaves.
-            builder.half_close(true).header_read_timeout(None);
+            // The wire keeps the times and the limits. With `Finish`, a client that closes its side still gets its
+            // answer, and work in flight is not cut by one that leaves.
+            let departed = shared.options.departed;
+            builder.half_close(departed == Departed::Finish).header_read_timeout(None);
             if limits.headers > HYPERS_HEADERS {
                 // Not otherwise: told a number, hyper prepares for as many headers with every request.
                 builder.max_headers(limits.headers);

@@ -21,6 +21,8 @@ pub struct Options {
     pub key_headers: Vec<HeaderName>,
     /// How long requests in flight may take to finish once the listener closes.
     pub drain: Duration,
+    /// What becomes of a request whose client closes its connection, on HTTP/1.
+    pub departed: Departed,
     /// Answers requests that need nobody else, before they are taken apart. None by default; the guard is one.
     pub shortcut: Option<Arc<dyn Shortcut>>,
 }
@@ -33,9 +35,21 @@ impl Default for Options {
             patience: Patience::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
             drain: Duration::from_secs(30),
+            departed: Departed::Finish,
             shortcut: None,
         }
     }
+}
+
+/// What becomes of a request on HTTP/1 whose client closes its side of the connection before the answer. On HTTP/2 a
+/// reset always drops the service's future.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Departed {
+    /// It goes on to its end, and its answer is sent if anybody is left to read it.
+    #[default]
+    Finish,
+    /// The service's future is dropped: nobody waits for a client that is gone.
+    Drop,
 }
 
 /// Sizes and counts beyond which a request or a connection is refused.

@@ -76,21 +76,25 @@ impl Refusal {
     }
 }
 
-/// A problem document (RFC 9457). `detail` holds nothing that needs escaping in JSON.
+/// An answer with a problem document.
 pub(super) fn problem(
     status: StatusCode,
     code: &str,
     detail: &str,
     retryable: bool,
 ) -> Response<Full<Bytes>> {
-    let title = status.canonical_reason().unwrap_or("Error");
-    let body = format!(
-        r#"{{"type":"urn:semel:problem:{code}","title":"{title}","status":{},"detail":"{detail}","code":"{code}","retryable":{retryable}}}"#,
-        status.as_u16()
-    );
-    let mut response = Response::new(Full::from(body));
+    let mut response = Response::new(Full::from(document(status, code, detail, retryable)));
     *response.status_mut() = status;
     let kind = HeaderValue::from_static("application/problem+json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+/// A problem document (RFC 9457). `detail` holds nothing that needs escaping in JSON.
+pub(super) fn document(status: StatusCode, code: &str, detail: &str, retryable: bool) -> String {
+    let title = status.canonical_reason().unwrap_or("Error");
+    format!(
+        r#"{{"type":"urn:semel:problem:{code}","title":"{title}","status":{},"detail":"{detail}","code":"{code}","retryable":{retryable}}}"#,
+        status.as_u16()
+    )
 }

@@ -28,6 +28,8 @@ use super::timer::Timer;
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+/// What every TLS connection begins with.
+const HANDSHAKE: u8 = 0x16;
 /// How much is read at once where it is not read in place.
 const PIECE: usize = 8 * 1024;
 /// How much is thrown away after a refusal before the connection is cut.
@@ -206,6 +208,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             self.searched = bytes.len().saturating_sub(2);
             if bytes.len() > self.rules.limits.head_bytes {
                 self.refuse(head::too_large(bytes, &self.rules));
+            } else if bytes.first() == Some(&HANDSHAKE) {
+                // Its end would never come.
+                self.refuse(Refusal::Malformed(
+                    "this port speaks plain HTTP: write http:// instead of https://",
+                ));
             }
             return 0;
         };

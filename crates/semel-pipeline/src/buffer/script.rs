@@ -55,21 +55,29 @@ end
 ";
 
 const PUT: &str = "
-local id, run, key, print, life, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-if read(id) then return { 'cached', id } end
-if key ~= '' then
-  local other, r = holder(key)
-  if other then
-    if r.p == print then return { 'cached', other } end
-    return { 'conflict', '' }
+local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
+local function put(id, run, key, print, life)
+  if read(id) then return { 'cached', id } end
+  if key ~= '' then
+    local other, r = holder(key)
+    if other then
+      if r.p == print then return { 'cached', other } end
+      return { 'conflict', '' }
+    end
   end
+  if size >= capacity then return { 'full', '' } end
+  size = size + 1
+  redis.call('HSET', RUNS, id, run)
+  write(id, { s = 'q', t = '', a = 0, v = 0, k = key, p = print, e = life < 0 and -1 or now + life })
+  if key ~= '' then redis.call('HSET', KEYS_, key, id) end
+  redis.call('ZADD', QUEUE, now, id)
+  return { 'first', id }
 end
-if redis.call('HLEN', ABOUT) >= capacity then return { 'full', '' } end
-redis.call('HSET', RUNS, id, run)
-write(id, { s = 'q', t = '', a = 0, v = 0, k = key, p = print, e = life < 0 and -1 or now + life })
-if key ~= '' then redis.call('HSET', KEYS_, key, id) end
-redis.call('ZADD', QUEUE, now, id)
-return { 'first', id }";
+local answers = {}
+for i = 2, #ARGV, 5 do
+  answers[#answers + 1] = put(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+end
+return answers";
 
 const FIND: &str = "
 local id, r = holder(ARGV[1])
@@ -185,11 +193,19 @@ for _, place in ipairs({ QUEUE, LEASED }) do
 end
 return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
 
-/// A tenant that is new to the list waits behind those that had their turn before now.
+/// Tenants and runs in turn. A tenant that is new to the list waits behind those that had their turn before now.
 const ANNOUNCE: &str = "
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], ARGV[2], ARGV[1]) end
-local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-return redis.call('ZADD', KEYS[1], 'NX', last[2] or 0, ARGV[1])";
+local last, seen = nil, {}
+for i = 1, #ARGV, 2 do
+  local tenant, run = ARGV[i], ARGV[i + 1]
+  if run ~= '' then redis.call('HSET', KEYS[2], run, tenant) end
+  if not seen[tenant] then
+    seen[tenant] = true
+    last = last or redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
+    redis.call('ZADD', KEYS[1], 'NX', last, tenant)
+  end
+end
+return 1";
 
 /// Whoever had its last turn longest ago has the next one.
 const TURN: &str = "

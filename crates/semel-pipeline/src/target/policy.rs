@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::retry::{Retry, Verdict};
+use semel::retry::{Limits, Retry, Verdict};
 
 use super::Outcome;
 use crate::delivery::{Class, Ending, Settle, Work};
@@ -21,6 +21,8 @@ pub struct Policy {
     pub max_crashes: u32,
     /// How many deliveries are under way at once, in one process.
     pub concurrency: u32,
+    /// When its breaker opens, and how many retries it is granted; `None`: as all destinations.
+    pub limits: Option<Limits>,
 }
 
 impl Default for Policy {
@@ -31,6 +33,7 @@ impl Default for Policy {
             on_exhausted: Exhausted::Dlq,
             max_crashes: 5,
             concurrency: 32,
+            limits: None,
         }
     }
 }

@@ -48,7 +48,7 @@ impl Targets {
     }
 
     /// Adds a target. Budget and breaker are those of its name in `destinations`: they stay when a config is read anew,
-    /// and are shared with whatever else goes there.
+    /// and are shared with whatever else goes there. Limits of the policy's own are in force there from now on.
     ///
     /// # Errors
     /// A name that cannot be one, or is taken.
@@ -66,7 +66,10 @@ impl Targets {
         if self.named.contains_key(name) {
             return Err(RegistryError::Taken(name.to_owned()));
         }
-        let destination = destinations.get(name);
+        let destination = match policy.limits {
+            Some(limits) => destinations.get_with(name, limits),
+            None => destinations.get(name),
+        };
         self.named.insert(name.into(), Arc::new(Registered { target, events, policy, destination }));
         Ok(self)
     }

@@ -1,8 +1,9 @@
 //! The side that has the store.
 
+use std::collections::HashSet;
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use semel::key::KeyId;
 use semel::store::{Error, Invalidate, Scan, Store, Trust};
@@ -25,17 +26,21 @@ async fn listen(place: &Place) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let cache: Arc<dyn Invalidate> = Arc::new(Tells);
-    store.attach(Arc::downgrade(&cache) as Weak<dyn Invalidate>);
+    let tells = Arc::new(Tells::default());
+    let cache: Arc<dyn Invalidate> = Arc::<Tells>::clone(&tells);
     let (sender, mut asked) = mpsc::unbounded_channel::<(u64, Ask)>();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
-            let Ok(Ok(ask)) = line.map(|line| serde_json::from_str(&line)) else { break };
-            if sender.send(ask).is_err() {
+            let Ok(Ok((number, ask))) = line.map(|line| serde_json::from_str(&line)) else { break };
+            if let Ask::Heard = ask {
+                tells.heard(number);
+            } else if sender.send((number, ask)).is_err() {
                 break;
             }
         }
+        tells.nobody_listens();
     });
+    store.attach(Arc::downgrade(&cache) as Weak<dyn Invalidate>);
     while let Some((number, ask)) = asked.recv().await {
         let store = Arc::clone(&store);
         if let Ask::Watch(id) = ask {
@@ -79,20 +84,62 @@ async fn execute(store: &dyn Store, ask: Ask) -> Result<Answer, Error> {
             let swept = store.sweep(limit).await?;
             Answer::Swept { shrunk: swept.shrunk, removed: swept.removed, more: swept.more }
         }
-        Ask::Watch(_) => unreachable!("it has no answer"),
+        Ask::Watch(_) | Ask::Heard => unreachable!("it has no answer"),
     })
 }
 
-/// A cache that hands on what it is told.
-struct Tells;
+/// A cache that hands on what it is told, and waits until the other side has done it.
+#[derive(Default)]
+struct Tells {
+    words: Mutex<Words>,
+    heard: Condvar,
+}
+
+#[derive(Default)]
+struct Words {
+    said: u64,
+    open: HashSet<u64>,
+    /// The other side is gone: nothing will be heard any more.
+    over: bool,
+}
+
+impl Tells {
+    fn words(&self) -> MutexGuard<'_, Words> {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks for as long as a pipe and back take, which a real cache must not: here it stands for the cache's own work.
+    fn say(&self, word: impl FnOnce(u64) -> Told) {
+        let mut words = self.words();
+        words.said += 1;
+        let number = words.said;
+        words.open.insert(number);
+        drop(words);
+        tell(&word(number));
+        let mut words = self.words();
+        while words.open.contains(&number) && !words.over {
+            words = self.heard.wait(words).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn heard(&self, number: u64) {
+        self.words().open.remove(&number);
+        self.heard.notify_all();
+    }
+
+    fn nobody_listens(&self) {
+        self.words().over = true;
+        self.heard.notify_all();
+    }
+}
 
 impl Invalidate for Tells {
     fn invalidate(&self, id: KeyId) {
-        tell(&Told::Invalid(*id.as_bytes()));
+        self.say(|number| Told::Invalid(number, *id.as_bytes()));
     }
 
     fn trust(&self, trust: Trust) {
-        tell(&Told::Trust(trust == Trust::Confirmed));
+        self.say(|number| Told::Trust(number, trust == Trust::Confirmed));
     }
 }
 

@@ -21,9 +21,15 @@ type Id = [u8; 16];
 pub(super) enum Ask {
     Apply(Id, Command),
     Get(Id),
-    Scan { phase: Option<usize>, after: Option<Id>, limit: usize },
+    Scan {
+        phase: Option<usize>,
+        after: Option<Id>,
+        limit: usize,
+    },
     Sweep(usize),
     Watch(Id),
+    /// A cache of this side has done what it was told. The number is that of the word to it.
+    Heard,
 }
 
 /// A line back.
@@ -31,8 +37,10 @@ pub(super) enum Ask {
 pub(super) enum Told {
     Answer(u64, Answer),
     Woken(Id),
-    Invalid(Id),
-    Trust(bool),
+    /// To be answered by [`Ask::Heard`] with this number.
+    Invalid(u64, Id),
+    /// To be answered as well.
+    Trust(u64, bool),
 }
 
 #[derive(Debug, Serialize, Deserialize)]

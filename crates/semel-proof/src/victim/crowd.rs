@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub enum Deaths {
 pub struct Crowded {
     /// How many callers got which answer; what is no value begins with `no: `.
     pub answers: BTreeMap<String, usize>,
-    /// How often the store was asked after all callers were waiting.
+    /// How often the store was asked after all callers were waiting, and nobody's question was under way.
     pub asked: u64,
     /// How many callers were waiting.
     pub waited: u64,
@@ -169,6 +169,8 @@ struct Leader {
     task: Mutex<Option<Id>>,
     /// Whether the store has answered it since.
     settled: AtomicBool,
+    /// How many questions of anybody the store has answered.
+    answered: AtomicU64,
 }
 
 impl Leader {
@@ -178,11 +180,20 @@ impl Leader {
         store.script(Call::Watch, When::Always, begins);
         let answered = Arc::clone(self);
         let settles = Fault::after(move || {
+            answered.answered.fetch_add(1, Ordering::SeqCst);
             if try_id().is_some() && *answered.task() == try_id() {
                 answered.settled.store(true, Ordering::SeqCst);
             }
         });
         store.script(Call::Claim, When::Always, settles);
+    }
+
+    /// How many questions there were so far, if none of them is under way. A subscription that is confirmed late makes the
+    /// leader ask a second time; were that question answered after the effect, it would be the one that counts.
+    fn asked_so_far(&self, store: &FaultStore) -> Option<u64> {
+        let asked = store.calls(Call::Claim);
+        let answered = self.answered.load(Ordering::SeqCst);
+        (answered == asked && store.calls(Call::Claim) == asked).then_some(asked)
     }
 
     /// A new round begins.
@@ -220,10 +231,14 @@ impl Round {
             let sitting = engine.waiters() + at_gate.load(Ordering::SeqCst);
             sitting == self.crowd.callers && self.leader.settled.load(Ordering::SeqCst)
         };
-        while !all_wait() {
+        let before = loop {
+            if all_wait()
+                && let Some(asked) = self.leader.asked_so_far(&self.store)
+            {
+                break asked;
+            }
             tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        self.store.reset_calls();
+        };
         Report::AllWait { in_effect: at_gate.load(Ordering::SeqCst) > 0 }.send();
         let mut answers: BTreeMap<String, usize> = BTreeMap::new();
         while let Some(answer) = callers.join_next().await {
@@ -231,7 +246,8 @@ impl Round {
         }
         let stats = engine.stats();
         let (waited, won) = (stats.count("waited"), stats.count("won"));
-        Report::Crowded(Crowded { answers, asked: self.store.calls(Call::Claim), waited, won }).send();
+        let asked = self.store.calls(Call::Claim) - before;
+        Report::Crowded(Crowded { answers, asked, waited, won }).send();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Who may do what on the admin side.
 
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use subtle::ConstantTimeEq as _;
 
 use super::answer::Refusal;
@@ -126,9 +127,14 @@ impl Access {
     }
 
     /// Whether the request is meant for us, and not sent by a page that somebody else made (csrf, rebinding).
-    pub(super) fn admit(&self, headers: &HeaderMap, method: &Method) -> Result<(), Refusal> {
+    pub(super) fn admit<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+        let (headers, method) = (request.headers(), request.method());
         let refuse = |detail: &str| Err(Refusal::new(StatusCode::FORBIDDEN, "foreign_origin", detail));
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        // HTTP/2 says it in the target; the listener has seen to it that both are the same where both are there.
+        let host = match headers.get(header::HOST) {
+            Some(host) => host.to_str().ok(),
+            None => request.uri().authority().map(Authority::as_str),
+        };
         if let Hosts::Local(names) = &self.hosts {
             let name = host.map(without_port).unwrap_or_default().to_ascii_lowercase();
             let local = matches!(name.as_str(), "localhost" | "127.0.0.1" | "[::1]");

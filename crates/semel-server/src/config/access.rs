@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use super::certificate::Certificate;
 use super::loopback;
 use super::reader::Table;
 use super::secrets::{self, Environment};
@@ -15,6 +16,7 @@ pub(crate) struct Admin {
     pub(crate) listen: SocketAddr,
     /// Names under which it may be asked, beside those of loopback.
     pub(crate) hosts: Vec<String>,
+    pub(crate) tls: Option<Certificate>,
 }
 
 /// Somebody who may use the admin side.
@@ -98,7 +100,7 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
 impl Admin {
     pub(super) fn read(root: &mut Table<'_>, args: &ServeArgs, tokens: &[Token]) -> Self {
         let problems = root.problems();
-        let mut admin = Self { listen: loopback(8081), hosts: Vec::new() };
+        let mut admin = Self { listen: loopback(8081), hosts: Vec::new(), tls: None };
         let mut written = None;
         if let Some(mut table) = root.table("admin") {
             if let Some(listen) = table.located("listen", address) {
@@ -106,6 +108,7 @@ impl Admin {
                 written = Some(listen.span);
             }
             admin.hosts = table.get("hosts", texts).unwrap_or_default();
+            admin.tls = Certificate::read(&mut table);
             table.done();
         }
         if let Some(flag) = &args.admin {
@@ -128,5 +131,16 @@ impl Admin {
             }
         }
         admin
+    }
+
+    /// Every weaker promise it was configured into, in plain words.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let open = self.tls.is_none() && !self.listen.ip().is_loopback();
+        let warning = format!(
+            "the admin side listens on {} without TLS: tokens and what is done with them can be read on the way; set \
+             tls in [admin]",
+            self.listen
+        );
+        open.then_some(warning).into_iter().collect()
     }
 }

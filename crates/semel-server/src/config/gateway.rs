@@ -11,6 +11,7 @@ use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upst
 use semel_http::scope::VerifierBuilder;
 use semel_http::{Codec, KeyedTools, Profile, RoutePolicy, Scope};
 
+use super::certificate::Certificate;
 use super::loopback;
 use super::problem::{Problems, meant};
 use super::reader::Table;
@@ -37,13 +38,6 @@ pub(crate) struct Gateway {
     pub(crate) tls: Option<Certificate>,
     pub(crate) limits: Limits,
     pub(crate) patience: Patience,
-}
-
-/// The files of a certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Certificate {
-    pub(crate) cert: PathBuf,
-    pub(crate) key: PathBuf,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
@@ -74,7 +68,7 @@ impl Gateway {
         let scope = scope(&mut table, args, environment);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
-        let tls = certificate(&mut table);
+        let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table);
         let limits = limits(&mut table);
         let (patience, proxy) = timeouts(&mut table, proxy);
@@ -248,22 +242,6 @@ fn verifier(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<Veri
     }
     jwt.done();
     Some(verifier)
-}
-
-fn certificate(table: &mut Table<'_>) -> Option<Certificate> {
-    let mut tls = table.table("tls")?;
-    let (cert, key) = (tls.need("cert", text), tls.need("key", text));
-    let span = tls.span();
-    tls.done();
-    let certificate = Certificate { cert: cert?.into(), key: key?.into() };
-    // Read here too, so that `config check` and a reload see what is wrong with it.
-    match semel_http::edge::Tls::from_files(&certificate.cert, &certificate.key) {
-        Ok(_) => Some(certificate),
-        Err(error) => {
-            table.problems().at(&span, format!("tls: {error}"));
-            None
-        }
-    }
 }
 
 fn proxy(table: &mut Table<'_>) -> ProxyOptions {

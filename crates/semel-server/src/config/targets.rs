@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::retry::{Destinations, Retry};
+use semel::retry::{Destinations, Limits, Retry};
 use semel_pipeline::target::{
     EventTypes, Exhausted, HttpOptions, HttpTarget, Policy, SigningSecret, Targets,
 };
 
-use super::reader::Table;
+use super::reader::{Located, Table};
 use super::secrets::{self, Environment};
 use super::values::{choice, count, duration, text, texts};
 
@@ -109,16 +109,14 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     let cap = retry.located("cap", duration);
     let timeout = retry.located("timeout", duration);
     retry.done();
-    let zero = |found: &Option<super::reader::Located<Duration>>, name: &str| {
+    let zero = |found: &Option<Located<Duration>>, name: &str| {
         if let Some(found) = found.as_ref().filter(|found| found.value.is_zero()) {
             problems.at(&found.span, format!("{name}: expected more than nothing"));
         }
     };
     zero(&base, "base");
     zero(&timeout, "timeout");
-    let value = |found: Option<super::reader::Located<Duration>>, usual: Duration| {
-        found.map_or(usual, |found| found.value)
-    };
+    let value = |found: Option<Located<Duration>>, usual: Duration| found.map_or(usual, |found| found.value);
     let span: Option<Range<usize>> = cap.as_ref().map(|cap| cap.span.clone());
     let (base, cap) = (value(base, Duration::from_millis(250)), value(cap, Duration::from_secs(5)));
     if cap < base {
@@ -131,7 +129,48 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
         .base(base)
         .cap(cap)
         .timeout(policy.timeout);
+    policy.limits = Some(breaker(table));
     policy
+}
+
+/// When the target's breaker opens, and for how long. What is not said is as always, also when a file is read anew.
+fn breaker(table: &mut Table<'_>) -> Limits {
+    let usual = Limits::default();
+    let problems = table.problems();
+    let Some(mut breaker) = table.table("breaker") else { return usual };
+    let number =
+        |found: Option<u64>, usual: u32| found.map_or(usual, |n| u32::try_from(n).unwrap_or(u32::MAX));
+    let percent = breaker.get("failure_percent", count(1, 100));
+    let calls = breaker.get("failure_calls", count(1, 1_000_000));
+    let probes = breaker.get("probes", count(1, 1_000));
+    let window = breaker.located("window", duration);
+    let rest = breaker.located("rest", duration);
+    let longest = breaker.located("longest_rest", duration);
+    let span = breaker.span();
+    breaker.done();
+    for (found, name) in [(&window, "window"), (&rest, "rest"), (&longest, "longest_rest")] {
+        if let Some(found) = found.as_ref().filter(|found| found.value.is_zero()) {
+            problems.at(&found.span, format!("{name}: expected more than nothing"));
+        }
+    }
+    let rested = rest.as_ref().map_or(usual.rest, |rest| rest.value);
+    let at = longest.as_ref().or(rest.as_ref()).map_or(span, |found| found.span.clone());
+    // Who wants a long rest and says nothing of a longest one means that one.
+    let longest = longest.map_or(usual.longest_rest.max(rested), |longest| longest.value);
+    if longest < rested {
+        let why =
+            "longest_rest: expected at least `rest`, which it is doubled from with every probe that fails";
+        problems.at(&at, why);
+    }
+    Limits {
+        window: window.map_or(usual.window, |window| window.value),
+        failure_percent: number(percent, usual.failure_percent),
+        failure_calls: number(calls, usual.failure_calls),
+        rest: rested,
+        longest_rest: longest,
+        probes: number(probes, usual.probes),
+        ..usual
+    }
 }
 
 /// The secret that signs deliveries, checked where it is read. It is never repeated.

@@ -107,6 +107,8 @@ fn mistakes_are_told_with_their_place() {
         ),
         ("[gateway]\nupstream = \"http://h\"\nscope = \"jwt:sub\"\n", &["semel.toml:3:9: scope: "]),
         ("[gateway]\nupstream = \"http://h\"\ntls = { cert = \"/no\" }\n", &["needs `key`"]),
+        ("[admin]\ntls = { key = \"/no\" }\n", &["needs `cert`"]),
+        ("[admin]\ntls = { cert = \"/no\", key = \"/no\" }\n", &["semel.toml:2:7: tls: cannot read /no"]),
         (
             "[admin]\nlisten = \"0.0.0.0:80\"\n",
             &["semel.toml:2:10: the admin side may not listen on 0.0.0.0"],
@@ -245,6 +247,27 @@ fn targets_are_checked() {
             "timeout: expected more than nothing",
         ),
         (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_percent = 101 }",
+            "semel.toml:4:31: failure_percent: expected a whole number from 1 to 100, found 101",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_calls = 0 }",
+            "semel.toml:4:29: failure_calls: expected a whole number from 1 to 1000000, found 0",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { window = \"0s\" }",
+            "semel.toml:4:22: window: expected more than nothing",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { rest = \"10s\", longest_rest = \"5s\" }",
+            "semel.toml:4:42: longest_rest: expected at least `rest`",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nbreaker = { calls = 3 }",
+            "unknown key `calls` in [target.breaker]",
+        ),
+        ("name = \"a\"\nurl = \"http://h\"\nbreaker = 3", "semel.toml:4:11: breaker: expected a table"),
+        (
             "name = \"a\"\nurl = \"http://h\"\nconcurrency = 0",
             "semel.toml:4:15: concurrency: expected a whole number",
         ),
@@ -288,7 +311,12 @@ fn weaker_promises_are_named() {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
     }
     let usual = parse("[gateway]\nupstream = \"http://h\"\n").unwrap();
+    assert_eq!(usual.admin.warnings(), Vec::<String>::new());
     assert_eq!(usual.gateway.unwrap().warnings(), Vec::<String>::new());
+    let open = "[admin]\nlisten = \"0.0.0.0:1\"\n\
+                [[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = { env = \"X\" }\n";
+    let warnings = parse(open).unwrap().admin.warnings().join("\n");
+    assert!(warnings.contains("0.0.0.0:1 without TLS"), "{warnings}");
 }
 
 // R7, R17: the bounds of what is published hold at start, and weaker promises are named.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::{HeaderValue, StatusCode, header};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::tally::{Seen, Tally};
-use crate::client::{Client, Reply};
+use crate::client::{Client, Request, Response};
 
 /// How many clients there are.
 const CLIENTS: usize = 4;
@@ -49,7 +49,7 @@ pub(super) fn start(
         .map(|number| {
             let customer = Customer {
                 gateway: gateway.to_owned(),
-                client: Client::new(gateway, None)?,
+                client: Client::own(gateway)?,
                 name: format!("customer-{number}"),
                 orders: 0,
                 tally: Arc::clone(tally),
@@ -110,7 +110,7 @@ impl Customer {
     }
 
     async fn send(&mut self, key: &str, body: &str) {
-        let seen = send(&mut self.client, &self.name, key, body).await;
+        let seen = send(&self.client, &self.name, key, body).await;
         self.tally.add(seen);
     }
 
@@ -118,9 +118,9 @@ impl Customer {
     async fn at_once(&mut self, key: &str, body: &str) {
         let mut sends = JoinSet::new();
         for _ in 0..3 {
-            let Ok(mut client) = Client::new(&self.gateway, None) else { return };
+            let Ok(client) = Client::own(&self.gateway) else { return };
             let (name, key, body) = (self.name.clone(), key.to_owned(), body.to_owned());
-            sends.spawn(async move { send(&mut client, &name, &key, &body).await });
+            sends.spawn(async move { send(&client, &name, &key, &body).await });
         }
         while let Some(sent) = sends.join_next().await {
             self.tally.add(sent.unwrap_or(Seen::Wrong));
@@ -128,19 +128,21 @@ impl Customer {
     }
 }
 
-async fn send(client: &mut Client, name: &str, key: &str, body: &str) -> Seen {
-    let who = format!("Bearer {name}");
-    let headers =
-        [("authorization", who.as_str()), ("idempotency-key", key), ("content-type", "application/json")];
-    match client.send(Method::POST, "/v1/charges", &headers, body.to_owned()).await {
-        Ok(reply) => seen(&reply),
+async fn send(client: &Client, name: &str, key: &str, body: &str) -> Seen {
+    let Ok(who) = HeaderValue::try_from(format!("Bearer {name}")) else { return Seen::Wrong };
+    let json = HeaderValue::from_static("application/json");
+    let request = Request::post("/v1/charges").bytes(body.to_owned());
+    let request = request.header(header::AUTHORIZATION, who).header(header::CONTENT_TYPE, json);
+    let Ok(request) = request.key(key) else { return Seen::Wrong };
+    match client.send(&request).await {
+        Ok(response) => seen(&response),
         Err(_) => Seen::Wrong,
     }
 }
 
-fn seen(reply: &Reply) -> Seen {
-    let replayed = reply.headers.get("idempotent-replayed").is_some_and(|value| value == "true");
-    match reply.status {
+fn seen(response: &Response) -> Seen {
+    let replayed = response.headers.get("idempotent-replayed").is_some_and(|value| value == "true");
+    match response.status {
         StatusCode::CREATED if replayed => Seen::Replayed,
         StatusCode::CREATED => Seen::First,
         StatusCode::UNPROCESSABLE_ENTITY => Seen::Conflict,

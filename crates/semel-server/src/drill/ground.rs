@@ -1,28 +1,22 @@
-//! What drills stand on: servers, targets that count, a Redis, and the list of what was checked.
+//! What drills stand on: servers, a Redis, a PostgreSQL, and the list of what was checked.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use axum::Router;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
-use axum::routing::any;
 use http::Method;
-use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::postgres::Postgres;
 use super::redis::Redis;
+use super::wire::Wire;
 use crate::cli::DrillArgs;
-use crate::client::Client;
+use crate::client::{Client, Request};
 use crate::remote::ask_raw;
 
 /// How long anything may take before a drill fails.
@@ -36,32 +30,109 @@ pub(super) struct Check {
     pub(super) seen: String,
 }
 
+/// What a drill needs beside the servers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// Nothing.
+    Nothing,
+    /// A Redis.
+    Redis,
+    /// A Redis of its own, which it cuts off or kills; and a ledger that several processes share, where there is one.
+    OwnRedis,
+    /// A Redis, and a ledger that several processes share, where there is one.
+    Several,
+    /// Both of its own.
+    OwnBoth,
+}
+
+/// Why a drill did not take place here.
+#[derive(Debug)]
+pub(super) struct Skipped(pub(super) &'static str);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
 /// Where a drill takes place.
 pub(super) struct Ground {
     folder: tempfile::TempDir,
     pub(super) redis: Option<Redis>,
-    /// A PostgreSQL that several processes can share, where one was named.
-    pub(super) postgres: Option<String>,
+    /// A PostgreSQL that several processes share; without it they have an embedded ledger, one after the other.
+    pub(super) postgres: Option<Postgres>,
+    /// How long a server waits for its PostgreSQL.
+    pub(super) patience: &'static str,
     checks: Vec<Check>,
+    notes: Vec<String>,
 }
 
 impl Ground {
-    pub(super) async fn new(args: &DrillArgs, redis: bool) -> anyhow::Result<Self> {
+    /// Starts what is needed.
+    ///
+    /// # Errors
+    /// [`Skipped`] where something is not installed; otherwise why it did not start.
+    pub(super) async fn new(args: &DrillArgs, needs: Needs) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("semel-drill-").tempdir().context("a temporary folder")?;
-        let redis = match redis {
-            true => Some(Redis::find(args.redis.as_deref(), folder.path()).await?),
-            false => None,
+        let redis = match needs {
+            Needs::Nothing => None,
+            Needs::Redis | Needs::Several => Some(Redis::find(args.redis.as_deref(), folder.path()).await?),
+            Needs::OwnRedis | Needs::OwnBoth => Some(Redis::find(None, folder.path()).await?),
         };
-        Ok(Self { folder, redis, postgres: args.postgres.clone(), checks: Vec::new() })
+        let named = args.postgres.as_deref().filter(|_| needs != Needs::OwnBoth).map(Postgres::named);
+        let postgres = match (needs, named) {
+            (_, Some(named)) => Some(named),
+            (Needs::Nothing | Needs::Redis, None) => None,
+            (Needs::Several | Needs::OwnRedis | Needs::OwnBoth, None) => Postgres::start().await?,
+        };
+        if needs == Needs::OwnBoth && postgres.is_none() {
+            let why =
+                "it needs a PostgreSQL that it can start: install one (initdb and postgres on the path)";
+            return Err(Skipped(why).into());
+        }
+        let mut ground =
+            Self { folder, redis, postgres, patience: "5s", checks: Vec::new(), notes: Vec::new() };
+        if matches!(needs, Needs::Several | Needs::OwnRedis) && ground.postgres.is_none() {
+            ground.note(
+                "no PostgreSQL is installed and --postgres names none: one process at a time, since an embedded ledger belongs to one",
+            );
+        }
+        Ok(ground)
     }
 
-    /// Ends it. What was checked.
-    pub(super) async fn end(self) -> Vec<Check> {
+    /// Ends it. What was checked, and what is to be said beside it.
+    pub(super) async fn end(self) -> (Vec<Check>, Vec<String>) {
         if let Some(redis) = self.redis {
             redis.end().await;
         }
-        self.checks
+        if let Some(postgres) = self.postgres {
+            postgres.end().await;
+        }
+        (self.checks, self.notes)
+    }
+
+    /// Says something that whoever reads the checks must know.
+    pub(super) fn note(&mut self, text: &str) {
+        self.notes.push(text.to_owned());
+    }
+
+    /// Whether several processes share the ledger.
+    pub(super) fn is_shared(&self) -> bool {
+        self.postgres.is_some()
+    }
+
+    /// For a drill that is nothing in one process.
+    pub(super) fn need_shared(&self) -> anyhow::Result<()> {
+        let why = "it needs a PostgreSQL, so that several processes share a ledger: install one, or name one with --postgres";
+        if self.is_shared() { Ok(()) } else { Err(Skipped(why).into()) }
+    }
+
+    /// A wire to the Redis.
+    pub(super) async fn wire(&self) -> anyhow::Result<Wire> {
+        Wire::to(self.redis()?.port().context("this drill has a Redis of its own")?).await
     }
 
     /// Notes what was checked.
@@ -82,13 +153,16 @@ impl Ground {
     /// Starts a server of its own process with this config behind the listeners and the store.
     pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<Server> {
         let store = match &self.postgres {
-            Some(url) => url.clone(),
-            None => format!("embedded:{}", self.folder.path().join("data").display()),
+            Some(Postgres { url, schema, .. }) => {
+                format!("url = {url:?}\nschema = {schema:?}\ntimeout = {:?}\n", self.patience)
+            }
+            None => format!("url = \"embedded:{}\"\n", self.folder.path().join("data").display()),
         };
         let config = config.concat();
         let file = self.folder.path().join(format!("semel-{:08x}.toml", rand::random::<u32>()));
         let text = format!(
-            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n[store]\nurl = {store:?}\n[ledger]\nlease = \"1s\"\n{config}\n"
+            "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nlevel = \"error\"\n\
+             [store]\n{store}[ledger]\nlease = \"1s\"\n{config}\n"
         );
         std::fs::write(&file, text).context("the config")?;
         Server::start(file).await
@@ -131,6 +205,39 @@ impl Server {
         let _ = self.child.kill().await;
     }
 
+    /// Freezes it: it keeps its connections and does nothing.
+    pub(super) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub(super) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+        if let Some(pid) = pid {
+            // It may have ended already.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// One of its metrics, by its name with labels; zero where it is not there.
+    pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let reply = Client::own(&self.admin)?.send(&Request::get("/metrics")).await?;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        Ok(value.unwrap_or(0.0))
+    }
+
+    /// The ids of the runs in the ledger, up to a thousand.
+    pub(super) async fn runs(&self) -> anyhow::Result<Vec<Value>> {
+        let page = self.get("/v1/runs?limit=1000").await?;
+        let items = page["items"].as_array().cloned().unwrap_or_default();
+        Ok(items.iter().map(|item| item["id"].clone()).collect())
+    }
+
     /// Asks its admin side.
     pub(super) async fn ask(
         &self,
@@ -138,7 +245,7 @@ impl Server {
         path: &str,
         body: impl Into<String>,
     ) -> anyhow::Result<Value> {
-        ask_raw(&mut Client::new(&self.admin, None)?, method, path, body.into()).await
+        ask_raw(&Client::own(&self.admin)?, method, path, body.into()).await
     }
 
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
@@ -147,6 +254,12 @@ impl Server {
 
     pub(super) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         self.ask(Method::POST, path, body.to_string()).await
+    }
+
+    /// Asks, and looks for the answer later: it may never come.
+    pub(super) fn post_later(&self, path: &str, body: &Value) -> JoinHandle<anyhow::Result<Value>> {
+        let (admin, path, body) = (self.admin.clone(), path.to_owned(), body.to_string());
+        tokio::spawn(async move { ask_raw(&Client::own(&admin)?, Method::POST, &path, body).await })
     }
 
     /// How many deliveries are in these states, up to a thousand.
@@ -180,87 +293,6 @@ pub(super) async fn until<F: Future<Output = anyhow::Result<bool>>>(
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// A target that counts, by the key of what it is sent.
-pub(super) struct Target {
-    at: SocketAddr,
-    shared: Arc<Shared>,
-    serving: Option<tokio::task::JoinHandle<()>>,
-}
-
-struct Shared {
-    status: AtomicU16,
-    taken: Mutex<BTreeMap<String, u32>>,
-    calls: Mutex<Vec<(String, String)>>,
-}
-
-impl Target {
-    pub(super) async fn start() -> anyhow::Result<Self> {
-        let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
-        let at = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            status: AtomicU16::new(200),
-            taken: Mutex::default(),
-            calls: Mutex::default(),
-        });
-        let mut target = Self { at, shared, serving: None };
-        target.serve(listener);
-        Ok(target)
-    }
-
-    fn serve(&mut self, listener: TcpListener) {
-        let router = Router::new().fallback(any(take)).with_state(Arc::clone(&self.shared));
-        self.serving = Some(tokio::spawn(async move { drop(axum::serve(listener, router).await) }));
-    }
-
-    /// Nobody listens any more.
-    pub(super) async fn stop(&mut self) {
-        if let Some(serving) = self.serving.take() {
-            serving.abort();
-            let _ = serving.await;
-        }
-    }
-
-    /// At the same address again.
-    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(self.at).await.context("the target's port")?;
-        self.serve(listener);
-        Ok(())
-    }
-
-    pub(super) fn answer_with(&self, status: u16) {
-        self.shared.status.store(status, Ordering::SeqCst);
-    }
-
-    /// A `[[target]]` that gives up soon.
-    pub(super) fn config(&self, name: &str) -> String {
-        format!(
-            "[[target]]\nname = \"{name}\"\nurl = \"http://{}/\"\n\
-             retry = {{ max_attempts = 3, base = \"20ms\", cap = \"100ms\", timeout = \"5s\" }}\n",
-            self.at
-        )
-    }
-
-    /// How many keys it took.
-    pub(super) fn effects(&self) -> usize {
-        self.shared.taken.lock().len()
-    }
-
-    /// Every call: its key and its body.
-    pub(super) fn calls(&self) -> Vec<(String, String)> {
-        self.shared.calls.lock().clone()
-    }
-}
-
-async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: String) -> StatusCode {
-    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or("").to_owned();
-    shared.calls.lock().push((key.clone(), body));
-    let status = StatusCode::from_u16(shared.status.load(Ordering::SeqCst)).unwrap_or(StatusCode::OK);
-    if status.is_success() {
-        *shared.taken.lock().entry(key).or_default() += 1;
-    }
-    status
 }
 
 /// A child that is killed when it is dropped.

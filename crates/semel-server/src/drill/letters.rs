@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::ground::{Ground, Server, Target, until};
+use super::ground::{Ground, Server, until};
+use super::target::Target;
 
 fn event(key: &str) -> Value {
     json!({ "type": "order.paid", "dedupe_key": key, "payload": { "order": key } })

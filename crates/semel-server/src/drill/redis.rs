@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use semel::store::redis_driver::{Cmd, Value};
 use semel::store::{Effect, RedisClient};
 
-use super::ground::{Killed, exists, until};
+use super::ground::{Killed, Skipped, exists, until};
 
 /// A Redis.
 pub(super) struct Redis {
@@ -28,9 +28,8 @@ impl Redis {
             return Ok(Self { url: url.to_owned(), prefix, own: None, server: None });
         }
         if !exists("redis-server") {
-            bail!(
-                "this drill needs a Redis: install redis-server, or name one with --redis redis://HOST:PORT"
-            );
+            let why = "it needs a Redis: install redis-server; some drills can use one named with --redis";
+            return Err(Skipped(why).into());
         }
         // Free at this moment; nobody else is likely to take it in the next one.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -64,9 +63,22 @@ impl Redis {
         Ok(self.client()?.query(&command, Effect::Writes).await?)
     }
 
-    /// Whether it may be killed: it is the drill's own.
-    pub(super) fn is_own(&self) -> bool {
-        self.own.is_some()
+    /// Where it listens, if it is the drill's own and may be killed.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.own.as_ref().map(|(port, _)| *port)
+    }
+
+    /// The members of a kind of key of the buffer (`queue`, `leased`, `runs`, `about`), for all tenants together.
+    pub(super) async fn buffered(&self, part: &str) -> anyhow::Result<Vec<String>> {
+        let (list, range) = match part {
+            "queue" | "leased" => ("ZRANGE", &["0", "-1"][..]),
+            _ => ("HVALS", &[][..]),
+        };
+        let mut members = Vec::new();
+        for key in texts(self.tell(&["KEYS", &format!("{}:*:{part}", self.prefix)]).await?) {
+            members.extend(texts(self.tell(&[&[list, &key], range].concat()).await?));
+        }
+        Ok(members)
     }
 
     /// Kills it.
@@ -86,14 +98,22 @@ impl Redis {
         if self.own.is_some() {
             return;
         }
-        if let Ok(Value::Array(keys)) = self.tell(&["KEYS", &format!("{}*", self.prefix)]).await {
-            for key in keys {
-                if let Value::BulkString(key) = key {
-                    let _ = self.tell(&["DEL", &String::from_utf8_lossy(&key)]).await;
-                }
+        if let Ok(keys) = self.tell(&["KEYS", &format!("{}*", self.prefix)]).await {
+            for key in texts(keys) {
+                let _ = self.tell(&["DEL", &key]).await;
             }
         }
     }
+}
+
+/// The texts of a list.
+fn texts(answer: Value) -> Vec<String> {
+    let Value::Array(items) = answer else { return Vec::new() };
+    let text = |item| match item {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(&text).into_owned()),
+        _ => None,
+    };
+    items.into_iter().filter_map(text).collect()
 }
 
 fn start(port: u16, folder: &Path) -> anyhow::Result<Killed> {

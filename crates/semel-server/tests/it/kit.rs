@@ -33,6 +33,7 @@ pub(crate) fn semel() -> Command {
     command
         .env_remove("SEMEL_TOKEN")
         .env_remove("SEMEL_ADMIN")
+        .env_remove("SEMEL_ADMIN_CA")
         .env_remove("SEMEL_SECRET")
         .stdin(Stdio::null());
     command

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
 mod access;
+mod admin_tls;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
 mod check;

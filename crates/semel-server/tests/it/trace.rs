@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::kit::{PATIENCE, Semel, Sink, Upstream};
 
 /// Takes what is sent to `/v1/traces`, and hands the bodies on.
-fn collector() -> (String, mpsc::Receiver<Value>) {
+pub(crate) fn collector() -> (String, mpsc::Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (tell, told) = mpsc::channel();
@@ -120,12 +120,15 @@ fn an_attempt_is_a_span_of_the_events_trace() {
 
 #[test]
 fn a_collector_that_cannot_be_spoken_to_is_refused() {
-    for (name, value) in
-        [("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h:4318"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]
-    {
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h:4318"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c"),
+    ] {
         let output = crate::kit::semel()
             .args(["serve", "--store", "memory:", "--admin", "127.0.0.1:0"])
-            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
             .env(name, value)
             .output()
             .unwrap();

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use rustls::pki_types::CertificateDer;
 
 use super::address::{Address, AddressError};
 use super::pool::{Limits, Pool};
 use super::request::RequestError;
+use super::stream::Trust;
 use super::{Client, Inner, Refine, Response};
 use crate::retry::{Destination, Judged, LONGEST, Retry};
 use crate::time::{Clock, SystemClock};
@@ -17,7 +19,7 @@ use crate::time::{Clock, SystemClock};
 #[must_use = "nothing is built until build is called"]
 pub struct Builder {
     address: Address,
-    ca: Option<PathBuf>,
+    trust: Trust,
     headers: HeaderMap,
     user_header: HeaderName,
     retry: Retry,
@@ -40,6 +42,9 @@ pub enum BuildError {
         /// Why.
         reason: String,
     },
+    /// None of the given certificates can be used.
+    #[error("there is no certificate to trust")]
+    NoRoots,
     /// A host that no certificate can name.
     #[error("the host is no name that a certificate can hold")]
     Host,
@@ -57,7 +62,7 @@ impl Builder {
         );
         Ok(Self {
             address: Address::parse(url)?,
-            ca: None,
+            trust: Trust::Web,
             headers,
             user_header: HeaderName::from_static("x-user-id"),
             retry: Retry::default(),
@@ -101,7 +106,14 @@ impl Builder {
 
     /// Certificates to trust instead of the web's, as a PEM file.
     pub fn ca(mut self, path: impl Into<PathBuf>) -> Self {
-        self.ca = Some(path.into());
+        self.trust = Trust::File(path.into());
+        self
+    }
+
+    /// Certificates to trust instead of the web's: those of the machine, for instance. What cannot be read of them is
+    /// passed over.
+    pub fn roots(mut self, roots: impl IntoIterator<Item = CertificateDer<'static>>) -> Self {
+        self.trust = Trust::These(roots.into_iter().collect());
         self
     }
 
@@ -164,7 +176,7 @@ impl Builder {
     /// # Errors
     /// Certificates that cannot be read.
     pub fn build(self) -> Result<Client, BuildError> {
-        let pool = Pool::new(self.address, self.ca.as_deref(), self.limits)?;
+        let pool = Pool::new(self.address, &self.trust, self.limits)?;
         Ok(Client {
             inner: Arc::new(Inner {
                 pool,

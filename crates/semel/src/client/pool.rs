@@ -3,7 +3,6 @@
 //! The one rule: **nothing is sent twice.** A request goes to another connection only where the first one hands it back
 //! untouched, which it does when it was found closed before the first byte.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::address::Address;
 use super::builder::BuildError;
 use super::error::Lost;
-use super::stream::Connector;
+use super::stream::{Connector, Trust};
 use super::{Response, Sent};
 
 pub(super) type Message = http::Request<Full<Bytes>>;
@@ -71,8 +70,8 @@ enum Handed {
 }
 
 impl Pool {
-    pub(super) fn new(address: Address, ca: Option<&Path>, limits: Limits) -> Result<Self, BuildError> {
-        let connector = Connector::new(&address, ca)?;
+    pub(super) fn new(address: Address, trust: &Trust, limits: Limits) -> Result<Self, BuildError> {
+        let connector = Connector::new(&address, trust)?;
         let room = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
         Ok(Self { address, connector, limits, idle: Mutex::default(), room })
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,36 +20,58 @@ use super::address::Address;
 use super::builder::BuildError;
 use super::error::Lost;
 
-/// Opens connections to one service.
-pub(super) struct Connector {
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+/// Whose word on a server's name is taken.
+#[derive(Debug)]
+pub(super) enum Trust {
+    /// The roots of the web.
+    Web,
+    /// The certificates of a PEM file.
+    File(PathBuf),
+    These(Vec<CertificateDer<'static>>),
 }
 
-impl Connector {
-    pub(super) fn new(address: &Address, ca: Option<&Path>) -> Result<Self, BuildError> {
-        if !address.is_tls() {
-            return Ok(Self { tls: None });
-        }
+impl Trust {
+    fn roots(&self) -> Result<RootCertStore, BuildError> {
         let mut roots = RootCertStore::empty();
-        match ca {
-            Some(path) => {
-                let unreadable = |error| BuildError::Ca { path: path.to_owned(), reason: format!("{error}") };
+        match self {
+            Self::Web => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Self::File(path) => {
+                let unreadable = |error| BuildError::Ca { path: path.clone(), reason: format!("{error}") };
                 let certificates = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
                 for certificate in certificates {
                     roots.add(certificate.map_err(unreadable)?)?;
                 }
                 if roots.is_empty() {
                     return Err(BuildError::Ca {
-                        path: path.to_owned(),
+                        path: path.clone(),
                         reason: "it holds no certificate".into(),
                     });
                 }
             }
-            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Self::These(certificates) => {
+                roots.add_parsable_certificates(certificates.iter().cloned());
+                if roots.is_empty() {
+                    return Err(BuildError::NoRoots);
+                }
+            }
+        }
+        Ok(roots)
+    }
+}
+
+/// Opens connections to one service.
+pub(super) struct Connector {
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+impl Connector {
+    pub(super) fn new(address: &Address, trust: &Trust) -> Result<Self, BuildError> {
+        if !address.is_tls() {
+            return Ok(Self { tls: None });
         }
         let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
+            .with_root_certificates(trust.roots()?)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Early data can be replayed by whoever is between.

@@ -88,6 +88,19 @@ impl Breaker {
         Self { trip, slots, standing: Standing::Closed, period: 0, rest: trip.rest, opened: 0 }
     }
 
+    /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
+    pub(super) fn adopt(&mut self, trip: Trip) {
+        if trip.window != self.trip.window {
+            self.slots = Slots::new(trip.window);
+        }
+        // One that was doubled stays so, within the new bounds.
+        self.rest = match self.rest == self.trip.rest {
+            true => trip.rest,
+            false => self.rest.clamp(trip.rest, trip.longest_rest),
+        };
+        self.trip = trip;
+    }
+
     pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
         if let Standing::Open { since, until } = self.standing {
             // A clock that was put back must not keep it open for longer than it was meant to be.

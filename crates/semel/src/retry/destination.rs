@@ -53,6 +53,23 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    fn trip(&self) -> Trip {
+        Trip {
+            window: self.window,
+            percent: self.failure_percent.clamp(1, 100),
+            calls: u64::from(self.failure_calls.max(1)),
+            rest: self.rest,
+            longest_rest: self.longest_rest.max(self.rest),
+            probes: self.probes.max(1),
+        }
+    }
+
+    fn budget(&self) -> Budget {
+        Budget::new(self.window, self.retry_percent, self.retries_per_second)
+    }
+}
+
 /// All destinations of a process. Cheap to clone; clones share everything.
 ///
 /// Names come from configuration: a destination is kept for as long as the process lives.
@@ -80,6 +97,7 @@ struct Inner {
 }
 
 struct Kept {
+    limits: Limits,
     budget: Budget,
     breaker: Breaker,
     totals: Totals,
@@ -172,6 +190,14 @@ impl Destinations {
         known.clone()
     }
 
+    /// The same, and these limits are its own from now on, for all who have it. Its breaker stands as it stood.
+    #[must_use]
+    pub fn get_with(&self, name: &str, limits: Limits) -> Destination {
+        let destination = self.get(name);
+        destination.adopt(limits);
+        destination
+    }
+
     /// How all of them stand, by name.
     #[must_use]
     pub fn states(&self) -> Vec<State> {
@@ -202,20 +228,22 @@ impl fmt::Debug for Destinations {
 
 impl Destination {
     fn new(name: Arc<str>, limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        let trip = Trip {
-            window: limits.window,
-            percent: limits.failure_percent.clamp(1, 100),
-            calls: u64::from(limits.failure_calls.max(1)),
-            rest: limits.rest,
-            longest_rest: limits.longest_rest.max(limits.rest),
-            probes: limits.probes.max(1),
-        };
         let kept = Kept {
-            budget: Budget::new(limits.window, limits.retry_percent, limits.retries_per_second),
-            breaker: Breaker::new(trip),
+            limits,
+            budget: limits.budget(),
+            breaker: Breaker::new(limits.trip()),
             totals: Totals::default(),
         };
         Self { inner: Arc::new(Inner { name, clock, kept: Mutex::new(kept) }) }
+    }
+
+    fn adopt(&self, limits: Limits) {
+        let mut kept = self.inner.kept.lock();
+        if kept.limits != limits {
+            kept.limits = limits;
+            kept.budget = limits.budget();
+            kept.breaker.adopt(limits.trip());
+        }
     }
 
     /// Its name.

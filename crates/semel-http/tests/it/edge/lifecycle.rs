@@ -1,10 +1,19 @@
 //! Connections: how long they live, and what ends with them.
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use semel_http::edge::Drained;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use semel_http::edge::{self, Departed, Drained};
 use semel_http::proxy::Options;
 use tokio::io::AsyncWriteExt as _;
+use tower_service::Service;
 
 use crate::edge_kit::{Gateway, Step, Upstream, eventually, ok, send, small, status};
 
@@ -57,6 +66,52 @@ async fn half_close() {
     client.stream.shutdown().await.unwrap();
     let answer = client.rest().await;
     assert!(status(&answer) == 200 && answer.ends_with("ok"), "{answer}");
+}
+
+// Where nobody wants the work of clients that are gone, it is dropped.
+#[tokio::test]
+async fn work_of_a_departed_client_can_be_dropped() {
+    /// Never answers; says when it was begun, and when it was given up.
+    #[derive(Clone, Default)]
+    struct Waits(Arc<(AtomicUsize, AtomicUsize)>);
+
+    struct Begun(Waits);
+
+    impl Drop for Begun {
+        fn drop(&mut self) {
+            self.0.0.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Service<Request<edge::Body>> for Waits {
+        type Response = Response<Full<Bytes>>;
+        type Error = Infallible;
+        type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<edge::Body>) -> Self::Future {
+            let begun = Begun(self.clone());
+            self.0.0.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                std::future::pending::<()>().await;
+                drop(begun);
+                Ok(Response::default())
+            })
+        }
+    }
+
+    let waits = Waits::default();
+    let begun = || waits.0.0.load(Ordering::SeqCst) == 1;
+    let gateway = Gateway::of(waits.clone(), edge::Options { departed: Departed::Drop, ..small() }).await;
+    let mut client = gateway.connect().await;
+    client.send(GET).await;
+    eventually("the call", begun).await;
+    assert_eq!(waits.0.1.load(Ordering::SeqCst), 0);
+    drop(client);
+    eventually("its end", || waits.0.1.load(Ordering::SeqCst) == 1).await;
 }
 
 // disconnect_mid_effect

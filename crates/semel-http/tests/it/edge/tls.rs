@@ -112,6 +112,48 @@ async fn http2_by_alpn() {
     assert_eq!(upstream.seen()[0].body, b"abc");
 }
 
+// Whoever mistook the scheme is told, and nothing of it goes any further.
+#[tokio::test]
+async fn plain_http_at_a_tls_port_is_answered() {
+    let identity = identity();
+    let upstream = Upstream::start(|_| ok()).await;
+    let (gateway, _) = start(&identity, &upstream).await;
+    let long = format!("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 40000\r\n\r\n{}", "x".repeat(40_000));
+    for request in ["GET /x HTTP/1.1\r\nHost: a\r\n\r\n", &long] {
+        let answer = gateway.ask(request).await;
+        assert_eq!(status(&answer), 400, "{answer}");
+        assert!(answer.contains("\"code\":\"tls_required\"") && answer.contains("https://"), "{answer}");
+    }
+    assert!(upstream.seen().is_empty());
+}
+
+// The other way round too: a handshake has no line ends to wait for.
+#[tokio::test]
+async fn tls_at_a_plain_port_is_refused_at_once() {
+    let upstream = Upstream::start(|_| ok()).await;
+    let options = edge::Options { patience: edge::Patience::default(), ..small() };
+    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let error = connect(&gateway, &identity().certificate, &[]).await.unwrap_err();
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    assert_eq!(error, Some(&rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)));
+}
+
+// A client that never finishes its handshake holds up nobody, and is let go.
+#[tokio::test]
+async fn a_handshake_that_stops_blocks_nobody() {
+    let identity = identity();
+    let upstream = Upstream::start(|_| ok()).await;
+    let (gateway, _) = start(&identity, &upstream).await;
+    let mut silent = gateway.connect().await;
+    let mut halting = gateway.connect().await;
+    // The first bytes of a handshake.
+    halting.send([0x16, 0x03, 0x01]).await;
+    let mut client = Raw::new(connect(&gateway, &identity.certificate, &[]).await.unwrap());
+    client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+    assert_eq!(status(&client.rest().await), 200);
+    assert_eq!((silent.rest().await, halting.rest().await), (String::new(), String::new()));
+}
+
 #[tokio::test]
 async fn certificates_are_read_again() {
     let (identity, fresh) = (identity(), identity());

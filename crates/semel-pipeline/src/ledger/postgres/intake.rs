@@ -1,6 +1,7 @@
 //! Taking events in.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
@@ -8,11 +9,13 @@ use sha2::{Digest as _, Sha256};
 use sqlx::PgConnection;
 
 use super::fault::Fault;
+use super::join::copy;
 use super::link::{Shape, Shared};
+use super::reading::rows_of;
 use super::values::{Columns, check_text, members_to_json, micros, pairs_to_json, texts_to_json};
 use crate::event::{Accepted, Dedupe, NewEvent, Origin};
 use crate::id::{EventId, EventKind};
-use crate::ledger::{Error, Found};
+use crate::ledger::{Error, ErrorKind, Found};
 
 /// Keeps the events whose keys are free, with their deliveries, and names them. A key that is over is freed first: the
 /// count makes the insert come after it.
@@ -80,8 +83,8 @@ FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) CROSS 
 ) AS e";
 
 const FIND: &str = r"
-SELECT id, kind, fingerprint FROM event
-WHERE dedupe = $1 AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
+SELECT id, kind, fingerprint, dedupe FROM event
+WHERE dedupe = ANY($1) AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
 
 /// Accepts events that were checked.
 pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<Accepted>, Error> {
@@ -143,23 +146,43 @@ fn is_first(answers: &[Option<Accepted>], id: EventId) -> bool {
     answers.contains(&Some(Accepted::First(id)))
 }
 
-pub(super) async fn find(shared: &Shared, dedupe: KeyId) -> Result<Option<Found>, Error> {
-    shared.call(Shape::Read, &dedupe, |s, c, d| Box::pin(find_in(s, c, *d))).await
+/// The most keys that are looked up together.
+pub(super) const FIND_TOGETHER: usize = 256;
+
+/// Looks a key up, together with others of this process that wait for the same.
+pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<Option<Found>, Error> {
+    let carrier = Arc::clone(shared);
+    let carry = move |keys: Vec<KeyId>| {
+        let shared = Arc::clone(&carrier);
+        async move {
+            match shared.call(Shape::Read, &keys, |s, c, keys| Box::pin(find_in(s, c, keys))).await {
+                Ok(found) => keys.iter().map(|key| Ok(found.get(key).copied())).collect(),
+                Err(error) => keys.iter().map(|_| Err(copy(&error))).collect(),
+            }
+        }
+    };
+    shared.finds.ask(dedupe, carry).await.unwrap_or_else(|| {
+        let gone = "the ledger's runtime ended before it answered";
+        Err(Error::Store(semel::store::Error::new(ErrorKind::Unavailable, gone)))
+    })
 }
 
 async fn find_in(
     shared: &Shared,
     connection: &mut PgConnection,
-    dedupe: KeyId,
-) -> Result<Option<Found>, Fault> {
-    let query = shared.query(FIND).bind(dedupe.as_bytes().as_slice());
-    let row = query.fetch_optional(connection).await.map_err(|error| shared.explain(&error))?;
-    let Some(row) = row else { return Ok(None) };
-    let columns = Columns::new(shared, &row);
-    let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
-    let fingerprint =
-        columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
-    Ok(Some(Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
+    keys: &[KeyId],
+) -> Result<HashMap<KeyId, Found>, Fault> {
+    let asked: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes().as_slice()).collect();
+    let rows = rows_of(shared, connection, shared.query(FIND).bind(&asked)).await?;
+    let read = |row| {
+        let columns = Columns::new(shared, row);
+        let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
+        let fingerprint =
+            columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
+        let key = KeyId::from_bytes(columns.bytes(3)?);
+        Ok((key, Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
+    };
+    rows.iter().map(read).collect()
 }
 
 /// Who has the key of an event by now.

@@ -146,7 +146,10 @@ pub(super) async fn job(shared: &Shared, connection: &mut PgConnection, id: JobI
 
 /// A job that must be there; nobody else changes it until the transaction ends.
 pub(super) async fn hold(shared: &Shared, connection: &mut PgConnection, id: JobId) -> Result<Job, Fault> {
-    rows_of(shared, connection, shared.query(HOLD).bind(id.to_bytes())).await?;
+    if rows_of(shared, connection, shared.query(HOLD).bind(id.to_bytes())).await?.is_empty() {
+        // Not read either: it may come about now, and then nobody holds it.
+        return Err(not_found("replay job", id));
+    }
     // A statement of its own: it sees what the one before it waited for.
     job(shared, connection, id).await
 }

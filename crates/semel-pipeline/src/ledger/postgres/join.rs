@@ -126,7 +126,7 @@ async fn together(shared: &Shared, calls: Vec<Call>) {
 }
 
 /// The same error for another caller.
-fn copy(error: &Error) -> Error {
+pub(super) fn copy(error: &Error) -> Error {
     match error {
         Error::Store(error) => Error::Store(semel::store::Error::new(error.kind(), error.to_string())),
         error => Error::Refused(error.to_string()),

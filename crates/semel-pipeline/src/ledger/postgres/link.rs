@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use semel::key::KeyId;
 use semel::store::{AsyncCommit, Pooling};
 use sqlx::postgres::{PgArguments, PgPoolOptions};
 use sqlx::query::Query;
@@ -14,9 +15,11 @@ use tokio::time::{Instant, sleep, timeout};
 use super::builder::Settings;
 use super::fault::{Cure, Fate, Fault, Trouble};
 use super::ids::Ids;
+use super::intake;
 use super::join::Joint;
 use super::listen::News;
-use crate::ledger::{BoxFuture, Error};
+use crate::ledger::{BoxFuture, Error, Found};
+use crate::together::Together;
 
 /// The oldest server whose SQL and guarantees are the ones used here.
 const OLDEST: i32 = 13;
@@ -29,6 +32,7 @@ pub(super) struct Shared {
     pub(super) news: News,
     pub(super) ids: Ids,
     pub(super) joint: Joint,
+    pub(super) finds: Arc<Together<KeyId, Result<Option<Found>, Error>>>,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
 }
@@ -83,6 +87,7 @@ impl Shared {
                 news,
                 ids: Ids::default(),
                 joint: Joint::default(),
+                finds: Together::new(intake::FIND_TOGETHER),
                 swept: AtomicI64::new(0),
             }
         })

@@ -114,7 +114,10 @@ async fn change(
     version: Option<u64>,
 ) -> Result<Event, Fault> {
     let query = shared.query(HOLD).bind(id.to_bytes()).bind(id.kind().as_str());
-    rows_of(shared, connection, query).await?;
+    if rows_of(shared, connection, query).await?.is_empty() {
+        // Not read either: it may arrive now, and then nobody holds it.
+        return Err(not_found("event", id));
+    }
     let found = reading::event(shared, connection, id).await?;
     let mut event = found.ok_or_else(|| not_found("event", id))?;
     if version.is_some_and(|version| version != event.version) {

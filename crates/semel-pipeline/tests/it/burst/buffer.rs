@@ -18,7 +18,7 @@ fn keyless(tenant: &str) -> semel_pipeline::event::NewEvent {
     run(tenant, None, "{}", None)
 }
 
-async fn put(buffer: &Buffer, run: &semel_pipeline::event::NewEvent) -> Put {
+async fn put(buffer: &Arc<Buffer>, run: &semel_pipeline::event::NewEvent) -> Put {
     buffer.put(run).await.expect("Redis answers")
 }
 
@@ -242,7 +242,7 @@ async fn what_is_given_back_waits_for_its_pause() {
 async fn a_full_buffer_refuses_and_loses_nothing() {
     let redis = Redis::start().expect("a Redis");
     let client = semel::store::RedisClient::builder(redis.url()).build().expect("the URL is good");
-    let buffer = Buffer::new(client, "semel:burst", 3);
+    let buffer = Arc::new(Buffer::new(client, "semel:burst", 3));
     let first = run("t", Some("k"), "{}", None);
     put(&buffer, &first).await;
     put(&buffer, &keyless("t")).await;

@@ -225,3 +225,36 @@ async fn a_database_that_is_away_burns_no_attempts() {
         assert!(ledger.event(id).await.expect("it answers").is_some(), "{id} arrived");
     }
 }
+
+// G13: a lease is renewed while the ledger takes its time, so that nobody else drains the same runs
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_ledger_costs_no_lease() {
+    use semel_pipeline::ledger::{Ledger, PostgresLedger};
+    use semel_testbed::Postgres;
+
+    const LEASE: Duration = Duration::from_secs(2);
+    let (redis, postgres) = (Redis::start().expect("a Redis"), Postgres::start().expect("a PostgreSQL"));
+    let builder = PostgresLedger::builder(postgres.url()).patience(Duration::from_secs(60));
+    let ledger: Arc<dyn Ledger> = Arc::new(builder.open().await.expect("a ledger"));
+    let (triggers, buffer) = super::triggers(&redis, &ledger, SHUT).await;
+    for n in 0..5 {
+        triggers.trigger(&ask("t", Some(&format!("k{n}")), "{}")).await.expect("it is triggered");
+    }
+    postgres.pause().expect("it stands still");
+    let pace = Pace { lease: LEASE, ..Pace::default() };
+    let drainer = Drainer::new(Arc::clone(&buffer), Arc::clone(&ledger), pace, Arc::default());
+    let slow = tokio::spawn(async move { drainer.turn().await });
+    while buffer.depth("t").await.expect("Redis answers").leased < 5 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let over = tokio::time::Instant::now() + LEASE.mul_f64(2.5);
+    while tokio::time::Instant::now() < over {
+        let others = buffer.lease("t", 10, LEASE).await.expect("Redis answers");
+        assert_eq!((others.runs.len(), others.reclaimed), (0, 0));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    postgres.resume().expect("it goes on");
+    assert_eq!(slow.await.expect("it ends").expect("it drains"), Turn::Moved(5));
+    assert_eq!(buffer.depth("t").await.expect("Redis answers").leased, 0);
+}

@@ -91,7 +91,7 @@ async fn off_asks_nobody_and_shadow_lets_everything_pass() {
 async fn without_redis_it_fails_open_and_counts_that() {
     let redis = Redis::start().expect("a Redis");
     let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, TEN, None);
-    assert_eq!(passed(&gate, "a", 12).await, 10);
+    assert_eq!(passed(&gate, "a", 2).await, 2);
     redis.kill();
     assert_eq!(gate.decide("a").await, Decision::Pass(Why::FailedOpen));
     assert_eq!(gate.counters().count(Why::FailedOpen), 1);
@@ -102,6 +102,18 @@ async fn without_redis_it_fails_open_and_counts_that() {
         })
     })
     .expect("it heals");
+}
+
+// A burst costs Redis one question a hold, not one a trigger. Whoever is diverted and finds no Redis goes to the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_holds_nobody_is_asked() {
+    let redis = Redis::start().expect("a Redis");
+    let limit = Limit { hold: Duration::from_secs(3600), ..TEN };
+    let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, limit, None);
+    assert_eq!(passed(&gate, "a", 12).await, 10);
+    redis.kill();
+    assert_eq!(gate.decide("a").await, Decision::Divert(Why::Tenant));
+    assert_eq!(gate.decide("b").await, Decision::Pass(Why::FailedOpen), "another tenant is not held");
 }
 
 // G17

@@ -138,6 +138,28 @@ async fn without_redis_the_ledger_decides_alone() {
     assert_eq!(ground.runs().await.len(), 1);
 }
 
+// G6: Redis dies under those that wait: whoever's wait is over goes on without it
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_that_dies_under_those_who_wait_sends_nobody_away() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let secret = Arc::new(semel::secret::Secret::from_bytes([3; 32]));
+    let waiting = Triggers::new(Arc::clone(&ground.ledger), secret, Some(burst.clone()));
+    let waiting = Arc::new(waiting.wait(Duration::from_millis(500)));
+    let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
+    let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
+    let asked = ask("t", Some("k"), "{}");
+    let all = tokio::spawn(async move { crowd(&[waiting], &asked, 20).await });
+    while burst.claims.waiters() < 20 {
+        tokio::task::yield_now().await;
+    }
+    redis.kill();
+    let (ids, first) = all.await.expect("nobody is sent away");
+    assert_eq!((ids.len(), first), (1, 1));
+    drop(held);
+}
+
 // G7
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_was_not_published_is_found_in_the_ledger() {
@@ -147,6 +169,24 @@ async fn an_id_that_was_not_published_is_found_in_the_ledger() {
     redis.tell(&["FLUSHALL"]).expect("it forgets the claim");
     let again = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
     assert_eq!((again.id, again.cached), (first.id, true));
+}
+
+// G7, G8: the winner died after it wrote the run, its claim still stands, and nobody waits for its lease
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
+    let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
+    let written = super::run("t", Some("k"), "{}", None);
+    ground.buffer.put(&written).await.expect("Redis answers");
+    let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((found.id, found.cached, found.buffered), (written.id, true, true));
+    ground.drain().await;
+    let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
+    assert_eq!((found.id, found.cached, found.buffered), (written.id, true, false));
+    drop(held);
 }
 
 // A claim that points at an id which no longer exists does not block its key

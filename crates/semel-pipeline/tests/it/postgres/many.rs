@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use semel_pipeline::delivery::{Said, Settle};
 use semel_pipeline::event::NewEvent;
 use semel_pipeline::id::EventId;
-use semel_pipeline::ledger::{Intake as _, Working as _};
+use semel_pipeline::ledger::{Change, Error, Intake as _, Reading as _, Runs as _, Working as _};
 use semel_testbed::Postgres;
 
 use super::{ask, event, open, success};
@@ -122,5 +122,41 @@ async fn a_backlog_of_one_tenant_delays_nobody() {
             break;
         }
         assert!(taken < 60, "twenty tenants with one delivery each had their turn after {taken}");
+    }
+}
+
+// G12: a change that comes in the moment in which its run arrives is refused, or kept. It once read a run that it had not
+// locked, and wrote over a change of somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn changes_that_race_with_the_arrival_of_their_run_all_stand() {
+    const CHANGERS: usize = 12;
+    let server = Postgres::start().expect("a server");
+    let ledgers = [open(&server.url()).await, open(&server.url()).await, open(&server.url()).await];
+    let ledgers = ledgers.map(Arc::new);
+    for round in 0..100 {
+        let run = event("crm", "t");
+        let id = run.id;
+        let changers: Vec<_> = (0..CHANGERS)
+            .map(|number| {
+                let ledger = Arc::clone(&ledgers[number % ledgers.len()]);
+                tokio::spawn(async move {
+                    let change =
+                        Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() };
+                    loop {
+                        match ledger.change(id, change.clone(), None).await {
+                            Ok(_) => return,
+                            Err(Error::NotFound { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        ledgers[0].accept(vec![run]).await.expect("it is accepted");
+        for changer in changers {
+            changer.await.expect("it ends");
+        }
+        let stands = ledgers[0].event(id).await.expect("an answer").expect("it is there");
+        assert_eq!(stands.new.notes.metadata["n"], CHANGERS.to_string(), "in round {round}");
     }
 }

@@ -58,3 +58,36 @@ fn an_outage_burns_no_attempts_and_amplifies_little() {
     let amplified = sink.calls() as f64 / EVENTS as f64;
     assert!(amplified <= 1.2, "{amplified}");
 }
+
+/// Five events to a target that fails, with three attempts each in quick succession.
+fn short_outage(more: &str) -> (Sink, Bench, crate::kit::Semel) {
+    let sink = Sink::start();
+    sink.answer_with(503);
+    let bench = Bench::new(&target("all", &sink, &format!("concurrency = 1\n{more}")));
+    let semel = bench.start();
+    for number in 0..5 {
+        publish(&semel.admin(), &event("a", &number.to_string()));
+    }
+    (sink, bench, semel)
+}
+
+// P3: with few events and quick retries the usual breaker has too little to judge by; one that is told so has enough.
+#[test]
+fn a_breaker_that_judges_by_less_saves_the_first_events_of_an_outage() {
+    let (sink, _bench, semel) = short_outage("");
+    let admin = semel.admin();
+    wait::until("all are set aside", PATIENCE, || count(&admin, "dlq") == 5).unwrap();
+    assert_eq!(sink.calls(), 15, "fewer than the twenty that it takes by default");
+
+    let (sink, bench, semel) = short_outage("breaker = { failure_calls = 2, rest = \"1s\", probes = 1 }");
+    let admin = semel.admin();
+    let opened = "semel_breaker_opened_total{target=\"all\"}";
+    wait::until("the breaker has opened", PATIENCE, || metric(&admin, opened) > 0.5).unwrap();
+    wait::until("nothing is in hand", PATIENCE, || metric(&admin, "semel_deliveries_in_hand") < 0.5).unwrap();
+    assert!(sink.calls() < 5, "{} calls", sink.calls());
+    sink.answer_with(200);
+    wait::until("all are delivered", PATIENCE, || count(&admin, "done") == 5).unwrap();
+    assert_eq!(count(&admin, "dlq"), 0, "nothing ran out of attempts");
+    assert_eq!(sink.effects().len(), 5);
+    drop((semel, bench));
+}

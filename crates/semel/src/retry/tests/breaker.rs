@@ -176,3 +176,24 @@ fn many_threads_share_one() {
     assert_eq!((state.firsts, state.retries), (4_000, u64::from(gone.load(Ordering::Relaxed))));
     assert!(state.retries <= 800, "{}", state.retries);
 }
+
+// A config that is read anew changes what a breaker goes by, and neither opens nor closes it.
+#[test]
+fn other_limits_are_taken_up_where_it_stands() {
+    let (clock, destinations) = clocked(Limits::default());
+    let strict = Limits { failure_calls: 2, rest: secs(1), ..Limits::default() };
+    let one = destinations.get("acquirer");
+    let same = destinations.get_with("acquirer", strict);
+    for _ in 0..2 {
+        assert_eq!(one.state().circuit, Circuit::Closed);
+        go(one.admit()).done(Signal::status(503));
+    }
+    let Circuit::Open { until } = same.state().circuit else { panic!("{same:?}") };
+    assert_eq!(same.left(until), secs(1));
+    let again = destinations.get_with("acquirer", Limits::default());
+    assert_eq!(again.state().circuit, Circuit::Open { until }, "it stands as it stood");
+    clock.advance(secs(1));
+    go(again.admit()).done(Signal::status(503));
+    let Circuit::Open { until } = again.state().circuit else { panic!("{again:?}") };
+    assert_eq!(again.left(until), secs(10), "and rests by the new ones");
+}

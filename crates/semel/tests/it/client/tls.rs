@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use semel::client::{Client, Lost, Sent};
+use semel::client::{BuildError, Client, Lost, Sent};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -73,6 +73,9 @@ async fn only_a_trusted_service_is_spoken_to() {
     let trusting = Client::builder(&url).unwrap().ca(&certificate).build().unwrap();
     let answer = trusting.send(&keyed()).await.unwrap();
     assert_eq!(answer.body, "over tls");
+    let given = CertificateDer::pem_file_iter(&certificate).unwrap().map(Result::unwrap);
+    let given = Client::builder(&url).unwrap().roots(given).build().unwrap();
+    assert_eq!(given.send(&keyed()).await.unwrap().body, "over tls");
     let stranger = Client::builder(&url).unwrap().build().unwrap();
     let sent = stranger.send_once(&bare()).await;
     assert!(matches!(sent, Sent::NotSent(Lost::Tls(_))), "{sent:?}");
@@ -89,4 +92,6 @@ fn a_file_without_certificates_is_refused() {
         let refused = Client::builder("https://localhost").unwrap().ca(&path).build().unwrap_err();
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
     }
+    let refused = Client::builder("https://localhost").unwrap().roots([]).build().unwrap_err();
+    assert!(matches!(refused, BuildError::NoRoots), "{refused}");
 }

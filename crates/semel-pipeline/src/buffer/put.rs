@@ -1,0 +1,123 @@
+//! Runs of one process that come at the same time are buffered together: one script call for each tenant, and one for the
+//! list of tenants.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use semel::store::redis_driver::Value;
+use semel::store::{Effect, Error};
+use tokio::task::JoinSet;
+
+use super::{Buffer, Put, entry, hex, millis, script};
+use crate::event::{Accepted, NewEvent};
+use crate::id::EventId;
+
+/// The most runs that go together: a script holds everybody else up.
+pub(super) const TOGETHER: usize = 64;
+
+/// A run on its way.
+#[derive(Debug)]
+pub(super) struct Putting {
+    tenant: String,
+    id: EventId,
+    /// As the script wants them: id, run, key, fingerprint and how long the key lives.
+    arguments: [Vec<u8>; 5],
+}
+
+impl Putting {
+    pub(super) fn of(run: &NewEvent) -> Self {
+        let (key, print, lifetime) = match &run.dedupe {
+            Some(dedupe) => (
+                dedupe.id.to_string(),
+                hex(dedupe.fingerprint.as_bytes()),
+                dedupe.lifetime.map_or_else(|| "-1".to_owned(), |lifetime| millis(lifetime).to_string()),
+            ),
+            None => (String::new(), String::new(), "-1".to_owned()),
+        };
+        let arguments =
+            [run.id.to_string().into(), entry::encode(run), key.into(), print.into(), lifetime.into()];
+        Self { tenant: run.tenant.clone(), id: run.id, arguments }
+    }
+}
+
+/// What became of each, in order.
+pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
+    let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
+    let mut answers = each_tenant(buffer, runs).await;
+    let is_new = |answer: &Result<Put, Error>| matches!(answer, Ok(Put::Accepted(Accepted::First(_))));
+    let new: Vec<(&str, Option<EventId>)> = answers
+        .iter()
+        .zip(&whose)
+        .filter(|(answer, _)| is_new(answer))
+        .map(|(_, (tenant, id))| (tenant.as_str(), Some(*id)))
+        .collect();
+    if new.is_empty() {
+        return answers;
+    }
+    // After the runs: a drainer that finds a tenant empty meanwhile takes it off the list, looks again, and either sees
+    // the run or this comes later.
+    if let Err(error) = buffer.announce(&new).await {
+        for answer in answers.iter_mut().filter(|answer| is_new(answer)) {
+            *answer = Err(copy(&error));
+        }
+    }
+    answers
+}
+
+async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
+    let mut answers: Vec<Option<Result<Put, Error>>> = runs.iter().map(|_| None).collect();
+    let mut tenants: HashMap<String, Vec<(usize, Putting)>> = HashMap::new();
+    for (place, run) in runs.into_iter().enumerate() {
+        tenants.entry(run.tenant.clone()).or_default().push((place, run));
+    }
+    let mut calls = JoinSet::new();
+    for (tenant, runs) in tenants {
+        let buffer = Arc::clone(buffer);
+        calls.spawn(async move {
+            let put = one_tenant(&buffer, &tenant, &runs).await;
+            (runs.into_iter().map(|(place, _)| place).collect::<Vec<_>>(), put)
+        });
+    }
+    while let Some(Ok((places, put))) = calls.join_next().await {
+        match put {
+            Ok(put) => {
+                for (place, put) in places.into_iter().zip(put) {
+                    answers[place] = Some(Ok(put));
+                }
+            }
+            Err(error) => {
+                for place in places {
+                    answers[place] = Some(Err(copy(&error)));
+                }
+            }
+        }
+    }
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(script::strange()))).collect()
+}
+
+async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) -> Result<Vec<Put>, Error> {
+    let capacity = buffer.capacity.to_string();
+    let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes()];
+    arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
+    let answer = buffer.call(&buffer.scripts.put, tenant, &arguments, Effect::Writes).await?;
+    let Value::Array(words) = answer else { return Err(script::strange()) };
+    if words.len() != runs.len() {
+        return Err(script::strange());
+    }
+    let read = |(word, (_, run)): (&Value, &(usize, Putting))| {
+        let (word, id) = script::word(word)?;
+        match (word.as_str(), id.parse()) {
+            ("first", _) => Ok(Put::Accepted(Accepted::First(run.id))),
+            ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
+            ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
+            ("full", _) => Ok(Put::Full),
+            _ => Err(script::strange()),
+        }
+    };
+    words.iter().zip(runs).map(read).collect()
+}
+
+/// The same error for another caller.
+fn copy(error: &Error) -> Error {
+    Error::new(error.kind(), error.to_string())
+}

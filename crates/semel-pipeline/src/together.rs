@@ -1,0 +1,150 @@
+//! Calls of one process that wait go together: one round trip for all of them. There is no timer: a lone call waits for
+//! nobody, and while one batch is under way the next gathers.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// Questions that wait to be carried, each with who asked.
+#[derive(Debug)]
+pub(crate) struct Together<Q, A> {
+    waiting: Mutex<Waiting<Q, A>>,
+    /// So many go together.
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<Q, A> {
+    calls: Vec<(Q, oneshot::Sender<A>)>,
+    /// Somebody carries them.
+    carried: bool,
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { waiting: Mutex::new(Waiting { calls: Vec::new(), carried: false }), most })
+    }
+
+    /// Asks, together with whoever else waits. `carry` answers each question, in order. A caller that goes away changes
+    /// nothing for the others. `None` where the runtime ends, or `carry` does, before there is an answer.
+    pub(crate) async fn ask<C, F>(self: &Arc<Self>, question: Q, carry: C) -> Option<A>
+    where
+        C: Fn(Vec<Q>) -> F + Send + 'static,
+        F: Future<Output = Vec<A>> + Send,
+    {
+        let (answer, answered) = oneshot::channel();
+        let carried = {
+            let mut waiting = self.waiting.lock();
+            waiting.calls.push((question, answer));
+            std::mem::replace(&mut waiting.carried, true)
+        };
+        if !carried {
+            let mut carrier = Carrier { of: Arc::clone(self), over: false };
+            // A task of its own: no caller's end leaves the others waiting.
+            tokio::spawn(async move {
+                while let Some((questions, askers)) = carrier.next() {
+                    let answers = carry(questions).await;
+                    for (asker, answer) in askers.into_iter().zip(answers) {
+                        // Whoever asked may have gone away.
+                        let _ = asker.send(answer);
+                    }
+                }
+            });
+        }
+        answered.await.ok()
+    }
+}
+
+/// Whoever carries. Where it ends before its work is over, nobody is left waiting for it.
+struct Carrier<Q, A> {
+    of: Arc<Together<Q, A>>,
+    over: bool,
+}
+
+impl<Q, A> Carrier<Q, A> {
+    fn next(&mut self) -> Option<(Vec<Q>, Vec<oneshot::Sender<A>>)> {
+        let mut waiting = self.of.waiting.lock();
+        let count = waiting.calls.len().min(self.of.most);
+        if count == 0 {
+            waiting.carried = false;
+            self.over = true;
+            return None;
+        }
+        Some(waiting.calls.drain(..count).unzip())
+    }
+}
+
+impl<Q, A> Drop for Carrier<Q, A> {
+    fn drop(&mut self) {
+        if !self.over {
+            let mut waiting = self.of.waiting.lock();
+            waiting.carried = false;
+            waiting.calls.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_waits_goes_together_and_each_gets_its_own_answer() {
+        let (together, gate) = (Together::<u32, u32>::new(100), Arc::new(Semaphore::new(0)));
+        let trips = Arc::new(AtomicUsize::new(0));
+        let asked: Vec<_> = (0..50)
+            .map(|number| {
+                let (together, gate, trips) = (Arc::clone(&together), Arc::clone(&gate), Arc::clone(&trips));
+                tokio::spawn(async move {
+                    let carry = move |questions: Vec<u32>| {
+                        let (gate, trips) = (Arc::clone(&gate), Arc::clone(&trips));
+                        async move {
+                            trips.fetch_add(1, Ordering::SeqCst);
+                            gate.acquire().await.expect("it stays open").forget();
+                            questions.into_iter().map(|question| question * 2).collect()
+                        }
+                    };
+                    together.ask(number, carry).await
+                })
+            })
+            .collect();
+        gate.add_permits(50);
+        for (number, asked) in (0..50).zip(asked) {
+            assert_eq!(asked.await.expect("it ends"), Some(number * 2));
+        }
+        assert!(trips.load(Ordering::SeqCst) <= 2, "one for the first, one for all others");
+    }
+
+    #[tokio::test]
+    async fn a_batch_has_a_bound() {
+        let together = Together::<u32, usize>::new(2);
+        let asked: Vec<_> = (0..5)
+            .map(|number| {
+                let together = Arc::clone(&together);
+                tokio::spawn(async move {
+                    let carry = |questions: Vec<u32>| async move { vec![questions.len(); questions.len()] };
+                    together.ask(number, carry).await
+                })
+            })
+            .collect();
+        for asked in asked {
+            assert!(asked.await.expect("it ends").is_some_and(|together| together <= 2));
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_carrier_that_is_gone() {
+        let together = Together::<bool, ()>::new(10);
+        let carry = |questions: Vec<bool>| async move {
+            assert!(!questions[0], "as asked for");
+            vec![(); questions.len()]
+        };
+        assert_eq!(together.ask(true, carry).await, None, "it panicked");
+        assert_eq!(together.ask(false, carry).await, Some(()), "and the next one has a carrier of its own");
+    }
+}

@@ -1,0 +1,116 @@
+//! Triggers, alone and in crowds.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::ground::{Ground, Server};
+
+/// A `[gate]` on the drill's Redis.
+pub(super) fn gate(ground: &Ground, more: &str) -> anyhow::Result<String> {
+    gate_at(ground, &ground.redis()?.url, more)
+}
+
+/// The same, over a wire.
+pub(super) fn gate_at(ground: &Ground, url: &str, more: &str) -> anyhow::Result<String> {
+    let prefix = &ground.redis()?.prefix;
+    Ok(format!("[gate]\nmode = \"on\"\nbuffer = {url:?}\nprefix = \"{prefix}\"\n{more}\n"))
+}
+
+/// Everything is buffered.
+pub(super) const SHUT: &str = "threshold = 0\n";
+
+/// Nothing is.
+pub(super) const WIDE: &str = "threshold = 1000\n";
+
+/// So many callers of one key.
+pub(super) const MANY: usize = 20;
+
+pub(super) fn trigger(key: &str) -> Value {
+    json!({ "target": "crm", "payload": { "key": key, "empty": [], "big": 1 }, "idempotency_key": key })
+}
+
+/// What a crowd was told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) ids: BTreeSet<String>,
+    /// How often it was said to be new.
+    pub(super) first: usize,
+    pub(super) answers: usize,
+}
+
+impl Told {
+    /// Whether all were told the same run.
+    pub(super) fn is_one(&self) -> bool {
+        self.ids.len() == 1 && self.ids.iter().all(|id| id.starts_with("run_"))
+    }
+
+    /// With one more answer.
+    pub(super) fn and(mut self, answer: &Value) -> Self {
+        self.ids.insert(answer["id"].as_str().unwrap_or_default().to_owned());
+        self.first += usize::from(answer["cached"] != true);
+        self.answers += 1;
+        self
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ids, first, answers } = self;
+        write!(f, "{answers} answers, {} ids, {first} first", ids.len())?;
+        if ids.len() > 1 { write!(f, ": {ids:?}") } else { Ok(()) }
+    }
+}
+
+/// Triggers one key many times at once.
+///
+/// # Errors
+/// Somebody was not answered.
+pub(super) async fn crowd(servers: &[Server], key: &str, count: usize) -> anyhow::Result<Told> {
+    let asked: Vec<_> = (0..count)
+        .map(|number| {
+            let server = &servers[number % servers.len()];
+            Box::pin(async move { server.post("/v1/runs", &trigger(key)).await })
+        })
+        .collect();
+    join_all(asked).await.into_iter().try_fold(Told::default(), |told, answer| Ok(told.and(&answer?)))
+}
+
+/// Polls all of them until the last has ended.
+pub(super) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
+    let mut done: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        let mut waiting = false;
+        for (future, done) in futures.iter_mut().zip(&mut done) {
+            if done.is_none() {
+                match std::pin::Pin::new(future).poll(context) {
+                    std::task::Poll::Ready(output) => *done = Some(output),
+                    std::task::Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A drill must be able to fail: what is wrong with a crowd's answers is seen.
+    #[test]
+    fn two_runs_two_firsts_and_no_run_are_seen() {
+        let new = json!({ "id": "run_1", "cached": false });
+        let cached = json!({ "id": "run_1", "cached": true });
+        let told = |answers: &[&Value]| answers.iter().fold(Told::default(), |told, answer| told.and(answer));
+        let fine = told(&[&new, &cached, &cached]);
+        assert!(fine.is_one() && fine.first == 1 && fine.answers == 3);
+        assert_eq!(told(&[&new, &new]).first, 2);
+        assert!(!told(&[&new, &json!({ "id": "run_2", "cached": true })]).is_one());
+        assert!(!told(&[]).is_one());
+        assert!(!told(&[&json!({ "detail": "no" })]).is_one());
+    }
+}

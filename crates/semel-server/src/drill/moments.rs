@@ -1,0 +1,195 @@
+//! A process dies, or a key is reset, at the worst moment. It is not left to chance: a wire to Redis holds the moment.
+
+use serde_json::json;
+
+use super::crowd::{MANY, SHUT, Told, WIDE, crowd, gate, gate_at, trigger};
+use super::ground::{Ground, Server, until};
+use super::target::Target;
+use super::wire::{COMPLETE, RESERVE, Side, Then};
+
+/// How many triggers of a server wait for another of the same key.
+pub(super) async fn waiting(server: &Server) -> anyhow::Result<usize> {
+    Ok(server.metric("semel_trigger_waiters").await? as usize)
+}
+
+pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
+    let target = Target::start().await?;
+    let wire = ground.wire().await?;
+    let more = format!("{WIDE}lease = \"4s\"\nwait = \"20s\"\n");
+    let (near, far) = (gate_at(ground, &wire.url, &more)?, gate(ground, &more)?);
+    let mut others = Vec::new();
+    if ground.is_shared() {
+        others.push(ground.serve(&[&target.config("crm"), &far]).await?);
+    }
+    let winner = ground.serve(&[&target.config("crm"), &near]).await?;
+    wire.trap(RESERVE, Side::Asked, Then::Hold);
+    let asked = winner.post_later("/v1/runs", &trigger("key"));
+    wire.sprung("a caller has won the claim").await?;
+    // Its clocks stand still too: it does not give up while the others come.
+    winner.pause();
+    let (told, written) = if others.is_empty() {
+        winner.kill().await;
+        others.push(ground.serve(&[&target.config("crm"), &far]).await?);
+        let written = written(ground, &others[0]).await?;
+        (crowd(&others, "key", MANY).await?, written)
+    } else {
+        let crash = async {
+            until("the others wait", || async { Ok(waiting(&others[0]).await? == MANY) }).await?;
+            let written = written(ground, &others[0]).await?;
+            winner.kill().await;
+            anyhow::Ok(written)
+        };
+        let (told, written) = tokio::join!(crowd(&others, "key", MANY), crash);
+        let (told, written) = (told?, written?);
+        ground.check("20 others were waiting for it when it was killed", true, MANY);
+        (told, written)
+    };
+    ground.same("the run was pending: neither in the ledger nor in the buffer", &written, &0);
+    let unanswered = asked.await?.is_err();
+    ground.check(
+        "the winner's own caller got no answer",
+        unanswered,
+        if unanswered { "none" } else { "one" },
+    );
+    ground.check(
+        "all others were told one run, and at most one was first",
+        told.is_one() && told.first <= 1,
+        &told,
+    );
+    let again = crowd(&others, "key", MANY).await?;
+    ground.check(
+        "the key is not blocked, and names that run",
+        again.ids == told.ids && again.first == 0,
+        &again,
+    );
+    until("it is delivered", || async { Ok(target.effects() > 0) }).await?;
+    settled(&others[0]).await?;
+    ground.same("one run in the ledger", &others[0].runs().await?.len(), &1);
+    ground.same("one effect", &target.effects(), &1);
+    Ok(())
+}
+
+/// Waits until a server has its Redis again.
+pub(super) async fn again(server: &Server) -> anyhow::Result<()> {
+    until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await
+}
+
+/// How many runs are anywhere.
+async fn written(ground: &Ground, server: &Server) -> anyhow::Result<usize> {
+    Ok(server.runs().await?.len() + ground.redis()?.buffered("runs").await?.len())
+}
+
+/// Waits until nothing is to be delivered any more.
+pub(super) async fn settled(server: &Server) -> anyhow::Result<()> {
+    until("nothing is left to deliver", || async {
+        Ok(server.deliveries("queued,running,retry_wait,idle").await? == 0)
+    })
+    .await
+}
+
+pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
+    let target = Target::start().await?;
+    for (place, limit) in [("ledger", WIDE), ("buffer", SHUT)] {
+        // Who could only wait for the dead one's lease would wait in vain. The next place is not to feel this one's gate.
+        let more = format!("{limit}hold = \"1ms\"\ndrainers = 0\nlease = \"60s\"\nwait = \"1s\"\n");
+        let wire = ground.wire().await?;
+        let near = gate_at(ground, &wire.url, &more)?;
+        let winner = ground.serve(&[&target.config("crm"), &near]).await?;
+        let key = format!("key-{place}");
+        let before = winner.runs().await?;
+        wire.trap(COMPLETE, Side::Asked, Then::Hold);
+        let asked = winner.post_later("/v1/runs", &trigger(&key));
+        wire.sprung("the run is written, and its id about to be published").await?;
+        winner.kill().await;
+        let unanswered = asked.await?.is_err();
+        let others = [ground.serve(&[&target.config("crm"), &gate(ground, &more)?]).await?];
+        let written: Vec<String> = match place {
+            "ledger" => {
+                let runs = others[0].runs().await?;
+                let new = runs.iter().filter(|run| !before.contains(run));
+                new.map(|run| run.as_str().unwrap_or_default().to_owned()).collect()
+            }
+            _ => ground.redis()?.buffered("queue").await?,
+        };
+        ground.check(
+            &format!("the run was in the {place} when the winner was killed, and nobody had heard its id"),
+            written.len() == 1 && unanswered,
+            format!("{} there", written.len()),
+        );
+        let told = crowd(&others, &key, MANY).await?;
+        ground.check(
+            &format!("{MANY} others are told that run, though the dead one's claim stands"),
+            told.is_one() && told.first == 0 && told.ids.iter().eq(&written),
+            &told,
+        );
+        for server in others {
+            server.kill().await;
+        }
+    }
+    published_in_vain(ground, &target).await?;
+    let gate = gate(ground, SHUT)?;
+    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
+    until("all are delivered", || async { Ok(target.effects() >= 3) }).await?;
+    settled(&server).await?;
+    ground.same("three keys, three runs", &server.runs().await?.len(), &3);
+    ground.same("three effects", &target.effects(), &3);
+    Ok(())
+}
+
+/// The winner lives on, and Redis does not take what it publishes.
+async fn published_in_vain(ground: &mut Ground, target: &Target) -> anyhow::Result<()> {
+    let wire = ground.wire().await?;
+    let near = gate_at(ground, &wire.url, &format!("{WIDE}drainers = 0\nlease = \"1s\"\nwait = \"5s\"\n"))?;
+    let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
+    wire.trap(COMPLETE, Side::Asked, Then::Cut);
+    let first = servers[0].post("/v1/runs", &trigger("key-alive")).await?;
+    let first = Told::default().and(&first);
+    ground.check("a winner that cannot publish answers its caller all the same", first.first == 1, &first);
+    let counted = servers[0].metric("semel_trigger_claims_total{outcome=\"unpublished\"}").await?;
+    ground.same("and counts it", &counted, &1.0);
+    wire.open();
+    again(&servers[0]).await?;
+    let told = crowd(&servers, "key-alive", MANY).await?;
+    ground.check("the others find that run", told.ids == first.ids && told.first == 0, &told);
+    let [server] = servers;
+    server.kill().await;
+    Ok(())
+}
+
+pub(super) async fn reset_while_draining(ground: &mut Ground) -> anyhow::Result<()> {
+    ground.need_shared()?;
+    let target = Target::start().await?;
+    let wire = ground.wire().await?;
+    let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
+    let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
+    let first = server.post("/v1/runs", &trigger("key-of-both")).await?;
+    let near = gate_at(ground, &wire.url, &format!("{SHUT}drainers = 1\n"))?;
+    // The first that Redis says of the run to a server that only drains is what it has leased.
+    wire.trap("key-of-both", Side::Answered, Then::Hold);
+    let drainer = ground.serve(&[&target.config("crm"), &near]).await?;
+    wire.sprung("the run is leased").await?;
+    let leased = ground.redis()?.buffered("leased").await?;
+    ground.check(
+        "the run is in a drainer's hands, with its key",
+        leased.len() == 1 && first["id"] == leased[0].as_str(),
+        leased.len(),
+    );
+    let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key-of-both" })).await?;
+    ground.same("the key was that run's", &reset["id"], &first["id"]);
+    let second = server.post("/v1/runs", &trigger("key-of-both")).await?;
+    let other = second["id"] != first["id"] && second["cached"] == false;
+    ground.check("the next trigger is another run", other, second["id"].clone());
+    let on_its_way = ground.redis()?.buffered("leased").await?;
+    ground.same("the first was still on its way then", &on_its_way.len(), &1);
+    wire.open();
+    until("both are delivered", || async { Ok(target.effects() >= 2) }).await?;
+    until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })
+        .await?;
+    settled(&drainer).await?;
+    ground.same("both arrived, each once", &target.effects(), &2);
+    ground.same("both are in the ledger", &server.runs().await?.len(), &2);
+    let third = server.post("/v1/runs", &trigger("key-of-both")).await?;
+    ground.same("the key is the second one's", &third["id"], &second["id"]);
+    ground.same("and it was there already", &third["cached"], &json!(true));
+    Ok(())
+}

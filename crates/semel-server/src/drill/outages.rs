@@ -1,0 +1,170 @@
+//! Redis or the database goes away while it is needed.
+
+use super::crowd::{MANY, SHUT, Told, crowd, gate, gate_at, trigger};
+use super::ground::{Ground, Server, until};
+use super::moments::{again, settled, waiting};
+use super::target::Target;
+use super::wire::{CLAIM, RESERVE, Side, Then, Wire};
+
+const FAILED_OPEN: &str = "semel_trigger_claims_total{outcome=\"failed_open\"}";
+
+pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
+    let target = Target::start().await?;
+    let wire = ground.wire().await?;
+    let more = format!("{SHUT}lease = \"5s\"\nwait = \"5s\"\n");
+    let (near, far) = (gate_at(ground, &wire.url, &more)?, gate(ground, &more)?);
+    let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
+    let mut known: Vec<(String, Told)> = Vec::new();
+    let moments = [
+        ("at-claim", CLAIM, Then::Cut, "at claim: it goes as the claim is sent"),
+        (
+            "at-accept-never",
+            "key-at-accept-never",
+            Then::Cut,
+            "at accept: what was to be buffered never arrives",
+        ),
+        (
+            "at-accept-maybe",
+            "key-at-accept-maybe",
+            Then::CutTheAnswer,
+            "at accept: it is buffered, and the answer is lost",
+        ),
+    ];
+    for (name, says, then, about) in moments {
+        let key = format!("key-{name}");
+        wire.trap(says, Side::Asked, then);
+        let told = crowd(&servers, &key, MANY).await?;
+        wire.sprung("the moment has come").await?;
+        let what = format!("{about}; {MANY} triggers of one key are one run, and one caller was first");
+        ground.check(&what, told.is_one() && told.first == 1, &told);
+        known.push((key, told));
+        wire.open();
+        again(&servers[0]).await?;
+    }
+    let counted = servers[0].metric(FAILED_OPEN).await?;
+    ground.check("what went on without Redis is counted", counted > 0.0, counted);
+    if ground.is_shared() {
+        let others = [ground.serve(&[&target.config("crm"), &far]).await?];
+        known.push(at_wait(ground, &wire, &servers[0], &others).await?);
+    } else {
+        ground
+            .note("at wait: not tried, since the one that waits and the one it waits for are two processes");
+    }
+    ground.redis.as_mut().map(super::redis::Redis::kill);
+    let told = crowd(&servers, "key-without", MANY).await?;
+    ground.check(
+        "without any Redis 20 triggers of one key are one run, and one caller was first",
+        told.is_one() && told.first == 1,
+        &told,
+    );
+    known.push(("key-without".to_owned(), told));
+    back(ground).await?;
+    again(&servers[0]).await?;
+    until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })
+        .await?;
+    until("all are delivered", || async { Ok(target.effects() >= known.len()) }).await?;
+    settled(&servers[0]).await?;
+    for (key, told) in &known {
+        let now = crowd(&servers, key, 3).await?;
+        ground.check(&format!("{key} names the same run still"), now.ids == told.ids && now.first == 0, &now);
+    }
+    ground.same("as many runs as keys", &servers[0].runs().await?.len(), &known.len());
+    ground.same("as many effects", &target.effects(), &known.len());
+    Ok(())
+}
+
+async fn back(ground: &mut Ground) -> anyhow::Result<()> {
+    match &mut ground.redis {
+        Some(redis) => redis.restart().await,
+        None => Ok(()),
+    }
+}
+
+/// Redis dies while one process holds the claim and others wait for it in another.
+async fn at_wait(
+    ground: &mut Ground,
+    wire: &Wire,
+    winner: &Server,
+    others: &[Server],
+) -> anyhow::Result<(String, Told)> {
+    let key = "key-at-wait";
+    wire.trap(RESERVE, Side::Asked, Then::Hold);
+    let asked = winner.post_later("/v1/runs", &trigger(key));
+    wire.sprung("a caller has won the claim").await?;
+    // Its clocks stand still too: it does not give up while the others come.
+    winner.pause();
+    let outage = async {
+        until("the others wait", || async { Ok(waiting(&others[0]).await? == MANY) }).await?;
+        if let Some(redis) = &mut ground.redis {
+            redis.kill();
+        }
+        wire.cut();
+        winner.resume();
+        anyhow::Ok(())
+    };
+    let (told, outage) = tokio::join!(crowd(others, key, MANY), outage);
+    outage?;
+    let told = told?.and(&asked.await??);
+    ground.check(
+        "at wait: it dies under a winner and 20 that wait for it; all are told one run, and one was first",
+        told.is_one() && told.first == 1,
+        &told,
+    );
+    back(ground).await?;
+    wire.open();
+    for server in others.iter().chain([winner]) {
+        again(server).await?;
+    }
+    Ok((key.to_owned(), told))
+}
+
+/// Runs in the drill.
+const RUNS: usize = 100;
+
+pub(super) async fn database_down(ground: &mut Ground) -> anyhow::Result<()> {
+    let target = Target::start().await?;
+    ground.patience = "1s";
+    let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
+    let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
+    for number in 0..RUNS {
+        server.post("/v1/runs", &trigger(&format!("key-{number}"))).await?;
+    }
+    server.kill().await;
+    let busy = gate(ground, &format!("{SHUT}batch = 5\nrest = \"50ms\"\n"))?;
+    let server = ground.serve(&[&target.config("crm"), &busy]).await?;
+    until("it drains", || async { Ok(target.effects() > 0) }).await?;
+    if let Some(postgres) = &mut ground.postgres {
+        postgres.kill()?;
+    }
+    let left = ground.redis()?.buffered("about").await?.len();
+    ground.check("PostgreSQL died while runs were being drained, and others waited", left > 0, left);
+    let failure = "semel_buffer_drained_total{outcome=\"failure\"}";
+    until("it is tried in vain", || async { Ok(server.metric(failure).await? >= 4.0) }).await?;
+    let tries = server.metric(failure).await?;
+    // Pauses grow: this many is far more than there can be, and a loop without them far beyond it.
+    ground.check("it was tried again and again, with pauses", tries < 100.0, tries);
+    let about = ground.redis()?.buffered("about").await?;
+    // `state|token|attempts|…`
+    let burned = about.iter().filter(|run| run.split('|').nth(2) != Some("0")).count();
+    ground.check(
+        "no attempt was burned, and what waited waits still",
+        burned == 0 && !about.is_empty(),
+        format!("{burned} of {} burned one", about.len()),
+    );
+    if let Some(postgres) = &mut ground.postgres {
+        postgres.restart().await?;
+    }
+    until("all are delivered", || async { Ok(target.effects() >= RUNS) }).await?;
+    until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })
+        .await?;
+    settled(&server).await?;
+    ground.same("the same process delivered all of them, each once", &target.effects(), &RUNS);
+    if let Some(postgres) = &ground.postgres {
+        let (rows, keys) = ("count(*) FROM event", "count(DISTINCT dedupe) FROM event");
+        let (rows, keys) = (postgres.count(rows).await?, postgres.count(keys).await?);
+        let all = i64::try_from(RUNS).unwrap_or(i64::MAX);
+        ground.check("the database holds each once", rows == all && keys == all, format!("{rows} rows"));
+    }
+    ground.same("no dead letter", &server.letters("pending").await?.len(), &0);
+    Ok(())
+}

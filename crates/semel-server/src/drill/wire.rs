@@ -1,0 +1,198 @@
+//! A wire between a server and a Redis that a drill can hold or cut, at an exact moment: when something was said over it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::ground::until;
+
+/// What a claim on a key begins with, as Redis is told.
+pub(super) const CLAIM: &str = "$5\r\nclaim\r\n";
+/// What publishing a run's id begins with.
+pub(super) const COMPLETE: &str = "$8\r\ncomplete\r\n";
+/// Said by whoever has won a claim, before the run is anywhere.
+pub(super) const RESERVE: &str = ":reserved";
+
+/// Who says it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The server, to Redis.
+    Asked,
+    /// Redis, to the server.
+    Answered,
+}
+
+/// What happens when it is said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    /// It goes no further, and nothing does over this connection, until it is let go.
+    Hold,
+    /// It never arrives, and every connection is gone.
+    Cut,
+    /// It arrives; its answer does not, and every connection is gone.
+    CutTheAnswer,
+}
+
+/// Waits for something to be said.
+struct Trap {
+    says: Vec<u8>,
+    side: Side,
+    then: Then,
+}
+
+/// How the wire is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wired {
+    Open,
+    /// One connection is held.
+    Held,
+    /// Nobody gets through.
+    Down,
+}
+
+struct Shared {
+    to: SocketAddr,
+    trap: Mutex<Option<Trap>>,
+    wired: watch::Sender<Wired>,
+}
+
+/// A wire. Dropped, it is cut for good.
+pub(super) struct Wire {
+    /// Where the server finds its Redis.
+    pub(super) url: String,
+    shared: Arc<Shared>,
+    listening: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.listening.abort();
+        self.shared.wired.send_replace(Wired::Down);
+    }
+}
+
+impl Wire {
+    /// A wire to the Redis at this port.
+    pub(super) async fn to(port: u16) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("a port")?;
+        let url = format!("redis://{}", listener.local_addr()?);
+        let to = SocketAddr::from(([127, 0, 0, 1], port));
+        let shared = Arc::new(Shared { to, trap: Mutex::default(), wired: watch::Sender::new(Wired::Open) });
+        let of_all = Arc::clone(&shared);
+        let listening = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                // What is not taken up here is closed.
+                if *of_all.wired.borrow() != Wired::Down {
+                    tokio::spawn(carry(client, Arc::clone(&of_all)));
+                }
+            }
+        });
+        Ok(Self { url, shared, listening })
+    }
+
+    /// Waits for `says` from now on, once.
+    pub(super) fn trap(&self, says: &str, side: Side, then: Then) {
+        *self.shared.trap.lock() = Some(Trap { says: says.as_bytes().to_vec(), side, then });
+    }
+
+    /// Waits until it was said.
+    pub(super) async fn sprung(&self, what: &str) -> anyhow::Result<()> {
+        until(what, || async { Ok(self.shared.trap.lock().is_none()) }).await
+    }
+
+    /// Lets everything through again: what was held goes on, and new connections are taken.
+    pub(super) fn open(&self) {
+        self.shared.wired.send_replace(Wired::Open);
+    }
+
+    /// Nobody gets through any more.
+    pub(super) fn cut(&self) {
+        self.shared.wired.send_replace(Wired::Down);
+    }
+}
+
+/// What one side has said lately: a word may come in two pieces.
+#[derive(Default)]
+struct Said(Vec<u8>);
+
+impl Said {
+    /// Hears more. What is to happen, if it was waited for.
+    fn hear(&mut self, chunk: &[u8], side: Side, shared: &Shared) -> Option<Then> {
+        self.0.extend_from_slice(chunk);
+        let mut trap = shared.trap.lock();
+        let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.clone());
+        let heard =
+            says.is_some_and(|says| self.0.windows(says.len()).any(|window| window == says.as_slice()));
+        // Longer than any word that is waited for.
+        let keep = self.0.len().saturating_sub(64);
+        self.0.drain(..keep);
+        let then = if heard { trap.take()?.then } else { return None };
+        // Before anybody can know that it was said.
+        match then {
+            Then::Hold => drop(shared.wired.send_replace(Wired::Held)),
+            Then::Cut => drop(shared.wired.send_replace(Wired::Down)),
+            Then::CutTheAnswer => {}
+        }
+        Some(then)
+    }
+}
+
+/// Carries one connection until an end closes it or the wire is cut. An error is such an end.
+async fn carry(client: TcpStream, shared: Arc<Shared>) {
+    let Ok(server) = TcpStream::connect(shared.to).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let (mut asked, mut answered) = (Said::default(), Said::default());
+    let (mut one, mut other) = (vec![0; 16 << 10], vec![0; 16 << 10]);
+    let mut wired = shared.wired.subscribe();
+    loop {
+        if *wired.borrow_and_update() == Wired::Down {
+            return;
+        }
+        let (side, length) = tokio::select! {
+            read = from_client.read(&mut one) => (Side::Asked, read.unwrap_or(0)),
+            read = from_server.read(&mut other) => (Side::Answered, read.unwrap_or(0)),
+            _ = wired.changed() => continue,
+        };
+        if length == 0 {
+            return;
+        }
+        let (said, chunk) = match side {
+            Side::Asked => (&mut asked, &one[..length]),
+            Side::Answered => (&mut answered, &other[..length]),
+        };
+        match said.hear(chunk, side, &shared) {
+            None => {}
+            Some(Then::Hold) => {
+                if wired.wait_for(|wired| *wired != Wired::Held).await.is_err() {
+                    return;
+                }
+                if *wired.borrow_and_update() == Wired::Down {
+                    return;
+                }
+            }
+            Some(Then::Cut) => return,
+            Some(Then::CutTheAnswer) => {
+                // Redis does it before it answers: once it has answered, it is done.
+                if to_server.write_all(chunk).await.is_ok() {
+                    let _ = from_server.read(&mut other).await;
+                }
+                shared.wired.send_replace(Wired::Down);
+                return;
+            }
+        }
+        let written = match side {
+            Side::Asked => to_server.write_all(chunk).await,
+            Side::Answered => to_client.write_all(chunk).await,
+        };
+        if written.is_err() {
+            return;
+        }
+    }
+}
