@@ -6,7 +6,7 @@
 //! connection is closed, and the service never hears of it.
 //!
 //! A client that goes away does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops
-//! the service's future: what must not be cut has to move to a task of its own, as the guard's calls do.
+//! the service's future: what must not be cut has to run in a task of its own, as the guard does.
 
 mod answer;
 mod body;

@@ -1,7 +1,7 @@
 //! The guard: makes a request with a key happen once.
 //!
 //! It stands before any service. A request is checked before the store is touched; its body is read before its key is
-//! claimed; its effect goes on without its client, so that one which hangs up changes nothing; and its answer is
+//! claimed; its effect runs in a task of its own, so that a client which hangs up changes nothing; and its answer is
 //! kept under the fence before the client sees it.
 //!
 //! ```text
@@ -20,7 +20,6 @@
 mod admit;
 mod builder;
 mod claim;
-mod detached;
 mod doubt;
 mod hear;
 mod live;
@@ -50,7 +49,6 @@ use tower_service::Service;
 use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
-use self::detached::{Detached, Panicked};
 use self::run::{Call, Ran};
 use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
@@ -156,9 +154,9 @@ impl Guard {
     ///
     /// Needs a tokio runtime with its timer, to run the call detached and to stop it at `in_flight_max`.
     ///
-    /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish, in a
-    /// task of their own where the future is dropped. A request that is not guarded is given to the service here and
-    /// now, every other when the future is polled.
+    /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish in a
+    /// task of their own. A request that is not guarded is given to the service here and now, every other when the
+    /// future is polled.
     ///
     /// # Errors
     /// What the service failed with, for a request that was passed on unguarded.
@@ -305,7 +303,9 @@ impl Inner {
                 }
             };
             let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call);
-            match Detached::new(run).await {
+            // A task of its own also lets the requests that are ready be read and answered in turns, which is cheaper
+            // than one after the other: whoever is written to is woken once for many.
+            match tokio::spawn(run).await {
                 Ok(Ran::Answered(answer)) => return Ok(answer),
                 Ok(Ran::NotStarted(back, error)) => {
                     call = back;
@@ -315,8 +315,8 @@ impl Inner {
                     }
                 }
                 // The claim was dropped with it, and so abandoned.
-                Err(Panicked) => {
-                    tracing::error!(target: "semel", panicked = true, "a guarded call did not end");
+                Err(error) => {
+                    tracing::error!(target: "semel", panicked = error.is_panic(), "a guarded call did not end");
                     let status = StatusCode::INTERNAL_SERVER_ERROR;
                     return Ok(self.unknown(policy, &admitted.asked, status));
                 }

@@ -1,4 +1,4 @@
-//! Runs a request that was won, to its end whoever leaves, and writes down how it ended.
+//! Runs a request that was won, in a task of its own, and writes down how it ended.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Inner {
         route: Option<usize>,
         asked: Asked,
         claim: Claim,
-        // Boxed, because the future of this is moved into a box as a whole.
+        // Boxed, because the future of this is moved into its task as a whole.
         mut call: Box<Call<S>>,
     ) -> Ran<S>
     where
