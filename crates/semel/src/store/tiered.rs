@@ -189,7 +189,9 @@ impl Tiers {
         // Told before it is answered: nobody who hears this answer and then asks is told something older.
         match &ruling {
             Ruling::Won(win) => {
-                if let Some(view) = view {
+                // A repeated claim is won under the terms of the first, which nobody here may know. Its lease has begun.
+                let is_new = win.lease_left == terms.lease;
+                if let Some(view) = view.filter(|_| is_new) {
                     let since = view.earliest(question.asked);
                     self.won.insert((id, win.grant), Tenure { since, fingerprint, terms });
                 }

@@ -113,6 +113,27 @@ async fn a_copy_has_the_payload_of_the_claim() {
     assert_eq!(replayed(ask(&*store, id, &claim()).await), text("once"));
 }
 
+// A claim that is repeated is won under the terms of the first; a copy that went by the second stood for longer than the
+// record (found by the random commands of two processes).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_stands_as_long_as_the_first_claim_says() {
+    let servers = Servers::start();
+    let (one, other) = (servers.ready().await, servers.ready().await);
+    let id = key();
+    let brief = Terms { grace: Duration::ZERO, ..*claim().terms };
+    let first = Claim { terms: brief.into(), ..claim() };
+    let long = Terms { grace: Duration::from_secs(3600), ..brief };
+    assert!(matches!(ask(&*one, id, &first).await, Ok(Ruling::Won(_))));
+    let again = ask(&*other, id, &Claim { terms: long.into(), ..first.clone() }).await;
+    let Ok(Ruling::Won(win)) = again else { panic!("it is its own: {again:?}") };
+    let fingerprint = first.fingerprint;
+    let retention = Some(Duration::ZERO);
+    let done = Command::Complete { grant: win.grant, fingerprint, outcome: text("once"), retention };
+    accepted(other.apply(id, done).await);
+    let later = ask(&*other, id, &claim()).await;
+    assert!(!matches!(later, Ok(Ruling::Replay { .. })), "its time is over: {later:?}");
+}
+
 // A claim asked twice knows itself, though Redis says busy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_claim_knows_itself() {
