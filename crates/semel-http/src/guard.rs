@@ -41,6 +41,7 @@ use http::header::{EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use semel::key::{Hint, KeyId};
+use semel::record::Terms;
 use semel::{Engine, store};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -52,12 +53,13 @@ use self::run::{Call, Ran};
 use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
-use crate::call::{Caller, Upstream};
+use crate::call::{BoxFuture, Caller, Upstream};
 use crate::codec::Asked;
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
 use crate::observe::{Exchange, Observer, Outcome};
 use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
+use crate::present::Present;
 use crate::problem::{Problem, Retry, Situation};
 use crate::profile::Profile;
 use crate::scope::Scope;
@@ -96,6 +98,8 @@ pub(crate) struct Inner {
 
 struct Route {
     policy: RoutePolicy,
+    /// The policy's, shared with the records.
+    terms: Arc<Terms>,
     limiter: Option<Limiter>,
     /// Where its replays may take the short way.
     plainly: Option<Plainly>,
@@ -151,11 +155,16 @@ impl Guard {
     /// Needs a tokio runtime with its timer, to run the call detached and to stop it at `in_flight_max`.
     ///
     /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish in a
-    /// task of their own.
+    /// task of their own. A request that is not guarded is given to the service here and now, every other when the
+    /// future is polled.
     ///
     /// # Errors
     /// What the service failed with, for a request that was passed on unguarded.
-    pub async fn handle<S, B, R>(&self, service: S, request: Request<B>) -> Result<Response<Body>, S::Error>
+    pub fn handle<S, B, R>(
+        &self,
+        mut service: S,
+        request: Request<B>,
+    ) -> BoxFuture<'static, Result<Response<Body>, S::Error>>
     where
         S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
         S::Error: Into<BoxError>,
@@ -172,20 +181,41 @@ impl Guard {
             && path == well_known::PATH
             && matches!(*method, Method::GET | Method::HEAD)
         {
-            return Ok(inner.say(None, None, arrived, (well_known::answer(document), Outcome::WellKnown)));
+            let answer = (well_known::answer(document), Outcome::WellKnown);
+            let answer = inner.say(None, None, arrived, answer);
+            return Box::pin(async { Ok(answer) });
         }
         let route = inner.find(method, path);
-        let policy = &route.policy;
-        if !policy.guards(method) {
-            let answer = pass_on(service, request.map(Body::stream), policy).await?;
-            return Ok(inner.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
+        let (policy, number) = (&route.policy, route.number);
+        let passed = if !policy.guards(method) {
+            Some(Outcome::PassedOn)
+        } else if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional
+        {
+            Some(Outcome::Unkeyed)
+        } else {
+            None
+        };
+        let request = request.map(Body::stream);
+        let inner = Arc::clone(inner);
+        // Two futures: one that is only passed on need not carry the room for all the rest. Nor the request, which is
+        // large, and futures are moved about.
+        match passed {
+            Some(outcome) => {
+                let called = pass_on(&mut service, request, policy);
+                Box::pin(async move {
+                    let _service = service;
+                    let mut answer = called.await?.map(Body::stream);
+                    if outcome == Outcome::Unkeyed {
+                        answer = unprotected(answer);
+                    }
+                    Ok(inner.say(number, None, arrived, (answer, outcome)))
+                })
+            }
+            None => Box::pin(async move {
+                let route = inner.route(number);
+                inner.guarded(route, service, request, arrived).await
+            }),
         }
-        if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional {
-            let answer = pass_on(service, request.map(Body::stream), policy).await?;
-            return Ok(inner.say(route.number, None, arrived, (unprotected(answer), Outcome::Unkeyed)));
-        }
-        // Boxed, so that requests which are only passed on need not carry the room for all of this.
-        Box::pin(inner.guarded(route, service, request.map(Body::stream), arrived)).await
     }
 }
 
@@ -203,7 +233,7 @@ impl Inner {
     async fn guarded<S, R>(
         self: &Arc<Self>,
         route: &Route,
-        service: S,
+        mut service: S,
         request: Request<Body>,
         arrived: Instant,
     ) -> Result<Response<Body>, S::Error>
@@ -224,14 +254,14 @@ impl Inner {
                 return Ok(self.say(route.number, None, arrived, answer));
             }
             Admission::Unkeyed(body) => {
-                let answer = pass_on(service, Request::from_parts(parts, body), policy).await?;
-                let answer = (unprotected(answer), Outcome::Unkeyed);
+                let answer = pass_on(&mut service, Request::from_parts(parts, body), policy).await?;
+                let answer = (unprotected(answer.map(Body::stream)), Outcome::Unkeyed);
                 return Ok(self.say(route.number, None, arrived, answer));
             }
             Admission::Watched(body, watch) => {
                 let mut request = Request::from_parts(parts, body);
                 watch.prepare(&mut request);
-                let answer = Box::pin(pass_on(service, request, policy)).await?;
+                let answer = Box::pin(pass_on(&mut service, request, policy)).await?.map(Body::stream);
                 let answer = Box::pin(self.watch(policy, watch, answer)).await;
                 return Ok(self.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
             }
@@ -272,8 +302,10 @@ impl Inner {
                     break;
                 }
             };
-            let task = tokio::spawn(Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call));
-            match task.await {
+            let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call);
+            // Polled here, and moved to a task only where the client leaves, it saves a task and costs more all the same
+            // (benches/proxy.rs): answers are then no longer written one after the other.
+            match tokio::spawn(run).await {
                 Ok(Ran::Answered(answer)) => return Ok(answer),
                 Ok(Ran::NotStarted(back, error)) => {
                     call = back;
@@ -293,8 +325,9 @@ impl Inner {
         match (away, policy.store_down) {
             (Some(error), StoreDown::Open) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
-                let answer = Box::pin(pass_on(call.service, call.request, policy)).await?;
-                Ok((unprotected(answer), Outcome::Unprotected))
+                let Call { mut service, request } = *call;
+                let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
+                Ok((unprotected(answer.map(Body::stream)), Outcome::Unprotected))
             }
             (error, _) => {
                 if let Some(error) = error {
@@ -378,19 +411,13 @@ impl Inner {
     }
 }
 
-/// Passes a request on and its answer back.
-async fn pass_on<S, R>(
-    mut service: S,
-    mut request: Request<Body>,
-    policy: &RoutePolicy,
-) -> Result<Response<Body>, S::Error>
+/// Passes a request on. The service is to live as long as its call.
+fn pass_on<S>(service: &mut S, mut request: Request<Body>, policy: &RoutePolicy) -> S::Future
 where
-    S: Service<Request<Body>, Response = Response<R>>,
-    R: http_body::Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
+    S: Service<Request<Body>>,
 {
     name_upstream(&mut request, policy);
-    Ok(service.call(request).await?.map(Body::stream))
+    service.call(request)
 }
 
 fn name_upstream(request: &mut Request<Body>, policy: &RoutePolicy) {
@@ -402,12 +429,12 @@ fn name_upstream(request: &mut Request<Body>, policy: &RoutePolicy) {
 /// Makes a guarded request ready to be passed on: its body is at hand, and what differs between retries is gone.
 fn prepare(request: &mut Request<Body>, policy: &RoutePolicy) {
     let headers = request.headers_mut();
-    for name in &policy.headers.strip {
-        headers.remove(name);
-    }
+    let present = Present::of(headers);
     // The body was read, whatever the client expected; and a guarded call never becomes another protocol.
-    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE] {
-        headers.remove(name);
+    for name in policy.headers.strip.iter().chain(&[EXPECT, TRANSFER_ENCODING, UPGRADE]) {
+        if present.may_hold(name) {
+            headers.remove(name);
+        }
     }
     name_upstream(request, policy);
 }

@@ -82,7 +82,6 @@ where
         // The one that was polled ready is used; the clone takes its place.
         let clone = self.service.clone();
         let service = std::mem::replace(&mut self.service, clone);
-        let guard = self.guard.clone();
-        Box::pin(async move { guard.handle(service, request).await })
+        self.guard.handle(service, request)
     }
 }

@@ -27,6 +27,7 @@ mod limits;
 mod mcp;
 pub mod observe;
 pub mod policy;
+mod present;
 pub mod problem;
 pub mod profile;
 pub mod proxy;

@@ -12,6 +12,7 @@ use semel::fingerprint::{Payload, PayloadHasher};
 
 use crate::edge::Plain;
 use crate::policy::{Fingerprinting, RoutePolicy};
+use crate::present::Present;
 
 /// What is asked before the headers.
 pub(crate) struct Asked<'a> {
@@ -55,7 +56,11 @@ pub(crate) fn payload(
 ) -> Result<Payload, String> {
     let asked = Asked { method: parts.method.as_str(), path: parts.uri.path(), query: parts.uri.query() };
     let mut hasher = asked.hasher();
+    let present = Present::of(&parts.headers);
     for name in &policy.headers.fingerprint {
+        if !present.may_hold(name) && *name != HOST {
+            continue;
+        }
         let mut values = parts.headers.get_all(name).iter();
         let Some(first) = values.next() else {
             // Over HTTP/2 the host stands in the address.

@@ -105,12 +105,13 @@ impl fmt::Display for Scope {
 
 impl Principal {
     pub(crate) fn new(scheme: &[&str], value: &[u8]) -> Self {
-        let mut hasher = blake3::Hasher::new();
+        // Written out first: a short text is hashed faster at once than part by part.
+        let mut text = Vec::with_capacity(64 + value.len());
         for part in scheme.iter().map(|part| part.as_bytes()).chain([value]) {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
+            text.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            text.extend_from_slice(part);
         }
-        Self(hasher.finalize().into())
+        Self(blake3::hash(&text).into())
     }
 
     /// The one whom a header names.

@@ -124,7 +124,11 @@ fn encode(
                 StoredHeaders::Only(names) => names.contains(name),
             }
     };
-    let mut metadata = Vec::with_capacity(256);
+    let both = || [Some(headers), trailers].into_iter().flatten().flatten();
+    let length = |(name, value): (&HeaderName, &HeaderValue)| 6 + name.as_str().len() + value.len();
+    // To its exact size: it is kept, and a copy to a smaller place would cost more than to look twice.
+    let mut metadata =
+        Vec::with_capacity(7 + both().filter(|(name, _)| kept(name)).map(length).sum::<usize>());
     metadata.push(VERSION);
     metadata.extend_from_slice(&status.as_u16().to_le_bytes());
     metadata.extend_from_slice(&[0; 4]);
@@ -148,7 +152,6 @@ fn encode(
     let [headers, trailers] = counts;
     metadata[3..5].copy_from_slice(&headers.to_le_bytes());
     metadata[5..7].copy_from_slice(&trailers.to_le_bytes());
-    metadata.shrink_to_fit();
     metadata
 }
 

@@ -84,7 +84,7 @@ pub struct Engine {
 
 struct Inner {
     store: Arc<dyn Store>,
-    terms: Terms,
+    terms: Arc<Terms>,
     wait: Duration,
     backstop: Duration,
     max_outcome: usize,
@@ -212,7 +212,8 @@ impl Engine {
         let secret = self.inner.secret().await?;
         let lease = self.inner.terms.lease;
         // Nothing of it stays behind for longer than a stub does, whatever mode and retention the engine has.
-        let terms = Terms { mode: Mode::Rerun, retention: lease, memory: Duration::ZERO, ..self.inner.terms };
+        let terms =
+            Terms { mode: Mode::Rerun, retention: lease, memory: Duration::ZERO, ..*self.inner.terms };
         let terms = Arc::new(terms);
         let mut slowest = Duration::ZERO;
         for _ in 0..rounds {
@@ -255,7 +256,7 @@ impl Inner {
         }
         let kept = async || self.store.secret(Secret::random()).await.map(Arc::new);
         let asked = self.secret.get_or_try_init(kept);
-        let kept = self.background.before(instant() + self.terms.lease, asked).await;
+        let kept = self.background.before(|| instant() + self.terms.lease, asked).await;
         kept.map(|kept| kept.cloned()).unwrap_or_else(|| {
             let message = format!("{} did not give the deployment's secret within a lease", self.store);
             Err(store::Error::new(ErrorKind::Unavailable, message))

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Version, header};
@@ -12,7 +13,7 @@ use hyper::upgrade::OnUpgrade;
 use tower_service::Service;
 
 use super::answer::{Answer, Flight};
-use super::body::Body;
+use super::body::{Body, Flaw};
 use super::link::{Link, Upgraded};
 use super::options::Patience;
 use super::refusal::{Refusal, problem};
@@ -64,29 +65,60 @@ where
         let (body, flaw) = Body::new(incoming, &self.rules, self.patience);
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
+        let end = Closing { flight, flaw, link, http1 };
+        let request = Request::from_parts(parts, body);
+        // Most are always ready. Then the request, which is large, need not be moved into the future of its call.
+        if let Poll::Ready(Ok(())) = service.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            let called = service.call(request);
+            return Box::pin(async move {
+                // It is to live as long as its call.
+                let _service = service;
+                Ok(end.answer(called.await))
+            });
+        }
         Box::pin(async move {
             let called = match std::future::poll_fn(|context| service.poll_ready(context)).await {
-                Ok(()) => service.call(Request::from_parts(parts, body)).await,
+                Ok(()) => service.call(request).await,
                 Err(error) => Err(error),
             };
-            if let Some(refusal) = flaw.as_deref().and_then(std::sync::OnceLock::get) {
-                return Ok(refuse(*refusal, flight, http1));
-            }
-            let response = match called {
-                Ok(response) => response,
-                Err(error) => {
-                    if let Some(link) = link {
-                        link.answer_upgrade(Upgraded::No);
-                    }
-                    return Ok(answer_for(error.into()).map(|body| Answer::own(body, flight)));
-                }
-            };
-            if let Some(link) = link {
-                let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-                link.answer_upgrade(if switched { Upgraded::Yes } else { Upgraded::No });
-            }
-            Ok(response.map(|body| Answer::service(body, flight)))
+            Ok(end.answer(called))
         })
+    }
+}
+
+/// What a call needs at its end.
+struct Closing {
+    flight: Flight,
+    flaw: Option<Flaw>,
+    /// Where another protocol was asked for.
+    link: Option<Arc<Link>>,
+    http1: bool,
+}
+
+impl Closing {
+    /// What the client is answered.
+    fn answer<B>(self, called: Result<Response<B>, impl Into<BoxError>>) -> Response<Answer<B>>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+    {
+        let Self { flight, flaw, link, http1 } = self;
+        if let Some(refusal) = flaw.as_deref().and_then(std::sync::OnceLock::get) {
+            return refuse(*refusal, flight, http1);
+        }
+        let response = match called {
+            Ok(response) => response,
+            Err(error) => {
+                if let Some(link) = link {
+                    link.answer_upgrade(Upgraded::No);
+                }
+                return answer_for(error.into()).map(|body| Answer::own(body, flight));
+            }
+        };
+        if let Some(link) = link {
+            let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+            link.answer_upgrade(if switched { Upgraded::Yes } else { Upgraded::No });
+        }
+        response.map(|body| Answer::service(body, flight))
     }
 }
 

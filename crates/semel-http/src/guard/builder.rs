@@ -136,6 +136,7 @@ impl GuardBuilder {
         };
         let of = |number, policy: RoutePolicy| Route {
             limiter: policy.limits.map(Limiter::new),
+            terms: Arc::new(policy.terms),
             plainly: Plainly::of(&policy, &scope, &profile.codec),
             policy,
             number,

@@ -54,7 +54,8 @@ impl Inner {
             Ok(budgeted) => budgeted,
             Err(claimed) => return claimed,
         };
-        let once = self.engine.once(self.key(admitted)).payload(admitted.payload).terms(policy.terms);
+        let once = self.engine.once(self.key(admitted)).payload(admitted.payload);
+        let once = once.terms(Arc::clone(&route.terms));
         let acquired = match once.wait(policy.wait()).begin_later().claim().await {
             Ok(acquired) => acquired,
             Err(error) => return self.failed_claim(policy, asked, error),

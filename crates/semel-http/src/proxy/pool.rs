@@ -203,14 +203,15 @@ impl Pool {
         if line.sender.is_closed() {
             return;
         }
+        let now = Instant::now();
         let mut idle = self.idle.lock();
         // The oldest goes where it has been unused for too long, or there are too many.
         if idle.len() >= self.options.idle_connections
-            || idle.first().is_some_and(|oldest| oldest.since.elapsed() > self.options.idle)
+            || idle.first().is_some_and(|oldest| now - oldest.since > self.options.idle)
         {
             idle.remove(0);
         }
-        idle.push(Idle { line, since: Instant::now() });
+        idle.push(Idle { line, since: now });
         self.watch_unused();
     }
 }

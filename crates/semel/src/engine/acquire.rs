@@ -146,11 +146,10 @@ impl Inner {
         from: ReplayedFrom,
     ) -> Result<Step, store::Error> {
         let moment = self.cache.moment(ask.subject.id);
-        let (sent, ruling) = self.claim(ask).await?;
+        let (sent, ruling) = self.claim(ask, moment.at).await?;
         Ok(match ruling {
             Ruling::Won(win) => {
-                let terms = (*ask.terms, ask.begin);
-                let claim = Claim::new(self, &ask.subject, ask.fingerprint, terms, (win, sent), &ask.secret);
+                let claim = Claim::new(self, ask, win, sent);
                 self.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
                 Step::Final(Acquired::Won(claim))
             }
@@ -174,7 +173,7 @@ impl Inner {
     }
 
     /// An answer that comes later than a lease is worth nothing, so none is waited for longer than that.
-    async fn claim(self: &Arc<Self>, ask: &Ask) -> Result<(Instant, Ruling), store::Error> {
+    async fn claim(self: &Arc<Self>, ask: &Ask, began: Instant) -> Result<(Instant, Ruling), store::Error> {
         let claim = record::Claim {
             owner: Owner::random(),
             fingerprint: ask.fingerprint,
@@ -182,13 +181,12 @@ impl Inner {
             begin: ask.begin,
             hint: ask.subject.hint.clone(),
         };
-        let began = instant();
         let give_up = began + ask.terms.lease;
         let mut pauses = Pauses::from(FIRST_PAUSE);
         let mut unheard = Unheard { inner: self, ask, since: began, claim: Some(claim) };
         for tries in 1.. {
             let Some(claim) = &unheard.claim else { unreachable!("it is taken only where this returns") };
-            let sent = instant();
+            let sent = if tries == 1 { began } else { instant() };
             match self.apply(ask.subject.id, Command::Claim(claim.clone()), &ask.terms, give_up).await {
                 // Somebody took it away between two tries of the same owner. That owner is used up.
                 Ok(Ruling::Lost { .. }) if (2..TRIES).contains(&tries) => {
@@ -231,7 +229,8 @@ impl Drop for Unheard<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
             let subject = Arc::clone(&self.ask.subject);
-            self.inner.give_back(Tenure { subject, terms: *self.ask.terms, since: self.since }, claim);
+            self.inner
+                .give_back(Tenure { subject, terms: Arc::clone(&self.ask.terms), since: self.since }, claim);
         }
     }
 }

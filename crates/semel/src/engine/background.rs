@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::block_on::block_on;
 use super::event::{Event, Events, Subject};
-use crate::record::{Command, Grant, Ruling, Terms};
+use crate::record::{Command, Grant, Ruling};
 use crate::store::{self, ErrorKind, Store};
 use crate::sync::Mutex;
 use crate::time::instant;
@@ -33,6 +33,10 @@ pub(super) struct Held {
     until: AtomicU64,
     lost: AtomicBool,
     finishing: AtomicBool,
+    /// When its heartbeat is next due, on the clock of [`Beats`]. Changed under the lock of the schedule only.
+    due: AtomicU64,
+    /// Whether its ticket was dropped. Set under the same lock.
+    stopped: AtomicBool,
 }
 
 impl Held {
@@ -42,6 +46,8 @@ impl Held {
             until: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            due: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
         };
         held.extend(sent, lease_left);
         held
@@ -80,23 +86,26 @@ pub(super) struct Beat {
     pub(super) subject: Arc<Subject>,
     pub(super) events: Arc<Events>,
     pub(super) grant: Grant,
-    pub(super) terms: Terms,
+    pub(super) lease: Duration,
     pub(super) held: Arc<Held>,
 }
 
 /// The running heartbeat of one claim. Dropping the ticket ends it.
 pub(super) struct Ticket {
     beats: Arc<Beats>,
+    held: Arc<Held>,
     number: u64,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.beats.stop(self.number);
+        self.beats.stop(self.number, &self.held);
     }
 }
 
 pub(super) struct Beats {
+    /// What dues are counted from.
+    epoch: Instant,
     schedule: Mutex<Schedule>,
     changed: Notify,
     closed: AtomicBool,
@@ -105,12 +114,11 @@ pub(super) struct Beats {
 #[derive(Default)]
 struct Schedule {
     next_number: u64,
-    /// By number, when each is due: to find and stop one.
-    due: BTreeMap<u64, Instant>,
-    queue: BTreeMap<(Instant, u64), Beat>,
-    /// Until when the thread sleeps. Nobody needs to wake it for a beat that is due later, so a stream of short
+    /// By when each is due, in µs, and its number.
+    queue: BTreeMap<(u64, u64), Beat>,
+    /// Until when the thread sleeps, in µs. Nobody needs to wake it for a beat that is due later, so a stream of short
     /// claims costs one wake-up every third of a lease, not one each.
-    sleeps_until: Option<Instant>,
+    sleeps_until: Option<u64>,
 }
 
 impl Background {
@@ -122,6 +130,7 @@ impl Background {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
         let beats = Arc::new(Beats {
+            epoch: instant(),
             schedule: Mutex::default(),
             changed: Notify::new(),
             closed: AtomicBool::new(false),
@@ -147,10 +156,15 @@ impl Background {
         sleep.await;
     }
 
-    /// The answer to `work`, or `None` if it takes until `moment`; the work is then dropped.
-    pub(super) async fn before<T>(&self, moment: Instant, work: impl Future<Output = T>) -> Option<T> {
+    /// The answer to `work`, or `None` if it takes until `moment`; the work is then dropped. The moment is asked for
+    /// only where there is something to wait for.
+    pub(super) async fn before<T>(
+        &self,
+        moment: impl FnOnce() -> Instant,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
         let mut work = pin!(work);
-        // Many stores answer at once, and a timer costs more than they do.
+        // Many stores answer at once, and a timer, or even the clock, costs more than they do.
         if let Poll::Ready(answer) =
             std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await
         {
@@ -159,7 +173,7 @@ impl Background {
         tokio::select! {
             biased;
             answer = work => Some(answer),
-            () = Box::pin(self.sleep_until(moment)) => None,
+            () = Box::pin(self.sleep_until(moment())) => None,
         }
     }
 
@@ -177,7 +191,8 @@ impl Background {
 
     /// Renews a claim until the ticket is dropped or the claim is lost.
     pub(super) fn renew(&self, beat: Beat) -> Ticket {
-        Ticket { number: self.beats.start(beat), beats: Arc::clone(&self.beats) }
+        let held = Arc::clone(&beat.held);
+        Ticket { number: self.beats.start(beat), held, beats: Arc::clone(&self.beats) }
     }
 }
 
@@ -196,7 +211,7 @@ impl fmt::Debug for Background {
 
 impl Beats {
     fn start(&self, beat: Beat) -> u64 {
-        let due = instant() + beat.terms.lease / 3;
+        let due = self.micros(beat.held.started + beat.lease / 3);
         let mut schedule = self.schedule.lock();
         let number = schedule.next_number;
         schedule.next_number += 1;
@@ -204,23 +219,30 @@ impl Beats {
         number
     }
 
-    fn stop(&self, number: u64) {
-        let mut schedule = self.schedule.lock();
-        if let Some(due) = schedule.due.remove(&number) {
-            schedule.queue.remove(&(due, number));
-        }
+    fn stop(&self, number: u64, held: &Held) {
+        // Dropped after the lock is given back.
+        let _beat = {
+            let mut schedule = self.schedule.lock();
+            held.stopped.store(true, Ordering::Relaxed);
+            schedule.queue.remove(&(held.due.load(Ordering::Relaxed), number))
+        };
+    }
+
+    fn micros(&self, moment: Instant) -> u64 {
+        let since = moment.saturating_duration_since(self.epoch);
+        since.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(since.subsec_micros()))
     }
 
     /// Puts a beat back after it was tried, unless its ticket was dropped meanwhile.
     fn again(&self, number: u64, beat: Beat, after: Duration) {
         let mut schedule = self.schedule.lock();
-        if schedule.due.contains_key(&number) {
-            self.put(&mut schedule, instant() + after, number, beat);
+        if !beat.held.stopped.load(Ordering::Relaxed) {
+            self.put(&mut schedule, self.micros(instant() + after), number, beat);
         }
     }
 
-    fn put(&self, schedule: &mut Schedule, due: Instant, number: u64, beat: Beat) {
-        schedule.due.insert(number, due);
+    fn put(&self, schedule: &mut Schedule, due: u64, number: u64, beat: Beat) {
+        beat.held.due.store(due, Ordering::Relaxed);
         schedule.queue.insert((due, number), beat);
         if schedule.sleeps_until.is_none_or(|until| due < until) {
             self.changed.notify_one();
@@ -231,7 +253,7 @@ impl Beats {
         while !self.closed.load(Ordering::Acquire) {
             let sleeps_until = {
                 let mut schedule = self.schedule.lock();
-                let now = instant();
+                let now = self.micros(instant());
                 while let Some(entry) = schedule.queue.first_entry() {
                     if entry.key().0 > now {
                         break;
@@ -244,6 +266,7 @@ impl Beats {
             };
             match sleeps_until {
                 Some(until) => {
+                    let until = self.epoch + Duration::from_micros(until);
                     let _ = tokio::time::timeout_at(until.into(), self.changed.notified()).await;
                 }
                 None => self.changed.notified().await,
@@ -253,7 +276,7 @@ impl Beats {
 
     async fn beat(self: Arc<Self>, number: u64, beat: Beat) {
         let sent = instant();
-        let usual = beat.terms.lease / 3;
+        let usual = beat.lease / 3;
         let renew = beat.store.apply(beat.subject.id, Command::Renew(beat.grant));
         // One reply that never comes must not be the end of the claim, so there is time to ask again.
         let answered = tokio::time::timeout(usual / 2, renew).await.unwrap_or_else(|_| {
@@ -269,7 +292,11 @@ impl Beats {
             }
             Ok(_) => {
                 let finishing = beat.held.finishing.load(Ordering::Acquire);
-                if !finishing && self.schedule.lock().due.contains_key(&number) {
+                let stopped = {
+                    let _schedule = self.schedule.lock();
+                    beat.held.stopped.load(Ordering::Relaxed)
+                };
+                if !finishing && !stopped {
                     beat.held.lose();
                     beat.events.emit(&beat.subject, &Event::Lost);
                 }

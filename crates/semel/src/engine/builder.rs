@@ -176,7 +176,7 @@ impl Builder {
         self.store.attach(of_store);
         let inner = Arc::new(Inner {
             store: self.store,
-            terms: self.terms,
+            terms: Arc::new(self.terms),
             wait: self.wait,
             backstop: self.backstop,
             max_outcome: self.max_outcome,

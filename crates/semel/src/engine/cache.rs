@@ -59,7 +59,7 @@ pub(super) enum Hit {
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     gate: u64,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 impl HotCache {

@@ -11,7 +11,7 @@ use super::parting::{Before, Tenure};
 use super::{Counted, Inner};
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
-use crate::record::{Begin, Command, Epoch, Fence, Grant, Ruling, Terms, Win};
+use crate::record::{Begin, Command, Epoch, Fence, Grant, Ruling, Win};
 use crate::secret::{DerivedKey, Secret};
 use crate::store;
 use crate::time::instant;
@@ -85,27 +85,22 @@ struct Hold {
 }
 
 impl Claim {
-    pub(super) fn new(
-        inner: &Arc<Inner>,
-        subject: &Arc<Subject>,
-        fingerprint: Fingerprint,
-        (terms, begin): (Terms, Begin),
-        (win, sent): (Win, Instant),
-        secret: &Arc<Secret>,
-    ) -> Self {
+    /// What was asked for and won; `sent` is from before the store was asked.
+    pub(super) fn new(inner: &Arc<Inner>, ask: &Ask, win: Win, sent: Instant) -> Self {
+        let Ask { subject, fingerprint, terms, begin, secret, .. } = ask;
         let held = Arc::new(Held::new(sent, win.lease_left));
         let ticket = inner.background.renew(Beat {
             store: Arc::clone(&inner.store),
             subject: Arc::clone(subject),
             events: Arc::clone(&inner.events),
             grant: win.grant,
-            terms,
+            lease: terms.lease,
             held: Arc::clone(&held),
         });
         let hold = Hold {
             inner: Arc::clone(inner),
-            tenure: Tenure { subject: Arc::clone(subject), terms, since: sent },
-            fingerprint,
+            tenure: Tenure { subject: Arc::clone(subject), terms: Arc::clone(terms), since: sent },
+            fingerprint: *fingerprint,
             win,
             secret: Arc::clone(secret),
             held,
@@ -113,7 +108,7 @@ impl Claim {
             counted: Some(Counted::new(inner)),
             on_drop: Some(Command::Release(win.grant)),
         };
-        Self { hold: Box::new(hold), begin }
+        Self { hold: Box::new(hold), begin: *begin }
     }
 
     /// What the effect needs to know.
@@ -135,10 +130,10 @@ impl Claim {
     /// # Errors
     /// The claim was lost or could not be marked; the effect must not start.
     pub async fn begin(mut self) -> Result<Running, NotBegun> {
-        let Tenure { terms, .. } = self.hold.tenure;
+        let lease = self.hold.tenure.terms.lease;
         if self.begin == Begin::Later {
             let command = Command::Begin(self.hold.win.grant);
-            let give_up = instant() + terms.lease;
+            let give_up = instant() + lease;
             match self.hold.inner.send(&self.hold.tenure, &command, give_up, Before::NotSent).await {
                 Ok(Ruling::Accepted { .. }) => {}
                 Ok(_) => {
@@ -150,7 +145,7 @@ impl Claim {
             }
         }
         // A tenth of the lease is room for a slow thread between this line and the effect's first one.
-        if self.hold.held.left() <= terms.lease / 10 {
+        if self.hold.held.left() <= lease / 10 {
             self.hold.emit(&Event::SelfFenced);
             // Written before the caller claims again: it would meet itself, as busy or in doubt.
             Box::pin(self.release()).await;
@@ -162,7 +157,7 @@ impl Claim {
 
     /// Gives the claim back: nothing happened.
     pub async fn release(mut self) {
-        let _ = self.hold.finish(Command::Release(self.hold.win.grant)).await;
+        let _ = self.hold.finish(Command::Release(self.hold.win.grant), instant()).await;
     }
 }
 
@@ -192,7 +187,7 @@ impl Running {
         let moment = self.hold.inner.cache.moment(id);
         let outcome_kept = Arc::clone(outcome);
         let command = Command::Complete { grant, fingerprint, outcome: outcome_kept, retention };
-        match self.hold.finish(command).await {
+        match self.hold.finish(command, moment.at).await {
             Ok(Ruling::Accepted { .. }) => {
                 let stands = retention.unwrap_or(self.hold.tenure.terms.retention);
                 self.hold.inner.cache.keep(moment, id, fingerprint, outcome, stands);
@@ -230,7 +225,7 @@ impl Running {
             }
             Completed::Lost => {
                 let Tenure { subject, terms, .. } = tenure;
-                let (terms, begin) = (Arc::new(terms), Begin::Later);
+                let begin = Begin::Later;
                 let ask = Ask { subject, scope: Vec::new(), fingerprint, terms, begin, wait, secret };
                 Concluded::Instead(Box::pin(inner.follow(&ask)).await)
             }
@@ -239,17 +234,17 @@ impl Running {
 
     /// The effect's word that nothing happened: the key is free again (in `keyed` it stays bound).
     pub async fn release(mut self) {
-        let _ = self.hold.finish(Command::Release(self.hold.win.grant)).await;
+        let _ = self.hold.finish(Command::Release(self.hold.win.grant), instant()).await;
     }
 
     /// The same, and the key stays bound to its payload.
     pub async fn bind(mut self) {
-        let _ = self.hold.finish(Command::Bind(self.hold.win.grant)).await;
+        let _ = self.hold.finish(Command::Bind(self.hold.win.grant), instant()).await;
     }
 
     /// Gives up without knowing whether the effect happened: in doubt in `marked`, taken over in other modes.
     pub async fn abandon(mut self) {
-        let _ = self.hold.finish(Command::Abandon(self.hold.win.grant)).await;
+        let _ = self.hold.finish(Command::Abandon(self.hold.win.grant), instant()).await;
     }
 }
 
@@ -263,13 +258,13 @@ impl Hold {
     }
 
     /// Writes the last word about this claim. What does not get through within a lease is left to the background.
-    async fn finish(&mut self, command: Command) -> Result<Ruling, store::Error> {
+    async fn finish(&mut self, command: Command, now: Instant) -> Result<Ruling, store::Error> {
         self.held.finish();
         if matches!(command, Command::Abandon(_)) {
             self.ticket = None;
         }
         let command = self.on_drop.insert(command);
-        let give_up = instant() + self.tenure.terms.lease;
+        let give_up = now + self.tenure.terms.lease;
         let answered = self.inner.part(&self.tenure, command, give_up, Before::NotSent).await;
         if answered.as_ref().map_or_else(|error| !error.is_retryable(), |_| true) {
             self.on_drop = None;

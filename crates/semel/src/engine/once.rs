@@ -28,7 +28,7 @@ pub struct Once {
     pub(super) inner: Arc<Inner>,
     key: Key,
     payload: Result<Payload, PayloadError>,
-    terms: Terms,
+    terms: Arc<Terms>,
     begin: Begin,
     wait: Duration,
 }
@@ -36,7 +36,7 @@ pub struct Once {
 impl Once {
     pub(super) fn new(engine: &Engine, key: Key) -> Self {
         let inner = Arc::clone(&engine.inner);
-        let (terms, wait) = (inner.terms, inner.wait);
+        let (terms, wait) = (Arc::clone(&inner.terms), inner.wait);
         Self { inner, key, payload: Ok(Payload::none()), terms, begin: Begin::WithClaim, wait }
     }
 
@@ -55,19 +55,19 @@ impl Once {
 
     /// How the effect behaves when its owner is lost; see [`Mode`].
     pub fn mode(mut self, mode: Mode) -> Self {
-        self.terms.mode = mode;
+        Arc::make_mut(&mut self.terms).mode = mode;
         self
     }
 
-    /// All terms at once, instead of the engine's.
-    pub fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
+    /// All terms at once, instead of the engine's. Every record keeps them: shared ones take no room in it.
+    pub fn terms(mut self, terms: impl Into<Arc<Terms>>) -> Self {
+        self.terms = terms.into();
         self
     }
 
     /// How long to keep the outcome, instead of the engine's `retention`.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.terms.retention = retention;
+        Arc::make_mut(&mut self.terms).retention = retention;
         self
     }
 
@@ -184,14 +184,14 @@ impl Once {
         let secret = self.inner.secret().await?;
         let subject = Subject {
             namespace: self.key.namespace().into_owned(),
-            id: self.key.id(&secret)?,
+            id: self.key.id_unchecked(&secret),
             hint: self.key.hint(),
         };
         Ok(Ask {
             subject: Arc::new(subject),
             scope: self.key.take_scope(),
             fingerprint: payload.fingerprint(&secret),
-            terms: Arc::new(self.terms),
+            terms: Arc::clone(&self.terms),
             begin: self.begin,
             wait: self.wait,
             secret,

@@ -18,7 +18,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Tenure {
     pub(super) subject: Arc<Subject>,
-    pub(super) terms: Terms,
+    pub(super) terms: Arc<Terms>,
     /// When its claim was sent.
     pub(super) since: Instant,
 }
@@ -56,7 +56,7 @@ impl Inner {
         give_up: Instant,
     ) -> Result<Ruling, store::Error> {
         let patience = terms.lease / 3;
-        let limit = give_up.min(instant() + patience);
+        let limit = || give_up.min(instant() + patience);
         self.background.before(limit, self.store.apply(id, command)).await.unwrap_or_else(|| {
             let store = self.store.as_ref();
             Err(store::Error::new(ErrorKind::Ambiguous, format!("no answer from {store} in {patience:?}")))
@@ -74,9 +74,12 @@ impl Inner {
     ) -> Result<Ruling, store::Error> {
         let mut pauses = Pauses::from(FIRST_PAUSE);
         loop {
-            let pause = pauses.next();
             match self.apply(tenure.subject.id, command.clone(), &tenure.terms, give_up).await {
-                Err(error) if error.is_retryable() && instant() + pause < give_up => {
+                Err(error) if error.is_retryable() => {
+                    let pause = pauses.next();
+                    if instant() + pause >= give_up {
+                        return Err(error);
+                    }
                     if error.kind() == ErrorKind::Ambiguous {
                         before = Before::Unanswered;
                     }
@@ -136,7 +139,7 @@ impl Inner {
             let grant = match answered {
                 Ok(Ruling::Won(win)) => Some(win.grant),
                 Ok(Ruling::InDoubt) => {
-                    let found = inner.background.before(give_up, inner.in_doubt_of(&tenure, &claim)).await;
+                    let found = inner.background.before(|| give_up, inner.in_doubt_of(&tenure, &claim)).await;
                     found.flatten()
                 }
                 Ok(_) | Err(_) => None,

@@ -138,7 +138,7 @@ impl Inner {
         let acquired = loop {
             let limit = deadline.max(instant() + ask.terms.lease / 3);
             // A store that fails is asked again: there is nothing else to do for an effect that ran.
-            let found = self.background.before(limit, self.store.get(ask.subject.id)).await;
+            let found = self.background.before(|| limit, self.store.get(ask.subject.id)).await;
             let mut lease_left = Duration::ZERO;
             if let Some(Ok(Some(snapshot))) = found {
                 match (snapshot.phase(), snapshot.record.outcome(snapshot.now)) {

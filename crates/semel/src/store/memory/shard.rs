@@ -13,8 +13,67 @@ use crate::record::Record;
 #[derive(Default)]
 pub(super) struct Shard {
     index: HashMap<KeyId, u32, BuildHasherDefault<IdHasher>>,
-    places: Vec<Option<Record>>,
+    places: Places,
     free: Vec<u32>,
+}
+
+/// Numbered places for records, in chunks: one that is there is never moved, and only the last chunk has room to
+/// spare. One growing vector would copy all of its records again and again, to memory that is fresh each time.
+#[derive(Default)]
+struct Places {
+    /// All but the last are full.
+    chunks: Vec<Vec<Option<Record>>>,
+}
+
+/// Records of a chunk: some 8 KiB.
+const CHUNK: usize = 48;
+
+impl Places {
+    fn len(&self) -> usize {
+        match self.chunks.split_last() {
+            Some((last, full)) => full.len() * CHUNK + last.len(),
+            None => 0,
+        }
+    }
+
+    fn at(&self, place: u32) -> &Option<Record> {
+        &self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    }
+
+    fn at_mut(&mut self, place: u32) -> &mut Option<Record> {
+        &mut self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    }
+
+    fn push(&mut self, record: Record) {
+        match self.chunks.last_mut() {
+            Some(last) if last.len() < CHUNK => {
+                if last.len() == last.capacity() {
+                    last.reserve_exact(last.len().max(4).min(CHUNK - last.len()));
+                }
+                last.push(Some(record));
+            }
+            // The first grows bit by bit: most shards of a small store hold few records.
+            None => self.chunks.push(vec![Some(record)]),
+            Some(_) => {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                chunk.push(Some(record));
+                self.chunks.push(chunk);
+            }
+        }
+    }
+
+    /// Gives back what is empty at the end.
+    fn trim(&mut self) {
+        while let Some(last) = self.chunks.last_mut() {
+            while let Some(None) = last.last() {
+                last.pop();
+            }
+            if !last.is_empty() {
+                return;
+            }
+            self.chunks.pop();
+        }
+    }
 }
 
 /// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
@@ -40,23 +99,23 @@ impl Shard {
     }
 
     pub(super) fn get(&self, id: KeyId) -> Option<&Record> {
-        self.places[*self.index.get(&id)? as usize].as_ref()
+        self.places.at(*self.index.get(&id)?).as_ref()
     }
 
     pub(super) fn get_mut(&mut self, id: KeyId) -> Option<&mut Record> {
-        self.places[*self.index.get(&id)? as usize].as_mut()
+        self.places.at_mut(*self.index.get(&id)?).as_mut()
     }
 
     /// Keeps a record for an id that has none.
     pub(super) fn insert(&mut self, id: KeyId, record: Record) {
         let place = match self.free.pop() {
             Some(place) => {
-                self.places[place as usize] = Some(record);
+                *self.places.at_mut(place) = Some(record);
                 place
             }
             None => {
                 let place = u32::try_from(self.places.len()).expect("no machine holds 2^32 records a shard");
-                self.places.push(Some(record));
+                self.places.push(record);
                 place
             }
         };
@@ -64,14 +123,14 @@ impl Shard {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (KeyId, &Record)> {
-        self.index.iter().filter_map(|(id, place)| Some((*id, self.places[*place as usize].as_ref()?)))
+        self.index.iter().filter_map(|(id, place)| Some((*id, self.places.at(*place).as_ref()?)))
     }
 
     /// Looks at every record and removes those for which `keep` says so.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Record) -> bool) {
         let Self { index, places, free } = self;
         index.retain(|_, place| {
-            let slot = &mut places[*place as usize];
+            let slot = places.at_mut(*place);
             let kept = slot.as_mut().is_some_and(&mut keep);
             if !kept {
                 *slot = None;
@@ -80,9 +139,7 @@ impl Shard {
             kept
         });
         // Give back the end, and use the rest from the front: what is claimed next lies together.
-        while let Some(None) = places.last() {
-            places.pop();
-        }
+        places.trim();
         let end = places.len();
         free.retain(|place| (*place as usize) < end);
         free.sort_unstable_by(|one, other| other.cmp(one));
@@ -92,8 +149,62 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use std::hash::BuildHasher;
+    use std::sync::Arc;
 
     use super::*;
+    use crate::fingerprint::Fingerprint;
+    use crate::key::Hint;
+    use crate::record::{Begin, Claim, Command, Fence, Owner, Terms};
+    use crate::time::Timestamp;
+
+    fn id(number: usize) -> KeyId {
+        KeyId::from_bytes((number as u128).to_be_bytes())
+    }
+
+    /// A record that is told from others by its fence.
+    fn record(number: usize) -> Record {
+        let claim = Claim {
+            owner: Owner::random(),
+            fingerprint: Fingerprint::from_bytes([1; 32]),
+            terms: Arc::new(Terms::default()),
+            begin: Begin::Later,
+            hint: Hint::default(),
+        };
+        let mut record = None;
+        let (now, floor) = (Timestamp::from_micros(0), Fence::new(number as u64));
+        let _ = crate::record::apply(&mut record, &Command::Claim(claim), now, floor);
+        record.expect("a first claim is granted")
+    }
+
+    #[test]
+    fn records_keep_their_places_over_many_chunks() {
+        let mut shard = Shard::default();
+        let count = 3 * CHUNK + 7;
+        let holds = |shard: &Shard, number| shard.get(id(number)).map(|record| record.fence.get());
+        for number in 0..count {
+            shard.insert(id(number), record(number));
+            assert_eq!((shard.places.len(), holds(&shard, number)), (number + 1, Some(number as u64 + 1)));
+        }
+        for number in 0..count {
+            assert_eq!(holds(&shard, number), Some(number as u64 + 1));
+        }
+        // Two of three go, and so does everything in the last two chunks.
+        let kept = |number: usize| number.is_multiple_of(3) && number < 2 * CHUNK - 5;
+        shard.retain(|record| kept(record.fence.get() as usize - 1));
+        let last = (0..count).rev().find(|number| kept(*number)).expect("some are kept");
+        assert_eq!(shard.places.len(), last + 1, "the end is given back");
+        assert_eq!(shard.len() + shard.free.len(), last + 1, "every other place is used or free");
+        for number in 0..count {
+            assert_eq!(holds(&shard, number), kept(number).then_some(number as u64 + 1));
+        }
+        let free = shard.free.len();
+        for number in count..count + free {
+            shard.insert(id(number), record(number));
+        }
+        assert_eq!(shard.places.len(), last + 1, "free places are used first");
+        shard.retain(|_| false);
+        assert_eq!((shard.len(), shard.places.len(), shard.free.len()), (0, 0, 0));
+    }
 
     #[test]
     fn the_tail_of_an_id_is_its_hash() {
