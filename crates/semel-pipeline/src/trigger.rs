@@ -13,8 +13,8 @@
 
 mod desk;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,6 +35,8 @@ use crate::ledger::{self, Ledger};
 
 /// How often a claim that names a run which is nowhere is taken away and asked for again.
 const ROUNDS: usize = 5;
+
+const AWAY: &str = "the Redis of the buffer has not answered since the start";
 
 /// A run to be triggered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +136,9 @@ pub struct Burst {
 pub struct Triggers {
     ledger: Arc<dyn Ledger>,
     secret: Arc<Secret>,
-    burst: Option<Burst>,
+    burst: OnceLock<Burst>,
+    /// Set where there is to be one, and Redis did not answer at the start.
+    awaited: bool,
     terms: Terms,
     wait: Duration,
     counters: Arc<TriggerCounters>,
@@ -168,7 +172,23 @@ impl Triggers {
     pub fn new(ledger: Arc<dyn Ledger>, secret: Arc<Secret>, burst: Option<Burst>) -> Self {
         let terms =
             Terms { mode: Mode::Keyed, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
-        Self { ledger, secret, burst, terms, wait: Duration::from_secs(5), counters: Arc::default() }
+        let burst = burst.map(OnceLock::from).unwrap_or_default();
+        let (wait, counters) = (Duration::from_secs(5), Arc::default());
+        Self { ledger, secret, burst, awaited: false, terms, wait, counters }
+    }
+
+    /// There is to be a burst, and Redis does not answer yet: the ledger decides alone until
+    /// [`begin_bursts`](Self::begin_bursts) is called.
+    #[must_use]
+    pub fn await_bursts(mut self) -> Self {
+        self.awaited = true;
+        self
+    }
+
+    /// From now on bursts are kept here. Only the first one counts.
+    pub fn begin_bursts(&self, burst: Burst) {
+        // Whoever comes second has the same settings.
+        let _ = self.burst.set(burst);
     }
 
     /// How long a trigger waits for another with the same key (5 s).
@@ -192,7 +212,18 @@ impl Triggers {
 
     /// Where bursts are kept, if anywhere.
     pub fn burst(&self) -> Option<&Burst> {
-        self.burst.as_ref()
+        self.burst.get()
+    }
+
+    /// The same, for whoever must not take what is buffered for what is nowhere.
+    ///
+    /// # Errors
+    /// There is to be one, and Redis has not answered since the start.
+    pub fn burst_at_hand(&self) -> Result<Option<&Burst>, store::Error> {
+        match self.burst.get() {
+            None if self.awaited => Err(store::Error::new(store::ErrorKind::Unavailable, AWAY)),
+            burst => Ok(burst),
+        }
     }
 
     /// The ledger.
@@ -210,7 +241,7 @@ impl Triggers {
         if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
             return known.answer();
         }
-        match &self.burst {
+        match self.burst() {
             Some(burst) => self.claim(ask, burst, &run, dedupe).await,
             None => self.place(run, true).await,
         }
@@ -224,7 +255,7 @@ impl Triggers {
     pub async fn trigger_now(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         let mut run = self.run(ask)?;
         let mut promoted = None;
-        if let (Some(dedupe), Some(burst)) = (&run.dedupe, &self.burst) {
+        if let (Some(dedupe), Some(burst)) = (&run.dedupe, self.burst()) {
             match self.look_up(&run.tenant, dedupe).await? {
                 Some(known) if !known.buffered => return known.answer(),
                 Some(known) => {
@@ -240,7 +271,7 @@ impl Triggers {
         }
         let (id, tenant) = (run.id, run.tenant.clone());
         let mut triggered = self.direct(run, promoted.is_none()).await?;
-        if let (Some(promoted), Some(burst)) = (promoted, &self.burst) {
+        if let (Some(promoted), Some(burst)) = (promoted, self.burst()) {
             // It is in the ledger now. What is being drained at this moment finds it there, under the same id.
             self.open(burst.buffer.remove(&tenant, None, promoted).await);
             triggered.cached = triggered.cached || id == promoted;
@@ -280,7 +311,7 @@ impl Triggers {
             let same = found.fingerprint == dedupe.fingerprint;
             return Ok(Some(Known { id: found.event, buffered: false, same }));
         }
-        let Some(burst) = &self.burst else { return Ok(None) };
+        let Some(burst) = self.burst() else { return Ok(None) };
         let found = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten();
         Ok(found.map(|(id, print)| Known {
             id,
@@ -435,7 +466,12 @@ impl Triggers {
 
     /// Into the ledger or into the buffer, as the gate says.
     async fn place(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
-        let Some(burst) = &self.burst else { return self.direct(run, first).await };
+        let Some(burst) = self.burst() else {
+            if self.awaited {
+                self.failed_open(&AWAY);
+            }
+            return self.direct(run, first).await;
+        };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
             return self.direct(run, first).await;
         }

@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use semel::Engine;
 use semel::secret::Secret;
-use semel::store::{RedisClient, RedisStore};
+use semel::store::{self, ErrorKind, RedisClient, RedisStore};
 use semel_pipeline::buffer::{Buffer, Depth};
 use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
 use semel_pipeline::gate::Gate;
+use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
 use semel_pipeline::target::Registry;
@@ -54,18 +55,32 @@ impl Intake {
         }));
         let gate = &settings.gate;
         let drains = Arc::new(DrainCounters::default());
-        let burst = burst(gate, secret).await?;
-        if let Some(burst) = &burst {
-            let pace = Pace { batch: gate.batch, lease: gate.lease, rest: gate.rest, ..Pace::default() };
-            for _ in 0..gate.drainers {
-                let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(ledger));
-                let drainer = Drainer::new(buffer, ledger, pace, Arc::clone(&drains));
-                tasks.push(tokio::spawn(drainer.run(stopped.clone())));
+        let drainers = Drainers {
+            pace: Pace { batch: gate.batch, lease: gate.lease, rest: gate.rest, ..Pace::default() },
+            count: gate.drainers,
+            ledger: Arc::clone(ledger),
+            counters: Arc::clone(&drains),
+            stopped: stopped.clone(),
+        };
+        let triggers = |burst| {
+            Triggers::new(Arc::clone(ledger), Arc::clone(secret), burst).wait(gate.wait).lease(gate.lease)
+        };
+        let triggers = match burst(gate, secret).await {
+            Ok(burst) => {
+                if let Some(burst) = &burst {
+                    tasks.extend(drainers.start(burst));
+                }
+                Arc::new(triggers(burst))
             }
-            tracing::info!(target: "semel", buffer = burst.buffer.name(), mode = ?gate.mode, drainers = gate.drainers, "bursts of triggers are buffered here");
-        }
-        let triggers =
-            Triggers::new(Arc::clone(ledger), Arc::clone(secret), burst).wait(gate.wait).lease(gate.lease);
+            Err(error) if is_away(&error) => {
+                tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
+                let triggers = Arc::new(triggers(None).await_bursts());
+                let later = later(gate.clone(), Arc::clone(secret), Arc::clone(&triggers), drainers);
+                tasks.push(tokio::spawn(later));
+                triggers
+            }
+            Err(error) => return Err(error),
+        };
         let mut sources = Vec::new();
         for source in &settings.sources {
             let counters = Arc::new(SourceCounters::default());
@@ -86,14 +101,7 @@ impl Intake {
             sources.push((source.stream.clone(), counters));
         }
         let tasks = parking_lot::Mutex::new(tasks);
-        Ok(Self {
-            triggers: Arc::new(triggers),
-            drains,
-            sources,
-            depth: parking_lot::Mutex::default(),
-            stop,
-            tasks,
-        })
+        Ok(Self { triggers, drains, sources, depth: parking_lot::Mutex::default(), stop, tasks })
     }
 
     /// Counts what is buffered, for the metrics.
@@ -127,6 +135,54 @@ impl Intake {
         };
         // What does not end in time is ended with the process, which loses nothing.
         let _ = tokio::time::timeout(limit, ended).await;
+    }
+}
+
+/// How often a Redis that was away at the start is tried again.
+const TRY_EVERY: Duration = Duration::from_secs(1);
+
+/// What is needed to drain.
+struct Drainers {
+    pace: Pace,
+    count: usize,
+    ledger: Arc<dyn Ledger>,
+    counters: Arc<DrainCounters>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Drainers {
+    fn start(&self, burst: &Burst) -> Vec<JoinHandle<()>> {
+        tracing::info!(target: "semel", buffer = burst.buffer.name(), drainers = self.count, "bursts of triggers are buffered here");
+        let start = |_| {
+            let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(&self.ledger));
+            let drainer = Drainer::new(buffer, ledger, self.pace, Arc::clone(&self.counters));
+            tokio::spawn(drainer.run(self.stopped.clone()))
+        };
+        (0..self.count).map(start).collect()
+    }
+}
+
+/// Whether Redis does not answer, rather than refuses us.
+fn is_away(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<store::Error>().is_some_and(|error| error.kind() == ErrorKind::Unavailable)
+}
+
+/// Tries again until Redis answers, and drains from then on.
+async fn later(gate: config::Gate, secret: Arc<Secret>, triggers: Arc<Triggers>, drainers: Drainers) {
+    let mut stop = drainers.stopped.clone();
+    let burst = loop {
+        let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
+        tokio::select! { () = stopped => return, () = tokio::time::sleep(TRY_EVERY) => {} }
+        match burst(&gate, &secret).await {
+            Ok(Some(burst)) => break burst,
+            Ok(None) => return,
+            Err(error) => tracing::debug!(target: "semel", error = format!("{error:#}"), "no buffer yet"),
+        }
+    };
+    triggers.begin_bursts(burst.clone());
+    for drainer in drainers.start(&burst) {
+        // They end when they are told to.
+        let _ = drainer.await;
     }
 }
 

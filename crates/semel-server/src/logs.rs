@@ -45,12 +45,13 @@ pub(crate) fn start(log: Log) {
     // What others say is of interest only where something is wrong.
     let targets = Targets::new().with_target("semel", log.level).with_default(log.level.min(Level::WARN));
     let registry = tracing_subscriber::registry().with(targets);
-    let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false);
+    // `target` is the name of a target (P12), not of a module.
+    let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false).with_target(false);
     let started = if json {
         let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
         registry.with(layer).try_init()
     } else {
-        registry.with(layer.with_target(false)).try_init()
+        registry.with(layer).try_init()
     };
     drop(started);
 }

@@ -72,7 +72,7 @@ impl Triggers {
         if let Some(event) = self.ledger.event(id).await? {
             return Ok(Located::Ledger(Box::new(event)));
         }
-        if let Some(burst) = &self.burst
+        if let Some(burst) = self.burst()
             && let Some(tenant) = burst.buffer.tenant_of(id).await?
             && let Some((Ok(buffered), version)) = burst.buffer.get(&tenant, id).await?
         {
@@ -81,6 +81,9 @@ impl Triggers {
         // It may have arrived between the two looks, or it may be another run by now.
         let id = self.ledger.resolve(id).await?.unwrap_or(id);
         let event = self.ledger.event(id).await?;
+        if event.is_none() {
+            self.burst_at_hand()?;
+        }
         Ok(event.map_or(Located::Missing, |event| Located::Ledger(Box::new(event))))
     }
 
@@ -119,7 +122,7 @@ impl Triggers {
                 Err(error @ Error::NotFound { .. }) => error,
                 done => return Ok(done?),
             };
-            let Some(burst) = &self.burst else { return Err(missing.into()) };
+            let Some(burst) = self.burst_at_hand()? else { return Err(missing.into()) };
             let step = match burst.buffer.tenant_of(id).await? {
                 Some(tenant) => self.in_buffer(burst, &tenant, id, wish).await?,
                 None => Step::Elsewhere,
@@ -198,7 +201,7 @@ impl Triggers {
             .id(&self.secret)
             .map_err(|error| Error::Refused(format!("the key cannot be used: {error}")))?;
         let mut whose = self.ledger.reset(id, line.clone()).await?;
-        let Some(burst) = &self.burst else { return Ok(whose) };
+        let Some(burst) = self.burst_at_hand()? else { return Ok(whose) };
         let buffered = burst.buffer.reset(tenant, id).await?;
         whose = whose.or(buffered);
         let _ = burst.claims.forget(id, Force::Yes).await?;

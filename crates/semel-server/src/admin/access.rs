@@ -104,7 +104,7 @@ impl Caller {
             Right::Administrate => "admin",
             Right::Produce => "producer or admin",
         };
-        let detail = format!("the token {:?} is a {}; this needs {needed}", self.name, self.role);
+        let detail = format!("the token {:?} has the role {}; this needs {needed}", self.name, self.role);
         Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", detail))
     }
 }

@@ -310,7 +310,7 @@ impl Action<'_> {
     fn log(&self, after: &str, outcome: &str) {
         let record::Record { hint, fence, attempt, .. } = &self.before.record;
         tracing::info!(
-            target: "semel::audit",
+            target: "semel::audit", audit = true,
             user = self.caller.name,
             operation = self.name,
             id = %self.before.id,

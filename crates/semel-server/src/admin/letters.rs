@@ -130,7 +130,7 @@ async fn change(
         Change::Restore => pipeline.ledger.restore(id, line).await?,
     }
     tracing::info!(
-        target: "semel::audit",
+        target: "semel::audit", audit = true,
         user = caller.name,
         operation = action,
         dlq_id = %id,
@@ -206,7 +206,7 @@ pub(super) async fn edit(
     };
     let made = pipeline.ledger.edit(id, copy, line).await?;
     tracing::info!(
-        target: "semel::audit",
+        target: "semel::audit", audit = true,
         user = caller.name,
         operation = "edit",
         dlq_id = %id,

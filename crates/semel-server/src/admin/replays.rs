@@ -90,7 +90,7 @@ pub(super) async fn create(
     };
     pipeline.ledger.audit(line).await?;
     tracing::info!(
-        target: "semel::audit",
+        target: "semel::audit", audit = true,
         user = caller.name,
         operation = "replay",
         replay_id = %job.new.id,
@@ -341,7 +341,7 @@ async fn order(
     };
     let job = pipeline.ledger.order(id, wish, note, line).await?;
     tracing::info!(
-        target: "semel::audit",
+        target: "semel::audit", audit = true,
         user = caller.name,
         operation = action,
         replay_id = %id,

@@ -476,7 +476,7 @@ pub(super) async fn list(
 
 /// What waits in the buffer: how much for each tenant, and the runs of one.
 async fn buffered(pipeline: &Pipeline, tenant: Option<String>, asked: Asked) -> Result<Response, Refusal> {
-    let Some(burst) = pipeline.intake.triggers.burst() else {
+    let Some(burst) = pipeline.intake.triggers.burst_at_hand()? else {
         return answer::json(&json!({ "items": [], "next": null, "tenants": [] }));
     };
     let mut tenants = Vec::new();

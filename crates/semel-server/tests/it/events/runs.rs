@@ -169,3 +169,33 @@ fn a_caller_may_wait_for_its_run() {
     let late = admin.post("/v1/runs?wait=true&timeout=50ms", r#"{"target":"crm","payload":2}"#).expect(201);
     assert_ne!(late["status"], "done", "{late}");
 }
+
+// G6, G10: a server starts without the buffer's Redis, and begins to buffer when it is there
+#[test]
+fn a_redis_that_is_away_at_the_start_holds_nobody_up() {
+    let (redis, sink) = (Redis::start().unwrap(), Sink::start());
+    redis.kill();
+    let gate = format!(
+        "[gate]\nmode = \"on\"\nthreshold = 1\nwindow = \"1s\"\nhold = \"1m\"\nbuffer = \"{}\"\n",
+        redis.url()
+    );
+    let bench = Bench::new(&format!("{}{gate}", target("crm", &sink, "")));
+    let semel = bench.start();
+    let admin = semel.admin();
+    let body = |key: &str| json!({ "target": "crm", "payload": 1, "idempotency_key": key, "delay": "1h" });
+    for key in ["a", "b", "c"] {
+        let (status, answer) = trigger(&admin, &body(key));
+        assert_eq!((status, &answer["buffered"]), (201, &json!(false)), "{answer}");
+    }
+    assert_eq!(trigger(&admin, &body("a")).0, 200, "the ledger decides alone");
+    let unknown = admin.get("/v1/runs/run_01M7GBM2Y1383HH4YKYPMJEJS6");
+    assert_eq!(unknown.status, 503, "it may be in the buffer");
+    redis.restart().unwrap();
+    let mut number = 0;
+    wait::until("bursts are buffered", PATIENCE, || {
+        number += 1;
+        trigger(&admin, &body(&format!("n{number}"))).1["buffered"] == json!(true)
+    })
+    .unwrap();
+    assert_eq!(admin.get("/v1/runs/run_01M7GBM2Y1383HH4YKYPMJEJS6").status, 404);
+}
