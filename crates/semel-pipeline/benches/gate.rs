@@ -22,10 +22,11 @@ use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::ledger::{EventFilter, Ledger, Page, PostgresLedger};
 use semel_pipeline::trigger::{Ask, Burst, Triggers};
 use semel_testbed::{Postgres, Redis};
+use tokio::runtime::Runtime;
 
 const REPEATS: usize = 5;
-const TRIGGERS: u64 = 4_000;
-const CALLERS: u64 = 64;
+/// How many callers there are at once, and how many triggers they make. The first burst is judged, the other printed.
+const BURSTS: [(u64, u64); 2] = [(256, 10_000), (64, 4_000)];
 const FASTER: f64 = 1.5;
 const CPU: f64 = 0.5;
 
@@ -44,41 +45,56 @@ fn main() -> ExitCode {
     // One for all turns: a connection that ends takes its CPU time out of the account.
     let ledger = runtime.block_on(PostgresLedger::open(&postgres.url())).expect("a ledger");
     let ledger: Arc<dyn Ledger> = Arc::new(ledger);
+    let mut met = true;
+    for (number, of) in BURSTS.into_iter().enumerate() {
+        let (rate, cpu, same) = compare(&runtime, (&postgres, &redis), &ledger, of);
+        met &= number > 0 || (rate >= FASTER && cpu <= CPU && same);
+    }
+    if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn compare(
+    runtime: &Runtime,
+    servers: (&Postgres, &Redis),
+    ledger: &Arc<dyn Ledger>,
+    of: (u64, u64),
+) -> (f64, f64, bool) {
+    let (callers, triggers) = of;
     println!(
-        "{TRIGGERS} triggers at once by {CALLERS} callers: accepted a second, PostgreSQL's CPU for each"
+        "{triggers} triggers by {callers} callers at once: accepted a second, PostgreSQL's CPU for each"
     );
     let (mut rates, mut cpus, mut same) = (Vec::new(), Vec::new(), true);
     for repeat in 0..=REPEATS {
-        let off = runtime.block_on(burst(&postgres, &redis, &ledger, (GateMode::Off, repeat)));
-        let on = runtime.block_on(burst(&postgres, &redis, &ledger, (GateMode::On, repeat)));
+        let off = runtime.block_on(burst(servers, ledger, of, (GateMode::Off, repeat)));
+        let on = runtime.block_on(burst(servers, ledger, of, (GateMode::On, repeat)));
         // The first one warms both.
         if repeat > 0 {
             println!("  on {:.0}/s {:.0} us   off {:.0}/s {:.0} us", on.rate, on.cpu, off.rate, off.cpu);
             rates.push(on.rate / off.rate);
             cpus.push(on.cpu / off.cpu);
         }
-        same &= on.rows == off.rows && on.rows == TRIGGERS;
+        same &= on.rows == off.rows && on.rows == triggers;
     }
     rates.sort_by(f64::total_cmp);
     cpus.sort_by(f64::total_cmp);
     let (rate, cpu) = (rates[REPEATS / 2], cpus[REPEATS / 2]);
     println!(
-        "accepted: {rate:.2} x ({:.2} to {:.2}), goal at least {FASTER} x",
+        "  accepted: {rate:.2} x ({:.2} to {:.2}), goal at least {FASTER} x",
         rates[0],
         rates[REPEATS - 1]
     );
-    println!("CPU: {cpu:.2} x ({:.2} to {:.2}), goal at most {CPU} x", cpus[0], cpus[REPEATS - 1]);
-    println!("the same rows in the end: {same}");
-    if check && (rate < FASTER || cpu > CPU || !same) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    println!("  CPU: {cpu:.2} x ({:.2} to {:.2}), goal at most {CPU} x", cpus[0], cpus[REPEATS - 1]);
+    println!("  the same rows in the end: {same}");
+    (rate, cpu, same)
 }
 
 async fn burst(
-    postgres: &Postgres,
-    redis: &Redis,
+    (postgres, redis): (&Postgres, &Redis),
     ledger: &Arc<dyn Ledger>,
+    (callers, total): (u64, u64),
     (mode, repeat): (GateMode, usize),
 ) -> Turn {
-    let tenant = format!("{mode:?}-{repeat}");
+    let tenant = format!("{mode:?}-{repeat}-{callers}");
     let secret = Secret::from_bytes([3; 32]);
     let store = RedisStore::builder(&redis.url()).connect().await.expect("a store");
     let claims = Engine::builder(store).secret(secret.clone()).build().expect("an engine");
@@ -89,13 +105,13 @@ async fn burst(
     let triggers = Arc::new(Triggers::new(Arc::clone(ledger), Arc::new(secret), Some(parts)));
     let next = Arc::new(AtomicU64::new(0));
     let (began, before) = (Instant::now(), cpu_of(postgres));
-    let callers: Vec<_> = (0..CALLERS)
+    let callers: Vec<_> = (0..callers)
         .map(|_| {
             let (triggers, next, tenant) = (Arc::clone(&triggers), Arc::clone(&next), tenant.clone());
             tokio::spawn(async move {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= TRIGGERS {
+                    if number >= total {
                         return;
                     }
                     triggers.trigger(&ask(&tenant, number)).await.expect("it is accepted");
@@ -117,7 +133,7 @@ async fn burst(
         drainer.turn().await.expect("it drains");
     }
     let rows = rows(&**ledger, &tenant).await;
-    Turn { rate: TRIGGERS as f64 / took.as_secs_f64(), cpu: used.as_secs_f64() * 1e6 / TRIGGERS as f64, rows }
+    Turn { rate: total as f64 / took.as_secs_f64(), cpu: used.as_secs_f64() * 1e6 / total as f64, rows }
 }
 
 fn ask(tenant: &str, number: u64) -> Ask {
