@@ -90,7 +90,12 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
         [] if old => None,
         _ => return None,
     };
-    if let Some(host) = &host
+    // A port is part of a host; one that is made of another header's name is still one.
+    let name = host.as_ref().map(|host| match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => host,
+    });
+    if let Some(host) = name
         && (host.is_empty() || !host.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)))
     {
         return None;
