@@ -4,8 +4,7 @@
 //! The bare loop reads 500, as ours does, then handles and acknowledges one after the other. It writes nothing down: a duplicate is
 //! handled again, and a call that fails stops it. Ours puts every message into a ledger that survives a power cut, knows
 //! duplicates, retries, and handles 32 at once. A bare loop that handles 32 at once is printed beside it and not counted:
-//! it shows what the ledger costs where the handler costs next to nothing. Nor is the ledger on PostgreSQL counted, whose
-//! server has to share the cores with everybody else here; its own bench is `deliver`. All take turns.
+//! it shows what the ledger costs where the handler costs next to nothing. All take turns.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
 
@@ -18,19 +17,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use semel::client::{Client, Request, Sent};
-use semel::retry::Destinations;
 use semel::secret::Secret;
 use semel::store::redis_driver::{Cmd, Value, cmd};
 use semel::store::{Effect, EmbeddedStore, RedisClient};
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger, Working};
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
-use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets};
-use semel_pipeline::worker::{Attempted, Next, Observer, Settings, Worker};
+use semel_pipeline::target::Registry;
+use semel_pipeline::worker::{Observer, Settings, Worker};
 use semel_testbed::{Postgres, Redis};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use self::local::{cpu_of_this_process, serve};
+use self::local::{Done, Turn, client, cpu_of_this_process, registry, serve};
 
 const REPEATS: usize = 5;
 const MESSAGES: u64 = 6_000;
@@ -86,17 +84,6 @@ fn main() -> ExitCode {
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-struct Turn {
-    rate: f64,
-    cpu: f64,
-}
-
-impl std::fmt::Display for Turn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:>6.0}/s {:>4.0} us", self.rate, self.cpu)
-    }
-}
-
 struct Bench {
     redis: String,
     commands: RedisClient,
@@ -106,31 +93,14 @@ struct Bench {
     turns: AtomicU64,
 }
 
-/// Counts what is done.
-#[derive(Default)]
-struct Done(AtomicU64);
-
-impl Observer for Done {
-    fn attempted(&self, attempted: &Attempted<'_>) {
-        assert_eq!(attempted.next, Next::Done, "the target takes everything");
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 impl Bench {
     fn new(redis: &Redis, target: SocketAddr) -> Self {
-        let url = format!("http://{target}");
-        let http = HttpTarget::new(&format!("{url}/hook"), None, HttpOptions::default()).expect("a target");
-        let policy = Policy { concurrency: TOGETHER, ..Policy::default() };
-        let targets = Targets::new()
-            .with("t", Arc::new(http), EventTypes::all(), policy, &Destinations::default())
-            .expect("a name");
         Self {
             redis: redis.url(),
             commands: RedisClient::builder(redis.url()).build().expect("the URL is good"),
             secret: Arc::new(Secret::random()),
-            registry: Registry::new(targets),
-            client: Client::builder(&url).expect("a URL").build().expect("a client"),
+            registry: registry(target, TOGETHER),
+            client: client(target),
             turns: AtomicU64::new(0),
         }
     }
@@ -230,7 +200,7 @@ async fn consume(bench: Arc<Bench>, stream: String, ledger: Arc<dyn Ledger>) {
         Arc::clone(&done) as Arc<dyn Observer>,
     )
     .expect("a worker");
-    while done.0.load(Ordering::Relaxed) < MESSAGES || worker.in_hand() > 0 {
+    while done.count() < MESSAGES || worker.in_hand() > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     worker.stop(Duration::from_secs(10)).await;

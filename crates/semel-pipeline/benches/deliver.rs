@@ -15,19 +15,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use semel::client::{Client, Request, Sent};
-use semel::retry::Destinations;
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::delivery::{Class, Ending, Settle, Work};
 use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Take, Working};
 use semel_pipeline::publish::Publication;
-use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets, delivery_key};
-use semel_pipeline::worker::{Attempted, Next, Observer, Settings, Worker};
+use semel_pipeline::target::{Registry, delivery_key};
+use semel_pipeline::worker::{Observer, Settings, Worker};
 use semel_testbed::Postgres;
 use tokio::runtime::Runtime;
 
-use self::local::{cpu_of_this_process, serve};
+use self::local::{Done, Turn, client, cpu_of_this_process, registry, serve};
 
 const REPEATS: usize = 5;
 const EVENTS: u64 = 3_000;
@@ -67,17 +66,6 @@ fn main() -> ExitCode {
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-struct Turn {
-    rate: f64,
-    cpu: f64,
-}
-
-impl std::fmt::Display for Turn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:>6.0}/s {:>5.0} us", self.rate, self.cpu)
-    }
-}
-
 struct Bench {
     ledger: Arc<PostgresLedger>,
     secret: Arc<Secret>,
@@ -86,31 +74,14 @@ struct Bench {
     numbers: AtomicU64,
 }
 
-/// Counts what is done.
-#[derive(Default)]
-struct Done(AtomicU64);
-
-impl Observer for Done {
-    fn attempted(&self, attempted: &Attempted<'_>) {
-        assert_eq!(attempted.next, Next::Done, "the target takes everything");
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 impl Bench {
     async fn new(server: &Postgres, target: SocketAddr) -> Self {
         let ledger = PostgresLedger::open(server.url()).await.expect("the ledger can be opened");
-        let url = format!("http://{target}");
-        let http = HttpTarget::new(&format!("{url}/hook"), None, HttpOptions::default()).expect("a target");
-        let policy = Policy { concurrency: TOGETHER, ..Policy::default() };
-        let targets = Targets::new()
-            .with("t", Arc::new(http), EventTypes::all(), policy, &Destinations::default())
-            .expect("a name");
         Self {
             ledger: Arc::new(ledger),
             secret: Arc::new(Secret::random()),
-            registry: Registry::new(targets),
-            client: Client::builder(&url).expect("a URL").build().expect("a client"),
+            registry: registry(target, TOGETHER),
+            client: client(target),
             numbers: AtomicU64::new(0),
         }
     }
@@ -166,7 +137,7 @@ async fn worker(bench: Arc<Bench>) {
         Arc::clone(&done) as Arc<dyn Observer>,
     )
     .expect("a worker");
-    while done.0.load(Ordering::Relaxed) < EVENTS || worker.in_hand() > 0 {
+    while done.count() < EVENTS || worker.in_hand() > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     worker.stop(Duration::from_secs(10)).await;

@@ -1,10 +1,61 @@
-//! A target on this machine, and what it all costs this process.
+//! A target on this machine, who delivers to it, and what that costs.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use semel::client::Client;
+use semel::retry::Destinations;
+use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets};
+use semel_pipeline::worker::{Attempted, Next, Observer};
+
+/// How one side did.
+pub(crate) struct Turn {
+    /// So many a second.
+    pub(crate) rate: f64,
+    /// CPU of each, in microseconds.
+    pub(crate) cpu: f64,
+}
+
+impl std::fmt::Display for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:>6.0}/s {:>5.0} us", self.rate, self.cpu)
+    }
+}
+
+/// Counts what is done.
+#[derive(Default)]
+pub(crate) struct Done(AtomicU64);
+
+impl Done {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Observer for Done {
+    fn attempted(&self, attempted: &Attempted<'_>) {
+        assert_eq!(attempted.next, Next::Done, "the target takes everything");
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The target `t`, which wants everything.
+pub(crate) fn registry(at: SocketAddr, concurrency: u32) -> Registry {
+    let http = HttpTarget::new(&format!("http://{at}/hook"), None, HttpOptions::default()).expect("a target");
+    let policy = Policy { concurrency, ..Policy::default() };
+    let targets = Targets::new();
+    let targets = targets.with("t", Arc::new(http), EventTypes::all(), policy, &Destinations::default());
+    Registry::new(targets.expect("a name"))
+}
+
+/// A bare client of the same target.
+pub(crate) fn client(at: SocketAddr) -> Client {
+    Client::builder(&format!("http://{at}")).expect("a URL").build().expect("a client")
+}
 
 /// The CPU time of this process so far.
 pub(crate) fn cpu_of_this_process() -> Duration {
