@@ -1,11 +1,15 @@
 //! Triggers: same key, same run, whatever way each call took (G1 to G9).
 //!
 //! ```text
-//!   no key ─────────────────────────────────────────────┐
-//!   key ─► ledger? ─► buffer? ─► claim ─► looked again ─┴─► gate ─┬─► ledger ─┐
-//!            │          │          │                              └─► buffer ─┴─► publish the id
-//!            └──────────┴──────────┴──► cached
+//!   no key ──────────────────────────────────────┐
+//!   key ─► ledger? ─► claim ─► looked again ─────┴─► gate ─┬─► buffer? ─► ledger ─┐
+//!            │          │ └─ held by another ─► buffer? ─┐ └─► buffer ────────────┴─► publish the id
+//!            └──────────┴────────────────────────────────┴──► cached
 //! ```
+//!
+//! A key may be in the buffer although its claim is free, or held by somebody who died. So nobody waits for a claim, and
+//! nothing goes to the ledger, before the buffer was looked into. What goes to the buffer needs no such look: the
+//! buffer itself knows its keys, and a burst is spared a question for each trigger.
 //!
 //! Without a buffer there is one place, the ledger, and its unique index is the claim. With one, all triggers of a key
 //! serialise on a claim in Redis, taken before the choice between the two. Redis is for coordination, never for
@@ -102,6 +106,8 @@ pub enum TriggerError {
 pub struct TriggerCounters {
     /// Claims that were won.
     pub won: AtomicU64,
+    /// Claims that were waited for: somebody else held the key, and its run was nowhere yet.
+    pub waited: AtomicU64,
     /// Claims that somebody else had resolved: at once, or after a wait.
     pub resolved: AtomicU64,
     /// Waits that were in vain.
@@ -238,7 +244,7 @@ impl Triggers {
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         let run = self.run(ask)?;
         let Some(dedupe) = &run.dedupe else { return self.place(run, true).await };
-        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
+        if let Some(known) = self.known_in_ledger(dedupe).await? {
             return known.answer();
         }
         match self.burst() {
@@ -307,17 +313,24 @@ impl Triggers {
 
     /// The ledger first, then the buffer (G8).
     async fn look_up(&self, tenant: &str, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
-        if let Some(found) = self.ledger.find(dedupe.id).await? {
-            let same = found.fingerprint == dedupe.fingerprint;
-            return Ok(Some(Known { id: found.event, buffered: false, same }));
+        match (self.known_in_ledger(dedupe).await?, self.burst()) {
+            (None, Some(burst)) => Ok(self.known_in_buffer(burst, tenant, dedupe).await),
+            (known, _) => Ok(known),
         }
-        let Some(burst) = self.burst() else { return Ok(None) };
-        let found = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten();
-        Ok(found.map(|(id, print)| Known {
-            id,
-            buffered: true,
-            same: print == *dedupe.fingerprint.as_bytes(),
+    }
+
+    async fn known_in_ledger(&self, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
+        let found = self.ledger.find(dedupe.id).await?;
+        Ok(found.map(|found| Known {
+            id: found.event,
+            buffered: false,
+            same: found.fingerprint == dedupe.fingerprint,
         }))
+    }
+
+    async fn known_in_buffer(&self, burst: &Burst, tenant: &str, dedupe: &Dedupe) -> Option<Known> {
+        let (id, print) = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten()?;
+        Some(Known { id, buffered: true, same: print == *dedupe.fingerprint.as_bytes() })
     }
 
     async fn claim(
@@ -330,13 +343,16 @@ impl Triggers {
         let whose = (ask.principal.as_str(), ask.tenant.as_str(), ask.target.as_str());
         // A key may live shorter than a lease; its claim does not (its outcome does).
         let retention = ask.lifetime.unwrap_or(self.terms.retention).max(self.terms.lease);
+        let terms = Arc::new(Terms { retention, ..self.terms });
+        // Nobody waits before the buffer was looked into.
+        let mut wait = Duration::ZERO;
         for _ in 0..ROUNDS {
             let once = burst
                 .claims
                 .once(Dedupe::run_key(whose, ask.key.as_deref().unwrap_or_default()))
                 .payload(Dedupe::run_payload(&ask.target, &ask.payload))
-                .terms(Terms { retention, ..self.terms })
-                .wait(self.wait);
+                .terms(Arc::clone(&terms))
+                .wait(wait);
             let acquired = match once.claim().await {
                 Ok(acquired) => acquired,
                 Err(error) => {
@@ -358,7 +374,20 @@ impl Triggers {
                     // It names a run that is nowhere: it must not block its key.
                     self.open(burst.claims.forget(dedupe.id, Force::No).await);
                 }
-                Acquired::Conflict => return Err(TriggerError::Conflict),
+                // Unless it is the claim that is in the wrong: of one whom the run itself sends away.
+                Acquired::Conflict => {
+                    return match self.look_up(&run.tenant, dedupe).await? {
+                        Some(known) => known.answer(),
+                        None => Err(TriggerError::Conflict),
+                    };
+                }
+                Acquired::InFlight { .. } if wait < self.wait => {
+                    if let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await {
+                        return known.answer();
+                    }
+                    one(&self.counters.waited);
+                    wait = self.wait;
+                }
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
                     return self.waited_in_vain(burst, run, dedupe, retry_after).await;
                 }
@@ -426,6 +455,10 @@ impl Triggers {
             Ok(triggered) => triggered,
             Err(error) => {
                 running.release().await;
+                if matches!(error, TriggerError::Conflict) {
+                    // The key is another payload's: it must not stay bound to ours.
+                    self.open(burst.claims.forget(dedupe.id, Force::No).await);
+                }
                 return Err(error);
             }
         };
@@ -473,6 +506,11 @@ impl Triggers {
             return self.direct(run, first).await;
         };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
+            if let Some(dedupe) = &run.dedupe
+                && let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await
+            {
+                return known.answer();
+            }
             return self.direct(run, first).await;
         }
         match self.open(burst.buffer.put(&run).await) {

@@ -21,6 +21,7 @@ pub(super) fn write(text: &mut String, intake: &Intake) {
     let triggers = intake.triggers.counters();
     let claims = [
         ("won", &triggers.won),
+        ("waited", &triggers.waited),
         ("resolved", &triggers.resolved),
         ("timed_out", &triggers.timed_out),
         ("failed_open", &triggers.failed_open),
@@ -29,7 +30,7 @@ pub(super) fn write(text: &mut String, intake: &Intake) {
     family(
         text,
         "semel_trigger_claims_total",
-        "Claims on the keys of triggers, by how they ended.",
+        "Claims on the keys of triggers, by what became of them; one that waited also counts for how it ended.",
         "outcome",
         &claims,
     );

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use semel::engine::Acquired;
+use semel::secret::Secret;
 use semel_pipeline::event::Dedupe;
-use semel_pipeline::gate::Limit;
+use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error};
 use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered, Triggers};
@@ -187,6 +189,58 @@ async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
     let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
     assert_eq!((found.id, found.cached, found.buffered), (written.id, true, false));
     drop(held);
+}
+
+// G8: the claim of a buffered run is over, or lost: the run is found all the same, whichever way the gate says
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buffered_run_whose_claim_is_gone_is_found() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    for gate in [GateMode::On, GateMode::Off] {
+        let mut burst = ground.triggers.burst().expect("there is one").clone();
+        burst.gate = Arc::new(Gate::new(Arc::clone(&burst.buffer), gate, SHUT, None));
+        let secret = Arc::new(Secret::from_bytes([3; 32]));
+        let triggers = Triggers::new(Arc::clone(&ground.ledger), secret, Some(burst));
+        let key = format!("k-{gate:?}");
+        let written = super::run("t", Some(&key), "{}", None);
+        ground.buffer.put(&written).await.expect("Redis answers");
+        let other = triggers.trigger(&ask("t", Some(&key), "[]")).await;
+        assert!(matches!(other, Err(TriggerError::Conflict)), "{gate:?}: {other:?}");
+        for time in ["by the buffer", "by the claim that was made of it"] {
+            let found = trigger(&triggers, &ask("t", Some(&key), "{}")).await;
+            assert_eq!(
+                (found.id, found.cached, found.buffered),
+                (written.id, true, true),
+                "{gate:?}: {time}"
+            );
+        }
+    }
+    ground.drain().await;
+    assert_eq!(ground.runs().await.len(), 2);
+}
+
+// R5, G8: whoever claims with another payload than the buffered run's is sent away, and takes the key from nobody
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_with_another_payload_does_not_take_the_key() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let (right, wrong) = (ask("t", Some("k"), "{}"), ask("t", Some("k"), "[]"));
+    let written = super::run("t", Some("k"), "{}", None);
+    ground.buffer.put(&written).await.expect("Redis answers");
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
+    let held = once.payload(Dedupe::run_payload("crm", b"[]")).mode(semel::Mode::Keyed).claim().await;
+    let found = trigger(&ground.triggers, &right).await;
+    assert_eq!((found.id, found.cached, found.buffered), (written.id, true, true), "while it is claimed");
+    match held.expect("Redis answers") {
+        Acquired::Won(claim) => claim.release().await,
+        other => panic!("{other:?}"),
+    }
+    let sent_away = ground.triggers.trigger(&wrong).await;
+    assert!(matches!(sent_away, Err(TriggerError::Conflict)), "{sent_away:?}");
+    assert!(ground.buffer.remove("t", None, written.id).await.expect("Redis answers"));
+    let anew = trigger(&ground.triggers, &right).await;
+    assert!(!anew.cached, "the key is not bound to what was sent away");
 }
 
 // A claim that points at an id which no longer exists does not block its key
