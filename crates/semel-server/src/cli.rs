@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Make what people fear happen on purpose, and see that it ends well
     Drill(DrillArgs),
-    /// Check, show or describe the config file
+    /// Check the config file, show an example, or describe it as a JSON schema
     #[command(subcommand)]
     Config(ConfigCommand),
 }
@@ -211,11 +211,12 @@ pub(crate) enum KeysCommand {
         remote: Remote,
     },
     /// Say what became of an effect in doubt
+    #[command(group = clap::ArgGroup::new("fate").required(true).args(["run", "outcome"]))]
     Settle {
         /// The key's id, 32 hex characters
         id: String,
         /// It did not happen: the same request may run again
-        #[arg(long, conflicts_with = "outcome", required_unless_present = "outcome")]
+        #[arg(long)]
         run: bool,
         /// It happened, and this came of it: JSON; {"status": 201, "body": …} for a gateway's answer
         #[arg(long, value_name = "JSON")]

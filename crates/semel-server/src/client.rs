@@ -14,6 +14,7 @@ pub(crate) use semel::client::{Request, Response};
 
 use self::trouble::Server;
 use crate::cli::Remote;
+use crate::misused::Misused;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(120);
@@ -64,7 +65,7 @@ impl Client {
     fn build(url: &str, peer: Peer, token: Option<&str>, ca: Option<&Path>) -> anyhow::Result<Self> {
         // What may hold a password is not repeated.
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
-        let mut builder = semel::client::Client::builder(url).context(shown)?;
+        let mut builder = semel::client::Client::builder(url).context(Misused::new(shown))?;
         builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
         if let Some(token) = token {
             builder = builder.bearer(token)?;
@@ -81,14 +82,19 @@ impl Client {
                 }
             };
         }
-        let inner = builder.build().map_err(|error| match error {
-            BuildError::NoRoots => {
-                let why = unread.first().map(|error| format!(" ({error})")).unwrap_or_default();
-                let setting = peer.ca_setting();
-                anyhow::anyhow!("this machine trusts no authority at all{why}; name one with {setting}")
+        let inner = builder.build().map_err(|error| -> anyhow::Error {
+            match error {
+                BuildError::NoRoots => {
+                    let why = unread.first().map(|error| format!(" ({error})")).unwrap_or_default();
+                    let setting = peer.ca_setting();
+                    Misused::new(format!(
+                        "this machine trusts no authority at all{why}; name one with {setting}"
+                    ))
+                    .into()
+                }
+                BuildError::Ca { .. } => Misused::new(format!("{}: {error}", peer.ca_setting())).into(),
+                other => other.into(),
             }
-            BuildError::Ca { .. } => anyhow::anyhow!("{}: {error}", peer.ca_setting()),
-            other => other.into(),
         })?;
         Ok(Self { inner, server })
     }

@@ -18,6 +18,7 @@ use self::api::Charges;
 use self::tally::Tally;
 use crate::cli::{DemoArgs, ServeArgs};
 use crate::config::{Config, PROCESS, parse_duration};
+use crate::misused::Misused;
 use crate::serve::Server;
 use crate::signals::Signals;
 use crate::{logs, signals::Wish};
@@ -39,7 +40,8 @@ key = { header = "Idempotency-Key", required = true }
 pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let length = match &args.length {
         Some(text) => Some(
-            parse_duration(text).with_context(|| format!("--for {text}: expected a duration such as 10s"))?,
+            parse_duration(text)
+                .ok_or_else(|| Misused::new(format!("--for {text}: expected a duration such as 10s")))?,
         ),
         None => None,
     };

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{DlqCommand, DlqFilter, Remote};
 use crate::client::Client;
+use crate::misused::Misused;
 use crate::remote::{
     Pages, Query, ask, ask_raw, cell, encode, members, print, read_payload, table, write_line,
 };
@@ -60,8 +61,8 @@ async fn execute(command: DlqCommand) -> anyhow::Result<()> {
             if remote.json { print(&shown) } else { show(&shown) }
         }
         DlqCommand::Edit { id, payload, reason, target, remote } => {
-            let payload: Box<RawValue> =
-                serde_json::from_str(read_payload(&payload)?.trim()).context("--payload is not JSON")?;
+            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
+                .context(Misused::new("--payload is not JSON"))?;
             let body = serde_json::to_string(&Edit {
                 payload: &payload,
                 reason: &reason,

@@ -21,6 +21,7 @@ use serde_json::json;
 use self::ground::{Ground, Needs, Skipped};
 use crate::cli::DrillArgs;
 use crate::logs;
+use crate::misused::Misused;
 
 /// A drill: its name, what it does, and what it needs.
 struct Drill {
@@ -123,12 +124,10 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
     if chosen.is_empty() {
         let names: Vec<String> =
             DRILLS.iter().map(|drill| format!("  {:<26}{}", drill.name, drill.about)).collect();
-        bail!(
-            "there is no drill {:?}; there are\n{}\n  {:<26}all of them",
-            args.name,
-            names.join("\n"),
-            "all"
-        );
+        let names = names.join("\n");
+        let what =
+            format!("there is no drill {:?}; there are\n{names}\n  {:<26}all of them", args.name, "all");
+        return Err(Misused::new(what).into());
     }
     logs::start(crate::config::Log::quiet());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

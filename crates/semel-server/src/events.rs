@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::EventsCommand;
 use crate::client::Client;
+use crate::misused::Misused;
 use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, read_payload, table, write_line};
 
 /// Runs the command.
@@ -38,8 +39,8 @@ struct Publish<'a> {
 async fn execute(command: EventsCommand) -> anyhow::Result<()> {
     match command {
         EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
-            let payload: Box<RawValue> =
-                serde_json::from_str(read_payload(&payload)?.trim()).context("--payload is not JSON")?;
+            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
+                .context(Misused::new("--payload is not JSON"))?;
             let body = serde_json::to_string(&Publish {
                 r#type: &event_type,
                 dedupe_key: &dedupe_key,

@@ -5,6 +5,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::cli::{KeysCommand, Remote};
+use crate::misused::Misused;
 use crate::remote::{Pages, Query, ask, encode, members, print, write_line};
 
 const PATH: &str = "/v1/keys";
@@ -44,7 +45,8 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
             let mut body = json!({ "reason": reason });
             match outcome {
                 Some(outcome) => {
-                    body["outcome"] = serde_json::from_str(&outcome).context("--outcome is not JSON")?;
+                    body["outcome"] =
+                        serde_json::from_str(&outcome).context(Misused::new("--outcome is not JSON"))?;
                 }
                 None => body["run"] = run.into(),
             }

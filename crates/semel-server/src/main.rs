@@ -31,6 +31,7 @@ mod keys;
 mod ledgers;
 mod logs;
 mod metrics;
+mod misused;
 mod otlp;
 mod pipeline;
 mod remote;
@@ -81,7 +82,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // `{:#}` tells the causes too.
             eprintln!("semel: {error:#}");
-            ExitCode::from(FAILED)
+            ExitCode::from(if error.is::<misused::Misused>() { MISUSED } else { FAILED })
         }
     }
 }

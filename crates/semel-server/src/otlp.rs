@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::client::{Client, Request};
 use crate::config::Environment;
+use crate::misused::Misused;
 
 /// Spans that may wait to be sent.
 const QUEUE: usize = 8_192;
@@ -99,18 +100,18 @@ impl Exporter {
         let protocol = variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
             .or_else(|| variable("OTEL_EXPORTER_OTLP_PROTOCOL"));
         if protocol.as_deref() == Some("grpc") {
-            bail!(
-                "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/json or http/protobuf, found grpc; a collector takes HTTP at port 4318"
-            );
+            let what = "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/json or http/protobuf, found grpc; a collector takes HTTP at port 4318";
+            return Err(Misused::new(what).into());
         }
         let certificate = variable("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
             .or_else(|| variable("OTEL_EXPORTER_OTLP_CERTIFICATE"));
-        let client = Client::collector(&endpoint, certificate.as_deref().map(Path::new)).context(name)?;
+        let client = Client::collector(&endpoint, certificate.as_deref().map(Path::new))
+            .context(Misused::new(name))?;
         let headers = variable("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
         let collector = Collector {
             client,
             path: suffix,
-            headers: headers_of(&headers).context("OTEL_EXPORTER_OTLP_HEADERS")?,
+            headers: headers_of(&headers).context(Misused::new("OTEL_EXPORTER_OTLP_HEADERS"))?,
             service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "semel".to_owned()),
             troubled: false,
         };

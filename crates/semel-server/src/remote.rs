@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::cli::Remote;
 use crate::client::{Client, Request};
+use crate::misused::Misused;
 
 /// Asks for JSON.
 pub(crate) async fn ask(
@@ -166,7 +167,7 @@ pub(crate) fn read_payload(payload: &str) -> anyhow::Result<String> {
         return Ok(text);
     }
     match payload.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path).with_context(|| path.to_owned()),
+        Some(path) => std::fs::read_to_string(path).with_context(|| Misused::new(path)),
         None => Ok(payload.to_owned()),
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{Remote, RunsCommand};
 use crate::client::Client;
+use crate::misused::Misused;
 use crate::remote::{
     Pages, Query, ask, ask_raw, cell, encode, members, print, read_payload, table, write_line,
 };
@@ -41,8 +42,8 @@ struct Trigger<'a> {
 async fn execute(command: RunsCommand) -> anyhow::Result<()> {
     match command {
         RunsCommand::Trigger { target, payload, key, tenant, tag, delay, ttl, wait, remote } => {
-            let payload: Box<RawValue> =
-                serde_json::from_str(read_payload(&payload)?.trim()).context("--payload is not JSON")?;
+            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
+                .context(Misused::new("--payload is not JSON"))?;
             let body = serde_json::to_string(&Trigger {
                 target: &target,
                 payload: &payload,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -11,6 +13,7 @@ use serde_json::{Map, Value, json};
 use semel::store;
 
 use super::shown::{Returned, WithReturned};
+use crate::config::parse_duration;
 
 /// Why a request was not done.
 #[derive(Debug)]
@@ -129,6 +132,35 @@ pub(super) fn json(value: &impl Serialize) -> Result<Response, Refusal> {
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
+/// The longest time that may be asked for, in days: what is meant to be for ever is a mistake more often than a wish.
+const LONGEST_DAYS: u64 = 3650;
+
+/// A length of time in a member with this name.
+pub(super) fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
+    let Some(text) = text else { return Ok(None) };
+    match parse_duration(text) {
+        None => Err(Refusal::bad(format!("{name}: expected a duration such as \"30s\""))),
+        Some(length) if length > Duration::from_secs(LONGEST_DAYS * 86_400) => {
+            Err(Refusal::bad(format!("{name}: expected at most \"{LONGEST_DAYS}d\"")))
+        }
+        length => Ok(length),
+    }
+}
+
+/// What a path names, by its one part that differs.
+pub(super) struct Named(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => Err(Refusal::bad("the path holds bytes that are no UTF-8: nothing has such an id")),
+        }
+    }
+}
+
 /// A reason for what is done by hand.
 pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
     let reason = reason.trim();
@@ -142,5 +174,9 @@ pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
 /// Reads a body. An empty one counts as `{}`.
 pub(super) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    // Also the derived readers take a list for an object, member by member.
+    if bytes.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(Refusal::bad("the body cannot be used: expected a JSON object"));
+    }
     serde_json::from_slice(bytes).map_err(|error| Refusal::bad(format!("the body cannot be used: {error}")))
 }

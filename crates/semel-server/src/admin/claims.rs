@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel::Engine;
@@ -29,9 +29,9 @@ use tokio::time::Instant;
 use self::ticket::{Sealer, Ticket};
 use super::Admin;
 use super::access::Caller;
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::shown::{MODES, Returned, WithReturned};
-use crate::config::{parse_duration, show_duration};
+use crate::config::show_duration;
 
 /// How long a call to the store that may or may not have been executed is repeated.
 const PERSISTENCE: Duration = Duration::from_secs(5);
@@ -164,11 +164,11 @@ impl ClaimRequest {
             let mode = MODES.iter().find(|(known, _)| known == name).map(|(_, mode)| *mode);
             terms.mode = mode.ok_or_else(|| Refusal::bad("mode: expected marked, keyed or rerun"))?;
         }
-        terms.lease = length("lease", self.lease.as_deref())?.unwrap_or(terms.lease);
+        terms.lease = answer::length("lease", self.lease.as_deref())?.unwrap_or(terms.lease);
         // A longer lease alone is enough to ask for.
-        terms.in_flight_max = length("in_flight_max", self.in_flight_max.as_deref())?
+        terms.in_flight_max = answer::length("in_flight_max", self.in_flight_max.as_deref())?
             .unwrap_or(terms.in_flight_max.max(terms.lease));
-        terms.retention = length("retention", self.retention.as_deref())?.unwrap_or(terms.retention);
+        terms.retention = answer::length("retention", self.retention.as_deref())?.unwrap_or(terms.retention);
         terms.check().map_err(|error| Refusal::bad(error.to_string()))?;
         Ok(terms)
     }
@@ -183,14 +183,6 @@ impl ClaimRequest {
     }
 }
 
-fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
-    let read = |text| {
-        parse_duration(text)
-            .ok_or_else(|| Refusal::bad(format!("{name}: expected a duration such as \"30s\"")))
-    };
-    text.map(read).transpose()
-}
-
 /// Claims a key.
 pub(super) async fn claim(
     State(admin): State<Arc<Admin>>,
@@ -203,8 +195,10 @@ pub(super) async fn claim(
         return Err(Refusal::bad("namespace: this one is the gateway's; take another"));
     }
     let (key, terms, owner) = (asked.key(&caller), asked.terms()?, asked.owner()?);
-    let wait =
-        length("wait", asked.wait.as_deref())?.unwrap_or_default().min(LONGEST_WAIT).min(terms.in_flight_max);
+    let wait = answer::length("wait", asked.wait.as_deref())?
+        .unwrap_or_default()
+        .min(LONGEST_WAIT)
+        .min(terms.in_flight_max);
     let fingerprint = asked.payload()?.fingerprint(&admin.secret);
     let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
     let claim =
@@ -259,7 +253,7 @@ pub(super) async fn claim(
 pub(super) async fn begin(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    claim_id: Path<String>,
+    claim_id: Named,
 ) -> Result<Response, Refusal> {
     extend(state, caller, claim_id, "begun", Command::Begin).await
 }
@@ -268,7 +262,7 @@ pub(super) async fn begin(
 pub(super) async fn renew(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    claim_id: Path<String>,
+    claim_id: Named,
 ) -> Result<Response, Refusal> {
     extend(state, caller, claim_id, "renewed", Command::Renew).await
 }
@@ -276,7 +270,7 @@ pub(super) async fn renew(
 async fn extend(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(claim_id): Path<String>,
+    Named(claim_id): Named,
     status: &'static str,
     command: fn(record::Grant) -> Command,
 ) -> Result<Response, Refusal> {
@@ -301,11 +295,11 @@ struct Complete {
 pub(super) async fn complete(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(claim_id): Path<String>,
+    Named(claim_id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let Complete { outcome, retention } = answer::body(&body)?;
-    let retention = length("retention", retention.as_deref())?;
+    let retention = answer::length("retention", retention.as_deref())?;
     let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
     let text = outcome.as_ref().map_or("null", |outcome| outcome.get());
     let outcome = if text.len() <= admin.claims.max_outcome {
@@ -330,7 +324,7 @@ pub(super) async fn complete(
 pub(super) async fn release(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(claim_id): Path<String>,
+    Named(claim_id): Named,
 ) -> Result<Response, Refusal> {
     let Ticket { id, grant, .. } = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
     let ruling = admin.claims.apply(id, Command::Release(grant)).await?;

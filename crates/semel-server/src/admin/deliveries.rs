@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::response::Response;
 use semel_pipeline::delivery::State as DeliveryState;
 use semel_pipeline::id::DeliveryId;
 use semel_pipeline::ledger::DeliveryFilter;
 
 use super::Admin;
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::listing::{Asked, id_of, items};
 use super::told;
 
@@ -37,10 +37,7 @@ pub(super) async fn list(
 }
 
 /// One delivery with its attempts.
-pub(super) async fn show(
-    State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
-) -> Result<Response, Refusal> {
+pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: DeliveryId = id_of(&id)?;
     let found = pipeline.ledger.delivery(id).await?;

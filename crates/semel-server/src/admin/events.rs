@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use semel::time::{Clock as _, SystemClock};
@@ -19,10 +19,9 @@ use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::listing::{Asked, id_of, items};
 use super::told;
-use crate::config::parse_duration;
 use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
@@ -106,17 +105,13 @@ fn too_large(most: usize) -> Refusal {
 }
 
 fn publication(asked: Publish, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
-    let length = |name: &str, text: Option<&str>| {
-        let wrong = || Refusal::bad(format!("{name}: expected a duration such as \"30s\""));
-        text.map(|text| parse_duration(text).ok_or_else(wrong)).transpose()
-    };
     let origin = Origin::Api { principal: caller.name.clone() };
     let payload = asked.payload.get().to_owned();
     let mut publication = Publication::json(asked.r#type, asked.dedupe_key, payload, origin);
     publication.tenant = caller.tenant_for(asked.tenant)?;
     publication.order_key = asked.order_key;
-    publication.delay = length("delay", asked.delay.as_deref())?.unwrap_or_default();
-    publication.deliver_within = length("ttl", asked.ttl.as_deref())?;
+    publication.delay = answer::length("delay", asked.delay.as_deref())?.unwrap_or_default();
+    publication.deliver_within = answer::length("ttl", asked.ttl.as_deref())?;
     publication.trace = trace;
     Ok(publication)
 }
@@ -206,7 +201,7 @@ async fn find(pipeline: &Pipeline, asked: &mut Asked) -> Result<Option<Vec<Event
 pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;

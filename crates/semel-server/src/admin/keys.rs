@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use semel::key::{Key, KeyId};
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::shown::{self, PHASES, Returned, phase_name};
 
 const MOST: usize = 1_000;
@@ -128,7 +128,7 @@ impl Wanted {
 pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Response, Refusal> {
     let (_, snapshot) = find(&admin.engine, &id).await?;
     let shown = shown::record(&snapshot);
@@ -159,7 +159,7 @@ struct Forget {
 pub(super) async fn forget(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let asked = answer::body(&body)?;
@@ -211,7 +211,7 @@ struct Settle {
 pub(super) async fn settle(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let asked = answer::body(&body)?;

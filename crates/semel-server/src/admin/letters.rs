@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use semel::time::{Clock as _, SystemClock};
@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::listing::{Asked, id_of, items};
 use super::{shown, told};
 
@@ -61,7 +61,7 @@ pub(super) async fn groups(
 pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: LetterId = id_of(&id)?;
@@ -82,7 +82,7 @@ struct Reason {
 pub(super) async fn discard(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     change(&admin, &caller, &id, &body, Change::Discard).await
@@ -92,7 +92,7 @@ pub(super) async fn discard(
 pub(super) async fn restore(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     change(&admin, &caller, &id, &body, Change::Restore).await
@@ -156,7 +156,7 @@ struct Edit {
 pub(super) async fn edit(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;

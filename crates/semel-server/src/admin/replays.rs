@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel::time::{Clock as _, SystemClock};
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::Admin;
 use super::access::Caller;
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::listing::{Asked, id_of, items};
 use super::shown::time;
 use crate::pipeline::Pipeline;
@@ -231,10 +231,7 @@ pub(super) async fn list(
 }
 
 /// One job.
-pub(super) async fn show(
-    State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
-) -> Result<Response, Refusal> {
+pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: JobId = id_of(&id)?;
     let job = pipeline.ledger.job(id).await?;
@@ -244,7 +241,7 @@ pub(super) async fn show(
 /// What became of the items of a job.
 pub(super) async fn results(
     State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
+    Named(id): Named,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
@@ -265,7 +262,7 @@ struct Told {
 pub(super) async fn pause(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Path<String>,
+    id: Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Pause), "pause").await
@@ -275,7 +272,7 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Path<String>,
+    id: Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Resume), "resume").await
@@ -285,7 +282,7 @@ pub(super) async fn resume(
 pub(super) async fn cancel(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Path<String>,
+    id: Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Cancel), "cancel").await
@@ -295,7 +292,7 @@ pub(super) async fn cancel(
 pub(super) async fn repace(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Path<String>,
+    id: Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let wish = |job: &Job, told: &Told| {
@@ -317,7 +314,7 @@ pub(super) async fn repace(
 async fn order(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
     wish: impl FnOnce(&Job, &Told) -> Result<Order, Refusal>,
     action: &'static str,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel_pipeline::delivery::Told;
@@ -22,12 +22,11 @@ use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::events::trace;
 use super::listing::{Asked, id_of, items};
 use super::shown::time;
 use super::told;
-use crate::config::parse_duration;
 use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
@@ -88,8 +87,8 @@ pub(super) async fn trigger(
         payload: asked.payload.get().to_owned().into(),
         content_type: "application/json".to_owned(),
         key,
-        lifetime: length("ttl", asked.ttl.as_deref())?,
-        delay: length("delay", asked.delay.as_deref())?.unwrap_or_default(),
+        lifetime: answer::length("ttl", asked.ttl.as_deref())?,
+        delay: answer::length("delay", asked.delay.as_deref())?.unwrap_or_default(),
         notes: Notes { tags: tags(asked.tags)?, metadata: texts(asked.metadata)? },
         trace: trace(&parts.headers),
     };
@@ -134,8 +133,7 @@ fn waits(query: Vec<(String, String)>) -> Result<Option<Duration>, Refusal> {
             ("wait", "true") => wait = true,
             ("wait", "false") => wait = false,
             ("timeout", text) => {
-                limit = parse_duration(text)
-                    .ok_or_else(|| Refusal::bad("timeout: expected a duration such as \"30s\""))?;
+                limit = answer::length("timeout", Some(text))?.unwrap_or(limit);
             }
             ("wait", _) => return Err(Refusal::bad("wait: expected true or false")),
             (other, _) => {
@@ -180,11 +178,6 @@ fn target(pipeline: &Pipeline, name: String) -> Result<String, Refusal> {
         known => format!("there is no target {name:?}; there are {}", known.join(", ")),
     };
     Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_target", detail))
-}
-
-fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
-    let wrong = || Refusal::bad(format!("{name}: expected a duration such as \"30s\""));
-    text.map(|text| parse_duration(text).ok_or_else(wrong)).transpose()
 }
 
 fn tags(tags: Vec<String>) -> Result<Vec<String>, Refusal> {
@@ -326,7 +319,7 @@ async fn view(
 pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
@@ -351,7 +344,7 @@ struct Patch {
 pub(super) async fn patch(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
@@ -365,7 +358,7 @@ pub(super) async fn patch(
         set,
         remove: removed.into_iter().map(|(name, _)| name).collect(),
         increment: texts(asked.increment)?.into_iter().collect(),
-        delay: length("delay", asked.delay.as_deref())?,
+        delay: answer::length("delay", asked.delay.as_deref())?,
     };
     let located = pipeline.intake.triggers.change(id, &change, asked.version).await.map_err(desk)?;
     view(pipeline, located, id, &caller).await
@@ -397,7 +390,7 @@ struct Reason {
 pub(super) async fn cancel(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;

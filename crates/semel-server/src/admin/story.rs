@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use semel::key::KeyId;
 use semel::time::Timestamp;
@@ -17,7 +17,7 @@ use semel_pipeline::letter::LetterStory;
 use serde_json::{Value, json};
 
 use super::Admin;
-use super::answer::{self, Refusal};
+use super::answer::{self, Named, Refusal};
 use super::shown::{self, time};
 use super::told;
 use crate::pipeline::Pipeline;
@@ -40,10 +40,7 @@ fn moment(at: Timestamp, place: &str, what: &str, id: &str, more: Value) -> Mome
 }
 
 /// The story of whatever the id names.
-pub(super) async fn show(
-    State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
-) -> Result<Response, Refusal> {
+pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
     let mut moments = Vec::new();
     let mut found = Vec::new();
     if let Ok(key) = id.parse::<KeyId>() {

@@ -154,8 +154,22 @@ fn config_files_are_checked() {
 
 #[test]
 fn what_cannot_be_typed_ends_with_two() {
-    for args in [&["serve", "--nope"][..], &["keys", "settle", "x", "--reason", "r"], &["nope"]] {
-        assert_eq!(run(args).status.code(), Some(2), "{args:?}");
+    let publish = ["events", "publish", "--type", "a", "--dedupe-key", "k", "--payload"];
+    for (args, expected) in [
+        (&["serve", "--nope"][..], "--nope"),
+        (&["nope"], "nope"),
+        (&["keys", "settle", "x", "--reason", "r"], "--outcome"),
+        (&["keys", "settle", "x", "--reason", "r", "--outcome", "{"], "--outcome is not JSON"),
+        (&[&publish[..], &["{"]].concat(), "--payload is not JSON"),
+        (&[&publish[..], &["@/no/such/file"]].concat(), "/no/such/file: No such file"),
+        (&["runs", "trigger", "crm", "--payload", "{"], "--payload is not JSON"),
+        (&["dlq", "list", "--admin", "ftp://h"], "ftp://h"),
+        (&["demo", "--for", "a while"], "--for a while: expected a duration"),
+        (&["drill", "nope"], "there is no drill"),
+    ] {
+        let output = run(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{args:?}: {said}");
     }
     assert!(run(&["--version"]).status.success());
 }

@@ -133,6 +133,6 @@ fn a_collector_that_cannot_be_spoken_to_is_refused() {
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(1) && said.contains(name), "{said}");
+        assert!(output.status.code() == Some(2) && said.contains(name), "{said}");
     }
 }

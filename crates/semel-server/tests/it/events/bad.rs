@@ -16,7 +16,8 @@ fn bad_events_are_refused_with_a_reason() {
     for (body, status, expected) in [
         ("", 400, "type"),
         ("{", 400, "EOF"),
-        ("[]", 400, "the body cannot be used"),
+        ("[]", 400, "the body cannot be used: expected a JSON object"),
+        ("hello", 400, "expected a JSON object"),
         (r#"{"type": "a", "payload": 1}"#, 400, "dedupe_key"),
         (r#"{"type": "a", "dedupe_key": "", "payload": 1}"#, 400, "dedupe_key: is empty"),
         (r#"{"type": "a", "dedupe_key": "k"}"#, 400, "payload"),
@@ -29,6 +30,11 @@ fn bad_events_are_refused_with_a_reason() {
             r#"{"type": "a", "dedupe_key": "k", "payload": 1, "delay": "soon"}"#,
             400,
             "delay: expected a duration",
+        ),
+        (
+            r#"{"type": "a", "dedupe_key": "k", "payload": 1, "delay": "99999999999d"}"#,
+            400,
+            "delay: expected at most",
         ),
         (&long_key, 400, "dedupe_key"),
         (&large, 413, "larger than 1024 bytes"),
@@ -50,6 +56,7 @@ fn bad_events_are_refused_with_a_reason() {
         ("/v1/events?nope=1", 400, "is not known here"),
         ("/v1/events?dedupe_key=k", 400, "give `type` too"),
         ("/v1/story/nobody", 404, "nothing is known"),
+        ("/v1/story/%ff", 400, "no UTF-8"),
     ] {
         let answer = admin.get(path).expect(status);
         assert!(answer["detail"].as_str().unwrap().contains(expected), "{expected} in {answer}");
