@@ -54,28 +54,55 @@ local function holder(key)
 end
 ";
 
+/// Many runs with few commands: each costs the server as much as a run's share of the work.
 const PUT: &str = "
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
-local function put(id, run, key, print, life)
-  if read(id) then return { 'cached', id } end
+local ids, keys = {}, {}
+for i = 2, #ARGV, 5 do
+  ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
+end
+local known, taken = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
+-- Those of this call: by id, and by key with the fingerprint.
+local new, named = {}, {}
+local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
+local function put(at, id, run, key, print, life)
+  if new[id] or (known[at] and read(id)) then return { 'cached', id } end
   if key ~= '' then
-    local other, r = holder(key)
+    local other, its = nil, nil
+    if named[key] then
+      other, its = named[key][1], named[key][2]
+    elseif taken[at] then
+      local r
+      other, r = holder(key)
+      its = r and r.p
+    end
     if other then
-      if r.p == print then return { 'cached', other } end
+      if its == print then return { 'cached', other } end
       return { 'conflict', '' }
     end
   end
   if size >= capacity then return { 'full', '' } end
   size = size + 1
-  redis.call('HSET', RUNS, id, run)
-  write(id, { s = 'q', t = '', a = 0, v = 0, k = key, p = print, e = life < 0 and -1 or now + life })
-  if key ~= '' then redis.call('HSET', KEYS_, key, id) end
-  redis.call('ZADD', QUEUE, now, id)
+  new[id] = true
+  runs[#runs + 1], runs[#runs + 2] = id, run
+  local ends = life < 0 and '-1' or string.format('%.0f', now + life)
+  abouts[#abouts + 1], abouts[#abouts + 2] = id, 'q||0|0|' .. key .. '|' .. print .. '|' .. ends
+  if key ~= '' then
+    named[key] = { id, print }
+    names[#names + 1], names[#names + 2] = key, id
+  end
+  queued[#queued + 1], queued[#queued + 2] = now, id
   return { 'first', id }
 end
-local answers = {}
-for i = 2, #ARGV, 5 do
-  answers[#answers + 1] = put(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+for at = 1, #ids do
+  local i = at * 5 - 3
+  answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], tonumber(ARGV[i + 4]))
+end
+if #runs > 0 then
+  redis.call('HSET', RUNS, unpack(runs))
+  redis.call('HSET', ABOUT, unpack(abouts))
+  if #names > 0 then redis.call('HSET', KEYS_, unpack(names)) end
+  redis.call('ZADD', QUEUE, unpack(queued))
 end
 return answers";
 
@@ -195,16 +222,17 @@ return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }
 
 /// Tenants and runs in turn. A tenant that is new to the list waits behind those that had their turn before now.
 const ANNOUNCE: &str = "
-local last, seen = nil, {}
+local last, seen, whose = nil, {}, {}
 for i = 1, #ARGV, 2 do
   local tenant, run = ARGV[i], ARGV[i + 1]
-  if run ~= '' then redis.call('HSET', KEYS[2], run, tenant) end
+  if run ~= '' then whose[#whose + 1], whose[#whose + 2] = run, tenant end
   if not seen[tenant] then
     seen[tenant] = true
     last = last or redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
     redis.call('ZADD', KEYS[1], 'NX', last, tenant)
   end
 end
+if #whose > 0 then redis.call('HSET', KEYS[2], unpack(whose)) end
 return 1";
 
 /// Whoever had its last turn longest ago has the next one.
