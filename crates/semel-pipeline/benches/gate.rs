@@ -29,6 +29,10 @@ use tokio::runtime::Runtime;
 
 use self::local::cpu_of_this_process;
 
+/// As the binary has it.
+#[global_allocator]
+static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const REPEATS: usize = 5;
 /// How many callers there are at once, and how many triggers they make. The first burst is judged, the other printed.
 const BURSTS: [(u64, u64); 2] = [(256, 10_000), (64, 4_000)];

@@ -28,18 +28,19 @@
 //! | `PREFIX:{all}:gate` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by when they had their last turn |
 //! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
-//! | `PREFIX:{ID}:reserved` | the id that the first claim of a key minted |
+//! | `PREFIX:{TAG}:taken:ID` | the fence of whoever took the claim on a key over: older ones buffer nothing under it |
 
 mod entry;
 mod put;
 mod script;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use semel::key::KeyId;
+use semel::record::Fence;
 use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind, RedisClient};
 
@@ -67,6 +68,8 @@ pub enum Put {
     Accepted(Accepted),
     /// The tenant's part of the buffer is full: nothing was written.
     Full,
+    /// Somebody else has taken the claim on its key over: nothing was written.
+    TakenOver,
 }
 
 /// What became of a change to a buffered run.
@@ -170,7 +173,9 @@ impl Buffer {
 
     /// The six keys of a tenant that scripts touch, in the order in which they know them.
     fn keys(&self, tenant: &str) -> [String; 6] {
-        ["queue", "leased", "runs", "about", "changes", "keys"].map(|part| self.key(tenant, part))
+        let tag = Self::tag(tenant);
+        let name = |part| format!("{}:{{{tag}}}:{part}", self.prefix);
+        ["queue", "leased", "runs", "about", "changes", "keys"].map(name)
     }
 
     async fn call(
@@ -185,46 +190,41 @@ impl Buffer {
         self.client.call(script, &keys, arguments, effect).await
     }
 
-    /// Keeps the id that the first claim of a key minted, so that whoever takes the key over goes on with it (G5).
-    /// `first` claims replace what an earlier life of the key left.
+    /// What the names of a tenant's marks begin with; the id of the key follows.
+    fn taken(&self, tenant: &str) -> String {
+        self.key(tenant, "taken:")
+    }
+
+    /// Says that the claim on a key was taken over, under this fence (G5): whoever held it before buffers nothing under it
+    /// from now on. Kept for so long; the one before may be slow, but not slower than its claim can last.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn reserve(
+    pub async fn take_over(
         &self,
+        tenant: &str,
         key: KeyId,
-        minted: EventId,
-        first: bool,
+        fence: Fence,
         keep: Duration,
-    ) -> Result<EventId, Error> {
-        let name = format!("{}:{{{key}}}:reserved", self.prefix);
+    ) -> Result<(), Error> {
         let mut set = cmd("SET");
-        set.arg(&name).arg(minted.to_string());
-        if !first {
-            set.arg("NX").arg("GET");
-        }
-        set.arg("PX").arg(millis(keep).max(1));
-        let kept = self.client.query(&set, Effect::Writes).await?;
-        match kept {
-            Value::BulkString(text) => {
-                Ok(std::str::from_utf8(&text).ok().and_then(|id| id.parse().ok()).unwrap_or(minted))
-            }
-            _ => Ok(minted),
-        }
+        set.arg(format!("{}{key}", self.taken(tenant))).arg(fence.get()).arg("PX").arg(millis(keep).max(1));
+        self.client.query(&set, Effect::Writes).await.map(drop)
     }
 
-    /// Buffers a run (G11): not where its key is there already, with or without the same payload. Together with other runs
-    /// of this process that come at the same time.
+    /// Buffers a run (G11): not where its key is there already, with or without the same payload, nor where the claim on
+    /// its key was taken over from the one with this fence. Together with other runs of this process that come at the
+    /// same time.
     ///
     /// # Errors
     /// Redis does not answer, or is full.
-    pub async fn put(self: &Arc<Self>, run: &NewEvent) -> Result<Put, Error> {
+    pub async fn put(self: &Arc<Self>, run: &NewEvent, fence: Fence) -> Result<Put, Error> {
         let buffer = Arc::clone(self);
         let carry = move |runs| {
             let buffer = Arc::clone(&buffer);
             async move { put::put(&buffer, runs).await }
         };
-        self.puts.ask(Putting::of(run), carry).await.unwrap_or_else(|| {
+        self.puts.ask(Putting::of(run, fence), carry).await.unwrap_or_else(|| {
             Err(Error::new(ErrorKind::Ambiguous, "the buffer's runtime ended before it answered"))
         })
     }
@@ -333,9 +333,6 @@ impl Buffer {
         let (key_text, patch) = (key.to_string(), Patch::DropKey.encode());
         let arguments: [&[u8]; 2] = [key_text.as_bytes(), &patch];
         let answer = self.call(&self.scripts.reset, tenant, &arguments, Effect::Writes).await?;
-        let mut del = cmd("DEL");
-        del.arg(format!("{}:{{{key}}}:reserved", self.prefix));
-        self.client.query(&del, Effect::Writes).await?;
         let (id, _) = script::word(&answer)?;
         Ok(id.parse().ok())
     }
@@ -558,7 +555,9 @@ fn int(value: &Value) -> u64 {
 fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
-        write!(text, "{byte:02x}").expect("a string takes everything");
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).expect("four bits are a digit"));
+        }
     }
     text
 }

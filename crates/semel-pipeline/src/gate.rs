@@ -134,15 +134,18 @@ pub struct Gate {
     global: Option<Limit>,
     script: RedisScript,
     counters: Arc<GateCounters>,
-    /// Until when the gate holds, by its key in Redis: nothing changes there before that.
+    /// Until when the gate holds each tenant: nothing changes in Redis before that.
     held: Mutex<HashMap<String, Instant>>,
+    /// Until when it holds all of them.
+    all_held: Mutex<Option<Instant>>,
 }
 
 impl Gate {
     /// A gate beside this buffer, on the same Redis.
     pub fn new(buffer: Arc<Buffer>, mode: GateMode, tenant: Limit, global: Option<Limit>) -> Self {
-        let (script, counters, held) = (RedisScript::new(COUNT), Arc::default(), Mutex::default());
-        Self { buffer, mode, tenant, global, script, counters, held }
+        let (script, counters) = (RedisScript::new(COUNT), Arc::default());
+        let (held, all_held) = (Mutex::default(), Mutex::default());
+        Self { buffer, mode, tenant, global, script, counters, held, all_held }
     }
 
     /// What it counted.
@@ -162,12 +165,12 @@ impl Gate {
         if self.mode == GateMode::Off {
             return Decision::Pass(Why::Off);
         }
-        let own = self.count(&self.buffer.key(tenant, "gate"), self.tenant).await;
+        let own = self.count(Whose::Tenant(tenant), self.tenant).await;
         let held = match own {
             Some(Held::Yes) => Some(Why::Tenant),
             // One that its own tenant's limit holds does not count for all.
             Some(Held::No) => match &self.global {
-                Some(limit) => match self.count(&self.buffer.global("gate"), *limit).await {
+                Some(limit) => match self.count(Whose::All, *limit).await {
                     Some(Held::Yes) => Some(Why::Global),
                     Some(Held::No) => None,
                     None => return Decision::Pass(Why::FailedOpen),
@@ -186,19 +189,37 @@ impl Gate {
         }
     }
 
-    fn remember(&self, key: &str, left: Duration) {
-        let (mut held, now) = (self.held.lock(), Instant::now());
-        if held.len() >= REMEMBERED {
-            held.retain(|_, until| now < *until);
+    fn is_held(&self, whose: Whose<'_>) -> bool {
+        let until = match whose {
+            Whose::Tenant(tenant) => self.held.lock().get(tenant).copied(),
+            Whose::All => *self.all_held.lock(),
+        };
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn remember(&self, whose: Whose<'_>, left: Duration) {
+        let now = Instant::now();
+        match whose {
+            Whose::All => *self.all_held.lock() = Some(now + left),
+            Whose::Tenant(tenant) => {
+                let mut held = self.held.lock();
+                if held.len() >= REMEMBERED {
+                    held.retain(|_, until| now < *until);
+                }
+                held.insert(tenant.to_owned(), now + left);
+            }
         }
-        held.insert(key.to_owned(), now + left);
     }
 
     /// `None` where Redis does not answer.
-    async fn count(&self, key: &str, limit: Limit) -> Option<Held> {
-        if self.held.lock().get(key).is_some_and(|until| Instant::now() < *until) {
+    async fn count(&self, whose: Whose<'_>, limit: Limit) -> Option<Held> {
+        if self.is_held(whose) {
             return Some(Held::Yes);
         }
+        let key = match whose {
+            Whose::Tenant(tenant) => self.buffer.key(tenant, "gate"),
+            Whose::All => self.buffer.global("gate"),
+        };
         let threshold = limit.threshold.to_string();
         let (window, hold) = (millis(limit.window).max(1).to_string(), millis(limit.hold).to_string());
         let arguments = [threshold.as_bytes(), window.as_bytes(), hold.as_bytes()];
@@ -208,7 +229,7 @@ impl Gate {
             Ok(Value::Array(parts)) => match parts[..] {
                 [Value::Int(0), ..] => Some(Held::No),
                 [Value::Int(_), _, Value::Int(left)] => {
-                    self.remember(key, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
+                    self.remember(whose, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
                     Some(Held::Yes)
                 }
                 _ => None,
@@ -220,6 +241,13 @@ impl Gate {
             }
         }
     }
+}
+
+/// Whose triggers are counted.
+#[derive(Clone, Copy)]
+enum Whose<'a> {
+    Tenant(&'a str),
+    All,
 }
 
 /// How many holds are remembered before those that are over are forgotten.

@@ -22,10 +22,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::engine::{Acquired, Completed, Running};
+use semel::engine::{Acquired, Attempt, Completed, Running};
 use semel::key::KeyError;
 use semel::outcome::{Body, Outcome};
-use semel::record::{Force, Mode, Terms};
+use semel::record::{Fence, Force, Mode, Terms};
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel::{Engine, store};
@@ -39,6 +39,9 @@ use crate::ledger::{self, Ledger};
 
 /// How often a claim that names a run which is nowhere is taken away and asked for again.
 const ROUNDS: usize = 5;
+
+/// Below the fence of every claim: whoever has none yields to whoever took one over.
+const UNCLAIMED: Fence = Fence::new(0);
 
 const AWAY: &str = "the Redis of the buffer has not answered since the start";
 
@@ -243,13 +246,13 @@ impl Triggers {
     /// See [`TriggerError`]. Nothing is lost by calling again.
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         let run = self.run(ask)?;
-        let Some(dedupe) = &run.dedupe else { return self.place(run, true).await };
+        let Some(dedupe) = &run.dedupe else { return self.place(run, UNCLAIMED).await };
         if let Some(known) = self.known_in_ledger(dedupe).await? {
             return known.answer();
         }
         match self.burst() {
             Some(burst) => self.claim(ask, burst, &run, dedupe).await,
-            None => self.place(run, true).await,
+            None => self.place(run, UNCLAIMED).await,
         }
     }
 
@@ -276,7 +279,7 @@ impl Triggers {
             }
         }
         let (id, tenant) = (run.id, run.tenant.clone());
-        let mut triggered = self.direct(run, promoted.is_none()).await?;
+        let mut triggered = self.direct(run).await?;
         if let (Some(promoted), Some(burst)) = (promoted, self.burst()) {
             // It is in the ledger now. What is being drained at this moment finds it there, under the same id.
             self.open(burst.buffer.remove(&tenant, None, promoted).await);
@@ -357,7 +360,7 @@ impl Triggers {
                 Ok(acquired) => acquired,
                 Err(error) => {
                     self.failed_open(&error);
-                    return self.place(run.clone(), true).await;
+                    return self.place(run.clone(), UNCLAIMED).await;
                 }
             };
             match acquired {
@@ -397,7 +400,7 @@ impl Triggers {
                 }
             }
         }
-        self.place(run.clone(), true).await
+        self.place(run.clone(), UNCLAIMED).await
     }
 
     /// Nobody said in time which run it is. Where Redis is away nobody can: the ledger decides alone (G6).
@@ -410,7 +413,7 @@ impl Triggers {
     ) -> Result<Triggered, TriggerError> {
         if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
             self.failed_open(&error);
-            return self.place(run.clone(), true).await;
+            return self.place(run.clone(), UNCLAIMED).await;
         }
         // Somebody may have gone on without Redis, which is back.
         if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
@@ -449,8 +452,7 @@ impl Triggers {
         run: &NewEvent,
         dedupe: &Dedupe,
     ) -> Result<Triggered, TriggerError> {
-        let first = running.attempt().number() == 1;
-        let placed = self.place_once(burst, run, dedupe, first).await;
+        let placed = self.place_once(burst, running.attempt(), run, dedupe).await;
         let triggered = match placed {
             Ok(triggered) => triggered,
             Err(error) => {
@@ -483,27 +485,30 @@ impl Triggers {
     async fn place_once(
         &self,
         burst: &Burst,
+        attempt: Attempt,
         run: &NewEvent,
         dedupe: &Dedupe,
-        first: bool,
     ) -> Result<Triggered, TriggerError> {
-        // Whoever took over looks again: the one before may have come far.
-        if !first && let Some(known) = self.look_up(&run.tenant, dedupe).await? {
-            return known.answer();
+        if attempt.number() == 1 {
+            return self.place(run.clone(), attempt.fence()).await;
         }
+        // The one before may have come far, or may go on any moment. Nothing of it reaches the buffer from here on; what
+        // did is found; and in the ledger it meets this one, and the unique index decides (G5).
         let keep = self.terms.in_flight_max + self.terms.lease;
-        let reserved = burst.buffer.reserve(dedupe.id, run.id, first, keep).await;
-        let id = self.open(reserved).unwrap_or(run.id);
-        self.place(NewEvent { id, ..run.clone() }, first).await
+        self.open(burst.buffer.take_over(&run.tenant, dedupe.id, attempt.fence(), keep).await);
+        match self.look_up(&run.tenant, dedupe).await? {
+            Some(known) => known.answer(),
+            None => self.direct(run.clone()).await,
+        }
     }
 
     /// Into the ledger or into the buffer, as the gate says.
-    async fn place(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
+    async fn place(&self, run: NewEvent, fence: Fence) -> Result<Triggered, TriggerError> {
         let Some(burst) = self.burst() else {
             if self.awaited {
                 self.failed_open(&AWAY);
             }
-            return self.direct(run, first).await;
+            return self.direct(run).await;
         };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
             if let Some(dedupe) = &run.dedupe
@@ -511,25 +516,25 @@ impl Triggers {
             {
                 return known.answer();
             }
-            return self.direct(run, first).await;
+            return self.direct(run).await;
         }
-        match self.open(burst.buffer.put(&run).await) {
+        match self.open(burst.buffer.put(&run, fence).await) {
             Some(Put::Accepted(accepted)) => {
                 one(&self.counters.buffered);
-                answer(accepted, run.id, first, true)
+                answer(accepted, run.id, true)
             }
             // Full, or nobody knows whether it is there: the ledger takes it, under the same id, so that it is one run
-            // all the same.
-            Some(Put::Full) | None => self.direct(run, first).await,
+            // all the same. Or taken over: whoever did that went to the ledger too.
+            Some(Put::Full | Put::TakenOver) | None => self.direct(run).await,
         }
     }
 
-    async fn direct(&self, run: NewEvent, first: bool) -> Result<Triggered, TriggerError> {
+    async fn direct(&self, run: NewEvent) -> Result<Triggered, TriggerError> {
         one(&self.counters.direct);
         let id = run.id;
         let accepted = self.ledger.accept(vec![run]).await?;
         let accepted = accepted.first().copied().unwrap_or(Accepted::Conflict);
-        answer(accepted, id, first, false)
+        answer(accepted, id, false)
     }
 
     /// What Redis answered; `None`, said and counted, where it did not (G6).
@@ -552,12 +557,11 @@ impl Known {
     }
 }
 
-/// What a place answered. A run that is there under our own id was written by an earlier try: ours, or that of the
-/// one we took over from.
-fn answer(accepted: Accepted, own: EventId, first: bool, buffered: bool) -> Result<Triggered, TriggerError> {
+/// What a place answered. A run that is there under our own id was written by an earlier try of ours.
+fn answer(accepted: Accepted, own: EventId, buffered: bool) -> Result<Triggered, TriggerError> {
     match accepted {
         Accepted::First(id) => Ok(Triggered { id, cached: false, buffered }),
-        Accepted::Cached(id) => Ok(Triggered { id, cached: !(first && id == own), buffered }),
+        Accepted::Cached(id) => Ok(Triggered { id, cached: id != own, buffered }),
         Accepted::Conflict => Err(TriggerError::Conflict),
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use semel::record::Fence;
 use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error};
 use tokio::task::JoinSet;
@@ -15,17 +16,20 @@ use crate::id::EventId;
 /// The most runs that go together: a script holds everybody else up.
 pub(super) const TOGETHER: usize = 64;
 
+/// Where the id of its key stands among a run's arguments.
+const KEY: usize = 2;
+
 /// A run on its way.
 #[derive(Debug)]
 pub(super) struct Putting {
     tenant: String,
     id: EventId,
-    /// As the script wants them: id, run, key, fingerprint and how long the key lives.
-    arguments: [Vec<u8>; 5],
+    /// As the script wants them: id, run, key, fingerprint, how long the key lives, and the fence of its claim.
+    arguments: [Vec<u8>; 6],
 }
 
 impl Putting {
-    pub(super) fn of(run: &NewEvent) -> Self {
+    pub(super) fn of(run: &NewEvent, fence: Fence) -> Self {
         let (key, print, lifetime) = match &run.dedupe {
             Some(dedupe) => (
                 dedupe.id.to_string(),
@@ -34,8 +38,9 @@ impl Putting {
             ),
             None => (String::new(), String::new(), "-1".to_owned()),
         };
+        let (id, fence) = (run.id.to_string(), fence.get().to_string());
         let arguments =
-            [run.id.to_string().into(), entry::encode(run), key.into(), print.into(), lifetime.into()];
+            [id.into(), entry::encode(run), key.into(), print.into(), lifetime.into(), fence.into()];
         Self { tenant: run.tenant.clone(), id: run.id, arguments }
     }
 }
@@ -99,7 +104,14 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
     let capacity = buffer.capacity.to_string();
     let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes()];
     arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
-    let answer = buffer.call(&buffer.scripts.put, tenant, &arguments, Effect::Writes).await?;
+    let taken = buffer.taken(tenant);
+    // One for each run, so that they are counted alike; nothing is ever kept under the one without a key.
+    let taken: Vec<Vec<u8>> =
+        runs.iter().map(|(_, run)| [taken.as_bytes(), &run.arguments[KEY]].concat()).collect();
+    let own = buffer.keys(tenant);
+    let keys: Vec<&[u8]> =
+        own.iter().map(|key| key.as_bytes()).chain(taken.iter().map(Vec::as_slice)).collect();
+    let answer = buffer.client.call(&buffer.scripts.put, &keys, &arguments, Effect::Writes).await?;
     let Value::Array(words) = answer else { return Err(script::strange()) };
     if words.len() != runs.len() {
         return Err(script::strange());
@@ -111,6 +123,7 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
             ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
             ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
             ("full", _) => Ok(Put::Full),
+            ("taken over", _) => Ok(Put::TakenOver),
             _ => Err(script::strange()),
         }
     };

@@ -58,20 +58,21 @@ end
 const PUT: &str = "
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
-for i = 2, #ARGV, 5 do
+for i = 2, #ARGV, 6 do
   ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
 end
-local known, taken = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
+local known, held = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
+local taken = redis.call('MGET', unpack(KEYS, 7))
 -- Those of this call: by id, and by key with the fingerprint.
 local new, named = {}, {}
 local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
-local function put(at, id, run, key, print, life)
+local function put(at, id, run, key, print, life, fence)
   if new[id] or (known[at] and read(id)) then return { 'cached', id } end
   if key ~= '' then
     local other, its = nil, nil
     if named[key] then
       other, its = named[key][1], named[key][2]
-    elseif taken[at] then
+    elseif held[at] then
       local r
       other, r = holder(key)
       its = r and r.p
@@ -80,6 +81,7 @@ local function put(at, id, run, key, print, life)
       if its == print then return { 'cached', other } end
       return { 'conflict', '' }
     end
+    if taken[at] and tonumber(taken[at]) > fence then return { 'taken over', '' } end
   end
   if size >= capacity then return { 'full', '' } end
   size = size + 1
@@ -95,8 +97,9 @@ local function put(at, id, run, key, print, life)
   return { 'first', id }
 end
 for at = 1, #ids do
-  local i = at * 5 - 3
-  answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], tonumber(ARGV[i + 4]))
+  local i = at * 6 - 4
+  local life, fence = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, fence)
 end
 if #runs > 0 then
   redis.call('HSET', RUNS, unpack(runs))

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::crowd::{MANY, SHUT, Told, WIDE, crowd, gate, gate_at, trigger};
 use super::ground::{Ground, Server, until};
 use super::target::Target;
-use super::wire::{COMPLETE, RESERVE, Side, Then};
+use super::wire::{COMPLETE, GATE, Side, Then};
 
 /// How many triggers of a server wait for another of the same key.
 pub(super) async fn waiting(server: &Server) -> anyhow::Result<usize> {
@@ -22,7 +22,7 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
         others.push(ground.serve(&[&target.config("crm"), &far]).await?);
     }
     let winner = ground.serve(&[&target.config("crm"), &near]).await?;
-    wire.trap(RESERVE, Side::Asked, Then::Hold);
+    wire.trap(GATE, Side::Asked, Then::Hold);
     let asked = winner.post_later("/v1/runs", &trigger("key"));
     wire.sprung("a caller has won the claim").await?;
     // Its clocks stand still too: it does not give up while the others come.

@@ -4,7 +4,7 @@ use super::crowd::{MANY, SHUT, Told, crowd, gate, gate_at, trigger};
 use super::ground::{Ground, Server, until};
 use super::moments::{again, settled, waiting};
 use super::target::Target;
-use super::wire::{CLAIM, RESERVE, Side, Then, Wire};
+use super::wire::{CLAIM, Side, Then, Wire};
 
 const FAILED_OPEN: &str = "semel_trigger_claims_total{outcome=\"failed_open\"}";
 
@@ -88,7 +88,8 @@ async fn at_wait(
     others: &[Server],
 ) -> anyhow::Result<(String, Told)> {
     let key = "key-at-wait";
-    wire.trap(RESERVE, Side::Asked, Then::Hold);
+    // As it is to be buffered.
+    wire.trap(key, Side::Asked, Then::Hold);
     let asked = winner.post_later("/v1/runs", &trigger(key));
     wire.sprung("a caller has won the claim").await?;
     // Its clocks stand still too: it does not give up while the others come.

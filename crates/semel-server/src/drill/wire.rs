@@ -15,8 +15,8 @@ use super::ground::until;
 pub(super) const CLAIM: &str = "$5\r\nclaim\r\n";
 /// What publishing a run's id begins with.
 pub(super) const COMPLETE: &str = "$8\r\ncomplete\r\n";
-/// Said by whoever has won a claim, before the run is anywhere.
-pub(super) const RESERVE: &str = ":reserved";
+/// Said by whoever has won a claim and asks the gate, before the run is anywhere.
+pub(super) const GATE: &str = ":gate";
 
 /// Who says it.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::record::Fence;
 use semel_pipeline::buffer::{Acked, Buffer, Leased, Patch, Patched, Put};
-use semel_pipeline::event::Accepted;
-use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::event::{Accepted, NewEvent};
 use semel_pipeline::ledger::Change;
 use semel_testbed::{Redis, RedisCluster};
 
@@ -14,12 +14,12 @@ use super::{buffer_at, run};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-fn keyless(tenant: &str) -> semel_pipeline::event::NewEvent {
+fn keyless(tenant: &str) -> NewEvent {
     run(tenant, None, "{}", None)
 }
 
-async fn put(buffer: &Arc<Buffer>, run: &semel_pipeline::event::NewEvent) -> Put {
-    buffer.put(run).await.expect("Redis answers")
+async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> Put {
+    buffer.put(run, Fence::new(1)).await.expect("Redis answers")
 }
 
 async fn lease(buffer: &Buffer, tenant: &str, limit: u32) -> Leased {
@@ -275,25 +275,30 @@ async fn what_cannot_be_read_is_handed_out_with_its_bytes() {
     assert!(buffer.remove("t", Some(&leased.token), bad.id).await.expect("Redis answers"));
 }
 
-// G5
+// G5: a claim was taken over; the slow one before buffers nothing under its key, and the next life of the key is free
 #[tokio::test(flavor = "multi_thread")]
-async fn a_successor_goes_on_with_the_id_that_was_minted_first() {
+async fn whoever_was_taken_over_buffers_nothing() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
-    let key = run("t", Some("k"), "{}", None).dedupe.expect("it has one").id;
-    let mint = || EventId::new(EventKind::Run, semel::time::Timestamp::from_micros(rand_micros()));
-    let (one, two, three) = (mint(), mint(), mint());
-    let minute = Duration::from_secs(60);
-    assert_eq!(buffer.reserve(key, one, true, minute).await.expect("Redis answers"), one);
-    assert_eq!(buffer.reserve(key, two, false, minute).await.expect("Redis answers"), one, "it took over");
-    assert_eq!(buffer.reserve(key, three, true, minute).await.expect("Redis answers"), three, "a new life");
+    let (slow, other) = (run("t", Some("k"), "{}", None), run("t", Some("other"), "{}", None));
+    let key = slow.dedupe.as_ref().expect("it has one").id;
+    buffer.take_over("t", key, Fence::new(20), Duration::from_secs(60)).await.expect("Redis answers");
+    let put = async |run: &NewEvent, fence| buffer.put(run, Fence::new(fence)).await.expect("Redis answers");
+    let both = tokio::join!(put(&slow, 10), put(&other, 10));
+    assert_eq!(both, (Put::TakenOver, Put::Accepted(Accepted::First(other.id))), "only under its key");
+    assert_eq!(put(&slow, 0).await, Put::TakenOver, "nor does anybody without a claim");
+    assert!(buffer.find("t", key).await.expect("Redis answers").is_none());
+    let next = run("t", Some("k"), "{}", None);
+    assert_eq!(put(&next, 30).await, Put::Accepted(Accepted::First(next.id)));
+    assert_eq!(
+        put(&slow, 10).await,
+        Put::Accepted(Accepted::Cached(next.id)),
+        "and who comes late is told of it"
+    );
+    assert!(buffer.take_over("t", key, Fence::new(40), Duration::from_millis(1)).await.is_ok());
+    tokio::time::sleep(Duration::from_millis(20)).await;
     buffer.reset("t", key).await.expect("Redis answers");
-    assert_eq!(buffer.reserve(key, two, false, minute).await.expect("Redis answers"), two);
-}
-
-fn rand_micros() -> u64 {
-    use semel::time::Clock as _;
-    semel::time::SystemClock.now().as_micros()
+    assert_eq!(put(&slow, 10).await, Put::Accepted(Accepted::First(slow.id)), "it is not kept for ever");
 }
 
 // G17; separators inside user-supplied parts
@@ -311,7 +316,7 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
         assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
         let minute = Duration::from_secs(60);
         let key = run.dedupe.as_ref().expect("it has one").id;
-        buffer.reserve(key, run.id, true, minute).await.expect("Redis answers");
+        buffer.take_over(tenant, key, Fence::new(1), minute).await.expect("Redis answers");
     }
     let mut seen = BTreeSet::new();
     for _ in tenants {

@@ -6,8 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use semel::engine::Acquired;
+use semel::key::Hint;
+use semel::record::{Begin, Claim, Command, Fence, Mode, Owner, Ruling, Terms};
 use semel::secret::Secret;
-use semel_pipeline::event::Dedupe;
+use semel_pipeline::buffer::Put;
+use semel_pipeline::event::{Accepted, Dedupe};
 use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error};
@@ -108,6 +111,39 @@ async fn an_owner_that_dies_is_taken_over() {
     assert_eq!((ids.len(), first), (1, 1));
 }
 
+// G5, a claim that expires under a slow winner: whoever takes over goes to the ledger, and the slow one finds that run
+#[tokio::test(flavor = "multi_thread")]
+async fn a_winner_that_is_too_slow_finds_the_run_of_its_successor() {
+    let redis = Redis::start().expect("a Redis");
+    let ground = Ground::new(&redis, SHUT).await;
+    let burst = ground.triggers.burst().expect("there is one").clone();
+    let slow = super::run("t", Some("k"), "{}", None);
+    let dedupe = slow.dedupe.clone().expect("it has one");
+    let lease = Duration::from_millis(50);
+    // As its process would hold it, if that stood still: without a heartbeat.
+    let claim = Claim {
+        owner: Owner::random(),
+        fingerprint: dedupe.fingerprint,
+        terms: Arc::new(Terms { mode: Mode::Keyed, lease, ..Terms::default() }),
+        begin: Begin::WithClaim,
+        hint: Hint::new("k"),
+    };
+    let won = burst.claims.store().apply(dedupe.id, Command::Claim(claim)).await.expect("Redis answers");
+    let Ruling::Won(win) = won else { panic!("it is free: {won:?}") };
+    tokio::time::sleep(lease * 2).await;
+    let (ids, first) = crowd(std::slice::from_ref(&ground.triggers), &ask("t", Some("k"), "{}"), 20).await;
+    assert_eq!((ids.len(), first), (1, 1));
+    assert_eq!(ground.runs().await.len(), 1, "past the gate, into the ledger");
+    let late = ground.buffer.put(&slow, win.grant.fence()).await.expect("Redis answers");
+    assert_eq!(late, Put::TakenOver, "the buffer takes nothing of the slow one any more");
+    let late = ground.ledger.accept(vec![slow]).await.expect("it answers");
+    assert_eq!(
+        late.first().copied(),
+        ids.first().copied().map(Accepted::Cached),
+        "and the ledger knows better"
+    );
+}
+
 // G4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_in_vain_says_so() {
@@ -182,7 +218,7 @@ async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
     let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
     let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
     let written = super::run("t", Some("k"), "{}", None);
-    ground.buffer.put(&written).await.expect("Redis answers");
+    ground.buffer.put(&written, Fence::default()).await.expect("Redis answers");
     let found = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
     assert_eq!((found.id, found.cached, found.buffered), (written.id, true, true));
     ground.drain().await;
@@ -203,7 +239,7 @@ async fn a_buffered_run_whose_claim_is_gone_is_found() {
         let triggers = Triggers::new(Arc::clone(&ground.ledger), secret, Some(burst));
         let key = format!("k-{gate:?}");
         let written = super::run("t", Some(&key), "{}", None);
-        ground.buffer.put(&written).await.expect("Redis answers");
+        ground.buffer.put(&written, Fence::default()).await.expect("Redis answers");
         let other = triggers.trigger(&ask("t", Some(&key), "[]")).await;
         assert!(matches!(other, Err(TriggerError::Conflict)), "{gate:?}: {other:?}");
         for time in ["by the buffer", "by the claim that was made of it"] {
@@ -226,7 +262,7 @@ async fn a_claim_with_another_payload_does_not_take_the_key() {
     let ground = Ground::new(&redis, SHUT).await;
     let (right, wrong) = (ask("t", Some("k"), "{}"), ask("t", Some("k"), "[]"));
     let written = super::run("t", Some("k"), "{}", None);
-    ground.buffer.put(&written).await.expect("Redis answers");
+    ground.buffer.put(&written, Fence::default()).await.expect("Redis answers");
     let burst = ground.triggers.burst().expect("there is one").clone();
     let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
     let held = once.payload(Dedupe::run_payload("crm", b"[]")).mode(semel::Mode::Keyed).claim().await;
