@@ -1,10 +1,13 @@
 //! Calls of one process that wait go together: one round trip for all of them. There is no timer: a lone call waits for
-//! nobody, and while one batch is under way the next gathers.
+//! nobody, and while one batch is under way the next gathers. One that is full does not wait for those under way.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+
+/// At most so many batches are under way: more would only wait for the server instead of here.
+const AT_ONCE: usize = 3;
 
 /// Questions that wait to be carried, each with who asked.
 #[derive(Debug)]
@@ -17,13 +20,13 @@ pub(crate) struct Together<Q, A> {
 #[derive(Debug)]
 struct Waiting<Q, A> {
     calls: Vec<(Q, oneshot::Sender<A>)>,
-    /// Somebody carries them.
-    carried: bool,
+    /// How many batches are under way.
+    carriers: usize,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
     pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { waiting: Mutex::new(Waiting { calls: Vec::new(), carried: false }), most })
+        Arc::new(Self { waiting: Mutex::new(Waiting { calls: Vec::new(), carriers: 0 }), most })
     }
 
     /// Asks, together with whoever else waits. `carry` answers each question, in order. A caller that goes away changes
@@ -34,12 +37,15 @@ impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
         F: Future<Output = Vec<A>> + Send,
     {
         let (answer, answered) = oneshot::channel();
-        let carried = {
+        let carries = {
             let mut waiting = self.waiting.lock();
             waiting.calls.push((question, answer));
-            std::mem::replace(&mut waiting.carried, true)
+            let full = waiting.calls.len() >= self.most && waiting.carriers < AT_ONCE;
+            let carries = waiting.carriers == 0 || full;
+            waiting.carriers += usize::from(carries);
+            carries
         };
-        if !carried {
+        if carries {
             let mut carrier = Carrier { of: Arc::clone(self), over: false };
             // A task of its own: no caller's end leaves the others waiting.
             tokio::spawn(async move {
@@ -67,7 +73,7 @@ impl<Q, A> Carrier<Q, A> {
         let mut waiting = self.of.waiting.lock();
         let count = waiting.calls.len().min(self.of.most);
         if count == 0 {
-            waiting.carried = false;
+            waiting.carriers -= 1;
             self.over = true;
             return None;
         }
@@ -79,8 +85,11 @@ impl<Q, A> Drop for Carrier<Q, A> {
     fn drop(&mut self) {
         if !self.over {
             let mut waiting = self.of.waiting.lock();
-            waiting.carried = false;
-            waiting.calls.clear();
+            waiting.carriers -= 1;
+            // Those of the others that are under way carry on; nobody else would come for these.
+            if waiting.carriers == 0 {
+                waiting.calls.clear();
+            }
         }
     }
 }
@@ -134,6 +143,38 @@ mod tests {
             .collect();
         for asked in asked {
             assert!(asked.await.expect("it ends").is_some_and(|together| together <= 2));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_batch_does_not_wait_for_the_one_under_way() {
+        let (together, gate) = (Together::<u32, u32>::new(2), Arc::new(Semaphore::new(0)));
+        let under_way = Arc::new(AtomicUsize::new(0));
+        let asked: Vec<_> = (0..20)
+            .map(|number| {
+                let (together, gate) = (Arc::clone(&together), Arc::clone(&gate));
+                let under_way = Arc::clone(&under_way);
+                tokio::spawn(async move {
+                    let carry = move |questions: Vec<u32>| {
+                        let (gate, under_way) = (Arc::clone(&gate), Arc::clone(&under_way));
+                        async move {
+                            let now = under_way.fetch_add(1, Ordering::SeqCst) + 1;
+                            assert!(now <= AT_ONCE, "{now} are under way");
+                            gate.acquire().await.expect("it stays open").forget();
+                            under_way.fetch_sub(1, Ordering::SeqCst);
+                            questions
+                        }
+                    };
+                    together.ask(number, carry).await
+                })
+            })
+            .collect();
+        while under_way.load(Ordering::SeqCst) < AT_ONCE {
+            tokio::task::yield_now().await;
+        }
+        gate.add_permits(20);
+        for (number, asked) in (0..20).zip(asked) {
+            assert_eq!(asked.await.expect("it ends"), Some(number));
         }
     }
 
