@@ -246,13 +246,13 @@ impl Triggers {
     /// See [`TriggerError`]. Nothing is lost by calling again.
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         let run = self.run(ask)?;
-        let Some(dedupe) = &run.dedupe else { return self.place(run, UNCLAIMED).await };
+        let Some(dedupe) = &run.dedupe else { return self.place(&run, UNCLAIMED).await };
         if let Some(known) = self.known_in_ledger(dedupe).await? {
             return known.answer();
         }
         match self.burst() {
             Some(burst) => self.claim(ask, burst, &run, dedupe).await,
-            None => self.place(run, UNCLAIMED).await,
+            None => self.place(&run, UNCLAIMED).await,
         }
     }
 
@@ -360,7 +360,7 @@ impl Triggers {
                 Ok(acquired) => acquired,
                 Err(error) => {
                     self.failed_open(&error);
-                    return self.place(run.clone(), UNCLAIMED).await;
+                    return self.place(run, UNCLAIMED).await;
                 }
             };
             match acquired {
@@ -400,7 +400,7 @@ impl Triggers {
                 }
             }
         }
-        self.place(run.clone(), UNCLAIMED).await
+        self.place(run, UNCLAIMED).await
     }
 
     /// Nobody said in time which run it is. Where Redis is away nobody can: the ledger decides alone (G6).
@@ -413,7 +413,7 @@ impl Triggers {
     ) -> Result<Triggered, TriggerError> {
         if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
             self.failed_open(&error);
-            return self.place(run.clone(), UNCLAIMED).await;
+            return self.place(run, UNCLAIMED).await;
         }
         // Somebody may have gone on without Redis, which is back.
         if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
@@ -490,7 +490,7 @@ impl Triggers {
         dedupe: &Dedupe,
     ) -> Result<Triggered, TriggerError> {
         if attempt.number() == 1 {
-            return self.place(run.clone(), attempt.fence()).await;
+            return self.place(run, attempt.fence()).await;
         }
         // The one before may have come far, or may go on any moment. Nothing of it reaches the buffer from here on; what
         // did is found; and in the ledger it meets this one, and the unique index decides (G5).
@@ -503,12 +503,12 @@ impl Triggers {
     }
 
     /// Into the ledger or into the buffer, as the gate says.
-    async fn place(&self, run: NewEvent, fence: Fence) -> Result<Triggered, TriggerError> {
+    async fn place(&self, run: &NewEvent, fence: Fence) -> Result<Triggered, TriggerError> {
         let Some(burst) = self.burst() else {
             if self.awaited {
                 self.failed_open(&AWAY);
             }
-            return self.direct(run).await;
+            return self.direct(run.clone()).await;
         };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
             if let Some(dedupe) = &run.dedupe
@@ -516,16 +516,16 @@ impl Triggers {
             {
                 return known.answer();
             }
-            return self.direct(run).await;
+            return self.direct(run.clone()).await;
         }
-        match self.open(burst.buffer.put(&run, fence).await) {
+        match self.open(burst.buffer.put(run, fence).await) {
             Some(Put::Accepted(accepted)) => {
                 one(&self.counters.buffered);
                 answer(accepted, run.id, true)
             }
             // Full, or nobody knows whether it is there: the ledger takes it, under the same id, so that it is one run
             // all the same. Or taken over: whoever did that went to the ledger too.
-            Some(Put::Full | Put::TakenOver) | None => self.direct(run).await,
+            Some(Put::Full | Put::TakenOver) | None => self.direct(run.clone()).await,
         }
     }
 
