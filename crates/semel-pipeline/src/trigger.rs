@@ -40,7 +40,7 @@ use crate::ledger::{self, Ledger};
 /// How often a claim that names a run which is nowhere is taken away and asked for again.
 const ROUNDS: usize = 5;
 
-/// Below the fence of every claim: whoever has none yields to whoever took one over.
+/// The fence of a run without a key, which nobody can take over.
 const UNCLAIMED: Fence = Fence::new(0);
 
 const AWAY: &str = "the Redis of the buffer has not answered since the start";
@@ -360,7 +360,7 @@ impl Triggers {
                 Ok(acquired) => acquired,
                 Err(error) => {
                     self.failed_open(&error);
-                    return self.place(run, UNCLAIMED).await;
+                    return self.to_ledger(burst, run).await;
                 }
             };
             match acquired {
@@ -400,7 +400,7 @@ impl Triggers {
                 }
             }
         }
-        self.place(run, UNCLAIMED).await
+        self.to_ledger(burst, run).await
     }
 
     /// Nobody said in time which run it is. Where Redis is away nobody can: the ledger decides alone (G6).
@@ -413,7 +413,7 @@ impl Triggers {
     ) -> Result<Triggered, TriggerError> {
         if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
             self.failed_open(&error);
-            return self.place(run, UNCLAIMED).await;
+            return self.direct(run.clone()).await;
         }
         // Somebody may have gone on without Redis, which is back.
         if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
@@ -511,12 +511,7 @@ impl Triggers {
             return self.direct(run.clone()).await;
         };
         if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
-            if let Some(dedupe) = &run.dedupe
-                && let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await
-            {
-                return known.answer();
-            }
-            return self.direct(run.clone()).await;
+            return self.to_ledger(burst, run).await;
         }
         match self.open(burst.buffer.put(run, fence).await) {
             Some(Put::Accepted(accepted)) => {
@@ -527,6 +522,17 @@ impl Triggers {
             // all the same. Or taken over: whoever did that went to the ledger too.
             Some(Put::Full | Put::TakenOver) | None => self.direct(run.clone()).await,
         }
+    }
+
+    /// Past the buffer, unless its key is there already. Without a claim there is no other way: only the ledger decides
+    /// alone (G6).
+    async fn to_ledger(&self, burst: &Burst, run: &NewEvent) -> Result<Triggered, TriggerError> {
+        if let Some(dedupe) = &run.dedupe
+            && let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await
+        {
+            return known.answer();
+        }
+        self.direct(run.clone()).await
     }
 
     async fn direct(&self, run: NewEvent) -> Result<Triggered, TriggerError> {
