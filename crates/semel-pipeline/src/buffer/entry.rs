@@ -3,6 +3,7 @@
 //! The run is its head in JSON, with the length before it, and then the payload's bytes as they came. No script reads any
 //! of it, so nothing is ever re-encoded: an empty array stays one, a long number keeps its digits (G12).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -77,23 +78,36 @@ impl Patch {
     }
 }
 
+/// What is empty is left out: Redis keeps every byte, and most runs have little.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Head {
+struct Head<'a> {
     id: EventId,
-    tenant: String,
-    event_type: String,
+    #[serde(borrow)]
+    tenant: Cow<'a, str>,
+    #[serde(borrow)]
+    event_type: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     dedupe: Option<Key>,
-    content_type: String,
-    headers: Vec<(String, String)>,
-    order_key: Option<String>,
-    origin: Origin,
-    targets: Vec<String>,
+    #[serde(borrow)]
+    content_type: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    headers: Cow<'a, [(String, String)]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    order_key: Option<Cow<'a, str>>,
+    origin: Cow<'a, Origin>,
+    targets: Cow<'a, [String]>,
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
     delay: Duration,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     deliver_within: Option<Duration>,
-    tags: Vec<String>,
-    metadata: BTreeMap<String, String>,
-    request_id: Option<String>,
-    traceparent: Option<String>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    tags: Cow<'a, [String]>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: Cow<'a, BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request_id: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    traceparent: Option<Cow<'a, str>>,
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -101,6 +115,7 @@ struct Key {
     id: KeyId,
     hint: Hint,
     print: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     lifetime: Option<Duration>,
 }
 
@@ -114,31 +129,35 @@ pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
     });
     let head = Head {
         id: run.id,
-        tenant: run.tenant.clone(),
-        event_type: run.event_type.clone(),
+        tenant: run.tenant.as_str().into(),
+        event_type: run.event_type.as_str().into(),
         dedupe,
-        content_type: run.content_type.clone(),
-        headers: run.headers.clone(),
-        order_key: run.order_key.clone(),
-        origin: run.origin.clone(),
-        targets: run.targets.clone(),
+        content_type: run.content_type.as_str().into(),
+        headers: run.headers.as_slice().into(),
+        order_key: run.order_key.as_deref().map(Into::into),
+        origin: Cow::Borrowed(&run.origin),
+        targets: run.targets.as_slice().into(),
         delay: run.delay,
         deliver_within: run.deliver_within,
-        tags: run.notes.tags.clone(),
-        metadata: run.notes.metadata.clone(),
-        request_id: run.trace.request_id.clone(),
-        traceparent: run.trace.traceparent.clone(),
+        tags: run.notes.tags.as_slice().into(),
+        metadata: Cow::Borrowed(&run.notes.metadata),
+        request_id: run.trace.request_id.as_deref().map(Into::into),
+        traceparent: run.trace.traceparent.as_deref().map(Into::into),
     };
-    let text = serde_json::to_vec(&head).expect("a head is plain data");
-    let length = u32::try_from(text.len()).expect("a head is far below 4 GiB").to_le_bytes();
-    [&length[..], &text, &run.payload].concat()
+    let mut bytes = Vec::with_capacity(512 + run.payload.len());
+    bytes.extend_from_slice(&[0; 4]);
+    serde_json::to_writer(&mut bytes, &head).expect("a head is plain data");
+    let length = u32::try_from(bytes.len() - 4).expect("a head is far below 4 GiB");
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(&run.payload);
+    bytes
 }
 
 fn decode(bytes: &Bytes) -> Result<NewEvent, String> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or("it is cut off")?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "its head is too long")?;
     let (text, _) = rest.split_at_checked(length).ok_or("it is cut off")?;
-    let head: Head = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let head: Head<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let dedupe = match head.dedupe {
         None => None,
         Some(key) => {
@@ -149,19 +168,22 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, String> {
     };
     Ok(NewEvent {
         id: head.id,
-        tenant: head.tenant,
-        event_type: head.event_type,
+        tenant: head.tenant.into_owned(),
+        event_type: head.event_type.into_owned(),
         dedupe,
         payload: bytes.slice(4 + length..),
-        content_type: head.content_type,
-        headers: head.headers,
-        order_key: head.order_key,
-        origin: head.origin,
-        targets: head.targets,
+        content_type: head.content_type.into_owned(),
+        headers: head.headers.into_owned(),
+        order_key: head.order_key.map(Cow::into_owned),
+        origin: head.origin.into_owned(),
+        targets: head.targets.into_owned(),
         delay: head.delay,
         deliver_within: head.deliver_within,
-        notes: Notes { tags: head.tags, metadata: head.metadata },
-        trace: Trace { request_id: head.request_id, traceparent: head.traceparent },
+        notes: Notes { tags: head.tags.into_owned(), metadata: head.metadata.into_owned() },
+        trace: Trace {
+            request_id: head.request_id.map(Cow::into_owned),
+            traceparent: head.traceparent.map(Cow::into_owned),
+        },
     })
 }
 
@@ -227,8 +249,27 @@ mod tests {
     #[test]
     fn a_run_comes_out_as_it_went_in() {
         let run = run();
-        let read = Buffered::read(&Bytes::from(encode(&run)), &Bytes::new()).expect("it is whole");
-        assert_eq!((read.run, read.cancelled), (run, false));
+        let full = NewEvent {
+            order_key: Some("o\"1".to_owned()),
+            notes: Notes {
+                tags: vec!["x".to_owned()],
+                metadata: BTreeMap::from([("n".to_owned(), "9007199254740993".to_owned())]),
+            },
+            trace: Trace { request_id: Some("r".to_owned()), traceparent: Some("t".to_owned()) },
+            ..run.clone()
+        };
+        let bare = NewEvent {
+            dedupe: None,
+            headers: Vec::new(),
+            delay: Duration::ZERO,
+            deliver_within: None,
+            payload: Bytes::new(),
+            ..run.clone()
+        };
+        for run in [run, full, bare] {
+            let read = Buffered::read(&Bytes::from(encode(&run)), &Bytes::new()).expect("it is whole");
+            assert_eq!((read.run, read.cancelled), (run, false));
+        }
     }
 
     // G12
