@@ -13,8 +13,8 @@ use super::{Buffer, Put, entry, hex, millis, script};
 use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
-/// The most runs that go together: a script holds everybody else up.
-pub(super) const TOGETHER: usize = 64;
+/// The most runs that go together: a script holds everybody else up, with so many for about a millisecond.
+pub(super) const TOGETHER: usize = 128;
 
 /// Where the id of its key stands among a run's arguments.
 const KEY: usize = 2;
@@ -117,9 +117,11 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
         return Err(script::strange());
     }
     let read = |(word, (_, run)): (&Value, &(usize, Putting))| {
+        if *word == Value::Int(1) {
+            return Ok(Put::Accepted(Accepted::First(run.id)));
+        }
         let (word, id) = script::word(word)?;
         match (word.as_str(), id.parse()) {
-            ("first", _) => Ok(Put::Accepted(Accepted::First(run.id))),
             ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
             ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
             ("full", _) => Ok(Put::Full),

@@ -54,7 +54,8 @@ local function holder(key)
 end
 ";
 
-/// Many runs with few commands: each costs the server as much as a run's share of the work.
+/// Many runs with few commands: each costs the server as much as a run's share of the work. Answers 1 for what is new,
+/// and otherwise a word and whose the key is.
 const PUT: &str = "
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
@@ -94,7 +95,7 @@ local function put(at, id, run, key, print, life, fence)
     names[#names + 1], names[#names + 2] = key, id
   end
   queued[#queued + 1], queued[#queued + 2] = now, id
-  return { 'first', id }
+  return 1
 end
 for at = 1, #ids do
   local i = at * 6 - 4
