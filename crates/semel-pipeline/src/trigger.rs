@@ -1,15 +1,21 @@
 //! Triggers: same key, same run, whatever way each call took (G1 to G9).
 //!
 //! ```text
-//!   no key ──────────────────────────────────────┐
-//!   key ─► ledger? ─► claim ─► looked again ─────┴─► gate ─┬─► buffer? ─► ledger ─┐
-//!            │          │ └─ held by another ─► buffer? ─┐ └─► buffer ────────────┴─► publish the id
-//!            └──────────┴────────────────────────────────┴──► cached
+//!   no key ──────────────────────────┐
+//!   key ─► ledger? ─► claim ─► won ──┴─► gate ─┬─► buffer? ─► ledger ─┐
+//!            │          │                      └─► buffer ────────────┤
+//!            │          ├─► taken over ─► fence, ledger?, buffer? ─► ledger ─┴─► publish the id
+//!            │          ├─► held ─► buffer? ─► wait ─┐
+//!            └──────────┴────────────────────────────┴──► cached
 //! ```
 //!
 //! A key may be in the buffer although its claim is free, or held by somebody who died. So nobody waits for a claim, and
 //! nothing goes to the ledger, before the buffer was looked into. What goes to the buffer needs no such look: the
 //! buffer itself knows its keys, and a burst is spared a question for each trigger.
+//!
+//! No id is kept for a successor. Nobody has seen an id before its run is placed; so it is enough that the one before, if
+//! it was only slow, places nothing any more that its successor does not meet. The fence keeps it off the buffer, and
+//! in the ledger they meet under the unique index (G5).
 //!
 //! Without a buffer there is one place, the ledger, and its unique index is the claim. With one, all triggers of a key
 //! serialise on a claim in Redis, taken before the choice between the two. Redis is for coordination, never for
