@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   no key ──────────────────────────┐
-//!   key ─► ledger? ─► claim ─► won ──┴─► gate ─┬─► buffer? ─► ledger ─┐
-//!            │          │                      └─► buffer ────────────┤
-//!            │          ├─► taken over ─► fence, ledger?, buffer? ─► ledger ─┴─► publish the id
+//!   key ─► ledger? ─► claim ─► won ──┴─► gate ─┬─► buffer? ─► ledger ────────────┐
+//!            │          │                      └─► buffer ───────────────────────┤
+//!            │          ├─► taken over ─► fence ─► ledger? ─► buffer? ─► ledger ─┴─► publish the id
 //!            │          ├─► held ─► buffer? ─► wait ─┐
 //!            └──────────┴────────────────────────────┴──► cached
 //! ```
