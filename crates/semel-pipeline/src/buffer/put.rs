@@ -13,8 +13,8 @@ use super::{Buffer, Put, entry, hex, millis, script};
 use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
-/// The most runs that go together: a script holds everybody else up, with so many for about a millisecond.
-pub(super) const TOGETHER: usize = 128;
+/// The most runs that go together: a script holds everybody else up, with so many for some 0.6 ms.
+pub(super) const TOGETHER: usize = 64;
 
 /// Where the id of its key stands among a run's arguments.
 const KEY: usize = 2;
