@@ -28,7 +28,7 @@
 //! | `PREFIX:{all}:gate` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by when they had their last turn |
 //! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
-//! | `PREFIX:{TAG}:taken:ID` | the fence of whoever took the claim on a key over: older ones buffer nothing under it |
+//! | `PREFIX:{TAG}:taken` | hash of dedupe id to the fence of whoever took the claim on it over, and until when that counts: older ones buffer nothing under it |
 
 mod entry;
 mod put;
@@ -43,13 +43,13 @@ use semel::key::KeyId;
 use semel::record::Fence;
 use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind, RedisClient};
+use semel::together::Together;
 
 pub use self::entry::{Buffered, Patch, Unreadable};
 use self::put::Putting;
 use self::script::Scripts;
 use crate::event::{Accepted, NewEvent};
 use crate::id::{EventId, EventKind};
-use crate::together::Together;
 
 /// The burst buffer of one deployment, on one Redis.
 pub struct Buffer {
@@ -190,11 +190,6 @@ impl Buffer {
         self.client.call(script, &keys, arguments, effect).await
     }
 
-    /// What the names of a tenant's marks begin with; the id of the key follows.
-    fn taken(&self, tenant: &str) -> String {
-        self.key(tenant, "taken:")
-    }
-
     /// Says that the claim on a key was taken over, under this fence (G5): whoever held it before buffers nothing under it
     /// from now on. Kept for so long; the one before may be slow, but not slower than its claim can last.
     ///
@@ -207,9 +202,11 @@ impl Buffer {
         fence: Fence,
         keep: Duration,
     ) -> Result<(), Error> {
-        let mut set = cmd("SET");
-        set.arg(format!("{}{key}", self.taken(tenant))).arg(fence.get()).arg("PX").arg(millis(keep).max(1));
-        self.client.query(&set, Effect::Writes).await.map(drop)
+        let taken = self.key(tenant, "taken");
+        let (key, fence, keep) = (key.to_string(), fence.get().to_string(), millis(keep).max(1).to_string());
+        let arguments = [key.as_bytes(), fence.as_bytes(), keep.as_bytes()];
+        let script = &self.scripts.take_over;
+        self.client.call(script, &[taken.as_bytes()], &arguments, Effect::Writes).await.map(drop)
     }
 
     /// Buffers a run (G11): not where its key is there already, with or without the same payload, nor where the claim on
@@ -229,15 +226,22 @@ impl Buffer {
         })
     }
 
-    /// Puts tenants on the list, and notes whose the runs are.
-    async fn announce(&self, list: &[(&str, Option<EventId>)]) -> Result<(), Error> {
-        let (turns, of) = (self.turns(), self.whose());
-        let keys = [turns.as_bytes(), of.as_bytes()];
-        let ids: Vec<String> =
-            list.iter().map(|(_, run)| run.map(|run| run.to_string()).unwrap_or_default()).collect();
-        let pairs = list.iter().zip(&ids).flat_map(|((tenant, _), id)| [tenant.as_bytes(), id.as_bytes()]);
-        let arguments: Vec<&[u8]> = pairs.collect();
-        self.client.call(&self.scripts.announce, &keys, &arguments, Effect::Writes).await.map(drop)
+    /// Puts tenants on the list of those with buffered runs.
+    async fn announce(&self, tenants: &[&str]) -> Result<(), Error> {
+        let turns = self.turns();
+        let tenants: Vec<&[u8]> = tenants.iter().map(|tenant| tenant.as_bytes()).collect();
+        let script = &self.scripts.announce;
+        self.client.call(script, &[turns.as_bytes()], &tenants, Effect::Writes).await.map(drop)
+    }
+
+    /// Notes whose runs are.
+    async fn note_whose(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
+        let mut note = cmd("HSET");
+        note.arg(self.whose());
+        for (tenant, run) in runs {
+            note.arg(run.to_string()).arg(tenant);
+        }
+        self.client.query(&note, Effect::Writes).await.map(drop)
     }
 
     /// Whose a buffered run is, by its id alone; `None` where it is not buffered, or no longer.
@@ -391,7 +395,7 @@ impl Buffer {
         remove.arg(self.turns()).arg(tenant);
         self.client.query(&remove, Effect::Writes).await?;
         if self.depth(tenant).await? != Depth::default() {
-            self.announce(&[(tenant, None)]).await?;
+            self.announce(&[tenant]).await?;
         }
         Ok(())
     }
@@ -421,25 +425,54 @@ impl Buffer {
     /// # Errors
     /// Redis does not answer.
     pub async fn ack(&self, leased: (&str, &str), run: EventId, version: u64) -> Result<Acked, Error> {
-        let (tenant, token) = leased;
-        let (id, version) = (run.to_string(), version.to_string());
-        let arguments: [&[u8]; 3] = [token.as_bytes(), id.as_bytes(), version.as_bytes()];
-        let answer = self.call(&self.scripts.ack, tenant, &arguments, Effect::Writes).await?;
-        let Value::Array(parts) = answer else { return Err(script::strange()) };
-        let [word, changes, now] = script::blobs::<3>(parts)?;
-        match &word[..] {
-            b"gone" => {
-                self.forget_whose(&[run]).await?;
-                Ok(Acked::Gone)
-            }
-            b"lost" => Ok(Acked::Lost),
-            b"changed" => {
-                let known = usize::try_from(version.parse::<u64>().unwrap_or(0)).unwrap_or(usize::MAX);
-                let patches = Patch::read_all(&changes).map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
-                Ok(Acked::Changed(patches.into_iter().skip(known).collect(), script::number(&now)?))
-            }
-            _ => Err(script::strange()),
+        let mut acked = self.ack_all(leased, &[(run, version)]).await?;
+        acked.pop().ok_or_else(script::strange)
+    }
+
+    /// The same for many of one lease. Answers in their order.
+    ///
+    /// # Errors
+    /// Redis does not answer.
+    pub async fn ack_all(
+        &self,
+        (tenant, token): (&str, &str),
+        runs: &[(EventId, u64)],
+    ) -> Result<Vec<Acked>, Error> {
+        if runs.is_empty() {
+            return Ok(Vec::new());
         }
+        let texts: Vec<[String; 2]> =
+            runs.iter().map(|(run, version)| [run.to_string(), version.to_string()]).collect();
+        let mut arguments = vec![token.as_bytes()];
+        arguments.extend(texts.iter().flatten().map(String::as_bytes));
+        let answer = self.call(&self.scripts.ack, tenant, &arguments, Effect::Writes).await?;
+        let Value::Array(answers) = answer else { return Err(script::strange()) };
+        if answers.len() != runs.len() {
+            return Err(script::strange());
+        }
+        let (mut acked, mut gone) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
+        for (answer, (run, version)) in answers.into_iter().zip(runs) {
+            let Value::Array(parts) = answer else { return Err(script::strange()) };
+            let [word, changes, now] = script::blobs::<3>(parts)?;
+            acked.push(match &word[..] {
+                b"gone" => {
+                    gone.push(*run);
+                    Acked::Gone
+                }
+                b"lost" => Acked::Lost,
+                b"changed" => {
+                    let known = usize::try_from(*version).unwrap_or(usize::MAX);
+                    let patches =
+                        Patch::read_all(&changes).map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
+                    Acked::Changed(patches.into_iter().skip(known).collect(), script::number(&now)?)
+                }
+                _ => return Err(script::strange()),
+            });
+        }
+        if !gone.is_empty() {
+            self.forget_whose(&gone).await?;
+        }
+        Ok(acked)
     }
 
     /// Gives a run back, to be drained after a pause. `counts` where it was the run's own failure.

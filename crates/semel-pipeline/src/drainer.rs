@@ -215,11 +215,19 @@ impl Drainer {
             }
         }
         let accepted = self.accept(leased, &whole).await?;
-        for ((run, buffered), accepted) in whole.into_iter().zip(accepted) {
-            match accepted {
-                Taken::Yes(id) => {
+        // Nearly all are new, and nothing is to be done about them but to let them go.
+        let (as_they_were, others): (Vec<_>, Vec<_>) =
+            whole.into_iter().zip(accepted).partition(|((_, buffered), taken)| {
+                matches!(taken, Taken::New) && buffered.refused.is_empty() && !buffered.cancelled
+            });
+        let as_they_were: Vec<_> = as_they_were.into_iter().map(|(run, _)| run).collect();
+        count(&self.counters.drained, as_they_were.len() as u64);
+        self.all_leave(leased, &as_they_were).await?;
+        for ((run, buffered), taken) in others {
+            match taken {
+                Taken::New | Taken::Known => {
                     count(&self.counters.drained, 1);
-                    self.arrived(leased, run, buffered, id).await?;
+                    self.arrived(leased, run, buffered).await?;
                 }
                 Taken::Collided(winner) => {
                     count(&self.counters.collided, 1);
@@ -230,6 +238,19 @@ impl Drainer {
                     self.set_aside(leased, run.id, payload, cause, &why).await?;
                 }
                 Taken::Later => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes runs out of the buffer that are in the ledger with all changes that were known.
+    async fn all_leave(&self, leased: &Leased, runs: &[(&LeasedRun, &Buffered)]) -> Result<(), DrainError> {
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        let versions: Vec<(EventId, u64)> = runs.iter().map(|(run, _)| (run.id, run.version)).collect();
+        let acked = self.buffer.ack_all(held, &versions).await?;
+        for ((run, buffered), acked) in runs.iter().zip(acked) {
+            if let Acked::Changed(..) = acked {
+                self.leave(leased, run, buffered.run.dedupe.as_ref(), (run.id, run.version)).await?;
             }
         }
         Ok(())
@@ -275,13 +296,8 @@ impl Drainer {
     }
 
     /// The run is in the ledger: what is left of it in the buffer is applied there, then it leaves.
-    async fn arrived(
-        &self,
-        leased: &Leased,
-        run: &LeasedRun,
-        buffered: &Buffered,
-        id: EventId,
-    ) -> Result<(), DrainError> {
+    async fn arrived(&self, leased: &Leased, run: &LeasedRun, buffered: &Buffered) -> Result<(), DrainError> {
+        let id = run.id;
         for why in &buffered.refused {
             self.report(id, why);
         }
@@ -485,8 +501,10 @@ fn marked(leased: &LeasedRun, buffered: &Buffered) -> NewEvent {
 
 /// What became of a buffered run in the ledger.
 enum Taken {
-    /// It is there, under its own id.
-    Yes(EventId),
+    /// It is there now, under its own id.
+    New,
+    /// It was there, under its own id.
+    Known,
     /// Its key belongs to this one.
     Collided(EventId),
     /// It never will be.
@@ -497,8 +515,8 @@ enum Taken {
 
 fn taken(run: &NewEvent, accepted: Accepted) -> Taken {
     match accepted {
-        Accepted::First(id) => Taken::Yes(id),
-        Accepted::Cached(id) if id == run.id => Taken::Yes(id),
+        Accepted::First(_) => Taken::New,
+        Accepted::Cached(id) if id == run.id => Taken::Known,
         Accepted::Cached(winner) => Taken::Collided(winner),
         Accepted::Conflict => {
             Taken::Refused("its key belongs to a run with another payload in the ledger".to_owned())

@@ -36,8 +36,6 @@ pub mod source;
 pub mod target;
 #[cfg(feature = "testkit")]
 pub mod testkit;
-#[cfg(any(feature = "postgres", feature = "redis"))]
-mod together;
 #[cfg(feature = "redis")]
 pub mod trigger;
 pub mod worker;

@@ -1,7 +1,7 @@
 //! The Redis store against `redis-benchmark` sending the same commands.
 //!
 //! `cargo bench -p semel --features redis --bench redis` prints, `-- --check` also fails where a goal is missed,
-//! `-- replay` (claim, complete, replay, rate, wake) measures that alone.
+//! `-- replay` (claim, first, complete, replay, rate, wake) measures that alone.
 //! Both sides take turns on one server. What counts is the server's CPU per operation: wall-clock time is shared with
 //! the clients on the same cores.
 
@@ -22,7 +22,7 @@ use std::time::Instant;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Epoch, Fence, Grant, Owner, Record, Ruling, State, Terms};
+use semel::record::{Begin, Claim, Command, Epoch, Fence, Grant, Mode, Owner, Record, Ruling, State, Terms};
 use semel::store::{RedisStore, Store};
 use semel::time::Timestamp;
 use semel_testbed::Redis;
@@ -64,6 +64,13 @@ fn main() -> ExitCode {
     );
     if wanted("claim") {
         met &= bench.compare("claim", |bench| bench.claims(CALLERS), Bench::their_claims);
+    }
+    if wanted("first") {
+        println!("  where the effect may run again, a claim on a key that is new needs no script");
+        println!("  at {CROWD} callers, as many commands under way as redis-benchmark has");
+        met &= bench.compare("first", |bench| bench.first_claims(CROWD), Bench::their_sets);
+        println!("  at {CALLERS} callers (not counted)");
+        bench.compare("first", |bench| bench.first_claims(CALLERS), Bench::their_sets);
     }
     if wanted("complete") {
         met &= bench.compare("complete", Bench::completes, Bench::their_completes);
@@ -180,6 +187,15 @@ impl Bench {
         )
     }
 
+    fn first_claims(&self, callers: usize) -> Turn {
+        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        let keyed = |id: &KeyId| {
+            let terms = Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() });
+            Command::Claim(Claim { terms, ..claim(id.as_bytes()) })
+        };
+        self.each(callers, &fresh_ids(), keyed, |ruling| matches!(ruling, Ruling::Won(_)))
+    }
+
     fn completes(&self) -> Turn {
         self.place(BEGUN, &record(State::Begun));
         self.each(
@@ -234,6 +250,15 @@ impl Bench {
     fn their_claims(&self) -> Turn {
         self.server.tell(&["FLUSHALL"]).expect("a healthy server");
         let turn = self.redis_benchmark(&["-P", "16"], EVERY, &self.claim_words());
+        self.assert_claimed();
+        turn
+    }
+
+    fn their_sets(&self) -> Turn {
+        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        let record = without_zeros(&record(State::Begun).encode());
+        let words = [b"SET".to_vec(), DRAWN.as_bytes().to_vec(), record, b"NX".to_vec(), b"GET".to_vec()];
+        let turn = self.redis_benchmark(&["-P", "16"], EVERY, &words);
         self.assert_claimed();
         turn
     }

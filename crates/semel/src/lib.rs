@@ -64,6 +64,10 @@ mod sync;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 pub mod time;
+/// For the other crates of Semel; no part of the interface.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[doc(hidden)]
+pub mod together;
 pub mod window;
 
 pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};

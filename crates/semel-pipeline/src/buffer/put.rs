@@ -16,9 +16,6 @@ use crate::id::EventId;
 /// The most runs that go together: a script holds everybody else up, with so many for some 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
 
-/// Where the id of its key stands among a run's arguments.
-const KEY: usize = 2;
-
 /// A run on its way.
 #[derive(Debug)]
 pub(super) struct Putting {
@@ -48,23 +45,30 @@ impl Putting {
 /// What became of each, in order.
 pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
     let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
-    let mut answers = each_tenant(buffer, runs).await;
+    // On one connection this is noted before a run can be drained, so that its drainer finds what it is to forget.
+    let (noted, mut answers) = tokio::join!(buffer.note_whose(&whose), each_tenant(buffer, runs));
     let is_new = |answer: &Result<Put, Error>| matches!(answer, Ok(Put::Accepted(Accepted::First(_))));
-    let new: Vec<(&str, Option<EventId>)> = answers
-        .iter()
-        .zip(&whose)
-        .filter(|(answer, _)| is_new(answer))
-        .map(|(_, (tenant, id))| (tenant.as_str(), Some(*id)))
-        .collect();
-    if new.is_empty() {
-        return answers;
+    let mut new: Vec<&str> = Vec::new();
+    let mut refused = Vec::new();
+    for (answer, (tenant, id)) in answers.iter().zip(&whose) {
+        match answer {
+            answer if !is_new(answer) => refused.extend(answer.is_ok().then_some(*id)),
+            _ if !new.contains(&tenant.as_str()) => new.push(tenant),
+            _ => {}
+        }
     }
     // After the runs: a drainer that finds a tenant empty meanwhile takes it off the list, looks again, and either sees
     // the run or this comes later.
-    if let Err(error) = buffer.announce(&new).await {
+    let announced = if new.is_empty() { Ok(()) } else { buffer.announce(&new).await };
+    if let Err(error) = noted.and(announced) {
         for answer in answers.iter_mut().filter(|answer| is_new(answer)) {
             *answer = Err(copy(&error));
         }
+    }
+    if !refused.is_empty()
+        && let Err(error) = buffer.forget_whose(&refused).await
+    {
+        tracing::debug!(target: "semel", %error, "whose some refused runs were is still noted");
     }
     answers
 }
@@ -104,13 +108,8 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
     let capacity = buffer.capacity.to_string();
     let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes()];
     arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
-    let taken = buffer.taken(tenant);
-    // One for each run, so that they are counted alike; nothing is ever kept under the one without a key.
-    let taken: Vec<Vec<u8>> =
-        runs.iter().map(|(_, run)| [taken.as_bytes(), &run.arguments[KEY]].concat()).collect();
-    let own = buffer.keys(tenant);
-    let keys: Vec<&[u8]> =
-        own.iter().map(|key| key.as_bytes()).chain(taken.iter().map(Vec::as_slice)).collect();
+    let (own, taken) = (buffer.keys(tenant), buffer.key(tenant, "taken"));
+    let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
     let answer = buffer.client.call(&buffer.scripts.put, &keys, &arguments, Effect::Writes).await?;
     let Value::Array(words) = answer else { return Err(script::strange()) };
     if words.len() != runs.len() {

@@ -63,7 +63,7 @@ for i = 2, #ARGV, 6 do
   ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
 end
 local known, held = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
-local taken = redis.call('MGET', unpack(KEYS, 7))
+local taken = redis.call('EXISTS', KEYS[7]) == 1 and redis.call('HMGET', KEYS[7], unpack(keys)) or {}
 -- Those of this call: by id, and by key with the fingerprint.
 local new, named = {}, {}
 local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
@@ -82,7 +82,10 @@ local function put(at, id, run, key, print, life, fence)
       if its == print then return { 'cached', other } end
       return { 'conflict', '' }
     end
-    if taken[at] and tonumber(taken[at]) > fence then return { 'taken over', '' } end
+    if taken[at] then
+      local by, ends = string.match(taken[at], '^(%d+)|(%d+)$')
+      if tonumber(ends) > now and tonumber(by) > fence then return { 'taken over', '' } end
+    end
   end
   if size >= capacity then return { 'full', '' } end
   size = size + 1
@@ -182,13 +185,20 @@ end
 return held";
 
 const ACK: &str = "
-local token, id, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local r = read(id)
-if not r then return { 'gone', '', '0' } end
-if r.s ~= 'l' or r.t ~= token then return { 'lost', '', '0' } end
-if r.v ~= version then return { 'changed', redis.call('HGET', CHANGES, id) or '', tostring(r.v) } end
-drop(id, r)
-return { 'gone', '', '0' }";
+local token, answers = ARGV[1], {}
+for i = 2, #ARGV, 2 do
+  local id, version = ARGV[i], tonumber(ARGV[i + 1])
+  local r, answer = read(id), { 'gone', '', '0' }
+  if r and (r.s ~= 'l' or r.t ~= token) then
+    answer = { 'lost', '', '0' }
+  elseif r and r.v ~= version then
+    answer = { 'changed', redis.call('HGET', CHANGES, id) or '', tostring(r.v) }
+  elseif r then
+    drop(id, r)
+  end
+  answers[#answers + 1] = answer
+end
+return answers";
 
 const GIVE_BACK: &str = "
 local token, id, pause = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -224,19 +234,23 @@ for _, place in ipairs({ QUEUE, LEASED }) do
 end
 return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
 
-/// Tenants and runs in turn. A tenant that is new to the list waits behind those that had their turn before now.
+/// A tenant that is new to the list waits behind those that had their turn before now.
 const ANNOUNCE: &str = "
-local last, seen, whose = nil, {}, {}
-for i = 1, #ARGV, 2 do
-  local tenant, run = ARGV[i], ARGV[i + 1]
-  if run ~= '' then whose[#whose + 1], whose[#whose + 2] = run, tenant end
-  if not seen[tenant] then
-    seen[tenant] = true
-    last = last or redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', KEYS[1], 'NX', last, tenant)
-  end
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
+for _, tenant in ipairs(ARGV) do redis.call('ZADD', KEYS[1], 'NX', last, tenant) end
+return 1";
+
+/// Fields do not go by themselves: every new one has a few old ones looked at, so that no more than some are ever over.
+const TAKE_OVER: &str = "
+local key, fence, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', KEYS[1], key, fence .. '|' .. string.format('%.0f', now + keep))
+if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], string.format('%.0f', keep)) end
+local some = redis.call('HRANDFIELD', KEYS[1], 8, 'WITHVALUES')
+for i = 1, #some, 2 do
+  if tonumber(string.match(some[i + 1], '%d+$')) < now then redis.call('HDEL', KEYS[1], some[i]) end
 end
-if #whose > 0 then redis.call('HSET', KEYS[2], unpack(whose)) end
 return 1";
 
 /// Whoever had its last turn longest ago has the next one.
@@ -261,6 +275,7 @@ pub(super) struct Scripts {
     pub(super) remove: RedisScript,
     pub(super) depth: RedisScript,
     pub(super) announce: RedisScript,
+    pub(super) take_over: RedisScript,
     pub(super) turn: RedisScript,
 }
 
@@ -280,6 +295,7 @@ impl Scripts {
             remove: script(REMOVE),
             depth: script(DEPTH),
             announce: RedisScript::new(ANNOUNCE),
+            take_over: RedisScript::new(TAKE_OVER),
             turn: RedisScript::new(TURN),
         }
     }

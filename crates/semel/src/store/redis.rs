@@ -1,20 +1,23 @@
 //! The Redis store: many processes, one key space.
 //!
 //! Every record is one packed value under its own hash tag; every change is one script call, in which the server's
-//! clock decides. The script is another spelling of [`crate::record`]. A replay is a plain GET. What is kept where,
-//! and what may be promised of it, is told in `docs/redis-store.md`.
+//! clock decides. The script is another spelling of [`crate::record`]. What is commonest needs no script: a first claim
+//! and a replay, see `redis/plain.rs`. What is kept where, and what may be promised of it, is told in
+//! `docs/redis-store.md`.
 
 mod address;
 mod builder;
 mod caches;
 mod client;
 mod clock;
+mod complete;
 mod error;
 mod health;
 mod link;
 mod listen;
 mod listing;
 mod names;
+mod plain;
 mod replicas;
 mod script;
 #[cfg(feature = "postgres")]
@@ -23,11 +26,11 @@ mod side;
 mod timed_tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ::redis::Value;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
@@ -36,11 +39,13 @@ pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
 pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::clock::ServerClock;
+use self::complete::Completions;
 use self::error::Sent;
 use self::health::Health;
 use self::link::{Link, Numbered};
 use self::listing::{Listing, Sweeper};
 use self::names::Names;
+use self::plain::Guess;
 use self::replicas::Replicas;
 use self::script::{Answer, Dialect, Rules};
 #[cfg(feature = "postgres")]
@@ -51,15 +56,12 @@ use super::{
     Watch,
 };
 use crate::key::KeyId;
-use crate::record::{self, Claim, Command, Fence, Ruling, State};
+use crate::record::{self, Command, Fence, Ruling};
 use crate::secret::Secret;
 use crate::time::{Timestamp, instant};
 
 /// How long the engine's caches keep an outcome at most: a process that does not answer cannot replay after that.
 const CACHES_LIVE: Duration = Duration::from_secs(10);
-
-/// An outcome this near to its end is left to the server's own clock.
-const EDGE: Duration = Duration::from_secs(2);
 
 /// Keeps records in Redis: one server, one behind Sentinel, or a Cluster.
 ///
@@ -68,7 +70,7 @@ const EDGE: Duration = Duration::from_secs(2);
 pub struct RedisStore {
     shared: Arc<Shared>,
     /// Of the store's thread.
-    runtime: tokio::runtime::Handle,
+    runtime: Handle,
     calls: UnboundedSender<Call>,
     watched: UnboundedSender<KeyId>,
     /// Dropped with the store: ends the thread.
@@ -87,6 +89,17 @@ async fn begin(mut calls: UnboundedReceiver<Call>) {
     }
 }
 
+/// How a claim is applied.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// As a replay, by GET.
+    Replay,
+    /// As a first claim, by SET.
+    Plain,
+    /// As whatever it is.
+    Rules,
+}
+
 /// What calls and background tasks share.
 struct Shared {
     /// The URL without its password.
@@ -102,6 +115,7 @@ struct Shared {
     clock: ServerClock,
     health: Health,
     guess: Guess,
+    completions: Completions,
     listing: Listing,
     sweeper: Sweeper,
 }
@@ -159,10 +173,12 @@ impl Shared {
         }
         let key = self.names.record(id);
         let mut numbered = self.link.wire().await?;
-        if let Some(replay) = self.likely_replay(&mut numbered, &key, &command).await? {
-            return Ok(replay);
-        }
-        if matches!(command, Command::Claim(_)) {
+        if let Command::Claim(claim) = &command {
+            if self.guess.replay_is_likely()
+                && let Some(replay) = self.replay(&mut numbered, &key, claim).await?
+            {
+                return Ok(self.was(replay));
+            }
             self.introduce(&mut numbered).await?;
         }
         let ruling = self.execute(&mut numbered, &key, &command).await?;
@@ -200,11 +216,30 @@ impl Shared {
         id: KeyId,
         command: &Command,
     ) -> Result<Ruling, Error> {
+        self.execute(&mut numbered, &self.names.record(id), command).await
+    }
+
+    /// One way to apply a claim; `None` where another has to be tried.
+    async fn claim_by(
+        &self,
+        way: Way,
+        mut numbered: Numbered,
+        id: KeyId,
+        command: &Command,
+    ) -> Result<Option<Ruling>, Error> {
         let key = self.names.record(id);
-        match self.likely_replay(&mut numbered, &key, command).await? {
-            Some(replay) => Ok(replay),
-            None => self.execute(&mut numbered, &key, command).await,
-        }
+        let ruling = match (way, command) {
+            (Way::Replay, Command::Claim(claim)) => self.replay(&mut numbered, &key, claim).await?,
+            (Way::Plain, _) => self.claim_plainly(&mut numbered, &key, command).await?,
+            _ => return self.execute(&mut numbered, &key, command).await.map(Some),
+        };
+        Ok(ruling.map(|ruling| self.was(ruling)))
+    }
+
+    /// Takes note of what a claim came to.
+    fn was(&self, ruling: Ruling) -> Ruling {
+        self.guess.saw(&ruling);
+        ruling
     }
 
     /// One script call.
@@ -217,53 +252,7 @@ impl Shared {
         let script = self.rules.script(command);
         let answer = self.link.call(numbered, script, key, &script::arguments(command), Sent::Write).await?;
         let ruling = script::ruling(command, answer)?;
-        match (command, &ruling) {
-            (Command::Claim(_), Ruling::Replay { .. }) => self.guess.was_replay(),
-            (Command::Claim(_), _) => self.guess.was_not(),
-            _ => {}
-        }
-        Ok(ruling)
-    }
-
-    /// Tries a plain GET, where most claims are replays.
-    async fn likely_replay(
-        &self,
-        numbered: &mut Numbered,
-        key: &[u8],
-        command: &Command,
-    ) -> Result<Option<Ruling>, Error> {
-        let Command::Claim(claim) = command else { return Ok(None) };
-        if !self.guess.replay_is_likely() {
-            return Ok(None);
-        }
-        let replay = self.replay(numbered, key, claim).await?;
-        if replay.is_some() {
-            self.guess.was_replay();
-        }
-        Ok(replay)
-    }
-
-    /// A plain GET: enough for a done record with the same payload, far from its end.
-    async fn replay(
-        &self,
-        numbered: &mut Numbered,
-        key: &[u8],
-        claim: &Claim,
-    ) -> Result<Option<Ruling>, Error> {
-        let mut get = ::redis::cmd("GET");
-        get.arg(key);
-        let Value::BulkString(bytes) = self.link.query_on(numbered, &get, Sent::Read).await? else {
-            return Ok(None);
-        };
-        let record = script::decode(&bytes)?;
-        let Some(now) = self.clock.now().map(|now| now.max(record.changed_at)) else { return Ok(None) };
-        let expires_in = record.expires_at.left(now);
-        Ok(match record.state {
-            State::Done(outcome) if record.fingerprint == claim.fingerprint && expires_in > EDGE => {
-                Some(Ruling::Replay { outcome, expires_in })
-            }
-            _ => None,
-        })
+        Ok(if matches!(command, Command::Claim(_)) { self.was(ruling) } else { ruling })
     }
 
     /// Answers a claim as the rules do, but refuses where it would be won.
@@ -374,35 +363,38 @@ fn number(value: &Value) -> i64 {
     }
 }
 
-/// Which question a claim asks first. A replay is cheapest by GET, a first claim by the script at once; callers
-/// mostly do the one or the other for a while.
-#[derive(Debug, Default)]
-struct Guess(AtomicU32);
-
-impl Guess {
-    const WHOLE: u32 = 1 << 16;
-
-    /// Whether at least half of the last dozen or so claims were replays.
-    fn replay_is_likely(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > Self::WHOLE / 2
+/// The ways to apply a claim over the [`short way`](Shared::short_way), one after the other. A call that is dropped
+/// carries what it sent to its end, and sends nothing after it.
+async fn claim_shortly(
+    shared: Arc<Shared>,
+    runtime: Handle,
+    numbered: Numbered,
+    id: KeyId,
+    command: Command,
+) -> Result<Ruling, Error> {
+    let command = Arc::new(command);
+    let first = if shared.guess.replay_is_likely() { Some(Way::Replay) } else { None };
+    for way in first.into_iter().chain([Way::Plain, Way::Rules]) {
+        let (shared, numbered, command) = (Arc::clone(&shared), numbered.clone(), Arc::clone(&command));
+        let step = async move { shared.claim_by(way, numbered, id, &command).await };
+        if let Some(ruling) = Inline::new(runtime.clone(), step).await? {
+            return Ok(ruling);
+        }
     }
-
-    // Two at once may lose one of their words: it is a guess.
-    fn was_replay(&self) {
-        let share = self.0.load(Ordering::Relaxed);
-        self.0.store(share + (Self::WHOLE - share) / 8, Ordering::Relaxed);
-    }
-
-    fn was_not(&self) {
-        let share = self.0.load(Ordering::Relaxed);
-        self.0.store(share - share / 8, Ordering::Relaxed);
-    }
+    Err(script::strange("rules on nothing"))
 }
 
 impl Store for RedisStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         let shared = Arc::clone(&self.shared);
         if let Some(numbered) = shared.short_way(&command) {
+            if shared.goes_together(&command) {
+                let work = async move { shared.complete_together(numbered, id, &command).await };
+                return Box::pin(Inline::new(self.runtime.clone(), work));
+            }
+            if matches!(command, Command::Claim(_)) {
+                return Box::pin(claim_shortly(shared, self.runtime.clone(), numbered, id, command));
+            }
             let work = async move { shared.apply_shortly(numbered, id, &command).await };
             return Box::pin(Inline::new(self.runtime.clone(), work));
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use semel::key::KeyId;
 use semel::store::{AsyncCommit, Pooling};
+use semel::together::Together;
 use sqlx::postgres::{PgArguments, PgPoolOptions};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Row as _};
@@ -19,7 +20,6 @@ use super::intake;
 use super::join::Joint;
 use super::listen::News;
 use crate::ledger::{BoxFuture, Error, Found};
-use crate::together::Together;
 
 /// The oldest server whose SQL and guarantees are the ones used here.
 const OLDEST: i32 = 13;

@@ -301,6 +301,28 @@ async fn whoever_was_taken_over_buffers_nothing() {
     assert_eq!(put(&slow, 10).await, Put::Accepted(Accepted::First(slow.id)), "it is not kept for ever");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_of_claims_that_were_taken_over_do_not_pile_up() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let mark = async |name: &str, keep| {
+        let key = run("t", Some(name), "{}", None).dedupe.expect("it has one").id;
+        buffer.take_over("t", key, Fence::new(20), keep).await.expect("Redis answers");
+    };
+    mark("stays", Duration::from_secs(60)).await;
+    for number in 0..200 {
+        mark(&number.to_string(), Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for number in 200..300 {
+        mark(&number.to_string(), Duration::from_secs(60)).await;
+    }
+    let marks = redis.tell(&["KEYS", "*:taken"]).expect("it runs").text();
+    let left = redis.tell(&["HLEN", &marks]).expect("it runs").text();
+    let left: u32 = left.parse().expect("a number");
+    assert!((101..=150).contains(&left), "{left} are left of 301, of which 101 still count");
+}
+
 // G17; separators inside user-supplied parts
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_on_a_cluster_whatever_tenants_are_called() {

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::address::{Address, Timeouts, shown};
 use super::caches::Caches;
 use super::clock::ServerClock;
+use super::complete::Completions;
 use super::health::{self, Health};
 use super::link::Link;
 use super::listen::listen;
@@ -171,7 +172,8 @@ impl RedisBuilder {
         let address = Address::parse(&self.url, certificates)?;
         let rules = Rules::new(address.dialect());
         #[cfg(all(test, feature = "testkit"))]
-        let rules = self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES)));
+        let rules =
+            self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES), &changed(script::COMPLETE)));
         // Replicas that do not answer must not make a call seem unanswered.
         let patience = self.timeouts.response / 2;
         Ok(Arc::new(Shared {
@@ -186,6 +188,7 @@ impl RedisBuilder {
             clock: ServerClock::default(),
             health: Health::new(self.on_store_loss),
             guess: Guess::default(),
+            completions: Completions::new(),
             listing: Listing::default(),
             sweeper: Sweeper::default(),
         }))

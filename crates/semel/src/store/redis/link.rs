@@ -132,9 +132,10 @@ impl Link {
         arguments: &[Vec<u8>],
         sent: Sent,
     ) -> Result<Value, Error> {
-        let answer = match numbered.wire.query(&script.by_sha(key, arguments)).await {
+        let arguments = || arguments.iter().map(Vec::as_slice);
+        let answer = match numbered.wire.query(&script.by_sha(&[key], arguments())).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                numbered.wire.query(&script.by_text(key, arguments)).await
+                numbered.wire.query(&script.by_text(&[key], arguments())).await
             }
             answer => answer,
         };

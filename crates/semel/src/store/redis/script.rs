@@ -17,6 +17,7 @@ use crate::time::Timestamp;
 pub(super) const RULES: &str = include_str!("rules.lua");
 const MARKS: &str = include_str!("marks.lua");
 const MARKER: &str = include_str!("marker.lua");
+pub(super) const COMPLETE: &str = include_str!("complete.lua");
 
 /// The script's "for ever": the last whole number that its doubles count to.
 const FOREVER_MICROS: u64 = 1 << 53;
@@ -35,21 +36,30 @@ impl Script {
     }
 
     /// The call by name, which is what the server mostly knows.
-    pub(super) fn by_sha(&self, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
-        call("EVALSHA", &self.sha, key, arguments)
+    pub(super) fn by_sha<'a>(&self, keys: &[&'a [u8]], arguments: impl IntoIterator<Item = &'a [u8]>) -> Cmd {
+        call("EVALSHA", &self.sha, keys, arguments)
     }
 
     /// The call with the whole text, after which the server knows the name.
-    pub(super) fn by_text(&self, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
-        call("EVAL", &self.text, key, arguments)
+    pub(super) fn by_text<'a>(
+        &self,
+        keys: &[&'a [u8]],
+        arguments: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Cmd {
+        call("EVAL", &self.text, keys, arguments)
     }
 }
 
-fn call(verb: &str, script: &str, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
-    let mut command = Cmd::with_capacity(arguments.len() + 4, 256);
-    command.arg(verb).arg(script).arg(1).arg(key);
-    for argument in arguments {
-        command.arg(argument.as_slice());
+fn call<'a>(
+    verb: &str,
+    script: &str,
+    keys: &[&'a [u8]],
+    arguments: impl IntoIterator<Item = &'a [u8]>,
+) -> Cmd {
+    let mut command = Cmd::with_capacity(4 * keys.len() + 4, 256 * keys.len());
+    command.arg(verb).arg(script).arg(keys.len());
+    for part in keys.iter().copied().chain(arguments) {
+        command.arg(part);
     }
     command
 }
@@ -59,8 +69,9 @@ fn call(verb: &str, script: &str, key: &[u8], arguments: &[Vec<u8>]) -> Cmd {
 pub(super) struct Rules {
     usual: Arc<Script>,
     when_full: Arc<Script>,
-    /// Whether the server knows flags of scripts, which came with 7.0.
-    flags: AtomicBool,
+    /// Whether the server is 7.0 or newer: flags of scripts came with it, and `NX` together with `GET`.
+    new: AtomicBool,
+    completions: Script,
     marks: Script,
     marker: Script,
 }
@@ -76,16 +87,19 @@ pub(super) enum Dialect {
 
 impl Rules {
     pub(super) fn new(dialect: Dialect) -> Self {
-        Self::of(match dialect {
+        let rules = match dialect {
             Dialect::One => RULES.to_owned(),
             Dialect::Cluster => RULES.replace("'PUBLISH'", "'SPUBLISH'"),
-        })
+        };
+        Self::of(rules, COMPLETE)
     }
 
-    pub(super) fn of(text: String) -> Self {
+    pub(super) fn of(text: String, complete: &str) -> Self {
+        let when_full = |text: &str| Script::new(format!("#!lua flags=allow-oom\n{text}"));
         Self {
-            when_full: Arc::new(Script::new(format!("#!lua flags=allow-oom\n{text}"))),
-            flags: AtomicBool::new(false),
+            when_full: Arc::new(when_full(&text)),
+            completions: when_full(complete),
+            new: AtomicBool::new(false),
             usual: Arc::new(Script::new(text)),
             marks: Script::new(MARKS.to_owned()),
             marker: Script::new(MARKER.to_owned()),
@@ -94,7 +108,12 @@ impl Rules {
 
     /// Takes note of the server's version, its first two numbers.
     pub(super) fn server_is(&self, version: (u32, u32)) {
-        self.flags.store(version >= (7, 0), Ordering::Relaxed);
+        self.new.store(version >= (7, 0), Ordering::Relaxed);
+    }
+
+    /// Whether the server is 7.0 or newer.
+    pub(super) fn server_is_new(&self) -> bool {
+        self.new.load(Ordering::Relaxed)
     }
 
     /// The script for a command: only a claim may be refused for want of memory.
@@ -111,7 +130,12 @@ impl Rules {
 
     /// For what must go on when memory is full.
     pub(super) fn when_full(&self) -> &Arc<Script> {
-        if self.flags.load(Ordering::Relaxed) { &self.when_full } else { &self.usual }
+        if self.server_is_new() { &self.when_full } else { &self.usual }
+    }
+
+    /// For many completions at once, on one server that is 7.0 or newer.
+    pub(super) fn completions(&self) -> &Script {
+        &self.completions
     }
 
     /// Raises a high-water mark.
@@ -133,13 +157,10 @@ pub(super) fn arguments(command: &Command) -> Vec<Vec<u8>> {
         Command::Claim(claim) => vec![b"claim".to_vec(), asked(claim)],
         Command::Begin(grant) => by_owner("begin", grant),
         Command::Renew(grant) => by_owner("renew", grant),
-        Command::Complete { grant, fingerprint, outcome, retention } => vec![
-            b"complete".to_vec(),
-            packed_grant(grant),
-            fingerprint.as_bytes().to_vec(),
-            packed_outcome(outcome),
-            retention.map_or_else(Vec::new, |retention| micros(retention).to_string().into_bytes()),
-        ],
+        Command::Complete { grant, fingerprint, outcome, retention } => {
+            let [grant, outcome, retention] = completion(grant, outcome, *retention);
+            vec![b"complete".to_vec(), grant, fingerprint.as_bytes().to_vec(), outcome, retention]
+        }
         Command::Release(grant) => by_owner("release", grant),
         Command::Bind(grant) => by_owner("bind", grant),
         Command::Abandon(grant) => by_owner("abandon", grant),
@@ -149,6 +170,12 @@ pub(super) fn arguments(command: &Command) -> Vec<Vec<u8>> {
         Command::Forget(Force::Yes) => named("force_forget"),
         Command::Reexecute => named("reexecute"),
     }
+}
+
+/// The parts of a completion that are written: owner and fence, outcome, retention or nothing.
+pub(super) fn completion(grant: &Grant, outcome: &Outcome, retention: Option<Duration>) -> [Vec<u8>; 3] {
+    let retention = retention.map_or_else(Vec::new, |retention| micros(retention).to_string().into_bytes());
+    [packed_grant(grant), packed_outcome(outcome), retention]
 }
 
 /// The record a claim asks for; the script fills in fence, counts and times.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use semel_testbed::Redis;
 
 use super::error::Sent;
+use super::script::COMPLETE;
 use super::{RedisStore, Shared};
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
@@ -17,14 +18,16 @@ use crate::store::{
 use crate::testkit::contract::{Context, agrees_with_the_rules};
 use crate::time::{Clock, ManualClock};
 
-/// The script with its time in a key, and without times at which Redis itself would remove.
-fn on_a_clock_of_ours(rules: &str) -> String {
-    let replaced = [
-        ("redis.call('TIME')", "{ 0, tonumber(redis.call('GET', 'now')) }"),
-        (", 'PXAT', math.ceil(gone / 1000))", ")"),
-        (",\n        'PXAT', math.ceil((changed_at + STUB) / 1000))", ")"),
-    ];
-    replaced.iter().fold(rules.to_owned(), |text, (was, is)| {
+/// A script with its time in a key, and without times at which Redis itself would remove.
+fn on_a_clock_of_ours(script: &str) -> String {
+    let mut removals = vec![", 'PXAT', math.ceil(gone / 1000))"];
+    match script {
+        COMPLETE => removals = vec![", 'PXAT', ceil(gone / 1000))"],
+        _ => removals.push(",\n        'PXAT', math.ceil((changed_at + STUB) / 1000))"),
+    }
+    let time = ("redis.call('TIME')", "{ 0, tonumber(redis.call('GET', 'now')) }");
+    let replaced = removals.into_iter().map(|removal| (removal, ")")).chain([time]);
+    replaced.fold(script.to_owned(), |text, (was, is)| {
         assert_eq!(text.matches(was).count(), 1, "the script has changed: {was}");
         text.replace(was, is)
     })
@@ -64,7 +67,16 @@ impl Timed {
 #[deny(clippy::missing_trait_methods)]
 impl Store for Timed {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        self.at(move |shared| async move { shared.apply(id, command).await })
+        self.at(move |shared| async move {
+            match &command {
+                // As they go where there are many.
+                Command::Complete { .. } => {
+                    let numbered = shared.link.wire().await?;
+                    shared.complete_together(numbered, id, &command).await
+                }
+                _ => shared.apply(id, command).await,
+            }
+        })
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {

@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use semel::outcome::Outcome;
+use semel::record::Mode;
 use semel::{Engine, Failure, Key};
 
 use super::*;
@@ -41,4 +43,69 @@ async fn two_hundred_callers_on_four_handles_have_one_effect() {
         first += u32::from(!replayed);
     }
     assert_eq!((first, runs.load(Ordering::SeqCst)), (1, 1));
+}
+
+/// How often the server was asked to run a script.
+fn scripts_run(server: &Redis) -> u64 {
+    let stats = server.tell(&["INFO", "commandstats"]).expect("a healthy server").text();
+    let calls = |name: &str| {
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+        line.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    calls("eval") + calls("evalsha")
+}
+
+/// Claims and completes many records at once, and says how many scripts that took.
+async fn claim_and_complete(server: &Redis, store: &Arc<RedisStore>, many: usize) -> u64 {
+    let (ids, before) = ((0..many).map(|_| key()).collect::<Vec<_>>(), scripts_run(server));
+    let callers: Vec<_> = ids
+        .iter()
+        .map(|id| {
+            let (store, id) = (Arc::clone(store), *id);
+            tokio::spawn(async move {
+                let terms = Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() });
+                let grant = won(ask(&store, id, &Claim { terms, ..claim() }).await);
+                accepted(store.apply(id, complete(grant, &id.to_string())).await);
+                // An owner that asks again gets the same answer, and one that comes too late gets another's.
+                accepted(store.apply(id, complete(grant, &id.to_string())).await);
+                let Ok(Ruling::Lost { winner }) = store.apply(id, complete(grant, "another")).await else {
+                    panic!("completed twice, with two outcomes");
+                };
+                assert_eq!(*winner.expect("it is known"), Outcome::new("text", id.to_string()));
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.expect("no panic");
+    }
+    let took = scripts_run(server) - before;
+    for id in ids {
+        let outcome = replayed(ask(store, id, &claim()).await);
+        assert_eq!(*outcome, Outcome::new("text", id.to_string()), "each has its own outcome");
+    }
+    took
+}
+
+// F5: first claims need no script, and completions of many share one
+#[tokio::test(flavor = "multi_thread")]
+async fn many_completions_share_a_script() {
+    let server = server();
+    let store = connect(&server.url()).await;
+    let took = claim_and_complete(&server, &store, 400).await;
+    // No claim needs one. Of 1200 completions the rules decide on 800, one by one, after all of them went together.
+    assert!(took < 800 + 1200 / 2, "{took} scripts");
+}
+
+// A cluster of one server, given as a plain server: keys have to go one by one, and do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_one_key_at_a_time_is_served_so() {
+    let server = Redis::options().config("cluster-enabled", "yes").start().expect("redis-server starts");
+    server.tell(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).expect("it takes all slots");
+    eventually("the cluster is up", async || {
+        let state = server.tell(&["CLUSTER", "INFO"]).expect("it answers").text();
+        state.contains("cluster_state:ok").then_some(())
+    })
+    .await;
+    let store = connect(&server.url()).await;
+    claim_and_complete(&server, &store, 200).await;
 }

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
+
+use crate::sync::Mutex;
 
 /// At most so many batches are under way: more would only wait for the server instead of here.
 const AT_ONCE: usize = 3;
 
 /// Questions that wait to be carried, each with who asked.
 #[derive(Debug)]
-pub(crate) struct Together<Q, A> {
+pub struct Together<Q, A> {
     waiting: Mutex<Waiting<Q, A>>,
     /// So many go together.
     most: usize,
@@ -25,13 +26,14 @@ struct Waiting<Q, A> {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
+    /// So many questions go together at most.
+    pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { waiting: Mutex::new(Waiting { calls: Vec::new(), carriers: 0 }), most })
     }
 
     /// Asks, together with whoever else waits. `carry` answers each question, in order. A caller that goes away changes
     /// nothing for the others. `None` where the runtime ends, or `carry` does, before there is an answer.
-    pub(crate) async fn ask<C, F>(self: &Arc<Self>, question: Q, carry: C) -> Option<A>
+    pub async fn ask<C, F>(self: &Arc<Self>, question: Q, carry: C) -> Option<A>
     where
         C: Fn(Vec<Q>) -> F + Send + 'static,
         F: Future<Output = Vec<A>> + Send,

@@ -1,0 +1,218 @@
+//! What needs no script: plain commands cost the server a third of a call of the rules.
+//!
+//! - A claim on a key that nobody used before. `SET … NX GET` writes the record that the rules would, or says what is there.
+//! - A replay of an outcome: a GET, or what the same SET said.
+//!
+//! The server's clock decides here too. The record is written by this process's count of that clock, and the server
+//! says its time along with its answer; a claim that turns out to have been written by a time long past is left to the
+//! rules.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::ConnectionLike as _;
+
+use super::Shared;
+use super::address::Wire;
+use super::error::Sent;
+use super::link::Numbered;
+use super::script;
+use crate::record::{self, Begin, Claim, Command, Fence, Mode, Ruling, State, Win};
+use crate::store::Error;
+use crate::time::Timestamp;
+
+/// An outcome this near to its end is left to the rules.
+const EDGE: Duration = Duration::from_secs(2);
+
+impl Shared {
+    /// A claim without the rules, where that does; `None` where they have to decide.
+    pub(super) async fn claim_plainly(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        command: &Command,
+    ) -> Result<Option<Ruling>, Error> {
+        let (Command::Claim(claim), Wire::One(connection)) = (command, &mut numbered.wire) else {
+            return Ok(None);
+        };
+        // Written too late, a claim whose effect has begun would be in doubt, not free.
+        let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
+        if may_be_in_doubt || !self.rules.server_is_new() {
+            return Ok(None);
+        }
+        if let Some(refusal) = self.refusal() {
+            return Err(refusal);
+        }
+        let (Some(written), mut granted) = (self.clock.now(), None) else { return Ok(None) };
+        let ruling = record::apply(&mut granted, command, written, Fence::default());
+        let (Ruling::Won(win), Some(record)) = (ruling, granted) else { return Ok(None) };
+        let mut exchange = redis::Pipeline::with_capacity(2);
+        exchange.cmd("SET").arg(key).arg(record.encode()).arg("NX").arg("GET").cmd("TIME");
+        let answers = connection
+            .req_packed_commands(&exchange, 0, 2)
+            .await
+            .and_then(|answers| answers.into_iter().map(Value::extract_error).collect::<Result<Vec<_>, _>>());
+        let answers = answers.map_err(|error| self.link.failed(error, numbered.number, Sent::Write))?;
+        let [before, time] =
+            <[Value; 2]>::try_from(answers).map_err(|_| script::strange("lacks an answer"))?;
+        let now = server_time(time)?;
+        // A step back is the heartbeat's to complain of.
+        let _ = self.clock.saw(now);
+        match before {
+            Value::Nil => {
+                let lease_left = record.lease_until.left(now).min(win.lease_left);
+                Ok((lease_left >= win.lease_left / 2).then_some(Ruling::Won(Win { lease_left, ..win })))
+            }
+            Value::BulkString(before) => replay(&before, now, claim),
+            _ => Err(script::strange("is neither a record nor nothing")),
+        }
+    }
+
+    /// A claim that is a replay.
+    pub(super) async fn replay(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        claim: &Claim,
+    ) -> Result<Option<Ruling>, Error> {
+        let mut get = redis::cmd("GET");
+        get.arg(key);
+        let Value::BulkString(bytes) = self.link.query_on(numbered, &get, Sent::Read).await? else {
+            return Ok(None);
+        };
+        let Some(now) = self.clock.now() else { return Ok(None) };
+        replay(&bytes, now, claim)
+    }
+}
+
+/// The replay of a done record with the same payload, far from its end.
+fn replay(bytes: &[u8], now: Timestamp, claim: &Claim) -> Result<Option<Ruling>, Error> {
+    let record = script::decode(bytes)?;
+    let expires_in = record.expires_at.left(now.max(record.changed_at));
+    Ok(match record.state {
+        State::Done(outcome) if record.fingerprint == claim.fingerprint && expires_in > EDGE => {
+            Some(Ruling::Replay { outcome, expires_in })
+        }
+        _ => None,
+    })
+}
+
+/// Seconds and microseconds, as TIME has them.
+fn server_time(time: Value) -> Result<Timestamp, Error> {
+    let (seconds, micros): (u64, u64) =
+        redis::from_redis_value(time).map_err(|_| script::strange("lacks a time"))?;
+    Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
+}
+
+/// Which question a claim asks first. A replay is cheapest by GET, a first claim by SET; callers mostly do the one or
+/// the other for a while.
+#[derive(Debug, Default)]
+pub(super) struct Guess(AtomicU32);
+
+impl Guess {
+    const WHOLE: u32 = 1 << 16;
+
+    /// Whether at least half of the last dozen or so claims were replays.
+    pub(super) fn replay_is_likely(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > Self::WHOLE / 2
+    }
+
+    /// Takes note of what a claim came to. Two at once may lose one of their words: it is a guess.
+    pub(super) fn saw(&self, ruling: &Ruling) {
+        let share = self.0.load(Ordering::Relaxed);
+        let share = match ruling {
+            Ruling::Replay { .. } => share + (Self::WHOLE - share) / 8,
+            _ => share - share / 8,
+        };
+        self.0.store(share, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, feature = "testkit"))]
+mod tests {
+    use std::sync::Arc;
+
+    use semel_testbed::Redis;
+
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+    use crate::key::{Hint, KeyId};
+    use crate::record::{Owner, Terms};
+    use crate::store::{RedisStore, Store as _};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn claim(mode: Mode) -> Command {
+        Command::Claim(Claim {
+            owner: Owner::random(),
+            fingerprint: Fingerprint::from_bytes([7; 32]),
+            terms: Arc::new(Terms { mode, ..Terms::default() }),
+            begin: Begin::WithClaim,
+            hint: Hint::new("order-1"),
+        })
+    }
+
+    fn key() -> KeyId {
+        KeyId::from_bytes(*Owner::random().as_bytes())
+    }
+
+    async fn store(server: &Redis) -> RedisStore {
+        RedisStore::connect(&server.url()).await.expect("a healthy server")
+    }
+
+    // gateway_clock_jump: a process that slept counts the server's clock wrongly, and wins nothing that is over already
+    #[tokio::test]
+    async fn a_claim_written_by_a_time_long_past_is_as_good_as_any() {
+        let server = Redis::start().expect("redis-server starts");
+        let store = store(&server).await;
+        for mode in [Mode::Keyed, Mode::Rerun, Mode::Marked] {
+            let now = store.shared.clock.now().expect("the server was asked");
+            store.shared.clock.saw(Timestamp::from_micros(now.as_micros() - micros(HOUR)));
+            let id = key();
+            let Ok(Ruling::Won(win)) = store.apply(id, claim(mode)).await else { panic!("it is free") };
+            assert!(win.lease_left > Terms::default().lease / 2, "{mode:?}: {:?}", win.lease_left);
+            let found = store.get(id).await.expect("a healthy server").expect("it is there");
+            assert!(found.record.lease_until.left(found.now) > Terms::default().lease / 2, "{mode:?}");
+            assert!(matches!(store.apply(id, claim(mode)).await, Ok(Ruling::Busy { .. })), "{mode:?}");
+            let release = store.apply(id, Command::Release(win.grant)).await;
+            assert!(matches!(release, Ok(Ruling::Accepted { .. })), "{mode:?}: {release:?}");
+        }
+    }
+
+    // store_clock_jump
+    #[tokio::test]
+    async fn a_claim_written_by_a_time_to_come_promises_no_more_than_its_lease() {
+        let server = Redis::start().expect("redis-server starts");
+        let store = store(&server).await;
+        let now = store.shared.clock.now().expect("the server was asked");
+        store.shared.clock.saw(now.after(HOUR));
+        let Ok(Ruling::Won(win)) = store.apply(key(), claim(Mode::Keyed)).await else { panic!("it is free") };
+        assert!(win.lease_left <= Terms::default().lease, "{:?}", win.lease_left);
+        let counted = store.shared.clock.now().expect("the server was asked");
+        assert!(counted.left(now) < HOUR / 2, "its answer put the count right");
+    }
+
+    // F5
+    #[tokio::test]
+    async fn a_claim_on_what_is_there_is_for_the_rules() {
+        let server = Redis::start().expect("redis-server starts");
+        let (store, other) = (store(&server).await, store(&server).await);
+        let (id, first) = (key(), claim(Mode::Keyed));
+        let won = store.apply(id, first.clone()).await;
+        assert!(matches!(&won, Ok(Ruling::Won(win)) if win.attempt == 1), "{won:?}");
+        let again = store.apply(id, first).await;
+        assert!(
+            matches!(&again, Ok(Ruling::Won(win)) if win.attempt == 1),
+            "repeated by its owner: {again:?}"
+        );
+        assert!(matches!(other.apply(id, claim(Mode::Keyed)).await, Ok(Ruling::Busy { .. })));
+        let Command::Claim(stranger) = claim(Mode::Keyed) else { unreachable!("it is a claim") };
+        let stranger = Claim { fingerprint: Fingerprint::from_bytes([8; 32]), ..stranger };
+        assert!(matches!(other.apply(id, Command::Claim(stranger)).await, Ok(Ruling::Conflict)));
+    }
+
+    fn micros(duration: Duration) -> u64 {
+        u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+    }
+}
