@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 
 use super::options::Patience;
@@ -23,8 +24,29 @@ pub(super) type Flaw = Arc<OnceLock<Refusal>>;
 /// HTTP; the listener then answers with that refusal, whatever the service says.
 #[derive(Debug)]
 pub struct Body {
-    incoming: Incoming,
+    /// There until it is dropped.
+    incoming: Option<Incoming>,
     watch: Option<Box<Watch>>,
+}
+
+/// So much of a body that nobody wants is still read.
+const UNWANTED: usize = 1 << 20;
+
+/// Lets the client of a refused HTTP/2 request finish what it sends. Given up at once, its stream would be reset, and clients
+/// there are take that for the loss of an answer that they have in hand.
+pub(super) fn let_finish(mut incoming: Incoming, linger: Duration) {
+    let (false, Ok(runtime)) = (incoming.is_end_stream(), tokio::runtime::Handle::try_current()) else {
+        return;
+    };
+    runtime.spawn(tokio::time::timeout(linger, async move {
+        let mut read = 0;
+        while let Some(Ok(frame)) = incoming.frame().await {
+            read += frame.data_ref().map_or(0, Bytes::len);
+            if read > UNWANTED {
+                return;
+            }
+        }
+    }));
 }
 
 /// Only a body that holds something is watched.
@@ -37,13 +59,19 @@ struct Watch {
     waited: Duration,
     timer: Timer,
     flaw: Flaw,
+    http2: bool,
 }
 
 impl Body {
     /// Watches `incoming`. The flaw is there only where there is a body.
-    pub(super) fn new(incoming: Incoming, rules: &Arc<Rules>, patience: Patience) -> (Self, Option<Flaw>) {
+    pub(super) fn new(
+        incoming: Incoming,
+        rules: &Arc<Rules>,
+        patience: Patience,
+        http2: bool,
+    ) -> (Self, Option<Flaw>) {
         if incoming.is_end_stream() {
-            return (Self { incoming, watch: None }, None);
+            return (Self { incoming: Some(incoming), watch: None }, None);
         }
         let flaw = Flaw::default();
         let watch = Watch {
@@ -53,8 +81,9 @@ impl Body {
             waited: Duration::ZERO,
             timer: Timer::default(),
             flaw: Arc::clone(&flaw),
+            http2,
         };
-        (Self { incoming, watch: Some(Box::new(watch)) }, Some(flaw))
+        (Self { incoming: Some(incoming), watch: Some(Box::new(watch)) }, Some(flaw))
     }
 }
 
@@ -109,11 +138,10 @@ impl http_body::Body for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Refusal>>> {
         let this = self.get_mut();
-        let polled = Pin::new(&mut this.incoming).poll_frame(context);
-        let Some(watch) = &mut this.watch else {
+        let (Some(incoming), Some(watch)) = (&mut this.incoming, &mut this.watch) else {
             return Poll::Ready(None);
         };
-        match polled {
+        match Pin::new(incoming).poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(watch.take(frame))),
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(watch.fail(&error)))),
             Poll::Ready(None) => Poll::Ready(None),
@@ -122,10 +150,21 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.incoming.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), http_body::Body::size_hint)
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let (Some(watch), Some(incoming)) = (&self.watch, self.incoming.take())
+            && watch.http2
+            && watch.flaw.get().is_none()
+        {
+            let_finish(incoming, watch.patience.linger);
+        }
     }
 }

@@ -13,7 +13,7 @@ use hyper::upgrade::OnUpgrade;
 use tower_service::Service;
 
 use super::answer::{Answer, Flight};
-use super::body::{Body, Flaw};
+use super::body::{Body, Flaw, let_finish};
 use super::link::{Link, Upgraded};
 use super::options::Patience;
 use super::refusal::{Refusal, problem};
@@ -51,6 +51,9 @@ where
         let verdict = if http1 { self.verdict_of(number) } else { check_http2(&request, &self.rules) };
         let verdict = verdict.and_then(|()| self.fits(&request));
         if let Err(refusal) = verdict {
+            if !http1 {
+                let_finish(request.into_body(), self.patience.linger);
+            }
             return Box::pin(std::future::ready(Ok(refuse(refusal, flight, http1))));
         }
         let upgrade = http1 && self.link.asks_upgrade(number);
@@ -62,7 +65,7 @@ where
         }
         request.extensions_mut().insert(self.peer.clone());
         let (parts, incoming) = request.into_parts();
-        let (body, flaw) = Body::new(incoming, &self.rules, self.patience);
+        let (body, flaw) = Body::new(incoming, &self.rules, self.patience, !http1);
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
         let end = Closing { flight, flaw, link, http1 };

@@ -196,7 +196,7 @@ impl Shared {
     /// Callers may stop polling while they wait for a place in the connection's queue. So they never get more than half of
     /// its places: whatever the store's thread sends, heartbeats among it, finds one. A cluster's queues are shorter.
     fn short_way(self: &Arc<Self>, command: &Command) -> Option<Numbered> {
-        // Every call holds one.
+        // Every call holds one, a claim two.
         if Arc::strong_count(self) > QUEUED / 2 {
             return None;
         }

@@ -99,6 +99,44 @@ async fn http2_on_both_sides() {
     assert_eq!(seen[0].trailers, "x-sum: 9\n");
 }
 
+/// Sends a body only when its request is answered, and says with what status, and whether the stream was reset.
+async fn answered_before_its_body(gateway: &Gateway, key: &str, body: usize) -> (StatusCode, bool) {
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let asked = request("/x").header("idempotency-key", key).body(()).unwrap();
+    let (answer, mut sending) = sender.send_request(asked, false).unwrap();
+    let answer = tokio::time::timeout(DEADLINE, answer).await.expect("an answer").unwrap();
+    let status = answer.status();
+    let mut told = answer.into_body();
+    while let Some(data) = told.data().await {
+        let _ = told.flow_control().release_capacity(data.unwrap().len());
+    }
+    // Whatever was to come after the answer has come.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let sent = sending.send_data(Bytes::from(vec![b'x'; body]), true);
+    let reset = sent.is_err()
+        || tokio::time::timeout(
+            Duration::from_millis(100),
+            std::future::poll_fn(|context| sending.poll_reset(context)),
+        )
+        .await
+        .is_ok_and(|reset| reset.is_ok());
+    connection.abort();
+    (status, reset)
+}
+
+// A refusal is not taken for a lost answer: some clients do where their stream is reset.
+#[tokio::test]
+async fn a_refused_request_may_finish_its_body() {
+    let upstream = Upstream::start(|_| ok()).await;
+    let gateway = Gateway::before(&upstream).await;
+    let refused = answered_before_its_body(&gateway, "", 3).await;
+    assert_eq!(refused, (StatusCode::BAD_REQUEST, false));
+    assert!(upstream.seen().is_empty());
+}
+
 // smuggling_set, key_syntax
 #[tokio::test]
 async fn ambiguous_requests_are_refused_on_http2_too() {

@@ -50,7 +50,7 @@ impl Shared {
     /// Whether a command is a completion that is better off with others.
     pub(super) fn goes_together(self: &Arc<Self>, command: &Command) -> bool {
         let small = matches!(command, Command::Complete { outcome, .. } if outcome.size() <= LARGE);
-        // Every call holds one.
+        // Every call holds one, a claim two.
         small
             && Arc::strong_count(self) > BUSY
             && self.rules.server_is_new()
