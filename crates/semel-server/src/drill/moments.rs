@@ -1,5 +1,7 @@
 //! A process dies, or a key is reset, at the worst moment. It is not left to chance: a wire to Redis holds the moment.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::crowd::{MANY, SHUT, Told, WIDE, crowd, gate, gate_at, trigger};
@@ -71,7 +73,10 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
 
 /// Waits until a server has its Redis again.
 pub(super) async fn again(server: &Server) -> anyhow::Result<()> {
-    until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await
+    until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await?;
+    // Claims have a connection of their own. Whoever found Redis gone knocks again after 50 ms.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    Ok(())
 }
 
 /// How many runs are anywhere.

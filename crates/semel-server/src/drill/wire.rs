@@ -11,10 +11,10 @@ use tokio::sync::watch;
 
 use super::ground::until;
 
-/// What a claim on a key begins with, as Redis is told.
-pub(super) const CLAIM: &str = "$5\r\nclaim\r\n";
-/// What publishing a run's id begins with.
-pub(super) const COMPLETE: &str = "$8\r\ncomplete\r\n";
+/// Said in a claim on a key: by script, or without one.
+pub(super) const CLAIM: &[&str] = &["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\n"];
+/// Said where a run's id is published: alone, or together with others.
+pub(super) const COMPLETE: &str = "\"buffered\":";
 /// Said by whoever has won a claim and asks the gate, before the run is anywhere.
 pub(super) const GATE: &str = ":gate";
 
@@ -40,7 +40,7 @@ pub(super) enum Then {
 
 /// Waits for something to be said.
 struct Trap {
-    says: Vec<u8>,
+    says: Vec<Vec<u8>>,
     side: Side,
     then: Then,
 }
@@ -97,7 +97,13 @@ impl Wire {
 
     /// Waits for `says` from now on, once.
     pub(super) fn trap(&self, says: &str, side: Side, then: Then) {
-        *self.shared.trap.lock() = Some(Trap { says: says.as_bytes().to_vec(), side, then });
+        self.trap_any(&[says], side, then);
+    }
+
+    /// Waits for any of these from now on, once.
+    pub(super) fn trap_any(&self, says: &[&str], side: Side, then: Then) {
+        let says = says.iter().map(|says| says.as_bytes().to_vec()).collect();
+        *self.shared.trap.lock() = Some(Trap { says, side, then });
     }
 
     /// Waits until it was said.
@@ -125,9 +131,9 @@ impl Said {
     fn hear(&mut self, chunk: &[u8], side: Side, shared: &Shared) -> Option<Then> {
         self.0.extend_from_slice(chunk);
         let mut trap = shared.trap.lock();
-        let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.clone());
-        let heard =
-            says.is_some_and(|says| self.0.windows(says.len()).any(|window| window == says.as_slice()));
+        let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.as_slice());
+        let is_said = |says: &Vec<u8>| self.0.windows(says.len()).any(|window| window == says.as_slice());
+        let heard = says.unwrap_or_default().iter().any(is_said);
         // Longer than any word that is waited for.
         let keep = self.0.len().saturating_sub(64);
         self.0.drain(..keep);

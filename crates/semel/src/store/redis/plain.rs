@@ -7,7 +7,7 @@
 //! says its time along with its answer; a claim that turns out to have been written by a time long past is left to the
 //! rules.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::Value;
@@ -38,7 +38,7 @@ impl Shared {
         };
         // Written too late, a claim whose effect has begun would be in doubt, not free.
         let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
-        if may_be_in_doubt || !self.rules.server_is_new() {
+        if may_be_in_doubt || !self.rules.server_is_new() || self.guess.scripts_only.load(Ordering::Relaxed) {
             return Ok(None);
         }
         if let Some(refusal) = self.refusal() {
@@ -53,7 +53,14 @@ impl Shared {
             .req_packed_commands(&exchange, 0, 2)
             .await
             .and_then(|answers| answers.into_iter().map(Value::extract_error).collect::<Result<Vec<_>, _>>());
-        let answers = answers.map_err(|error| self.link.failed(error, numbered.number, Sent::Write))?;
+        let answers = match answers {
+            // Nothing was written. Not every server that calls itself new knows NX together with GET.
+            Err(error) if error.code() == Some("ERR") => {
+                self.guess.scripts_only.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+            answers => answers.map_err(|error| self.link.failed(error, numbered.number, Sent::Write))?,
+        };
         let [before, time] =
             <[Value; 2]>::try_from(answers).map_err(|_| script::strange("lacks an answer"))?;
         let now = server_time(time)?;
@@ -108,24 +115,29 @@ fn server_time(time: Value) -> Result<Timestamp, Error> {
 /// Which question a claim asks first. A replay is cheapest by GET, a first claim by SET; callers mostly do the one or
 /// the other for a while.
 #[derive(Debug, Default)]
-pub(super) struct Guess(AtomicU32);
+pub(super) struct Guess {
+    /// Of replays among the last claims.
+    share: AtomicU32,
+    /// Set where the server refused to be asked by SET.
+    scripts_only: AtomicBool,
+}
 
 impl Guess {
     const WHOLE: u32 = 1 << 16;
 
     /// Whether at least half of the last dozen or so claims were replays.
     pub(super) fn replay_is_likely(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > Self::WHOLE / 2
+        self.share.load(Ordering::Relaxed) > Self::WHOLE / 2
     }
 
     /// Takes note of what a claim came to. Two at once may lose one of their words: it is a guess.
     pub(super) fn saw(&self, ruling: &Ruling) {
-        let share = self.0.load(Ordering::Relaxed);
+        let share = self.share.load(Ordering::Relaxed);
         let share = match ruling {
             Ruling::Replay { .. } => share + (Self::WHOLE - share) / 8,
             _ => share - share / 8,
         };
-        self.0.store(share, Ordering::Relaxed);
+        self.share.store(share, Ordering::Relaxed);
     }
 }
 

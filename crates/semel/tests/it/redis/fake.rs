@@ -1,10 +1,14 @@
 //! error_map: a server that answers every claim with an error of our choice, and what becomes of each.
 
+use semel::record::Mode;
 use semel::store::ErrorKind;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+
+/// In place of an error: claims are won, but not by SET.
+const NO_NX_GET: &str = "(no NX GET)";
 
 /// Answers as a healthy server does, but for claims.
 async fn fake(version: &'static str, error: &'static str) -> String {
@@ -34,8 +38,13 @@ async fn serve(stream: TcpStream, version: &'static str, error: &'static str) ->
             ("EVALSHA" | "EVAL", "beat") => {
                 format!("*4\r\n{}:1\r\n:1000000\r\n:0\r\n", bulk("0123456789abcdef"))
             }
-            ("EVALSHA" | "EVAL", "claim") if error == "(cut)" => return None,
-            ("EVALSHA" | "EVAL", "claim") => format!("-{error}\r\n"),
+            ("SET", "GET") if error == NO_NX_GET => "-ERR syntax error\r\n".to_owned(),
+            ("EVALSHA" | "EVAL", "claim") if error == NO_NX_GET => {
+                format!("*5\r\n{}:5\r\n:1\r\n:0\r\n:30000000\r\n", bulk("won"))
+            }
+            ("EVALSHA" | "EVAL", "claim") | ("SET", "GET") if error == "(cut)" => return None,
+            ("EVALSHA" | "EVAL", "claim") | ("SET", "GET") => format!("-{error}\r\n"),
+            ("TIME", _) => format!("*2\r\n{}{}", bulk("1"), bulk("0")),
             ("GET", _) => "_\r\n".to_owned(),
             ("PUBLISH" | "EXISTS", _) => ":0\r\n".to_owned(),
             ("SUBSCRIBE", _) => format!(">3\r\n{}{}:1\r\n", bulk("subscribe"), bulk(&word(1))),
@@ -94,9 +103,24 @@ async fn error_map() {
         ("ERR something nobody has heard of", Setup),
         ("(cut)", Ambiguous),
     ] {
-        let store = connect(&fake("7.0.15", reply).await).await;
-        let error = ask(&store, key(), &claim()).await.expect_err("the server refuses");
-        assert_eq!(error.kind(), kind, "{reply}: {error}");
+        for claim in [claim(), keyed()] {
+            let store = connect(&fake("7.0.15", reply).await).await;
+            let error = ask(&store, key(), &claim).await.expect_err("the server refuses");
+            assert_eq!(error.kind(), kind, "{reply}: {error}");
+        }
+    }
+}
+
+/// A claim that needs no script.
+fn keyed() -> Claim {
+    Claim { terms: Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() }), ..claim() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_knows_scripts_only_is_asked_by_scripts() {
+    let store = connect(&fake("7.0.15", NO_NX_GET).await).await;
+    for _ in 0..3 {
+        won(ask(&store, key(), &keyed()).await);
     }
 }
 
