@@ -204,8 +204,8 @@ impl Tiers {
             }
             // Whoever holds it has said so.
             Ruling::Busy { .. } => {}
-            _ if found.is_some() => self.clear(id, Wake::Nobody).await,
-            _ => {}
+            // Also where nothing was found: what came meanwhile may be older than this.
+            _ => self.clear(id, Wake::Nobody).await,
         }
         Ok(ruling)
     }
