@@ -373,8 +373,9 @@ async fn claim_shortly(
     command: Command,
 ) -> Result<Ruling, Error> {
     let command = Arc::new(command);
-    let first = if shared.guess.replay_is_likely() { Some(Way::Replay) } else { None };
-    for way in first.into_iter().chain([Way::Plain, Way::Rules]) {
+    let first = shared.guess.replay_is_likely().then_some(Way::Replay);
+    let then = shared.may_be_plain(&command).then_some(Way::Plain);
+    for way in first.into_iter().chain(then).chain([Way::Rules]) {
         let (shared, numbered, command) = (Arc::clone(&shared), numbered.clone(), Arc::clone(&command));
         let step = async move { shared.claim_by(way, numbered, id, &command).await };
         if let Some(ruling) = Inline::new(runtime.clone(), step).await? {
@@ -392,7 +393,9 @@ impl Store for RedisStore {
                 let work = async move { shared.complete_together(numbered, id, &command).await };
                 return Box::pin(Inline::new(self.runtime.clone(), work));
             }
-            if matches!(command, Command::Claim(_)) {
+            if matches!(command, Command::Claim(_))
+                && (shared.guess.replay_is_likely() || shared.may_be_plain(&command))
+            {
                 return Box::pin(claim_shortly(shared, self.runtime.clone(), numbered, id, command));
             }
             let work = async move { shared.apply_shortly(numbered, id, &command).await };

@@ -26,6 +26,15 @@ use crate::time::Timestamp;
 const EDGE: Duration = Duration::from_secs(2);
 
 impl Shared {
+    /// Whether it is worth trying.
+    pub(super) fn may_be_plain(&self, command: &Command) -> bool {
+        let Command::Claim(claim) = command else { return false };
+        // Written too late, a claim whose effect has begun would be in doubt, not free.
+        let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
+        let knows = self.rules.server_is_new() && !self.guess.scripts_only.load(Ordering::Relaxed);
+        knows && !may_be_in_doubt
+    }
+
     /// A claim without the rules, where that does; `None` where they have to decide.
     pub(super) async fn claim_plainly(
         &self,
@@ -36,9 +45,7 @@ impl Shared {
         let (Command::Claim(claim), Wire::One(connection)) = (command, &mut numbered.wire) else {
             return Ok(None);
         };
-        // Written too late, a claim whose effect has begun would be in doubt, not free.
-        let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
-        if may_be_in_doubt || !self.rules.server_is_new() || self.guess.scripts_only.load(Ordering::Relaxed) {
+        if !self.may_be_plain(command) {
             return Ok(None);
         }
         if let Some(refusal) = self.refusal() {
