@@ -1,34 +1,43 @@
 //! The burst buffer: runs that wait in Redis for their place in the ledger, so that a burst does not reach the database.
 //!
-//! A buffered run is a full citizen: it is found by its id and by its key, it can be changed and cancelled, and nothing of
-//! that is lost when it is drained. Its bytes are opaque to Redis; changes are kept beside them, in order, and applied
-//! in Rust.
+//! A buffered run is found by its id and by its key, and it can be changed. Its bytes are opaque to Redis; changes are kept beside
+//! them, in order, and applied in Rust. There is one way out: a run is leased, the ledger takes it in with its changes, and it
+//! leaves the buffer when the lease is acknowledged.
 //!
 //! ```text
-//!   accept ──► queued ──lease──► leased ──ack──► gone (it is in the ledger)
-//!                ▲                 │  └──remove─► gone (it is a dead letter)
-//!                └──── give back, ─┘
-//!                      or the lease is over
+//!   put ──► queued ──lease──► leased ──ack──► gone (it is in the ledger)
+//!             ▲                 │  └──remove─► gone (it is a dead letter)
+//!             └─── given back, ─┘
+//!                  or the lease has expired
 //! ```
 //!
-//! # Keys
+//! # Keys of Redis
 //!
 //! All keys of one tenant share a hash tag, so that a script may touch them on a cluster; every script is given every
 //! key it touches. `TAG` is a hash of the tenant's name: nothing that a caller sends can forge it.
 //!
-//! | key | what |
+//! | key | content |
 //! |---|---|
 //! | `PREFIX:{TAG}:queue` | sorted set of ids, by when they may be drained, in ms |
-//! | `PREFIX:{TAG}:leased` | sorted set of ids, by when their lease ends |
+//! | `PREFIX:{TAG}:leased` | sorted set of ids, by when their lease expires |
 //! | `PREFIX:{TAG}:runs` | hash of id to the run as it was accepted |
-//! | `PREFIX:{TAG}:about` | hash of id to its lease, attempts, version and key |
+//! | `PREFIX:{TAG}:about` | hash of id to its lease, attempts, version, key and the key's expiry |
 //! | `PREFIX:{TAG}:changes` | hash of id to the changes since, each with its length before it |
-//! | `PREFIX:{TAG}:keys` | hash of dedupe id to the id of its run |
-//! | `PREFIX:{TAG}:gate` | hash: what the gate counted |
-//! | `PREFIX:{all}:gate` | the same for all tenants together |
+//! | `PREFIX:{TAG}:keys` | hash of dedupe id and generation to the id of the run that holds it |
+//! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token that the next put brings (`token`) |
+//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence, and until when it counts: claims with a lower fence buffer nothing under it |
+//! | `PREFIX:{TAG}:admitted`, `:held` | the gate: when the last triggers were admitted, and that it holds |
+//! | `PREFIX:{all}:admitted`, `:held` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by when they had their last turn |
+//! | `PREFIX:{tenants}:announced` | hash of tenant to the number of its last announcement |
 //! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
-//! | `PREFIX:{TAG}:taken` | hash of dedupe id to the fence of whoever took the claim on it over, and until when that counts: older ones buffer nothing under it |
+//!
+//! # The list of tenants
+//!
+//! Drainers find runs by the list of tenants, which is in another slot of a cluster than the runs. So that no run is put where no
+//! drainer looks, a put is accepted only while the tenant is `open`, or with the token that the last refusal gave: its producer has
+//! announced the tenant after that. A drainer that finds a tenant empty deletes both, and takes the tenant off the list only if it
+//! was not announced since its turn. A producer that dies after its announcement leaves a tenant on the list with nothing to drain.
 
 mod entry;
 mod put;
@@ -40,16 +49,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use semel::key::KeyId;
-use semel::record::Fence;
+use semel::record::{Fence, Terms};
 use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind, RedisClient};
+use semel::time::Timestamp;
 use semel::together::Together;
 
-pub use self::entry::{Buffered, Patch, Unreadable};
+pub use self::entry::{Buffered, BufferedRun, Unreadable};
 use self::put::Putting;
 use self::script::Scripts;
-use crate::event::{Accepted, NewEvent};
+use crate::event::{Accepted, Generation, NewEvent};
 use crate::id::{EventId, EventKind};
+pub use crate::ledger::Patch;
 
 /// The burst buffer of one deployment, on one Redis.
 pub struct Buffer {
@@ -59,6 +70,16 @@ pub struct Buffer {
     capacity: u64,
     scripts: Scripts,
     puts: Arc<Together<Putting, Result<Put, Error>>>,
+    /// How long a claim on a key can last: what its owner puts later than that is refused.
+    longest_claim: Duration,
+}
+
+/// The name of a generation of a key. The first has the name that keys had before there were generations.
+fn key_name(key: KeyId, generation: Generation) -> String {
+    match generation {
+        Generation::FIRST => key.to_string(),
+        later => format!("{key}@{}", later.get()),
+    }
 }
 
 /// What became of a run that was to be buffered.
@@ -68,8 +89,21 @@ pub enum Put {
     Accepted(Accepted),
     /// The tenant's part of the buffer is full: nothing was written.
     Full,
-    /// Somebody else has taken the claim on its key over: nothing was written.
+    /// The key is held and has expired: nothing was written. Its generation is to be ended first.
+    Expired,
+    /// The claim on its key was taken over, or the generation of the key has ended: nothing was written.
     TakenOver,
+}
+
+/// The run that holds a key in the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferedHolder {
+    /// The run.
+    pub run: EventId,
+    /// What it asked for.
+    pub fingerprint: [u8; 32],
+    /// Whether the key has expired.
+    pub expired: bool,
 }
 
 /// What became of a change to a buffered run.
@@ -79,8 +113,6 @@ pub enum Patched {
     Applied(u64),
     /// The version is another than the caller knew.
     Stale,
-    /// It is on its way to the ledger: look there in a moment.
-    InTransit,
     /// It is not in the buffer.
     Missing,
 }
@@ -98,13 +130,24 @@ pub struct Leased {
     pub reclaimed: u64,
 }
 
+/// What became of a wish to lease one run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LeasedOne {
+    /// It is the caller's.
+    Leased(Leased),
+    /// A drainer holds it.
+    Held,
+    /// It is not in the buffer.
+    Missing,
+}
+
 /// One run of a lease.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeasedRun {
     /// Its id in the buffer.
     pub id: EventId,
     /// The run with its changes; or why it cannot be read, with its bytes.
-    pub run: Result<Buffered, Unreadable>,
+    pub run: Result<BufferedRun, Unreadable>,
     /// How often it was leased before and not finished.
     pub attempts: u32,
     /// Its version: changes after it are not in `run`.
@@ -116,8 +159,8 @@ pub struct LeasedRun {
 pub enum Acked {
     /// It is gone from the buffer.
     Gone,
-    /// There were changes meanwhile: apply these where it is now, then say so again with this version.
-    Changed(Vec<Patch>, u64),
+    /// There were more changes meanwhile: these are all of them. Take them into the ledger, then acknowledge again.
+    Changed(Vec<Patch>),
     /// Somebody else has it by now.
     Lost,
 }
@@ -137,7 +180,8 @@ impl Buffer {
     /// A buffer on this Redis; all its keys begin with `prefix`.
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
         let puts = Together::new(put::TOGETHER);
-        Self { client, prefix: prefix.into(), capacity, scripts: Scripts::new(), puts }
+        let Terms { in_flight_max: longest_claim, .. } = Terms::default();
+        Self { client, prefix: prefix.into(), capacity, scripts: Scripts::new(), puts, longest_claim }
     }
 
     /// The server's address, without its password.
@@ -167,15 +211,26 @@ impl Buffer {
         format!("{}:{{tenants}}:whose", self.prefix)
     }
 
-    fn turns(&self) -> String {
-        format!("{}:{{tenants}}:turns", self.prefix)
+    /// The list of tenants, and the numbers of their announcements.
+    fn list_keys(&self) -> [String; 2] {
+        ["turns", "announced"].map(|part| format!("{}:{{tenants}}:{part}", self.prefix))
     }
 
-    /// The six keys of a tenant that scripts touch, in the order in which they know them.
-    fn keys(&self, tenant: &str) -> [String; 6] {
+    async fn call_on_list(
+        &self,
+        script: &semel::store::RedisScript,
+        arguments: &[&[u8]],
+    ) -> Result<Value, Error> {
+        let keys = self.list_keys();
+        let keys = keys.each_ref().map(|key| key.as_bytes());
+        self.client.call(script, &keys, arguments, Effect::Writes).await
+    }
+
+    /// The keys of a tenant that scripts touch, in the order in which they know them.
+    fn keys(&self, tenant: &str) -> [String; 7] {
         let tag = Self::tag(tenant);
         let name = |part| format!("{}:{{{tag}}}:{part}", self.prefix);
-        ["queue", "leased", "runs", "about", "changes", "keys"].map(name)
+        ["queue", "leased", "runs", "about", "changes", "keys", "listed"].map(name)
     }
 
     async fn call(
@@ -190,28 +245,41 @@ impl Buffer {
         self.client.call(script, &keys, arguments, effect).await
     }
 
-    /// Says that the claim on a key was taken over, under this fence (G5): whoever held it before buffers nothing under it
-    /// from now on. Kept for so long; the one before may be slow, but not slower than its claim can last.
+    /// Says that the claim on a generation of a key was taken over, under this fence: its owner before buffers nothing under it
+    /// from now on. Kept for as long as that owner can last.
     ///
     /// # Errors
     /// Redis does not answer.
     pub async fn take_over(
         &self,
         tenant: &str,
-        key: KeyId,
+        (key, generation): (KeyId, Generation),
         fence: Fence,
         keep: Duration,
     ) -> Result<(), Error> {
         let taken = self.key(tenant, "taken");
-        let (key, fence, keep) = (key.to_string(), fence.get().to_string(), millis(keep).max(1).to_string());
+        let (key, fence) = (key_name(key, generation), fence.get().to_string());
+        let keep = millis(keep).max(1).to_string();
         let arguments = [key.as_bytes(), fence.as_bytes(), keep.as_bytes()];
         let script = &self.scripts.take_over;
         self.client.call(script, &[taken.as_bytes()], &arguments, Effect::Writes).await.map(drop)
     }
 
-    /// Buffers a run (G11): not where its key is there already, with or without the same payload, nor where the claim on
-    /// its key was taken over from the one with this fence. Together with other runs of this process that come at the
-    /// same time.
+    /// Says that a generation of a key has ended: no claim buffers anything under it from now on.
+    ///
+    /// # Errors
+    /// Redis does not answer.
+    pub async fn close(
+        &self,
+        tenant: &str,
+        (key, generation): (KeyId, Generation),
+        keep: Duration,
+    ) -> Result<(), Error> {
+        self.take_over(tenant, (key, generation), Fence::new(u64::MAX), keep).await
+    }
+
+    /// Buffers a run: not where its key is held already, with or without the same payload, nor where the claim on its key was
+    /// taken over from the one with this fence. Together with other runs of this process that come at the same time.
     ///
     /// # Errors
     /// Redis does not answer, or is full.
@@ -226,12 +294,9 @@ impl Buffer {
         })
     }
 
-    /// Puts tenants on the list of those with buffered runs.
-    async fn announce(&self, tenants: &[&str]) -> Result<(), Error> {
-        let turns = self.turns();
-        let tenants: Vec<&[u8]> = tenants.iter().map(|tenant| tenant.as_bytes()).collect();
-        let script = &self.scripts.announce;
-        self.client.call(script, &[turns.as_bytes()], &tenants, Effect::Writes).await.map(drop)
+    /// Puts a tenant on the list of those with buffered runs.
+    async fn announce(&self, tenant: &str) -> Result<(), Error> {
+        self.call_on_list(&self.scripts.announce, &[tenant.as_bytes()]).await.map(drop)
     }
 
     /// Notes whose runs are.
@@ -267,12 +332,16 @@ impl Buffer {
         self.client.query(&forget, Effect::Writes).await.map(drop)
     }
 
-    /// Who has this key, with what fingerprint; `None` where it is free or over (G8).
+    /// The run that holds a generation of a key in the buffer; `None` where there is none.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn find(&self, tenant: &str, key: KeyId) -> Result<Option<(EventId, [u8; 32])>, Error> {
-        let key = key.to_string();
+    pub async fn find(
+        &self,
+        tenant: &str,
+        (key, generation): (KeyId, Generation),
+    ) -> Result<Option<BufferedHolder>, Error> {
+        let key = key_name(key, generation);
         // Most keys are new, and a plain read costs Redis a tenth of a script.
         let mut get = cmd("HGET");
         get.arg(self.key(tenant, "keys")).arg(&key);
@@ -280,8 +349,11 @@ impl Buffer {
             return Ok(None);
         }
         let answer = self.call(&self.scripts.find, tenant, &[key.as_bytes()], Effect::Writes).await?;
-        let (id, print) = script::word(&answer)?;
-        Ok(id.parse().ok().zip(unhex(&print)))
+        let Value::Array(parts) = answer else { return Err(script::strange()) };
+        let [id, print, expired] = script::blobs::<3>(parts)?;
+        let text = |blob: &Blob| std::str::from_utf8(blob).map(str::to_owned).map_err(|_| script::strange());
+        let found = text(&id)?.parse().ok().zip(unhex(&text(&print)?));
+        Ok(found.map(|(run, fingerprint)| BufferedHolder { run, fingerprint, expired: &expired[..] == b"1" }))
     }
 
     /// A buffered run with its changes, and its version.
@@ -292,16 +364,17 @@ impl Buffer {
         &self,
         tenant: &str,
         id: EventId,
-    ) -> Result<Option<(Result<Buffered, Unreadable>, u64)>, Error> {
+    ) -> Result<Option<(Result<BufferedRun, Unreadable>, u64)>, Error> {
         let id_text = id.to_string();
         let answer = self.call(&self.scripts.get, tenant, &[id_text.as_bytes()], Effect::Reads).await?;
         let Value::Array(parts) = answer else { return Ok(None) };
-        let [run, changes, version] = script::blobs::<3>(parts)?;
-        Ok(Some((Buffered::read(&run, &changes), script::number(&version)?)))
+        let [run, changes, version, expires] = script::blobs::<4>(parts)?;
+        Ok(Some((BufferedRun::read(&run, &changes, expiry(&expires)?), script::number(&version)?)))
     }
 
-    /// Adds a change to a buffered run (G12). `version` is what the caller knew, where that matters. What must not come too
-    /// late is not added to a run that is on its way.
+    /// Adds a change to a buffered run, also while a drainer holds it. `version` is what the caller knew, where that matters. A
+    /// change that must not come too late (a cancellation, another delay) does not belong here: it moves the run into the
+    /// ledger.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -315,89 +388,88 @@ impl Buffer {
         let id = id.to_string();
         let patch_bytes = patch.encode();
         let version = version.map_or_else(|| "-1".to_owned(), |version| version.to_string());
-        let in_transit: &[u8] = if patch.may_follow() { b"1" } else { b"0" };
-        let arguments: [&[u8]; 4] = [id.as_bytes(), &patch_bytes, version.as_bytes(), in_transit];
-        let answer = self.call(&self.scripts.patch, tenant, &arguments, Effect::Writes).await?;
+        let arguments: [&[u8]; 3] = [id.as_bytes(), &patch_bytes, version.as_bytes()];
+        let answer = self.call(&self.scripts.patch, tenant, &arguments, Effect::WritesDurably).await?;
         let (word, version) = script::word(&answer)?;
         match word.as_str() {
             "applied" => Ok(Patched::Applied(version.parse().map_err(|_| script::strange())?)),
             "stale" => Ok(Patched::Stale),
-            "in transit" => Ok(Patched::InTransit),
             "missing" => Ok(Patched::Missing),
             _ => Err(script::strange()),
         }
     }
 
-    /// Frees a key (G15): the run that has it keeps its place and loses its key, also where it is on its way to the
-    /// ledger. Answers whose it was.
+    /// The tenant that has waited longest for its turn, which it has now, and the number of its announcement; `None` where
+    /// nothing is buffered.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn reset(&self, tenant: &str, key: KeyId) -> Result<Option<EventId>, Error> {
-        let (key_text, patch) = (key.to_string(), Patch::DropKey.encode());
-        let arguments: [&[u8]; 2] = [key_text.as_bytes(), &patch];
-        let answer = self.call(&self.scripts.reset, tenant, &arguments, Effect::Writes).await?;
-        let (id, _) = script::word(&answer)?;
-        Ok(id.parse().ok())
+    pub async fn next_tenant(&self) -> Result<Option<(String, u64)>, Error> {
+        let Value::Array(parts) = self.call_on_list(&self.scripts.turn, &[]).await? else { return Ok(None) };
+        let [name, number] = script::blobs::<2>(parts)?;
+        let name = String::from_utf8(name.to_vec()).map_err(|_| script::strange())?;
+        Ok(Some((name, script::number(&number)?)))
     }
 
-    /// The tenant that has waited longest for its turn, which it has now (G13); `None` where nothing is buffered.
+    /// Leases the next runs of a tenant that may be drained. Expired leases are given back first. `announced` is the number that
+    /// came with the tenant's turn: a tenant without any runs leaves the list, unless it was announced since.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn next_tenant(&self) -> Result<Option<String>, Error> {
-        let turns = self.turns();
-        let answer = self.client.call(&self.scripts.turn, &[turns.as_bytes()], &[], Effect::Writes).await?;
-        match answer {
-            Value::BulkString(name) => Ok(String::from_utf8(name).ok()),
-            _ => Ok(None),
-        }
-    }
-
-    /// Leases the next runs of a tenant that may be drained. Leases that are over are given back first.
-    /// A tenant without any loses its place in the turns.
-    ///
-    /// # Errors
-    /// Redis does not answer.
-    pub async fn lease(&self, tenant: &str, limit: u32, lease: Duration) -> Result<Leased, Error> {
-        let token = format!("{:032x}", rand::random::<u128>());
+    pub async fn lease(
+        &self,
+        (tenant, announced): (&str, u64),
+        limit: u32,
+        lease: Duration,
+    ) -> Result<Leased, Error> {
+        let token = new_token();
         let (limit, lease) = (limit.to_string(), millis(lease).to_string());
+        let number = announced.to_string();
         let arguments: [&[u8]; 3] = [limit.as_bytes(), lease.as_bytes(), token.as_bytes()];
         let answer = self.call(&self.scripts.lease, tenant, &arguments, Effect::Writes).await?;
         let Value::Array(mut parts) = answer else { return Err(script::strange()) };
-        if parts.len() < 2 || (parts.len() - 2) % 5 != 0 {
+        if parts.len() < 2 || (parts.len() - 2) % 6 != 0 {
             return Err(script::strange());
         }
         let rest = parts.split_off(2);
         let (reclaimed, left) = (int(&parts[0]), int(&parts[1]));
-        let mut runs = Vec::with_capacity(rest.len() / 5);
+        let mut runs = Vec::with_capacity(rest.len() / 6);
         let mut rest = rest.into_iter();
-        while rest.len() > 0 {
-            let [id, run, changes, attempts, version] = script::blobs::<5>(rest.by_ref().take(5).collect())?;
+        while let Some(id) = rest.next() {
+            let [id] = script::blobs::<1>(vec![id])?;
             let id =
                 std::str::from_utf8(&id).ok().and_then(|id| id.parse().ok()).ok_or_else(script::strange)?;
-            runs.push(LeasedRun {
-                id,
-                run: Buffered::read(&run, &changes),
-                attempts: u32::try_from(script::number(&attempts)?).unwrap_or(u32::MAX),
-                version: script::number(&version)?,
-            });
+            runs.push(leased_run(id, rest.by_ref().take(5).collect())?);
         }
-        if runs.is_empty() && left == 0 {
-            self.leave(tenant).await?;
+        if left == 0 {
+            self.call_on_list(&self.scripts.leave, &[tenant.as_bytes(), number.as_bytes()]).await?;
         }
         Ok(Leased { tenant: tenant.to_owned(), token, runs, reclaimed })
     }
 
-    /// Takes a tenant off the list, unless something came meanwhile.
-    async fn leave(&self, tenant: &str) -> Result<(), Error> {
-        let mut remove = cmd("ZREM");
-        remove.arg(self.turns()).arg(tenant);
-        self.client.query(&remove, Effect::Writes).await?;
-        if self.depth(tenant).await? != Depth::default() {
-            self.announce(&[tenant]).await?;
+    /// Leases one run, whether or not it may be drained yet.
+    ///
+    /// # Errors
+    /// Redis does not answer.
+    pub async fn lease_one(&self, tenant: &str, id: EventId, lease: Duration) -> Result<LeasedOne, Error> {
+        let (token, text, lease) = (new_token(), id.to_string(), millis(lease).to_string());
+        let arguments: [&[u8]; 3] = [text.as_bytes(), lease.as_bytes(), token.as_bytes()];
+        let answer = self.call(&self.scripts.lease_one, tenant, &arguments, Effect::Writes).await?;
+        let Value::Array(mut parts) = answer else { return Err(script::strange()) };
+        if parts.is_empty() {
+            return Err(script::strange());
         }
-        Ok(())
+        let rest = parts.split_off(1);
+        let [word] = script::blobs::<1>(parts)?;
+        match &word[..] {
+            b"leased" => {
+                let runs = vec![leased_run(id, rest)?];
+                Ok(LeasedOne::Leased(Leased { tenant: tenant.to_owned(), token, runs, reclaimed: 0 }))
+            }
+            b"held" => Ok(LeasedOne::Held),
+            b"missing" => Ok(LeasedOne::Missing),
+            _ => Err(script::strange()),
+        }
     }
 
     /// Extends leases. Answers which of the runs are still the caller's.
@@ -443,17 +515,20 @@ impl Buffer {
         }
         let texts: Vec<[String; 2]> =
             runs.iter().map(|(run, version)| [run.to_string(), version.to_string()]).collect();
-        let mut arguments = vec![token.as_bytes()];
+        let keep = millis(self.longest_claim * 2).to_string();
+        let mut arguments = vec![token.as_bytes(), keep.as_bytes()];
         arguments.extend(texts.iter().flatten().map(String::as_bytes));
-        let answer = self.call(&self.scripts.ack, tenant, &arguments, Effect::Writes).await?;
+        let (own, taken) = (self.keys(tenant), self.key(tenant, "taken"));
+        let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
+        let answer = self.client.call(&self.scripts.ack, &keys, &arguments, Effect::Writes).await?;
         let Value::Array(answers) = answer else { return Err(script::strange()) };
         if answers.len() != runs.len() {
             return Err(script::strange());
         }
         let (mut acked, mut gone) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
-        for (answer, (run, version)) in answers.into_iter().zip(runs) {
+        for (answer, (run, _)) in answers.into_iter().zip(runs) {
             let Value::Array(parts) = answer else { return Err(script::strange()) };
-            let [word, changes, now] = script::blobs::<3>(parts)?;
+            let [word, changes] = script::blobs::<2>(parts)?;
             acked.push(match &word[..] {
                 b"gone" => {
                     gone.push(*run);
@@ -461,10 +536,9 @@ impl Buffer {
                 }
                 b"lost" => Acked::Lost,
                 b"changed" => {
-                    let known = usize::try_from(*version).unwrap_or(usize::MAX);
                     let patches =
                         Patch::read_all(&changes).map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
-                    Acked::Changed(patches.into_iter().skip(known).collect(), script::number(&now)?)
+                    Acked::Changed(patches)
                 }
                 _ => return Err(script::strange()),
             });
@@ -494,14 +568,13 @@ impl Buffer {
         Ok(int(&answer) == 1)
     }
 
-    /// Takes a run out: it is a dead letter now, or somebody waits for it and puts it into the ledger at once. Without a
-    /// token only where it is not on its way already.
+    /// Takes a leased run out that cannot be read: it is a dead letter now.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn remove(&self, tenant: &str, token: Option<&str>, run: EventId) -> Result<bool, Error> {
+    pub async fn remove(&self, (tenant, token): (&str, &str), run: EventId) -> Result<bool, Error> {
         let id = run.to_string();
-        let arguments: [&[u8]; 2] = [token.unwrap_or("").as_bytes(), id.as_bytes()];
+        let arguments: [&[u8]; 2] = [token.as_bytes(), id.as_bytes()];
         let answer = self.call(&self.scripts.remove, tenant, &arguments, Effect::Writes).await?;
         let removed = int(&answer) == 1;
         if removed {
@@ -527,7 +600,8 @@ impl Buffer {
     /// Redis does not answer.
     pub async fn tenants(&self) -> Result<Vec<String>, Error> {
         let mut list = cmd("ZRANGE");
-        list.arg(self.turns()).arg(0).arg(-1);
+        let [turns, _] = self.list_keys();
+        list.arg(turns).arg(0).arg(-1);
         let Value::Array(names) = self.client.query(&list, Effect::Reads).await? else {
             return Err(script::strange());
         };
@@ -569,6 +643,29 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").field("server", &self.client.name()).field("prefix", &self.prefix).finish()
     }
+}
+
+fn new_token() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// A leased run of what the scripts answer for it: the run, its changes, attempts, version and expiry.
+fn leased_run(id: EventId, parts: Vec<Value>) -> Result<LeasedRun, Error> {
+    let [run, changes, attempts, version, expires] = script::blobs::<5>(parts)?;
+    Ok(LeasedRun {
+        id,
+        run: BufferedRun::read(&run, &changes, expiry(&expires)?),
+        attempts: u32::try_from(script::number(&attempts)?).unwrap_or(u32::MAX),
+        version: script::number(&version)?,
+    })
+}
+
+/// When a key expires, from milliseconds; -1 is never.
+fn expiry(text: &Blob) -> Result<Option<Timestamp>, Error> {
+    if &text[..] == b"-1" {
+        return Ok(None);
+    }
+    Ok(Some(Timestamp::from_micros(script::number(text)?.saturating_mul(1000))))
 }
 
 pub(crate) fn millis(duration: Duration) -> u64 {

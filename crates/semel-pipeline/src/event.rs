@@ -59,6 +59,40 @@ pub struct Dedupe {
     pub fingerprint: Fingerprint,
     /// How long the key is remembered. `None`: as long as the event.
     pub lifetime: Option<Duration>,
+    /// When the key expires, where that was fixed before the ledger saw the event: a buffered run was accepted when it was
+    /// buffered. `None`: the ledger counts `lifetime` from when it accepts the event.
+    pub expires_at: Option<Timestamp>,
+    /// The generation of the key that the caller read. `None`: whichever is current, and an expired key counts as free.
+    pub generation: Option<Generation>,
+}
+
+/// Tells the lives of a key apart: a reset or an expiry ends one generation and starts the next, and a key names one event in
+/// each. A later generation has a larger number, and no number is used twice.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub struct Generation(u64);
+
+impl Generation {
+    /// The generation of a key that was never reset and never expired.
+    pub const FIRST: Self = Self(0);
+
+    /// The generation with this number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The generation that follows this one when it ends at `now`. It is a time, so that it is not used again after the
+    /// ledger has forgotten the key.
+    #[must_use]
+    pub fn next(self, now: Timestamp) -> Self {
+        Self(now.as_micros().max(self.0 + 1))
+    }
 }
 
 impl Dedupe {
@@ -93,9 +127,18 @@ impl Dedupe {
         Self::of(secret, &key, &[target.as_bytes(), payload], lifetime)
     }
 
-    /// The key of a run, for claims on it.
+    /// The key of a run.
     pub fn run_key((principal, tenant, target): (&str, &str, &str), key: &str) -> Key {
         Key::new("semel.run").scope(whose(principal)).scope(whose(tenant)).scope(target).value(key)
+    }
+
+    /// The key of the claim on one generation of a run's key.
+    pub fn claim_key(whose: (&str, &str, &str), key: &str, generation: Generation) -> Key {
+        let claim = Self::run_key(whose, key);
+        match generation {
+            Generation::FIRST => claim,
+            later => claim.scope(format!("generation {}", later.get())),
+        }
     }
 
     /// What a run asks for, for claims on its key: the same as in its fingerprint.
@@ -114,7 +157,14 @@ impl Dedupe {
 
     fn of(secret: &Secret, key: &Key, asked: &[&[u8]], lifetime: Option<Duration>) -> Result<Self, KeyError> {
         let fingerprint = Payload::exact(asked).fingerprint(secret);
-        Ok(Self { id: key.id(secret)?, hint: key.hint(), fingerprint, lifetime })
+        Ok(Self {
+            id: key.id(secret)?,
+            hint: key.hint(),
+            fingerprint,
+            lifetime,
+            expires_at: None,
+            generation: None,
+        })
     }
 }
 
@@ -157,7 +207,16 @@ pub struct Notes {
     pub metadata: BTreeMap<String, String>,
 }
 
+/// The member of the metadata in which earlier versions counted the changes of the buffer that a run holds. It is hidden, and no
+/// caller may use the name.
+pub const CHANGES_MEMBER: &str = "$semel.changes";
+
 impl Notes {
+    /// Takes away what an earlier version kept in the metadata: how many changes of the buffer the run holds.
+    pub(crate) fn take_changes(&mut self) -> u64 {
+        self.metadata.remove(CHANGES_MEMBER).and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+
     /// Changes tags and metadata as asked: tags are added, then members set, then taken away, then added to. A member
     /// that is not there counts as 0. On an error nothing has changed.
     ///
@@ -207,6 +266,8 @@ pub enum Accepted {
     Cached(EventId),
     /// Another event has this dedupe key and asked for something else. Nothing was written.
     Conflict,
+    /// The generation that the event names has ended: its key was reset or has expired. Nothing was written. Read the key again.
+    Stale,
 }
 
 /// An event as the ledger keeps it.
@@ -218,4 +279,6 @@ pub struct Event {
     pub accepted_at: Timestamp,
     /// Grows with every change of its notes: for compare-and-set.
     pub version: u64,
+    /// How many of the changes that were made while it was buffered it holds.
+    pub changes: u64,
 }

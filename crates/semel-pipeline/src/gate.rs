@@ -1,11 +1,8 @@
-//! The gate: decides for every trigger whether it goes to the ledger at once or waits in the buffer (G10).
+//! The gate: decides for every trigger whether it goes to the ledger at once or waits in the buffer.
 //!
-//! It admits at most a threshold of triggers in any window, for each tenant and for all of them together. When one
-//! is too many, it holds for a while, so that it does not flap. Processes share it through Redis; where Redis does not
-//! answer it admits, and counts that. Each process remembers for how long the gate holds, and does not ask meanwhile.
-//!
-//! The window slides: what was admitted in the window before counts with the share of it that is still in sight. So
-//! an edge between two windows does not let twice as many through.
+//! It admits at most a threshold of triggers in any window, wherever the window begins, for each tenant and for all of them together.
+//! When one is too many, it holds for a while, so that it does not flap. Processes share it through Redis; where Redis does
+//! not answer it admits, and counts that. Each process remembers for how long the gate holds, and does not ask meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,27 +16,29 @@ use tokio::time::Instant;
 
 use crate::buffer::{Buffer, millis};
 
-/// Counts one trigger. Answers whether it is admitted (0) or held (1), how many are in sight, and how long it holds.
+/// Counts one trigger. Answers whether it is admitted (0) or held (1), and for how many milliseconds.
+///
+/// The list holds when the last triggers were admitted: one is too many if as many as the threshold came within the window. Two
+/// old entries leave for each that comes, so the list holds little more than a window.
 const COUNT: &str = "
-local threshold, window, hold = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local threshold, window, hold = tonumber(ARGV[1]), tonumber(ARGV[2]) * 1000, tonumber(ARGV[3])
+local held = redis.call('PTTL', KEYS[2])
+if held > 0 then return { 1, held } end
 local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
-local is = redis.call('HMGET', KEYS[1], 'window', 'count', 'before', 'until')
-local at = math.floor(now / window)
-local w, count, before, held = tonumber(is[1]) or at, tonumber(is[2]) or 0, tonumber(is[3]) or 0, tonumber(is[4]) or 0
-if at == w + 1 then before, count = count, 0 elseif at ~= w then before, count = 0, 0 end
-local seen = count + before * (1 - (now / window - at))
-local verdict = 0
-if now < held then
-  verdict = 1
-elseif seen + 1 > threshold then
-  verdict, held = 1, now + hold
-else
-  count = count + 1
+local now = time[1] * 1000000 + time[2]
+local nth = threshold > 0 and redis.call('LINDEX', KEYS[1], -threshold)
+if threshold == 0 or (nth and now - tonumber(nth) < window) then
+  if hold > 0 then redis.call('SET', KEYS[2], 1, 'PX', hold) end
+  return { 1, hold }
 end
-redis.call('HSET', KEYS[1], 'window', at, 'count', count, 'before', before, 'until', string.format('%.3f', held))
-redis.call('PEXPIRE', KEYS[1], math.ceil(2 * window + hold))
-return { verdict, math.floor(seen), math.ceil(math.max(held - now, 0)) }";
+for _ = 1, 2 do
+  local first = redis.call('LINDEX', KEYS[1], 0)
+  if not first or now - tonumber(first) < window then break end
+  redis.call('LPOP', KEYS[1])
+end
+redis.call('RPUSH', KEYS[1], string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return { 0, 0 }";
 
 /// What the gate does with what it decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,19 +215,19 @@ impl Gate {
         if self.is_held(whose) {
             return Some(Held::Yes);
         }
-        let key = match whose {
-            Whose::Tenant(tenant) => self.buffer.key(tenant, "gate"),
-            Whose::All => self.buffer.global("gate"),
-        };
+        let keys = ["admitted", "held"].map(|part| match whose {
+            Whose::Tenant(tenant) => self.buffer.key(tenant, part),
+            Whose::All => self.buffer.global(part),
+        });
         let threshold = limit.threshold.to_string();
         let (window, hold) = (millis(limit.window).max(1).to_string(), millis(limit.hold).to_string());
         let arguments = [threshold.as_bytes(), window.as_bytes(), hold.as_bytes()];
-        let keys = [key.as_bytes()];
+        let keys = keys.each_ref().map(|key| key.as_bytes());
         let answer = self.buffer.client().call(&self.script, &keys, &arguments, Effect::Writes);
         match answer.await {
             Ok(Value::Array(parts)) => match parts[..] {
                 [Value::Int(0), ..] => Some(Held::No),
-                [Value::Int(_), _, Value::Int(left)] => {
+                [Value::Int(_), Value::Int(left)] => {
                     self.remember(whose, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
                     Some(Held::Yes)
                 }

@@ -15,8 +15,8 @@
 mod embedded;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "embedded", feature = "postgres"))]
-mod rules;
+#[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
+pub(crate) mod rules;
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub use self::embedded::EmbeddedLedger;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
 use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};
-use crate::event::{Accepted, Event, NewEvent};
+use crate::event::{Accepted, Event, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use crate::letter::{Group, Letter, LetterStory, NewLetter, Status};
 use crate::replay::{Item, Job, NewJob, Order, Planned, Selection};
@@ -69,21 +69,104 @@ pub trait Ledger: Intake + Working + Reading + Letters + Replays + Runs + fmt::D
 
 /// Taking events in.
 pub trait Intake: Send + Sync + 'static {
-    /// Accepts events with their deliveries (P7): all of them in one transaction, each answered in order. An event
-    /// whose dedupe id is known and not over is not written again. The same id twice in one call: the first counts.
+    /// Accepts events with their deliveries: all of them in one transaction, each answered in order. An event whose dedupe id is
+    /// held is not written again. One that names a generation of its key is written only while that generation lasts
+    /// ([`Accepted::Stale`]). The same id twice in one call: the first counts.
     fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>>;
 
-    /// Who holds this dedupe id, with the fingerprint it was accepted with; `None` where it is free or over.
-    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>>;
+    /// Reads a key: its generation, and the event that holds it.
+    fn find(&self, dedupe: KeyId) -> Answer<'_, KeyState>;
+
+    /// Takes buffered runs in, each with its changes and in one transaction with them; one answer for each. It can be
+    /// repeated with more changes: those that the run holds already are not applied again.
+    ///
+    /// A buffered run is never turned away, because its caller was told that it is accepted:
+    /// - it holds its key where nothing else holds it in its generation,
+    /// - it is accepted without the key where a later generation has begun,
+    /// - it becomes a dead letter that can be replayed where another run holds the key in the same generation.
+    fn drain(&self, runs: Vec<DrainedRun>) -> Answer<'_, Vec<Drained>>;
 }
 
-/// Who holds a dedupe id.
+/// What the ledger knows of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyState {
+    /// The generation that lasts.
+    pub generation: Generation,
+    /// The event that holds the key in it.
+    pub holder: Option<KeyHolder>,
+}
+
+impl KeyState {
+    /// The event that holds the key, unless the key has expired.
+    pub fn live(&self) -> Option<KeyHolder> {
+        self.holder.filter(|holder| !holder.expired)
+    }
+}
+
+/// The event that holds a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct KeyHolder {
     /// The event.
     pub event: EventId,
     /// What it asked for.
     pub fingerprint: semel::fingerprint::Fingerprint,
+    /// Whether the key has expired.
+    pub expired: bool,
+}
+
+/// A run on its way from the buffer into the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainedRun {
+    /// The run as it was buffered.
+    pub run: NewEvent,
+    /// Its changes since, all of them: the first has number 1.
+    pub changes: Vec<Patch>,
+    /// What to do to it in the same transaction, after the changes. Where that is not possible, nothing is written, and the call
+    /// fails; so such a run comes alone.
+    pub then: Option<RunAction>,
+}
+
+/// A change to a buffered run.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Patch {
+    /// Tags, metadata, delay.
+    Change(Change),
+    /// It is not to be delivered. Written by earlier versions; a buffered run is cancelled in the ledger now.
+    Cancel,
+    /// It has lost its key. Written by earlier versions; a reset ends the generation of the key now.
+    DropKey,
+}
+
+/// Something to do to a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunAction {
+    /// Change it.
+    Change(Change),
+    /// Cancel it.
+    Cancel(AuditLine),
+}
+
+/// What became of a run from the buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// How it is in the ledger now.
+    pub arrival: Arrival,
+    /// Changes that could not be applied, in words.
+    pub refused: Vec<String>,
+}
+
+/// How a run from the buffer is in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is new, and holds its key if it has one.
+    New,
+    /// It was there already, under its own id.
+    Known,
+    /// It is new, and a later generation of its key has begun: it does not hold the key.
+    Older,
+    /// It is a new dead letter: this run holds its key in the same generation.
+    LostKey(EventId),
 }
 
 /// Making deliveries.
@@ -220,6 +303,18 @@ pub struct AuditLine {
     pub reason: String,
 }
 
+impl AuditLine {
+    /// A line about something that Semel did by itself.
+    pub fn by_semel(action: &str, subject: impl fmt::Display, reason: &str) -> Self {
+        Self {
+            who: "semel".to_owned(),
+            action: action.to_owned(),
+            subject: subject.to_string(),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audited {
@@ -341,15 +436,32 @@ pub trait Runs: Send + Sync + 'static {
     /// [`Error::Impossible`] where none could be cancelled; [`Error::NotFound`] where there is no such event.
     fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32>;
 
-    /// Notes that a run which was given this id is another one in the ledger (G14): whoever asks for it is led there. Again: no
-    /// change.
-    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()>;
-
-    /// The run that an alias leads to; `None` where there is none.
+    /// The run that an id leads to which an earlier version gave to two runs; `None` where there is none.
     fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>>;
 
-    /// Frees a dedupe id: the next event under it is a new one. Answers whose it was.
-    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>>;
+    /// Ends the generation of a key: the next event under it is a new one, and what was buffered under it does not hold it.
+    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Reset>;
+
+    /// Ends the generation `from` of a key, unless it has ended; for keys that have expired. Answers the one that lasts now.
+    fn advance(&self, dedupe: KeyId, from: Generation) -> Answer<'_, Generation>;
+
+    /// The run with this fingerprint that was accepted under a key in this generation and does not hold it: it came from the
+    /// buffer, and another run had the key.
+    fn find_keyless(
+        &self,
+        dedupe: KeyId,
+        generation: Generation,
+        fingerprint: semel::fingerprint::Fingerprint,
+    ) -> Answer<'_, Option<EventId>>;
+}
+
+/// What a reset of a key ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// The generation that has ended.
+    pub ended: Generation,
+    /// The event that held the key.
+    pub holder: Option<EventId>,
 }
 
 /// A change to a run.

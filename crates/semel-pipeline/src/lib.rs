@@ -11,7 +11,8 @@
 //! - [`replayer`]: runs them.
 //! - [`outbox`]: events published inside a transaction of the caller's own.
 //! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
-//! - `buffer`, `gate` (feature `redis`): runs that wait in Redis while a burst lasts, and what decides that they do.
+//! - `trigger`, `gate`, `buffer`, `transfer`, `drainer` (feature `redis`): runs, from their trigger into the ledger, by way of Redis while
+//!   a burst lasts.
 //! - [`target`]: who is delivered to; [`worker`]: the loop that delivers; [`publish`]: what is published by hand.
 //! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
 //!   `testkit`).
@@ -36,6 +37,8 @@ pub mod source;
 pub mod target;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[cfg(feature = "redis")]
+pub mod transfer;
 #[cfg(feature = "redis")]
 pub mod trigger;
 pub mod worker;

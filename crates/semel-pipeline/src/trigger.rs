@@ -1,25 +1,30 @@
-//! Triggers: same key, same run, whatever way each call took (G1 to G9).
+//! Triggers: same key, same run, whichever way each call took.
 //!
 //! ```text
-//!   no key ──────────────────────────┐
-//!   key ─► ledger? ─► claim ─► won ──┴─► gate ─┬─► buffer? ─► ledger ────────────┐
-//!            │          │                      └─► buffer ───────────────────────┤
-//!            │          ├─► taken over ─► fence ─► ledger? ─► buffer? ─► ledger ─┴─► publish the id
-//!            │          ├─► held ─► buffer? ─► wait ─┐
-//!            └──────────┴────────────────────────────┴──► cached
+//!   trigger ─► claim (key, generation) ─► read the key in the ledger ─┬─► held: answer its run, cached
+//!                 │                                                   ├─► other generation: claim again under that one
+//!                 │                                                   └─► free ─┐
+//!                 ├─► won ──► gate ─┬─► buffer ─────────────────────────────────┤
+//!                 │                 └─► buffer? ─► ledger ──────────────────────┴─► resolve the claim to the run's id
+//!                 ├─► taken over ──► fence the owner before ─► ledger? ─► buffer? ─► ledger
+//!                 ├─► busy ──► buffer? ─► wait, at most `wait` ─► 503
+//!                 └─► Redis does not answer ─► ledger alone
 //! ```
 //!
-//! A key may be in the buffer although its claim is free, or held by somebody who died. So nobody waits for a claim, and
-//! nothing goes to the ledger, before the buffer was looked into. What goes to the buffer needs no such look: the
-//! buffer itself knows its keys, and a burst is spared a question for each trigger.
+//! Every keyed run is placed under its claim. `?wait=true` skips the gate and nothing else.
 //!
-//! No id is kept for a successor. Nobody has seen an id before its run is placed; so it is enough that the one before, if
-//! it was only slow, places nothing any more that its successor does not meet. The fence keeps it off the buffer, and
-//! in the ledger they meet under the unique index (G5).
+//! A key has generations, kept in the ledger: a reset or an expiry ends one. Claims and buffered runs are named by key and
+//! generation, so nothing of an ended generation meets the next one. The claim is asked for under the first generation, which is
+//! nearly always right, and the ledger is read after that: so a winner sees what the winner before it has placed.
 //!
-//! Without a buffer there is one place, the ledger, and its unique index is the claim. With one, all triggers of a key
-//! serialise on a claim in Redis, taken before the choice between the two. Redis is for coordination, never for
-//! correctness: where it does not answer, the ledger decides alone.
+//! A run moves from the buffer to the ledger and never back. Whoever looks for one looks into the buffer first, or reads the ledger
+//! again after the buffer.
+//!
+//! No id is reserved for a successor. Nobody has seen an id before its run is placed. The owner before, if it was only slow,
+//! places nothing that its successor does not meet: the fence keeps it off the buffer, and in the ledger the unique index of key
+//! and generation decides.
+//!
+//! Redis coordinates, and the ledger decides: where Redis does not answer, a trigger is accepted by the ledger alone.
 
 mod desk;
 
@@ -28,43 +33,52 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::engine::{Acquired, Attempt, Completed, Running};
-use semel::key::KeyError;
+use semel::engine::{Acquired, Completed, RunError, Running};
+use semel::key::{KeyError, KeyId};
 use semel::outcome::{Body, Outcome};
-use semel::record::{Fence, Force, Mode, Terms};
+use semel::record::{Fence, Force, Mode, Phase, Terms, TermsError};
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
-use semel::{Engine, store};
+use semel::{Engine, Key, store};
+use tokio::time::Instant;
 
 pub use self::desk::{DeskError, Located, RunKey};
 use crate::buffer::{Buffer, Put};
-use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::drainer::{DrainCounters, Pace};
+use crate::event::{Accepted, Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use crate::gate::{Decision, Gate};
 use crate::id::{EventId, EventKind};
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, KeyHolder, KeyState, Ledger};
+use crate::transfer::{DrainError, Moved, Transfer};
 
-/// How often a claim that names a run which is nowhere is taken away and asked for again.
-const ROUNDS: usize = 5;
+/// How often a trigger starts again: its key was reset, has expired, or changed hands meanwhile.
+const ROUNDS: usize = 10;
 
-/// The fence of a run without a key, which nobody can take over.
+/// The fence of a run without a key, which has no claim.
 const UNCLAIMED: Fence = Fence::new(0);
 
-const AWAY: &str = "the Redis of the buffer has not answered since the start";
+/// When to come back after a trigger that could not be placed in any round.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The first and the longest pause between two looks at a run that a drainer holds.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+const AWAITED: &str = "the Redis of the buffer has not answered since the start";
 
 /// A run to be triggered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Who triggers: the name of a token.
+    /// Name of the token that authenticated the trigger.
     pub principal: String,
-    /// For whom; `""` where nobody said.
+    /// The tenant; `""` without one.
     pub tenant: String,
-    /// What is to run: the name of a target.
+    /// Name of the target.
     pub target: String,
     /// The exact bytes to deliver.
     pub payload: Bytes,
-    /// What they are.
+    /// Their content type.
     pub content_type: String,
-    /// Names it: another trigger with the same key is the same run.
+    /// The idempotency key: another trigger with the same key is the same run.
     pub key: Option<String>,
     /// How long the key is remembered. `None`: as long as the run.
     pub lifetime: Option<Duration>,
@@ -81,9 +95,9 @@ pub struct Ask {
 pub struct Triggered {
     /// The run.
     pub id: EventId,
-    /// Whether it was there already.
+    /// True if the run already existed.
     pub cached: bool,
-    /// Whether it waits in the buffer.
+    /// True if the run waits in the buffer.
     pub buffered: bool,
 }
 
@@ -99,30 +113,35 @@ pub enum TriggerError {
         "the key belongs to a run with another target or payload: use another key, or send the same payload"
     )]
     Conflict,
-    /// Somebody else triggers the same run, and did not finish in time.
+    /// Another trigger of the same run did not finish in time.
     #[error("idempotency claim resolution timed out")]
     TimedOut {
         /// When to come back.
         retry_after: Duration,
     },
-    /// The ledger does not take it.
+    /// The ledger does not accept the run.
     #[error(transparent)]
     Ledger(#[from] ledger::Error),
+    /// The claim on the key cannot be made as it is configured.
+    #[error("the claim on the key of a run cannot be made: {0}")]
+    Claim(String),
 }
 
-/// What triggers count (G16).
+/// What triggers count.
 #[derive(Debug, Default)]
 pub struct TriggerCounters {
     /// Claims that were won.
     pub won: AtomicU64,
-    /// Claims that were waited for: somebody else held the key, and its run was nowhere yet.
+    /// Claims that were waited for: another trigger held the key, and its run was not placed yet.
     pub waited: AtomicU64,
-    /// Claims that somebody else had resolved: at once, or after a wait.
+    /// Claims that another trigger had resolved: at once, or after a wait.
     pub resolved: AtomicU64,
-    /// Waits that were in vain.
+    /// Triggers that were answered with "timed out": the claim was not resolved in time.
     pub timed_out: AtomicU64,
-    /// Triggers that went on without a claim, a look into the buffer, or the buffer, because Redis did not answer.
+    /// Calls to Redis that failed, each of which a trigger went on without: the ledger decided alone.
     pub failed_open: AtomicU64,
+    /// Claims that named a run which is neither in the ledger nor in the buffer: Redis has lost it.
+    pub lost: AtomicU64,
     /// Ids that could not be published after the run was written: the next caller finds it in the ledger.
     pub unpublished: AtomicU64,
     /// Runs that went into the buffer.
@@ -135,7 +154,7 @@ fn one(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Where bursts are kept.
+/// What keeps bursts off the database.
 #[derive(Clone, Debug)]
 pub struct Burst {
     /// Claims on keys, in Redis alone: the point is to keep bursts off the database.
@@ -152,11 +171,12 @@ pub struct Triggers {
     ledger: Arc<dyn Ledger>,
     secret: Arc<Secret>,
     burst: OnceLock<Burst>,
-    /// Set where there is to be one, and Redis did not answer at the start.
+    /// A buffer is configured, and Redis did not answer at the start.
     awaited: bool,
     terms: Terms,
     wait: Duration,
     counters: Arc<TriggerCounters>,
+    drains: Arc<DrainCounters>,
 }
 
 /// The outcome of a claim on a key: which run it is.
@@ -175,11 +195,60 @@ impl Resolved {
     }
 }
 
-/// Where a run was found under its key.
-struct Known {
-    id: EventId,
-    buffered: bool,
-    same: bool,
+/// Whether a trigger asks the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// It does: in a burst the run is buffered.
+    ByGate,
+    /// It does not: its caller waits for the run, which goes into the ledger.
+    PastGate,
+}
+
+/// What is known of a key that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// This run asked for the same.
+    Run { id: EventId, buffered: bool },
+    /// Its run asked for something else.
+    Conflict,
+    /// It has expired in the buffer: its generation is to be ended.
+    Expired,
+}
+
+/// What became of a run that was to be placed.
+enum Placed {
+    Done(Triggered),
+    /// Its generation has ended, or its claim was taken over: start again.
+    Again,
+}
+
+/// A keyed trigger while it is placed.
+struct Call<'a> {
+    ask: &'a Ask,
+    run: &'a NewEvent,
+    dedupe: &'a Dedupe,
+    route: Route,
+}
+
+impl Call<'_> {
+    fn claim_key(&self, generation: Generation) -> Key {
+        let Ask { principal, tenant, target, key, .. } = self.ask;
+        Dedupe::claim_key((principal, tenant, target), key.as_deref().unwrap_or_default(), generation)
+    }
+
+    /// What it means for this trigger that a run holds its key in the ledger.
+    fn held_by(&self, holder: KeyHolder) -> Known {
+        match holder.fingerprint == self.dedupe.fingerprint {
+            true => Known::Run { id: holder.event, buffered: false },
+            false => Known::Conflict,
+        }
+    }
+
+    /// The run, to be placed in this generation of its key.
+    fn run_in(&self, generation: Generation) -> NewEvent {
+        let dedupe = Dedupe { generation: Some(generation), ..self.dedupe.clone() };
+        NewEvent { dedupe: Some(dedupe), ..self.run.clone() }
+    }
 }
 
 impl Triggers {
@@ -188,11 +257,11 @@ impl Triggers {
         let terms =
             Terms { mode: Mode::Keyed, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
         let burst = burst.map(OnceLock::from).unwrap_or_default();
-        let (wait, counters) = (Duration::from_secs(5), Arc::default());
-        Self { ledger, secret, burst, awaited: false, terms, wait, counters }
+        let (wait, counters, drains) = (Duration::from_secs(5), Arc::default(), Arc::default());
+        Self { ledger, secret, burst, awaited: false, terms, wait, counters, drains }
     }
 
-    /// There is to be a burst, and Redis does not answer yet: the ledger decides alone until
+    /// A buffer is configured, and Redis does not answer yet: the ledger decides alone until
     /// [`begin_bursts`](Self::begin_bursts) is called.
     #[must_use]
     pub fn await_bursts(mut self) -> Self {
@@ -200,23 +269,30 @@ impl Triggers {
         self
     }
 
-    /// From now on bursts are kept here. Only the first one counts.
+    /// Bursts are buffered from now on. Only the first call counts.
     pub fn begin_bursts(&self, burst: Burst) {
-        // Whoever comes second has the same settings.
+        // A second one has the same settings.
         let _ = self.burst.set(burst);
     }
 
-    /// How long a trigger waits for another with the same key (5 s).
-    #[must_use]
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
-        self
+    /// How long a trigger waits for another with the same key (5 s), and how long a claim stands without a heartbeat (30 s).
+    ///
+    /// # Errors
+    /// Neither may be longer than a claim can last (60 s).
+    pub fn limits(mut self, wait: Duration, lease: Duration) -> Result<Self, TermsError> {
+        let terms = Terms { lease, ..self.terms };
+        terms.check()?;
+        if wait > terms.in_flight_max {
+            return Err(TermsError::WaitAboveInFlight { wait, in_flight_max: terms.in_flight_max });
+        }
+        (self.wait, self.terms) = (wait, terms);
+        Ok(self)
     }
 
-    /// How long a claim stands without a heartbeat (30 s).
+    /// Counts runs that triggers move out of the buffer here, beside those of drainers.
     #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.terms.lease = lease;
+    pub fn drain_counters(mut self, counters: Arc<DrainCounters>) -> Self {
+        self.drains = counters;
         self
     }
 
@@ -225,18 +301,18 @@ impl Triggers {
         &self.counters
     }
 
-    /// Where bursts are kept, if anywhere.
+    /// What keeps bursts off the database, if anything.
     pub fn burst(&self) -> Option<&Burst> {
         self.burst.get()
     }
 
-    /// The same, for whoever must not take what is buffered for what is nowhere.
+    /// The same, for callers that must not take a buffered run for a missing one.
     ///
     /// # Errors
-    /// There is to be one, and Redis has not answered since the start.
+    /// A buffer is configured, and Redis has not answered since the start.
     pub fn burst_at_hand(&self) -> Result<Option<&Burst>, store::Error> {
         match self.burst.get() {
-            None if self.awaited => Err(store::Error::new(store::ErrorKind::Unavailable, AWAY)),
+            None if self.awaited => Err(store::Error::new(store::ErrorKind::Unavailable, AWAITED)),
             burst => Ok(burst),
         }
     }
@@ -251,50 +327,46 @@ impl Triggers {
     /// # Errors
     /// See [`TriggerError`]. Nothing is lost by calling again.
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
-        let run = self.run(ask)?;
-        let Some(dedupe) = &run.dedupe else { return self.place(&run, UNCLAIMED).await };
-        if let Some(known) = self.known_in_ledger(dedupe).await? {
-            return known.answer();
-        }
-        match self.burst() {
-            Some(burst) => self.claim(ask, burst, &run, dedupe).await,
-            None => self.place(&run, UNCLAIMED).await,
-        }
+        self.trigger_by(ask, Route::ByGate).await
     }
 
-    /// Puts a run into the ledger past gate and claim, for a caller that waits for it (G9). One that is buffered under its
-    /// key is promoted, under its own id.
+    /// The same for a caller that waits for the run: it goes past the gate into the ledger. A run that is buffered under its key is
+    /// moved there, under its own id.
     ///
     /// # Errors
     /// As [`trigger`](Self::trigger).
     pub async fn trigger_now(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
-        let mut run = self.run(ask)?;
-        let mut promoted = None;
-        if let (Some(dedupe), Some(burst)) = (&run.dedupe, self.burst()) {
-            match self.look_up(&run.tenant, dedupe).await? {
-                Some(known) if !known.buffered => return known.answer(),
-                Some(known) => {
-                    let id = known.answer()?.id;
-                    let buffered = burst.buffer.get(&run.tenant, id).await;
-                    if let Some((Ok(buffered), _)) = self.open(buffered).flatten() {
-                        run = buffered.run;
-                        promoted = Some(id);
-                    }
-                }
-                None => {}
-            }
-        }
-        let (id, tenant) = (run.id, run.tenant.clone());
-        let mut triggered = self.direct(run).await?;
-        if let (Some(promoted), Some(burst)) = (promoted, self.burst()) {
-            // It is in the ledger now. What is being drained at this moment finds it there, under the same id.
-            self.open(burst.buffer.remove(&tenant, None, promoted).await);
-            triggered.cached = triggered.cached || id == promoted;
-        }
-        Ok(triggered)
+        self.trigger_by(ask, Route::PastGate).await
     }
 
-    fn run(&self, ask: &Ask) -> Result<NewEvent, KeyError> {
+    async fn trigger_by(&self, ask: &Ask, route: Route) -> Result<Triggered, TriggerError> {
+        let run = self.run(ask)?;
+        if self.awaited && self.burst().is_none() {
+            self.failed_open(&AWAITED);
+        }
+        let Some(dedupe) = &run.dedupe else { return self.place_keyless(run, route).await };
+        let call = Call { ask, run: &run, dedupe, route };
+        match self.burst() {
+            Some(burst) => self.place_by_claim(burst, &call).await,
+            None => self.place_without_claim(&call).await,
+        }
+    }
+
+    fn run(&self, ask: &Ask) -> Result<NewEvent, TriggerError> {
+        let texts = [
+            ("the tenant", Some(&ask.tenant)),
+            ("the target", Some(&ask.target)),
+            ("the principal", Some(&ask.principal)),
+            ("the request id", ask.trace.request_id.as_ref()),
+            ("the trace context", ask.trace.traceparent.as_ref()),
+        ];
+        let texts = texts.into_iter().filter_map(|(what, text)| Some((what, text?)));
+        let tags = ask.notes.tags.iter().map(|tag| ("a tag", tag));
+        // Now, and not when the run is drained: what is accepted must fit every ledger.
+        if let Some((what, _)) = texts.chain(tags).find(|(_, text)| text.contains('\0')) {
+            let why = format!("{what} must not contain the character NUL");
+            return Err(ledger::Error::Refused(why).into());
+        }
         let dedupe = match &ask.key {
             Some(key) => {
                 let whose = (ask.principal.as_str(), ask.tenant.as_str(), ask.target.as_str());
@@ -320,236 +392,385 @@ impl Triggers {
         })
     }
 
-    /// The ledger first, then the buffer (G8).
-    async fn look_up(&self, tenant: &str, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
-        match (self.known_in_ledger(dedupe).await?, self.burst()) {
-            (None, Some(burst)) => Ok(self.known_in_buffer(burst, tenant, dedupe).await),
-            (known, _) => Ok(known),
+    /// A run without a key is never the same as another: no claim is needed.
+    async fn place_keyless(&self, run: NewEvent, route: Route) -> Result<Triggered, TriggerError> {
+        if let (Some(burst), Route::ByGate) = (self.burst(), route)
+            && let Decision::Divert(_) = burst.gate.decide(&run.tenant).await
+            && let Some(Put::Accepted(accepted)) = self.open(burst.buffer.put(&run, UNCLAIMED).await)
+        {
+            one(&self.counters.buffered);
+            return match answer(accepted, run.id, true)? {
+                Placed::Done(triggered) => Ok(triggered),
+                Placed::Again => Err(self.timed_out(RETRY_AFTER)),
+            };
+        }
+        match self.accept(run).await? {
+            Placed::Done(triggered) => Ok(triggered),
+            Placed::Again => Err(self.timed_out(RETRY_AFTER)),
         }
     }
 
-    async fn known_in_ledger(&self, dedupe: &Dedupe) -> Result<Option<Known>, ledger::Error> {
-        let found = self.ledger.find(dedupe.id).await?;
-        Ok(found.map(|found| Known {
-            id: found.event,
-            buffered: false,
-            same: found.fingerprint == dedupe.fingerprint,
-        }))
-    }
-
-    async fn known_in_buffer(&self, burst: &Burst, tenant: &str, dedupe: &Dedupe) -> Option<Known> {
-        let (id, print) = self.open(burst.buffer.find(tenant, dedupe.id).await).flatten()?;
-        Some(Known { id, buffered: true, same: print == *dedupe.fingerprint.as_bytes() })
-    }
-
-    async fn claim(
-        &self,
-        ask: &Ask,
-        burst: &Burst,
-        run: &NewEvent,
-        dedupe: &Dedupe,
-    ) -> Result<Triggered, TriggerError> {
-        let whose = (ask.principal.as_str(), ask.tenant.as_str(), ask.target.as_str());
+    async fn place_by_claim(&self, burst: &Burst, call: &Call<'_>) -> Result<Triggered, TriggerError> {
         // A key may live shorter than a lease; its claim does not (its outcome does).
-        let retention = ask.lifetime.unwrap_or(self.terms.retention).max(self.terms.lease);
+        let retention = call.ask.lifetime.unwrap_or(self.terms.retention).max(self.terms.lease);
         let terms = Arc::new(Terms { retention, ..self.terms });
-        // Nobody waits before the buffer was looked into.
-        let mut wait = Duration::ZERO;
+        let (mut generation, mut wait) = (Generation::FIRST, Duration::ZERO);
         for _ in 0..ROUNDS {
+            let key = call.claim_key(generation);
+            let id = key.id(&self.secret)?;
             let once = burst
                 .claims
-                .once(Dedupe::run_key(whose, ask.key.as_deref().unwrap_or_default()))
-                .payload(Dedupe::run_payload(&ask.target, &ask.payload))
+                .once(key)
+                .payload(Dedupe::run_payload(&call.ask.target, &call.ask.payload))
                 .terms(Arc::clone(&terms))
                 .wait(wait);
             let acquired = match once.claim().await {
                 Ok(acquired) => acquired,
-                Err(error) => {
+                Err(RunError::Store(error)) => {
                     self.failed_open(&error);
-                    return self.to_ledger(burst, run).await;
+                    return self.place_without_claim(call).await;
                 }
+                Err(error) => return Err(TriggerError::Claim(error.to_string())),
             };
+            // A claim that is dropped on an error is released.
+            let key = self.read_key(call.dedupe).await?;
+            if key.generation != generation {
+                if let Acquired::Won(claim) = acquired {
+                    claim.release().await;
+                }
+                (generation, wait) = (key.generation, Duration::ZERO);
+                continue;
+            }
             match acquired {
                 Acquired::Won(claim) => {
                     one(&self.counters.won);
                     let Ok(running) = claim.begin().await else { continue };
-                    return self.won(burst, running, run, dedupe).await;
+                    match self.place_won(burst, call, (id, running), key).await? {
+                        Placed::Done(triggered) => return Ok(triggered),
+                        Placed::Again => {}
+                    }
                 }
                 Acquired::Replay(outcome) => {
                     one(&self.counters.resolved);
-                    if let Some(resolved) = self.exists(burst, &run.tenant, &outcome).await? {
-                        return Ok(Triggered { id: resolved.id, cached: true, buffered: resolved.buffered });
+                    match self.known(Some(burst), call, key).await? {
+                        Some(known) => match self.answer_known(call, known, generation).await? {
+                            Placed::Done(triggered) => return Ok(triggered),
+                            Placed::Again => {}
+                        },
+                        None => self.forget_lost(burst, id, &outcome).await?,
                     }
-                    // It names a run that is nowhere: it must not block its key.
-                    self.open(burst.claims.forget(dedupe.id, Force::No).await);
                 }
-                // Unless it is the claim that is in the wrong: of one whom the run itself sends away.
-                Acquired::Conflict => {
-                    return match self.look_up(&run.tenant, dedupe).await? {
-                        Some(known) => known.answer(),
-                        None => Err(TriggerError::Conflict),
-                    };
-                }
-                Acquired::InFlight { .. } if wait < self.wait => {
-                    if let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await {
-                        return known.answer();
-                    }
-                    one(&self.counters.waited);
-                    wait = self.wait;
-                }
+                Acquired::Conflict => match self.known(Some(burst), call, key).await? {
+                    Some(known) => match self.answer_known(call, known, generation).await? {
+                        Placed::Done(triggered) => return Ok(triggered),
+                        Placed::Again => {}
+                    },
+                    None if self.is_in_flight(burst, id).await => return Err(TriggerError::Conflict),
+                    // It is the claim of a run that does not hold the key any more.
+                    None => drop(self.open(burst.claims.forget(id, Force::No).await)),
+                },
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
-                    return self.waited_in_vain(burst, run, dedupe, retry_after).await;
+                    if let Some(known) = self.known(Some(burst), call, key).await? {
+                        match self.answer_known(call, known, generation).await? {
+                            Placed::Done(triggered) => return Ok(triggered),
+                            Placed::Again => continue,
+                        }
+                    }
+                    if wait < self.wait {
+                        one(&self.counters.waited);
+                        wait = self.wait;
+                        continue;
+                    }
+                    // Where Redis does not answer, nobody can resolve the claim.
+                    if let Err(error) = burst.buffer.tenant_of(call.run.id).await {
+                        self.failed_open(&error);
+                        return self.place_without_claim(call).await;
+                    }
+                    return Err(self.timed_out(retry_after));
                 }
                 // Neither is reached with these terms, and neither may block the key.
-                _ => {
-                    self.open(burst.claims.forget(dedupe.id, Force::Yes).await);
-                }
+                _ => drop(self.open(burst.claims.forget(id, Force::Yes).await)),
             }
         }
-        self.to_ledger(burst, run).await
+        Err(self.timed_out(RETRY_AFTER))
     }
 
-    /// Nobody said in time which run it is. Where Redis is away nobody can: the ledger decides alone (G6).
-    async fn waited_in_vain(
-        &self,
-        burst: &Burst,
-        run: &NewEvent,
-        dedupe: &Dedupe,
-        retry_after: Duration,
-    ) -> Result<Triggered, TriggerError> {
-        if let Err(error) = burst.buffer.find(&run.tenant, dedupe.id).await {
-            self.failed_open(&error);
-            return self.direct(run.clone()).await;
+    /// The ledger decides alone: there is no buffer, or Redis does not answer.
+    async fn place_without_claim(&self, call: &Call<'_>) -> Result<Triggered, TriggerError> {
+        for _ in 0..ROUNDS {
+            let key = self.read_key(call.dedupe).await?;
+            let placed = match self.known(self.burst(), call, key).await? {
+                Some(known) => self.answer_known(call, known, key.generation).await?,
+                None => self.direct(call, call.run_in(key.generation)).await?,
+            };
+            if let Placed::Done(triggered) = placed {
+                return Ok(triggered);
+            }
         }
-        // Somebody may have gone on without Redis, which is back.
-        if let Some(known) = self.look_up(&run.tenant, dedupe).await? {
-            return known.answer();
-        }
-        one(&self.counters.timed_out);
-        Err(TriggerError::TimedOut { retry_after })
+        Err(self.timed_out(RETRY_AFTER))
     }
 
-    /// Whether the run that a claim names is anywhere.
-    async fn exists(
+    /// Reads the key in the ledger. The generation of an expired key is ended.
+    async fn read_key(&self, dedupe: &Dedupe) -> Result<KeyState, ledger::Error> {
+        let key = self.ledger.find(dedupe.id).await?;
+        if key.holder.is_some_and(|holder| holder.expired) {
+            let generation = self.ledger.advance(dedupe.id, key.generation).await?;
+            return Ok(KeyState { generation, holder: None });
+        }
+        Ok(key)
+    }
+
+    /// Who holds the key in this generation: in the ledger, else in the buffer, else in the ledger after all, because a run moves
+    /// from one to the other.
+    async fn known(
         &self,
-        burst: &Burst,
-        tenant: &str,
-        outcome: &Outcome,
-    ) -> Result<Option<Resolved>, ledger::Error> {
-        let Some(mut resolved) = Resolved::read(outcome) else { return Ok(None) };
-        if resolved.buffered {
-            match burst.buffer.get(tenant, resolved.id).await {
-                Ok(Some(_)) => return Ok(Some(resolved)),
-                Ok(None) => resolved.buffered = false,
-                // It cannot be known, and the claim was good a moment ago.
-                Err(error) => {
+        burst: Option<&Burst>,
+        call: &Call<'_>,
+        key: KeyState,
+    ) -> Result<Option<Known>, ledger::Error> {
+        if let Some(holder) = key.holder {
+            return Ok(Some(call.held_by(holder)));
+        }
+        let Some(burst) = burst else { return Ok(None) };
+        if let Some(known) = self.known_in_buffer(burst, call, key.generation).await {
+            return Ok(Some(known));
+        }
+        let now = self.ledger.find(call.dedupe.id).await?;
+        Ok(now.live().filter(|_| now.generation == key.generation).map(|holder| call.held_by(holder)))
+    }
+
+    async fn known_in_buffer(&self, burst: &Burst, call: &Call<'_>, generation: Generation) -> Option<Known> {
+        let found = burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await;
+        let found = self.open(found).flatten()?;
+        Some(match found.fingerprint == *call.dedupe.fingerprint.as_bytes() {
+            _ if found.expired => Known::Expired,
+            true => Known::Run { id: found.run, buffered: true },
+            false => Known::Conflict,
+        })
+    }
+
+    /// Answers with the run that holds the key. A caller that waits for it has it moved into the ledger.
+    async fn answer_known(
+        &self,
+        call: &Call<'_>,
+        known: Known,
+        generation: Generation,
+    ) -> Result<Placed, TriggerError> {
+        match known {
+            Known::Conflict => self.conflict(call, generation).await,
+            Known::Expired => {
+                self.ledger.advance(call.dedupe.id, generation).await?;
+                Ok(Placed::Again)
+            }
+            Known::Run { id, buffered } => {
+                let buffered = match (buffered, call.route, self.burst()) {
+                    (true, Route::PastGate, Some(burst)) => self.promote(burst, &call.run.tenant, id).await?,
+                    _ => buffered,
+                };
+                Ok(Placed::Done(Triggered { id, cached: id != call.run.id, buffered }))
+            }
+        }
+    }
+
+    /// A run with another payload holds the key. Before the caller is told so: a run with its own payload may have lost the key to
+    /// that one, because Redis did not answer, and an earlier caller was told its id. It is in the buffer or, if it was
+    /// drained, in the ledger.
+    async fn conflict(&self, call: &Call<'_>, generation: Generation) -> Result<Placed, TriggerError> {
+        let buffer = match self.burst_at_hand() {
+            Ok(None) => Ok(None),
+            Ok(Some(burst)) => burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await,
+            Err(error) => Err(error),
+        };
+        let fingerprint = call.dedupe.fingerprint;
+        if let Ok(Some(found)) = &buffer
+            && found.fingerprint == *fingerprint.as_bytes()
+            && !found.expired
+        {
+            let known = Known::Run { id: found.run, buffered: true };
+            return Box::pin(self.answer_known(call, known, generation)).await;
+        }
+        let key = self.read_key(call.dedupe).await?;
+        if key.generation != generation {
+            return Ok(Placed::Again);
+        }
+        let holder = key.holder.filter(|holder| holder.fingerprint == fingerprint);
+        let own = match holder {
+            Some(holder) => Some(holder.event),
+            None => self.ledger.find_keyless(call.dedupe.id, generation, fingerprint).await?,
+        };
+        match (own, buffer) {
+            (Some(id), _) => Ok(Placed::Done(Triggered { id, cached: id != call.run.id, buffered: false })),
+            (None, Ok(_)) => Err(TriggerError::Conflict),
+            // It may be in the buffer.
+            (None, Err(error)) => {
+                self.failed_open(&error);
+                Err(self.timed_out(RETRY_AFTER))
+            }
+        }
+    }
+
+    /// Moves a buffered run into the ledger; waits for a drainer that holds it. Answers whether it is still in the buffer, which it is
+    /// where Redis does not answer.
+    async fn promote(&self, burst: &Burst, tenant: &str, id: EventId) -> Result<bool, TriggerError> {
+        let (until, mut pause) = (Instant::now() + self.wait, PAUSE.0);
+        loop {
+            match self.transfer(burst).move_one(tenant, id, None).await {
+                Ok(Moved::Arrived | Moved::Missing) => return Ok(false),
+                Ok(Moved::Held) if Instant::now() >= until => return Err(self.timed_out(RETRY_AFTER)),
+                Ok(Moved::Held) => {}
+                Err(DrainError::Ledger(error)) => return Err(error.into()),
+                Err(DrainError::Buffer(error)) => {
                     self.failed_open(&error);
-                    return Ok(Some(resolved));
+                    return Ok(true);
                 }
             }
+            tokio::time::sleep(pause).await;
+            pause = pause.mul_f64(1.7).min(PAUSE.1);
         }
-        Ok(self.ledger.event(resolved.id).await?.map(|_| resolved))
     }
 
-    async fn won(
+    fn transfer(&self, burst: &Burst) -> Transfer {
+        let (lease, max_attempts) = (self.terms.lease, Pace::default().max_attempts);
+        let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(&self.ledger));
+        Transfer::new(buffer, ledger, (lease, max_attempts), Arc::clone(&self.drains))
+    }
+
+    /// A claim is resolved to a run that does not hold the key: the claim must not block it.
+    async fn forget_lost(&self, burst: &Burst, claim: KeyId, outcome: &Outcome) -> Result<(), ledger::Error> {
+        if let Some(Resolved { id, .. }) = Resolved::read(outcome)
+            && self.ledger.event(id).await?.is_none()
+            && self.ledger.resolve(id).await?.is_none()
+        {
+            one(&self.counters.lost);
+            tracing::error!(target: "semel", run_id = %id, "an accepted run is neither in the buffer nor in the ledger: Redis has lost it, or it was swept");
+        }
+        self.open(burst.claims.forget(claim, Force::No).await);
+        Ok(())
+    }
+
+    /// Whether another trigger holds the claim, or has held it and may have placed its run.
+    async fn is_in_flight(&self, burst: &Burst, claim: KeyId) -> bool {
+        let found = self.open(burst.claims.store().get(claim).await).flatten();
+        !found.is_some_and(|found| found.phase() == Phase::Done)
+    }
+
+    /// Places a run under its claim, and resolves the claim to its id.
+    async fn place_won(
         &self,
         burst: &Burst,
-        running: Running,
-        run: &NewEvent,
-        dedupe: &Dedupe,
-    ) -> Result<Triggered, TriggerError> {
-        let placed = self.place_once(burst, running.attempt(), run, dedupe).await;
-        let triggered = match placed {
-            Ok(triggered) => triggered,
+        call: &Call<'_>,
+        (claim, running): (KeyId, Running),
+        key: KeyState,
+    ) -> Result<Placed, TriggerError> {
+        let triggered = match self.place_claimed(burst, call, &running, key).await {
+            Ok(Placed::Done(triggered)) => triggered,
+            Ok(Placed::Again) => {
+                running.release().await;
+                return Ok(Placed::Again);
+            }
             Err(error) => {
                 running.release().await;
                 if matches!(error, TriggerError::Conflict) {
-                    // The key is another payload's: it must not stay bound to ours.
-                    self.open(burst.claims.forget(dedupe.id, Force::No).await);
+                    // The key has another payload: it must not stay bound to ours.
+                    self.open(burst.claims.forget(claim, Force::No).await);
                 }
                 return Err(error);
             }
         };
         let resolved = Resolved { id: triggered.id, buffered: triggered.buffered };
         let body = serde_json::to_vec(&resolved).expect("an id is plain data");
-        match running.complete(&Arc::new(Outcome::new("run", body)), dedupe.lifetime).await {
-            Completed::Kept => Ok(triggered),
+        let outcome = Arc::new(Outcome::new("run", body));
+        Ok(Placed::Done(match running.complete(&outcome, call.dedupe.lifetime).await {
+            Completed::Kept => triggered,
             Completed::Superseded(winner) => match Resolved::read(&winner) {
-                Some(winner) if winner.id != triggered.id => {
-                    Ok(Triggered { id: winner.id, cached: true, buffered: winner.buffered })
+                Some(Resolved { id, buffered }) if id != triggered.id => {
+                    Triggered { id, cached: true, buffered }
                 }
-                _ => Ok(triggered),
+                _ => triggered,
             },
-            // G7: the next caller finds it where it is.
+            // The next caller finds the run where it is.
             _ => {
                 one(&self.counters.unpublished);
-                Ok(triggered)
+                triggered
             }
-        }
+        }))
     }
 
-    async fn place_once(
+    async fn place_claimed(
         &self,
         burst: &Burst,
-        attempt: Attempt,
-        run: &NewEvent,
-        dedupe: &Dedupe,
-    ) -> Result<Triggered, TriggerError> {
-        if attempt.number() == 1 {
-            return self.place(run, attempt.fence()).await;
-        }
-        // The one before may have come far, or may go on any moment. Nothing of it reaches the buffer from here on; what
-        // did is found; and in the ledger it meets this one, and the unique index decides (G5).
-        let keep = self.terms.in_flight_max + self.terms.lease;
-        self.open(burst.buffer.take_over(&run.tenant, dedupe.id, attempt.fence(), keep).await);
-        match self.look_up(&run.tenant, dedupe).await? {
-            Some(known) => known.answer(),
-            None => self.direct(run.clone()).await,
-        }
-    }
-
-    /// Into the ledger or into the buffer, as the gate says.
-    async fn place(&self, run: &NewEvent, fence: Fence) -> Result<Triggered, TriggerError> {
-        let Some(burst) = self.burst() else {
-            if self.awaited {
-                self.failed_open(&AWAY);
+        call: &Call<'_>,
+        running: &Running,
+        mut key: KeyState,
+    ) -> Result<Placed, TriggerError> {
+        let (attempt, generation) = (running.attempt(), key.generation);
+        let first = attempt.number() == 1;
+        if !first {
+            // The owner before may have come far, or may go on any moment. From here on nothing of it reaches the buffer; what did
+            // is found; and in the ledger the unique index decides between the two.
+            let keep = self.terms.in_flight_max + self.terms.lease;
+            let name = (call.dedupe.id, generation);
+            self.open(burst.buffer.take_over(&call.run.tenant, name, attempt.fence(), keep).await);
+            key = self.ledger.find(call.dedupe.id).await?;
+            if key.generation != generation || key.holder.is_some_and(|holder| holder.expired) {
+                return Ok(Placed::Again);
             }
-            return self.direct(run.clone()).await;
-        };
-        if let Decision::Pass(_) = burst.gate.decide(&run.tenant).await {
-            return self.to_ledger(burst, run).await;
         }
-        match self.open(burst.buffer.put(run, fence).await) {
-            Some(Put::Accepted(accepted)) => {
-                one(&self.counters.buffered);
-                answer(accepted, run.id, true)
-            }
-            // Full, or nobody knows whether it is there: the ledger takes it, under the same id, so that it is one run
-            // all the same. Or taken over: whoever did that went to the ledger too.
-            Some(Put::Full | Put::TakenOver) | None => self.direct(run.clone()).await,
+        if let Some(holder) = key.holder {
+            return self.answer_known(call, call.held_by(holder), generation).await;
         }
-    }
-
-    /// Past the buffer, unless its key is there already. Without a claim there is no other way: only the ledger decides
-    /// alone (G6).
-    async fn to_ledger(&self, burst: &Burst, run: &NewEvent) -> Result<Triggered, TriggerError> {
-        if let Some(dedupe) = &run.dedupe
-            && let Some(known) = self.known_in_buffer(burst, &run.tenant, dedupe).await
+        let run = call.run_in(generation);
+        if first
+            && call.route == Route::ByGate
+            && let Decision::Divert(_) = burst.gate.decide(&run.tenant).await
         {
-            return known.answer();
+            match self.open(burst.buffer.put(&run, attempt.fence()).await) {
+                Some(Put::Accepted(Accepted::Conflict)) => return self.conflict(call, generation).await,
+                Some(Put::Accepted(accepted)) => {
+                    one(&self.counters.buffered);
+                    return answer(accepted, run.id, true);
+                }
+                Some(Put::Expired) => {
+                    return self.answer_known(call, Known::Expired, generation).await;
+                }
+                Some(Put::TakenOver) => return Ok(Placed::Again),
+                // Nobody knows whether it is there: the ledger takes it under the same id, so that it is one run either way.
+                None => return self.direct(call, run).await,
+                Some(Put::Full) => {}
+            }
         }
-        self.direct(run.clone()).await
+        // One that is drained at this moment is met in the ledger.
+        if let Some(known) = self.known_in_buffer(burst, call, generation).await {
+            return self.answer_known(call, known, generation).await;
+        }
+        self.direct(call, run).await
     }
 
-    async fn direct(&self, run: NewEvent) -> Result<Triggered, TriggerError> {
-        one(&self.counters.direct);
+    /// Places a keyed run in the ledger.
+    async fn direct(&self, call: &Call<'_>, run: NewEvent) -> Result<Placed, TriggerError> {
+        let generation = run.dedupe.as_ref().and_then(|dedupe| dedupe.generation).unwrap_or_default();
+        match self.accept(run).await {
+            Err(TriggerError::Conflict) => self.conflict(call, generation).await,
+            placed => placed,
+        }
+    }
+
+    async fn accept(&self, run: NewEvent) -> Result<Placed, TriggerError> {
         let id = run.id;
         let accepted = self.ledger.accept(vec![run]).await?;
-        let accepted = accepted.first().copied().unwrap_or(Accepted::Conflict);
-        answer(accepted, id, false)
+        let placed = answer(accepted.first().copied().unwrap_or(Accepted::Conflict), id, false)?;
+        if matches!(placed, Placed::Done(_)) {
+            one(&self.counters.direct);
+        }
+        Ok(placed)
     }
 
-    /// What Redis answered; `None`, said and counted, where it did not (G6).
+    fn timed_out(&self, retry_after: Duration) -> TriggerError {
+        one(&self.counters.timed_out);
+        TriggerError::TimedOut { retry_after }
+    }
+
+    /// What Redis answered; `None`, logged and counted, where it did not.
     fn open<T>(&self, answer: Result<T, store::Error>) -> Option<T> {
         answer.map_err(|error| self.failed_open(&error)).ok()
     }
@@ -560,20 +781,12 @@ impl Triggers {
     }
 }
 
-impl Known {
-    fn answer(&self) -> Result<Triggered, TriggerError> {
-        if !self.same {
-            return Err(TriggerError::Conflict);
-        }
-        Ok(Triggered { id: self.id, cached: true, buffered: self.buffered })
-    }
-}
-
-/// What a place answered. A run that is there under our own id was written by an earlier try of ours.
-fn answer(accepted: Accepted, own: EventId, buffered: bool) -> Result<Triggered, TriggerError> {
+/// What the ledger or the buffer answered. A run that is there under our own id was written by an earlier try of ours.
+fn answer(accepted: Accepted, own: EventId, buffered: bool) -> Result<Placed, TriggerError> {
     match accepted {
-        Accepted::First(id) => Ok(Triggered { id, cached: false, buffered }),
-        Accepted::Cached(id) => Ok(Triggered { id, cached: id != own, buffered }),
+        Accepted::First(id) => Ok(Placed::Done(Triggered { id, cached: false, buffered })),
+        Accepted::Cached(id) => Ok(Placed::Done(Triggered { id, cached: id != own, buffered })),
         Accepted::Conflict => Err(TriggerError::Conflict),
+        Accepted::Stale => Ok(Placed::Again),
     }
 }

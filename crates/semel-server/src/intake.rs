@@ -63,18 +63,21 @@ impl Intake {
             stopped: stopped.clone(),
         };
         let triggers = |burst| {
-            Triggers::new(Arc::clone(ledger), Arc::clone(secret), burst).wait(gate.wait).lease(gate.lease)
+            Triggers::new(Arc::clone(ledger), Arc::clone(secret), burst)
+                .drain_counters(Arc::clone(&drains))
+                .limits(gate.wait, gate.lease)
+                .context("[gate]")
         };
         let triggers = match burst(gate, secret).await {
             Ok(burst) => {
                 if let Some(burst) = &burst {
                     tasks.extend(drainers.start(burst));
                 }
-                Arc::new(triggers(burst))
+                Arc::new(triggers(burst)?)
             }
             Err(error) if is_away(&error) => {
                 tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
-                let triggers = Arc::new(triggers(None).await_bursts());
+                let triggers = Arc::new(triggers(None)?.await_bursts());
                 let later = later(gate.clone(), Arc::clone(secret), Arc::clone(&triggers), drainers);
                 tasks.push(tokio::spawn(later));
                 triggers
@@ -188,8 +191,10 @@ async fn later(gate: config::Gate, secret: Arc<Secret>, triggers: Arc<Triggers>,
 
 async fn burst(gate: &config::Gate, secret: &Arc<Secret>) -> anyhow::Result<Option<Burst>> {
     let Some(url) = &gate.buffer else { return Ok(None) };
-    let mut client = RedisClient::builder(url.clone());
-    let mut store = RedisStore::builder(url).prefix(&format!("{}:claims", gate.prefix));
+    let mut client = RedisClient::builder(url.clone()).require_replicas(gate.require_replicas);
+    let mut store = RedisStore::builder(url)
+        .prefix(&format!("{}:claims", gate.prefix))
+        .require_replicas(gate.require_replicas);
     if let Some(pem) = &gate.ca {
         client = client.root_certificate(pem.clone());
         store = store.root_certificate(pem.clone());

@@ -1,7 +1,7 @@
 //! What a buffered run looks like in bytes, and how its changes are applied to it.
 //!
 //! The run is its head in JSON, with the length before it, and then the payload's bytes as they came. No script reads any
-//! of it, so nothing is ever re-encoded: an empty array stays one, a long number keeps its digits (G12).
+//! of it, so nothing is ever re-encoded: an empty array stays one, a long number keeps its digits.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,21 +10,30 @@ use std::time::Duration;
 use bytes::Bytes;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
+use semel::time::Timestamp;
 
 use super::{hex, unhex};
-use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use crate::id::EventId;
-use crate::ledger::Change;
+use crate::ledger::Patch;
+use crate::ledger::rules::{self, Cancelled};
 
-/// A buffered run with its changes applied.
+/// A buffered run as it was accepted, and its changes since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufferedRun {
+    /// The run as it was accepted; its key expires when the buffer said.
+    pub run: NewEvent,
+    /// Its changes, in order: the first has number 1.
+    pub changes: Vec<Patch>,
+}
+
+/// A buffered run as it stands: its changes are applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffered {
-    /// The run as it is to be accepted. Its notes and delay are as they stand now; its key is gone where it was reset.
+    /// The run. Its notes and delay are as they stand now.
     pub run: NewEvent,
-    /// Whether somebody cancelled it.
+    /// Whether an earlier version cancelled it in the buffer.
     pub cancelled: bool,
-    /// Changes that could not be applied, in words.
-    pub refused: Vec<String>,
 }
 
 /// A buffered run that cannot be read.
@@ -36,29 +45,7 @@ pub struct Unreadable {
     pub why: String,
 }
 
-/// A change to a buffered run.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Patch {
-    /// Tags, metadata, delay.
-    Change(Change),
-    /// It is not to be delivered.
-    Cancel,
-    /// It has lost its key.
-    DropKey,
-}
-
 impl Patch {
-    /// Whether it may be added while the run is on its way: the drainer applies it behind. What must not come too late
-    /// (cancelling, rescheduling) waits until the run has arrived.
-    pub(super) fn may_follow(&self) -> bool {
-        match self {
-            Self::Change(change) => change.delay.is_none(),
-            Self::Cancel => false,
-            Self::DropKey => true,
-        }
-    }
-
     pub(super) fn encode(&self) -> Vec<u8> {
         let text = serde_json::to_vec(self).expect("a patch is plain data");
         let length = u32::try_from(text.len()).expect("a patch is far below 4 GiB").to_le_bytes();
@@ -117,6 +104,12 @@ struct Key {
     print: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lifetime: Option<Duration>,
+    #[serde(default, skip_serializing_if = "is_first")]
+    generation: Generation,
+}
+
+fn is_first(generation: &Generation) -> bool {
+    *generation == Generation::FIRST
 }
 
 /// A run in bytes.
@@ -126,6 +119,7 @@ pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
         hint: dedupe.hint.clone(),
         print: hex(dedupe.fingerprint.as_bytes()),
         lifetime: dedupe.lifetime,
+        generation: dedupe.generation.unwrap_or_default(),
     });
     let head = Head {
         id: run.id,
@@ -163,7 +157,14 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, String> {
         Some(key) => {
             let print = unhex(&key.print).ok_or("its fingerprint is not one")?;
             let fingerprint = Fingerprint::from_bytes(print);
-            Some(Dedupe { id: key.id, hint: key.hint, fingerprint, lifetime: key.lifetime })
+            Some(Dedupe {
+                id: key.id,
+                hint: key.hint,
+                fingerprint,
+                lifetime: key.lifetime,
+                expires_at: None,
+                generation: Some(key.generation),
+            })
         }
     };
     Ok(NewEvent {
@@ -187,41 +188,35 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, String> {
     })
 }
 
-impl Buffered {
-    /// The run of these bytes with these changes.
-    pub(super) fn read(run: &Bytes, changes: &Bytes) -> Result<Self, Unreadable> {
+impl BufferedRun {
+    /// The run of these bytes with these changes, whose key expires then.
+    pub(super) fn read(
+        run: &Bytes,
+        changes: &Bytes,
+        expires_at: Option<Timestamp>,
+    ) -> Result<Self, Unreadable> {
         let unreadable = |why: String| Unreadable { bytes: run.clone(), why };
-        let mut buffered =
-            Self { run: decode(run).map_err(unreadable)?, cancelled: false, refused: Vec::new() };
-        for patch in Patch::read_all(changes).map_err(unreadable)? {
-            buffered.apply(&patch);
+        let mut read = decode(run).map_err(unreadable)?;
+        if let Some(dedupe) = &mut read.dedupe {
+            dedupe.expires_at = expires_at;
         }
-        Ok(buffered)
+        Ok(Self { run: read, changes: Patch::read_all(changes).map_err(unreadable)? })
     }
 
-    fn apply(&mut self, patch: &Patch) {
-        match patch {
-            Patch::Change(change) => {
-                if let Err(why) = self.run.notes.apply(change) {
-                    self.refused.push(why);
-                }
-                if let Some(delay) = change.delay {
-                    self.run.delay = delay;
-                }
-            }
-            Patch::Cancel => self.cancelled = true,
-            Patch::DropKey => self.run.dedupe = None,
-        }
+    /// The run as it stands.
+    pub fn current(mut self) -> Buffered {
+        let (cancelled, _) = rules::patch(&mut self.run, &self.changes);
+        Buffered { run: self.run, cancelled: cancelled == Cancelled::Yes }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use semel::secret::Secret;
-    use semel::time::Timestamp;
 
     use super::*;
     use crate::id::EventKind;
+    use crate::ledger::Change;
 
     fn run() -> NewEvent {
         let payload = Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#);
@@ -231,7 +226,7 @@ mod tests {
             id: EventId::new(EventKind::Run, Timestamp::from_micros(5_000_000)),
             tenant: "t|{x}".to_owned(),
             event_type: "crm".to_owned(),
-            dedupe: Some(dedupe.expect("the key is good")),
+            dedupe: Some(Dedupe { generation: Some(Generation::FIRST), ..dedupe.expect("the key is good") }),
             payload,
             content_type: "application/json".to_owned(),
             headers: vec![("a".to_owned(), "b|c".to_owned())],
@@ -245,7 +240,6 @@ mod tests {
         }
     }
 
-    // G12
     #[test]
     fn a_run_comes_out_as_it_went_in() {
         let run = run();
@@ -267,12 +261,12 @@ mod tests {
             ..run.clone()
         };
         for run in [run, full, bare] {
-            let read = Buffered::read(&Bytes::from(encode(&run)), &Bytes::new()).expect("it is whole");
-            assert_eq!((read.run, read.cancelled), (run, false));
+            let read =
+                BufferedRun::read(&Bytes::from(encode(&run)), &Bytes::new(), None).expect("it is whole");
+            assert_eq!((read.run, read.changes.len()), (run, 0));
         }
     }
 
-    // G12
     #[test]
     fn changes_are_applied_in_order_and_exactly() {
         let set = Change {
@@ -290,10 +284,13 @@ mod tests {
             Patch::DropKey,
         ];
         let bytes: Vec<u8> = patches.iter().flat_map(Patch::encode).collect();
-        let read = Buffered::read(&Bytes::from(encode(&run())), &Bytes::from(bytes)).expect("it is whole");
+        let read =
+            BufferedRun::read(&Bytes::from(encode(&run())), &Bytes::from(bytes), None).expect("it is whole");
+        assert_eq!(read.changes.len(), patches.len());
+        let read = read.current();
         assert_eq!(read.run.notes.metadata.get("n").map(String::as_str), Some("9007199254740995"));
         assert_eq!(read.run.notes.metadata.get("e").map(String::as_str), Some("[]"));
-        assert_eq!((read.run.dedupe, read.refused.len()), (None, 1));
+        assert_eq!((read.run.dedupe, read.cancelled), (None, false));
     }
 
     #[test]
@@ -301,10 +298,10 @@ mod tests {
         let whole = encode(&run());
         for length in [0, 3, 4, 20, 200] {
             let cut = Bytes::copy_from_slice(&whole[..length]);
-            let unreadable = Buffered::read(&cut, &Bytes::new()).expect_err("it is cut off");
+            let unreadable = BufferedRun::read(&cut, &Bytes::new(), None).expect_err("it is cut off");
             assert_eq!(unreadable.bytes, cut);
         }
         let changes = Bytes::from_static(&[9, 0, 0, 0, b'{']);
-        assert!(Buffered::read(&Bytes::from(whole), &changes).is_err());
+        assert!(BufferedRun::read(&Bytes::from(whole), &changes, None).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! Runs of one process that come at the same time are buffered together: one script call for each tenant, and one for the
-//! list of tenants.
+//! Runs of one process that come at the same time are buffered together: one script call for each tenant, and one more where the
+//! tenant is not on the list of those with buffered runs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,19 +9,22 @@ use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error};
 use tokio::task::JoinSet;
 
-use super::{Buffer, Put, entry, hex, millis, script};
+use super::{Buffer, Put, entry, hex, key_name, millis, script};
 use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
-/// The most runs that go together: a script holds everybody else up, with so many for some 0.6 ms.
+/// The most runs that go together: a script with so many blocks the server for some 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
+
+/// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at that moment.
+const ANNOUNCEMENTS: usize = 5;
 
 /// A run on its way.
 #[derive(Debug)]
 pub(super) struct Putting {
     tenant: String,
     id: EventId,
-    /// As the script wants them: id, run, key, fingerprint, how long the key lives, and the fence of its claim.
+    /// As the script wants them: id, run, key and generation, fingerprint, how long the key lives, and the fence of its claim.
     arguments: [Vec<u8>; 6],
 }
 
@@ -29,7 +32,7 @@ impl Putting {
     pub(super) fn of(run: &NewEvent, fence: Fence) -> Self {
         let (key, print, lifetime) = match &run.dedupe {
             Some(dedupe) => (
-                dedupe.id.to_string(),
+                key_name(dedupe.id, dedupe.generation.unwrap_or_default()),
                 hex(dedupe.fingerprint.as_bytes()),
                 dedupe.lifetime.map_or_else(|| "-1".to_owned(), |lifetime| millis(lifetime).to_string()),
             ),
@@ -48,19 +51,13 @@ pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<
     // On one connection this is noted before a run can be drained, so that its drainer finds what it is to forget.
     let (noted, mut answers) = tokio::join!(buffer.note_whose(&whose), each_tenant(buffer, runs));
     let is_new = |answer: &Result<Put, Error>| matches!(answer, Ok(Put::Accepted(Accepted::First(_))));
-    let mut new: Vec<&str> = Vec::new();
-    let mut refused = Vec::new();
-    for (answer, (tenant, id)) in answers.iter().zip(&whose) {
-        match answer {
-            answer if !is_new(answer) => refused.extend(answer.is_ok().then_some(*id)),
-            _ if !new.contains(&tenant.as_str()) => new.push(tenant),
-            _ => {}
-        }
-    }
-    // After the runs: a drainer that finds a tenant empty meanwhile takes it off the list, looks again, and either sees
-    // the run or this comes later.
-    let announced = if new.is_empty() { Ok(()) } else { buffer.announce(&new).await };
-    if let Err(error) = noted.and(announced) {
+    let refused: Vec<EventId> = answers
+        .iter()
+        .zip(&whose)
+        .filter(|(answer, _)| answer.is_ok() && !is_new(answer))
+        .map(|(_, (_, id))| *id)
+        .collect();
+    if let Err(error) = noted {
         for answer in answers.iter_mut().filter(|answer| is_new(answer)) {
             *answer = Err(copy(&error));
         }
@@ -106,11 +103,20 @@ async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put
 
 async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) -> Result<Vec<Put>, Error> {
     let capacity = buffer.capacity.to_string();
-    let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes()];
-    arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
-    let (own, taken) = (buffer.keys(tenant), buffer.key(tenant, "taken"));
+    let taken = buffer.key(tenant, "taken");
+    let own = buffer.keys(tenant);
     let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
-    let answer = buffer.client.call(&buffer.scripts.put, &keys, &arguments, Effect::Writes).await?;
+    let longest = buffer.longest_claim.as_micros().to_string();
+    let (mut token, mut answer) = (Vec::new(), Value::Nil);
+    for _ in 0..ANNOUNCEMENTS {
+        let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes(), &token, longest.as_bytes()];
+        arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
+        let put = buffer.client.call(&buffer.scripts.put, &keys, &arguments, Effect::WritesDurably);
+        answer = put.await?;
+        let Value::BulkString(refusal) = answer else { break };
+        buffer.announce(tenant).await?;
+        (token, answer) = (refusal, Value::Nil);
+    }
     let Value::Array(words) = answer else { return Err(script::strange()) };
     if words.len() != runs.len() {
         return Err(script::strange());
@@ -124,6 +130,7 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
             ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
             ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
             ("full", _) => Ok(Put::Full),
+            ("expired", _) => Ok(Put::Expired),
             ("taken over", _) => Ok(Put::TakenOver),
             _ => Err(script::strange()),
         }

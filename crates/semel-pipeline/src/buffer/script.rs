@@ -1,7 +1,7 @@
 //! The scripts of the buffer, and their answers.
 //!
-//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`; only ids, numbers
-//! and hex stand in it, so the bars separate.
+//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is `id` or
+//! `id@generation`; only ids, numbers and hex stand in it, so the bars separate.
 
 use semel::store::redis_driver::Value;
 use semel::store::{Error, ErrorKind, RedisScript};
@@ -11,12 +11,13 @@ use super::Blob;
 /// What all scripts begin with.
 const COMMON: &str = "
 local QUEUE, LEASED, RUNS, ABOUT, CHANGES, KEYS_ = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local LISTED = KEYS[7]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function read(id)
   local text = redis.call('HGET', ABOUT, id)
   if not text then return nil end
-  local s, t, a, v, k, p, e = string.match(text, '^(%l)|(%x*)|(%d+)|(%d+)|(%x*)|(%x*)|(%-?%d+)$')
+  local s, t, a, v, k, p, e = string.match(text, '^(%l)|(%x*)|(%d+)|(%d+)|([%x@]*)|(%x*)|(%-?%d+)$')
   if not s then return nil end
   return { s = s, t = t, a = tonumber(a), v = tonumber(v), k = k, p = p, e = tonumber(e) }
 end
@@ -34,54 +35,70 @@ local function drop(id, r)
   redis.call('HDEL', ABOUT, id)
   redis.call('HDEL', CHANGES, id)
 end
-local function append(id, r, patch)
-  local before = redis.call('HGET', CHANGES, id) or ''
-  redis.call('HSET', CHANGES, id, before .. patch)
-  r.v = r.v + 1
+-- Leases a run, and answers all that a drainer needs of it.
+local function lease_run(id, r, token, lease)
+  r.s, r.t = 'l', token
+  write(id, r)
+  redis.call('ZREM', QUEUE, id)
+  redis.call('ZADD', LEASED, now + lease, id)
+  return redis.call('HGET', RUNS, id) or '', redis.call('HGET', CHANGES, id) or '', tostring(r.a), tostring(r.v),
+    string.format('%.0f', r.e)
 end
--- Who has a key; a key whose time is over, or whose run is gone, is free.
+-- The run that holds a key, and whether the key has expired. A key whose run is gone is free.
 local function holder(key)
   local id = redis.call('HGET', KEYS_, key)
   if not id then return nil end
   local r = read(id)
-  if r and r.k == key and (r.e < 0 or r.e > now) then return id, r end
+  if r and r.k == key then return id, r, r.e >= 0 and r.e <= now end
   redis.call('HDEL', KEYS_, key)
-  if r and r.k == key then
-    r.k = ''
-    write(id, r)
-  end
   return nil
 end
 ";
 
 /// Many runs with few commands: each costs the server as much as a run's share of the work. Answers 1 for what is new,
-/// and otherwise a word and whose the key is.
+/// and otherwise a word and the run that holds the key.
+///
+/// Nothing is written where no drainer would find the runs, and a token is answered: the tenant is announced, and the put repeated
+/// with the token.
 const PUT: &str = "
+local list = redis.call('HMGET', LISTED, 'open', 'token')
+if not list[1] then
+  if ARGV[2] == '' or list[2] ~= ARGV[2] then
+    local token = list[2] or string.format('%.0f', time[1] * 1000000 + time[2])
+    redis.call('HSET', LISTED, 'token', token)
+    return token
+  end
+  redis.call('HSET', LISTED, 'open', '1')
+end
+local oldest = time[1] * 1000000 + time[2] - tonumber(ARGV[3])
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
-for i = 2, #ARGV, 6 do
+for i = 4, #ARGV, 6 do
   ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
 end
 local known, held = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
-local taken = redis.call('EXISTS', KEYS[7]) == 1 and redis.call('HMGET', KEYS[7], unpack(keys)) or {}
+local taken = redis.call('EXISTS', KEYS[8]) == 1 and redis.call('HMGET', KEYS[8], unpack(keys)) or {}
 -- Those of this call: by id, and by key with the fingerprint.
 local new, named = {}, {}
 local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
 local function put(at, id, run, key, print, life, fence)
   if new[id] or (known[at] and read(id)) then return { 'cached', id } end
   if key ~= '' then
-    local other, its = nil, nil
+    local other, its, expired = nil, nil, false
     if named[key] then
       other, its = named[key][1], named[key][2]
     elseif held[at] then
       local r
-      other, r = holder(key)
+      other, r, expired = holder(key)
       its = r and r.p
     end
     if other then
+      if expired then return { 'expired', '' } end
       if its == print then return { 'cached', other } end
       return { 'conflict', '' }
     end
+    -- A fence is the time of its claim: what comes later than the claim can last would meet no trace of its successor.
+    if fence > 0 and fence < oldest then return { 'taken over', '' } end
     if taken[at] then
       local by, ends = string.match(taken[at], '^(%d+)|(%d+)$')
       if tonumber(ends) > now and tonumber(by) > fence then return { 'taken over', '' } end
@@ -101,7 +118,7 @@ local function put(at, id, run, key, print, life, fence)
   return 1
 end
 for at = 1, #ids do
-  local i = at * 6 - 4
+  local i = at * 6 - 2
   local life, fence = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, fence)
 end
@@ -114,35 +131,28 @@ end
 return answers";
 
 const FIND: &str = "
-local id, r = holder(ARGV[1])
-if not id then return { '', '' } end
-return { id, r.p }";
+local id, r, expired = holder(ARGV[1])
+if not id then return { '', '', '' } end
+return { id, r.p, expired and '1' or '0' }";
 
 const GET: &str = "
 local r = read(ARGV[1])
 local run = redis.call('HGET', RUNS, ARGV[1])
 if not r or not run then return false end
-return { run, redis.call('HGET', CHANGES, ARGV[1]) or '', tostring(r.v) }";
+return { run, redis.call('HGET', CHANGES, ARGV[1]) or '', tostring(r.v), string.format('%.0f', r.e) }";
 
 const PATCH: &str = "
-local id, patch, version, follows = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local id, patch, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local r = read(id)
 if not r then return { 'missing', '' } end
 if version >= 0 and version ~= r.v then return { 'stale', '' } end
-if r.s == 'l' and follows == '0' then return { 'in transit', '' } end
-append(id, r, patch)
+local before = redis.call('HGET', CHANGES, id) or ''
+redis.call('HSET', CHANGES, id, before .. patch)
+r.v = r.v + 1
 write(id, r)
 return { 'applied', tostring(r.v) }";
 
-const RESET: &str = "
-local id, r = holder(ARGV[1])
-if not id then return { '', '' } end
-redis.call('HDEL', KEYS_, ARGV[1])
-append(id, r, ARGV[2])
-r.k = ''
-write(id, r)
-return { id, '' }";
-
+/// A tenant without any runs is closed: what is put from now on needs a new announcement.
 const LEASE: &str = "
 local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
@@ -157,19 +167,26 @@ for _, id in ipairs(over) do
 end
 local answer = { #over, 0 }
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', QUEUE, '-inf', now, 'LIMIT', 0, limit)) do
-  redis.call('ZREM', QUEUE, id)
   local r = read(id) or { s = 'q', t = '', a = 0, v = 0, k = '', p = '', e = -1 }
-  r.s, r.t = 'l', token
-  write(id, r)
-  redis.call('ZADD', LEASED, now + lease, id)
-  answer[#answer + 1] = id
-  answer[#answer + 1] = redis.call('HGET', RUNS, id) or ''
-  answer[#answer + 1] = redis.call('HGET', CHANGES, id) or ''
-  answer[#answer + 1] = tostring(r.a)
-  answer[#answer + 1] = tostring(r.v)
+  local n = #answer
+  answer[n + 1] = id
+  answer[n + 2], answer[n + 3], answer[n + 4], answer[n + 5], answer[n + 6] = lease_run(id, r, token, lease)
 end
 answer[2] = redis.call('ZCARD', QUEUE) + redis.call('ZCARD', LEASED)
+if answer[2] == 0 then redis.call('DEL', LISTED) end
 return answer";
+
+/// One run, whether or not its time has come; not one that a drainer holds.
+const LEASE_ONE: &str = "
+local id, lease, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local r = read(id)
+if not r then return { 'missing' } end
+if r.s == 'l' then
+  if tonumber(redis.call('ZSCORE', LEASED, id) or 0) > now then return { 'held' } end
+  r.a = r.a + 1
+end
+local run, changes, attempts, version, expires = lease_run(id, r, token, lease)
+return { 'leased', run, changes, attempts, version, expires }";
 
 const RENEW: &str = "
 local token, lease, held = ARGV[1], tonumber(ARGV[2]), {}
@@ -184,16 +201,22 @@ for i = 3, #ARGV do
 end
 return held";
 
+/// The claim on an expired key may be won again before its run leaves. So the generation is closed with the run, and the winner
+/// starts again: it finds the run in the ledger.
 const ACK: &str = "
-local token, answers = ARGV[1], {}
-for i = 2, #ARGV, 2 do
+local token, keep, answers = ARGV[1], tonumber(ARGV[2]), {}
+for i = 3, #ARGV, 2 do
   local id, version = ARGV[i], tonumber(ARGV[i + 1])
-  local r, answer = read(id), { 'gone', '', '0' }
+  local r, answer = read(id), { 'gone', '' }
   if r and (r.s ~= 'l' or r.t ~= token) then
-    answer = { 'lost', '', '0' }
+    answer = { 'lost', '' }
   elseif r and r.v ~= version then
-    answer = { 'changed', redis.call('HGET', CHANGES, id) or '', tostring(r.v) }
+    answer = { 'changed', redis.call('HGET', CHANGES, id) or '' }
   elseif r then
+    if r.k ~= '' and r.e >= 0 and r.e <= now then
+      redis.call('HSET', KEYS[8], r.k, '18446744073709551615|' .. string.format('%.0f', now + keep))
+      if redis.call('PTTL', KEYS[8]) < keep then redis.call('PEXPIRE', KEYS[8], ARGV[2]) end
+    end
     drop(id, r)
   end
   answers[#answers + 1] = answer
@@ -214,8 +237,7 @@ return 1";
 const REMOVE: &str = "
 local token, id = ARGV[1], ARGV[2]
 local r = read(id)
-if r and token == '' and r.s == 'l' then return 0 end
-if r and token ~= '' and (r.s ~= 'l' or r.t ~= token) then return 0 end
+if r and (r.s ~= 'l' or r.t ~= token) then return 0 end
 drop(id, r)
 return 1";
 
@@ -234,17 +256,30 @@ for _, place in ipairs({ QUEUE, LEASED }) do
 end
 return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
 
-/// A tenant that is new to the list waits behind those that had their turn before now.
+/// Puts a tenant on the list, and gives it a larger number than it had before. One that is new to the list waits behind those that
+/// had their turn before now. The number is a time, so that none is used twice, also after Redis has lost its data.
 const ANNOUNCE: &str = "
+local time = redis.call('TIME')
+local before = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
-for _, tenant in ipairs(ARGV) do redis.call('ZADD', KEYS[1], 'NX', last, tenant) end
+redis.call('ZADD', KEYS[1], 'NX', last, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', math.max(time[1] * 1000000 + time[2], before + 1)))
 return 1";
 
-/// Fields do not go by themselves: every new one has a few old ones looked at, so that no more than some are ever over.
+/// Takes a tenant off the list, unless it was announced since.
+const LEAVE: &str = "
+if (redis.call('HGET', KEYS[2], ARGV[1]) or '0') ~= ARGV[2] then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1";
+
+/// Fields do not expire by themselves: every new one has a few old ones looked at, so that few expired ones are ever kept.
 const TAKE_OVER: &str = "
 local key, fence, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local by, ends = string.match(redis.call('HGET', KEYS[1], key) or '', '^(%d+)|(%d+)$')
+if by and tonumber(ends) > now and tonumber(by) >= tonumber(fence) then return 0 end
 redis.call('HSET', KEYS[1], key, fence .. '|' .. string.format('%.0f', now + keep))
 if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], string.format('%.0f', keep)) end
 local some = redis.call('HRANDFIELD', KEYS[1], 8, 'WITHVALUES')
@@ -253,13 +288,13 @@ for i = 1, #some, 2 do
 end
 return 1";
 
-/// Whoever had its last turn longest ago has the next one.
+/// The tenant that had its last turn longest ago has the next one. Answers its name and the number of its announcement.
 const TURN: &str = "
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if not first[1] then return false end
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
-return first[1]";
+return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 
 /// The scripts of the buffer.
 pub(super) struct Scripts {
@@ -267,14 +302,15 @@ pub(super) struct Scripts {
     pub(super) find: RedisScript,
     pub(super) get: RedisScript,
     pub(super) patch: RedisScript,
-    pub(super) reset: RedisScript,
     pub(super) lease: RedisScript,
+    pub(super) lease_one: RedisScript,
     pub(super) renew: RedisScript,
     pub(super) ack: RedisScript,
     pub(super) give_back: RedisScript,
     pub(super) remove: RedisScript,
     pub(super) depth: RedisScript,
     pub(super) announce: RedisScript,
+    pub(super) leave: RedisScript,
     pub(super) take_over: RedisScript,
     pub(super) turn: RedisScript,
 }
@@ -287,14 +323,15 @@ impl Scripts {
             find: script(FIND),
             get: script(GET),
             patch: script(PATCH),
-            reset: script(RESET),
             lease: script(LEASE),
+            lease_one: script(LEASE_ONE),
             renew: script(RENEW),
             ack: script(ACK),
             give_back: script(GIVE_BACK),
             remove: script(REMOVE),
             depth: script(DEPTH),
             announce: RedisScript::new(ANNOUNCE),
+            leave: RedisScript::new(LEAVE),
             take_over: RedisScript::new(TAKE_OVER),
             turn: RedisScript::new(TURN),
         }

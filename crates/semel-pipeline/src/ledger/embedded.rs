@@ -12,6 +12,7 @@
 //! not ended. Only fronts can be taken; every step that can change the front looks.
 
 mod columns;
+mod drain;
 mod intake;
 mod jobs;
 mod letter_rows;
@@ -40,7 +41,7 @@ use semel::store::{EmbeddedStore, ErrorKind};
 use tokio::sync::Notify;
 
 use self::work::{Done, Fault, Work};
-use crate::ledger::Error;
+use crate::ledger::{Error, rules};
 
 /// Keeps the ledger in the file of an embedded store, in tables of its own beside the records.
 ///

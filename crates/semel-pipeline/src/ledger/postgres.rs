@@ -10,6 +10,7 @@
 //! messages of letters) or by the row that is updated (tokens, jobs). Times are the server's own.
 
 mod builder;
+mod drain;
 mod fault;
 mod ids;
 mod intake;
@@ -44,7 +45,7 @@ pub use self::builder::PostgresLedgerBuilder;
 use self::builder::Settings;
 use self::fault::Trouble;
 use self::link::Shared;
-use super::{Answer, BoxFuture, Found, Intake, Take, Working};
+use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
 use crate::event::{Accepted, NewEvent};
 
@@ -124,8 +125,12 @@ impl Intake for PostgresLedger {
         Box::pin(join::accept(&self.shared, events))
     }
 
-    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>> {
+    fn find(&self, dedupe: KeyId) -> Answer<'_, KeyState> {
         Box::pin(intake::find(&self.shared, dedupe))
+    }
+
+    fn drain(&self, runs: Vec<DrainedRun>) -> Answer<'_, Vec<Drained>> {
+        Box::pin(async move { drain::drain(&self.shared, &runs).await })
     }
 }
 

@@ -180,7 +180,7 @@ impl Pump {
             match accepted {
                 Ok(Accepted::First(_)) => count(&self.counters.accepted, 1),
                 Ok(Accepted::Cached(_)) => count(&self.counters.duplicates, 1),
-                Ok(Accepted::Conflict) => {
+                Ok(Accepted::Conflict | Accepted::Stale) => {
                     let why =
                         "another message of this tenant and type has the same dedupe_key and another payload";
                     unreadable.push((message, (Cause::NonRetryable, why.to_owned())));

@@ -25,6 +25,7 @@
 //! A case panics with a sentence where a promise is broken. Where the ledger's clock cannot be moved, cases wait.
 
 mod context;
+mod draining;
 mod intake;
 mod letters;
 mod model;
@@ -60,6 +61,18 @@ macro_rules! __ledger_cases {
                 each_target_has_one_delivery,
                 news_end_a_wait,
                 accepted_events_survive,
+            }
+            draining {
+                a_drained_run_holds_its_key_and_its_changes,
+                changes_are_applied_once_by_their_number,
+                a_cancelled_run_arrives_cancelled,
+                a_run_is_cancelled_as_it_arrives,
+                a_run_of_an_older_generation_holds_no_key,
+                a_run_that_lost_its_key_can_be_replayed,
+                a_drained_key_expires_when_the_buffer_said,
+                a_stale_generation_is_refused,
+                an_expired_generation_ends_once,
+                racing_drains_accept_a_run_once,
             }
             taking {
                 taken_work_says_everything,
@@ -149,7 +162,6 @@ macro_rules! __ledger_cases {
                 a_run_is_put_off,
                 a_run_is_cancelled,
                 a_key_is_reset,
-                an_alias_leads_to_the_winner,
                 unknown_ids_are_not_found,
             }
             model {

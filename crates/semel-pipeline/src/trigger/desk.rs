@@ -1,23 +1,24 @@
-//! Runs after they were triggered: found, changed, cancelled, their keys reset, wherever they are: in the ledger, in the
-//! buffer, or on their way from one to the other.
+//! Runs after they were triggered: found, changed, cancelled, their keys reset, wherever they are: in the buffer, in the ledger, or on
+//! their way from one to the other.
+//!
+//! A run moves from the buffer to the ledger, so the buffer is asked first. Changes of tags and metadata are kept in the buffer, in
+//! order. What must not come too late, a cancellation or another delay, moves the run into the ledger and is done in the same
+//! transaction: the ledger decides whether it was in time.
 
 use std::time::Duration;
 
 use rand::RngExt as _;
-use semel::record::Force;
 use tokio::time::Instant;
 
-use super::{Burst, Triggers};
-use crate::buffer::{Buffered, Patch, Patched};
+use super::{Burst, PAUSE, Triggers};
+use crate::buffer::{Buffered, Patched};
 use crate::event::{Dedupe, Event};
 use crate::id::EventId;
-use crate::ledger::{AuditLine, Change, Error};
+use crate::ledger::{AuditLine, Change, Error, Patch, RunAction};
+use crate::transfer::{DrainError, Moved};
 
-/// How long a run may be on its way before whoever wants to change it is sent away.
+/// How long a caller waits for a run that a drainer holds.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The first and the longest pause between two looks at a run that is on its way.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 /// Where a run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,14 +36,14 @@ pub enum Located {
     Missing,
 }
 
-/// What became of a wish to change a run.
+/// Why a run was not found, changed or cancelled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeskError {
     /// The ledger says no.
     #[error(transparent)]
     Ledger(#[from] Error),
-    /// The run is on its way from the buffer to the ledger, and has not arrived.
+    /// The run is on its way from the buffer to the ledger.
     #[error("the run is on its way from the buffer to the ledger; try again in a moment")]
     InTransit,
     /// Redis did not answer, and the ledger does not know the run or key: it may be in the buffer.
@@ -50,14 +51,14 @@ pub enum DeskError {
     Buffer(#[from] semel::store::Error),
 }
 
-/// Names a key of a run: whose, for which target, and its value.
+/// A key of a run, with what it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunKey<'a> {
-    /// Who triggered it.
+    /// Name of the token that authenticated the trigger.
     pub principal: &'a str,
-    /// For whom.
+    /// The tenant; `""` without one.
     pub tenant: &'a str,
-    /// What it runs.
+    /// Name of the target.
     pub target: &'a str,
     /// The key.
     pub key: &'a str,
@@ -76,9 +77,9 @@ impl Triggers {
             && let Some(tenant) = burst.buffer.tenant_of(id).await?
             && let Some((Ok(buffered), version)) = burst.buffer.get(&tenant, id).await?
         {
-            return Ok(Located::Buffer { buffered: Box::new(buffered), version });
+            return Ok(Located::Buffer { buffered: Box::new(buffered.current()), version });
         }
-        // It may have arrived between the two looks, or it may be another run by now.
+        // It may have arrived between the two looks. An earlier version may have given its id to another run.
         let id = self.ledger.resolve(id).await?.unwrap_or(id);
         let event = self.ledger.event(id).await?;
         if event.is_none() {
@@ -97,8 +98,9 @@ impl Triggers {
         change: &Change,
         version: Option<u64>,
     ) -> Result<Located, DeskError> {
-        match self.wherever(id, &Wish::Change(change, version)).await? {
-            Some(located) => Ok(located),
+        let action = RunAction::Change(change.clone());
+        match self.act(id, &action, version).await? {
+            Some(event) => Ok(Located::Ledger(event)),
             None => self.locate(id).await,
         }
     }
@@ -108,118 +110,122 @@ impl Triggers {
     /// # Errors
     /// As [`change`](Self::change).
     pub async fn cancel(&self, id: EventId, line: &AuditLine) -> Result<(), DeskError> {
-        self.wherever(id, &Wish::Cancel(line)).await.map(drop)
+        self.act(id, &RunAction::Cancel(line.clone()), None).await.map(drop)
     }
 
-    /// Does something where the run is: in the ledger, or in the buffer, or after it has arrived. Answers how it is then, where
-    /// that is known.
-    async fn wherever(&self, id: EventId, wish: &Wish<'_>) -> Result<Option<Located>, DeskError> {
+    /// Does something to a run where it is. Answers how it is then, where the ledger told.
+    async fn act(
+        &self,
+        id: EventId,
+        action: &RunAction,
+        version: Option<u64>,
+    ) -> Result<Option<Box<Event>>, DeskError> {
         let until = Instant::now() + PATIENCE;
         let mut pause = PAUSE.0;
-        let mut nowhere = 0;
         loop {
-            let missing = match self.in_ledger(id, wish).await {
-                Err(error @ Error::NotFound { .. }) => error,
-                done => return Ok(done?),
+            let buffer = match self.burst_at_hand() {
+                Ok(None) => Ok(Step::Elsewhere),
+                Ok(Some(burst)) => self.in_buffer(burst, id, action, version).await,
+                Err(error) => Err(error.into()),
             };
-            let Some(burst) = self.burst_at_hand()? else { return Err(missing.into()) };
-            let step = match burst.buffer.tenant_of(id).await? {
-                Some(tenant) => self.in_buffer(burst, &tenant, id, wish).await?,
-                None => Step::Elsewhere,
-            };
-            match step {
-                Step::Done(done) => return Ok(done),
-                Step::Later if Instant::now() >= until => return Err(DeskError::InTransit),
-                Step::Later => {
+            match buffer {
+                Ok(Step::Done) => return Ok(None),
+                Ok(Step::Later) if Instant::now() >= until => return Err(DeskError::InTransit),
+                Ok(Step::Later) => {
                     let jitter = pause.mul_f64(rand::rng().random_range(0.0..1.0));
                     tokio::time::sleep(pause + jitter).await;
                     pause = pause.mul_f64(1.7).min(PAUSE.1);
                 }
-                Step::Elsewhere => {
-                    if let Some(winner) = self.ledger.resolve(id).await? {
-                        return Ok(self.in_ledger(winner, wish).await?);
-                    }
-                    // Once it may have arrived between the two looks.
-                    nowhere += 1;
-                    if nowhere > 1 {
-                        return Err(missing.into());
-                    }
+                Ok(Step::Elsewhere) => {
+                    let id = self.ledger.resolve(id).await?.unwrap_or(id);
+                    return Ok(self.in_ledger(id, action, version).await?);
                 }
+                // Redis does not answer. A run that has left the buffer needs none.
+                Err(DeskError::Buffer(error)) => {
+                    return match self.in_ledger(id, action, version).await {
+                        Err(Error::NotFound { .. }) => Err(error.into()),
+                        done => Ok(done?),
+                    };
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
-    async fn in_ledger(&self, id: EventId, wish: &Wish<'_>) -> Result<Option<Located>, Error> {
-        match wish {
-            Wish::Change(change, version) => {
-                let event = self.ledger.change(id, (*change).clone(), *version).await?;
-                Ok(Some(Located::Ledger(Box::new(event))))
+    async fn in_ledger(
+        &self,
+        id: EventId,
+        action: &RunAction,
+        version: Option<u64>,
+    ) -> Result<Option<Box<Event>>, Error> {
+        match action {
+            RunAction::Change(change) => {
+                let event = self.ledger.change(id, change.clone(), version).await?;
+                Ok(Some(Box::new(event)))
             }
-            Wish::Cancel(line) => self.ledger.cancel(id, (*line).clone()).await.map(|_| None),
+            RunAction::Cancel(line) => self.ledger.cancel(id, line.clone()).await.map(|_| None),
         }
     }
 
     async fn in_buffer(
         &self,
         burst: &Burst,
-        tenant: &str,
         id: EventId,
-        wish: &Wish<'_>,
+        action: &RunAction,
+        version: Option<u64>,
     ) -> Result<Step, DeskError> {
-        let (patch, version) = match wish {
-            Wish::Change(change, version) => {
-                let Some((Ok(mut buffered), _)) = burst.buffer.get(tenant, id).await? else {
-                    return Ok(Step::Elsewhere);
-                };
-                // What cannot be applied is refused now, not when it is drained.
-                buffered.run.notes.apply(change).map_err(Error::Refused)?;
-                (Patch::Change((*change).clone()), *version)
-            }
-            Wish::Cancel(_) => (Patch::Cancel, None),
+        let Some(tenant) = burst.buffer.tenant_of(id).await? else { return Ok(Step::Elsewhere) };
+        let Some((Ok(buffered), known)) = burst.buffer.get(&tenant, id).await? else {
+            return Ok(Step::Elsewhere);
         };
-        match burst.buffer.patch(tenant, id, &patch, version).await? {
-            Patched::Applied(_) => {
-                if let Wish::Cancel(line) = wish {
-                    self.ledger.audit((*line).clone()).await?;
-                }
-                Ok(Step::Done(None))
+        if version.is_some_and(|version| version != known) {
+            return Err(Error::Stale.into());
+        }
+        if let RunAction::Change(change) = action {
+            // What cannot be applied is refused now, not when it is drained.
+            buffered.current().run.notes.apply(change).map_err(Error::Refused)?;
+            if change.delay.is_none() {
+                let patch = Patch::Change(change.clone());
+                return match burst.buffer.patch(&tenant, id, &patch, version).await? {
+                    Patched::Applied(_) => Ok(Step::Done),
+                    Patched::Stale => Err(Error::Stale.into()),
+                    Patched::Missing => Ok(Step::Elsewhere),
+                };
             }
-            Patched::Stale => Err(Error::Stale.into()),
-            Patched::InTransit => Ok(Step::Later),
-            Patched::Missing => Ok(Step::Elsewhere),
+        }
+        match self.transfer(burst).move_one(&tenant, id, Some(action.clone())).await {
+            Ok(Moved::Arrived) => Ok(Step::Done),
+            Ok(Moved::Held) => Ok(Step::Later),
+            Ok(Moved::Missing) => Ok(Step::Elsewhere),
+            Err(DrainError::Ledger(error)) => Err(error.into()),
+            Err(DrainError::Buffer(error)) => Err(error.into()),
         }
     }
 
-    /// Frees a key (G15): in the ledger, in the buffer, and its claim; also while its run is on its way. Answers whose it
-    /// was.
+    /// Ends the generation of a key: the next trigger with the key is another run. What was buffered under it is accepted under
+    /// its own id, and does not hold the key. Answers the run that held the key.
     ///
     /// # Errors
-    /// The key cannot be used, or a store does not answer. A reset that failed can be repeated.
+    /// The key cannot be used, or the ledger does not answer. A reset that failed can be repeated.
     pub async fn reset_key(&self, key: RunKey<'_>, line: &AuditLine) -> Result<Option<EventId>, DeskError> {
         let RunKey { principal, tenant, target, key } = key;
         let id = Dedupe::run_key((principal, tenant, target), key)
             .id(&self.secret)
             .map_err(|error| Error::Refused(format!("the key cannot be used: {error}")))?;
-        let mut whose = self.ledger.reset(id, line.clone()).await?;
-        let Some(burst) = self.burst_at_hand()? else { return Ok(whose) };
-        let buffered = burst.buffer.reset(tenant, id).await?;
-        whose = whose.or(buffered);
-        let _ = burst.claims.forget(id, Force::Yes).await?;
-        // It may have arrived in the ledger between the two.
-        Ok(self.ledger.reset(id, line.clone()).await?.or(whose))
+        let reset = self.ledger.reset(id, line.clone()).await?;
+        let Some(burst) = self.burst() else { return Ok(reset.holder) };
+        // An owner of a claim in the ended generation that is still at work starts again, unless it has placed its run.
+        let (ended, keep) = ((id, reset.ended), self.terms.in_flight_max + self.terms.lease);
+        self.open(burst.buffer.close(tenant, ended, keep).await);
+        let buffered = self.open(burst.buffer.find(tenant, ended).await).flatten();
+        Ok(reset.holder.or(buffered.filter(|found| !found.expired).map(|found| found.run)))
     }
-}
-
-/// What somebody wants of a run.
-enum Wish<'a> {
-    Change(&'a Change, Option<u64>),
-    Cancel(&'a AuditLine),
 }
 
 /// What a look into the buffer came to.
 enum Step {
-    Done(Option<Located>),
-    /// It is on its way.
+    Done,
+    /// A drainer holds it.
     Later,
     /// It is not there.
     Elsewhere,

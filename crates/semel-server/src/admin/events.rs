@@ -72,7 +72,7 @@ pub(super) async fn publish(
         // An earlier try of this very call wrote it, and its answer got lost.
         Accepted::Cached(known) if known == id => (StatusCode::CREATED, id, false),
         Accepted::Cached(known) => (StatusCode::OK, known, true),
-        Accepted::Conflict => {
+        Accepted::Conflict | Accepted::Stale => {
             let detail = "another event has this tenant, type and dedupe_key, and another payload";
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "conflict", detail));
         }

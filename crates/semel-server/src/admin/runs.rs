@@ -10,8 +10,7 @@ use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel_pipeline::delivery::Told;
-use semel_pipeline::drainer::CHANGES_HELD;
-use semel_pipeline::event::{NewEvent, Notes};
+use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{AuditLine, Change, EventFilter};
 use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered};
@@ -150,7 +149,8 @@ async fn ended(pipeline: &Pipeline, id: EventId, limit: Duration) -> Result<Stri
     loop {
         let deliveries = pipeline.ledger.deliveries_of(id).await?;
         let status = status(&deliveries);
-        let open = deliveries.iter().any(|told| !told.delivery.state.is_over());
+        // A run without any is still in the buffer: Redis did not answer when it was to be moved.
+        let open = deliveries.is_empty() || deliveries.iter().any(|told| !told.delivery.state.is_over());
         if !open || Instant::now() >= until {
             return Ok(status);
         }
@@ -160,7 +160,7 @@ async fn ended(pipeline: &Pipeline, id: EventId, limit: Duration) -> Result<Stri
 
 /// A run has one target; one that was executed again has several deliveries, and the last one counts.
 fn status(deliveries: &[Told]) -> String {
-    deliveries.last().map_or("done", |told| told.delivery.state.as_str()).to_owned()
+    deliveries.last().map_or("queued", |told| told.delivery.state.as_str()).to_owned()
 }
 
 fn too_large(most: usize) -> Refusal {
@@ -197,8 +197,8 @@ fn tags(tags: Vec<String>) -> Result<Vec<String>, Refusal> {
 
 /// The exact texts of JSON values.
 fn texts(members: BTreeMap<String, Box<RawValue>>) -> Result<BTreeMap<String, String>, Refusal> {
-    if members.contains_key(CHANGES_HELD) {
-        return Err(Refusal::bad(format!("metadata: the name {CHANGES_HELD:?} is taken; use another")));
+    if members.contains_key(CHANGES_MEMBER) {
+        return Err(Refusal::bad(format!("metadata: the name {CHANGES_MEMBER:?} is taken; use another")));
     }
     Ok(members.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect())
 }
@@ -261,8 +261,7 @@ fn shown(view: &View<'_>, caller: &Caller) -> Shown {
     let View { run, version, status, buffered, accepted_at, deliveries } = view;
     let raw = |text: &String| RawValue::from_string(text.clone()).ok();
     let metadata = &run.notes.metadata;
-    let own = metadata.iter().filter(|(name, _)| *name != CHANGES_HELD);
-    let metadata = own.filter_map(|(name, text)| Some((name.clone(), raw(text)?))).collect();
+    let metadata = metadata.iter().filter_map(|(name, text)| Some((name.clone(), raw(text)?))).collect();
     let payload = caller.may(Right::Operate).is_ok();
     let payload = payload.then(|| serde_json::from_slice(&run.payload).ok()).flatten();
     Shown {
@@ -415,7 +414,7 @@ struct Reset {
     reason: String,
 }
 
-/// Frees a key, in the ledger, in the buffer, and its claim. An operator may free a key of another principal.
+/// Resets a key: the next trigger with it is another run. An operator may reset a key of another principal.
 pub(super) async fn reset_key(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,

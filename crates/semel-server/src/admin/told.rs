@@ -40,8 +40,7 @@ pub(super) fn event(event: &Event) -> Value {
 fn metadata(members: &std::collections::BTreeMap<String, String>) -> Value {
     // Shown as values; whoever needs the exact text of a large number reads it from the run itself.
     let read = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()));
-    let own = members.iter().filter(|(name, _)| *name != semel_pipeline::drainer::CHANGES_HELD);
-    Value::Object(own.map(|(name, text)| (name.clone(), read(text))).collect::<Map<_, _>>())
+    Value::Object(members.iter().map(|(name, text)| (name.clone(), read(text))).collect::<Map<_, _>>())
 }
 
 fn headers(headers: &[(String, String)]) -> Value {

@@ -53,6 +53,8 @@ pub(crate) struct Gate {
     pub(crate) wait: Duration,
     /// How long a claim on a key stands without a heartbeat.
     pub(crate) lease: Duration,
+    /// How many replicas of the buffer's Redis must have a run before it is answered with 202.
+    pub(crate) require_replicas: usize,
     pub(crate) drainers: usize,
     pub(crate) batch: u32,
     pub(crate) rest: Duration,
@@ -70,6 +72,7 @@ impl Default for Gate {
             capacity: 100_000,
             wait: Duration::from_secs(5),
             lease: Duration::from_secs(30),
+            require_replicas: 0,
             drainers: 2,
             batch: 100,
             rest: Duration::ZERO,
@@ -80,8 +83,9 @@ impl Default for Gate {
 impl std::fmt::Debug for Gate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let buffer = self.buffer.as_ref().map(|url| blake3::hash(url.as_bytes()));
-        let Self { mode, tenant, global, prefix, capacity, wait, lease, drainers, batch, rest, .. } = self;
-        let limits = (mode, tenant, global, prefix, capacity);
+        let Self { mode, tenant, global, prefix, capacity, require_replicas, .. } = self;
+        let Self { wait, lease, drainers, batch, rest, .. } = self;
+        let limits = (mode, tenant, global, prefix, capacity, require_replicas);
         f.debug_struct("Gate")
             .field("buffer", &buffer)
             .field("limits", &limits)
@@ -110,6 +114,9 @@ impl Intake {
         format!("{self:?}")
     }
 }
+
+/// How long a claim on the key of a trigger can last: nothing that waits for one may wait longer.
+const LONGEST_CLAIM: Duration = Duration::from_secs(60);
 
 /// A Redis URL, as text or as a secret.
 fn redis_url(table: &mut Table<'_>, key: &'static str, environment: &Environment<'_>) -> Option<String> {
@@ -187,8 +194,22 @@ impl Gate {
         gate.ca = ca(&mut table, problems);
         gate.prefix = table.get("prefix", text).unwrap_or(gate.prefix);
         gate.capacity = table.get("capacity", count(1, 100_000_000)).unwrap_or(gate.capacity);
-        gate.wait = table.get("wait", duration).unwrap_or(gate.wait);
-        gate.lease = table.get("lease", duration).unwrap_or(gate.lease);
+        for (name, setting) in [("wait", &mut gate.wait), ("lease", &mut gate.lease)] {
+            let Some(given) = table.located(name, duration) else { continue };
+            match given.value {
+                Duration::ZERO if name == "lease" => problems.at(&given.span, "lease: expected more than 0s"),
+                value if value > LONGEST_CLAIM => problems.at(
+                    &given.span,
+                    format!(
+                        "{name}: expected at most {}s, the longest that a claim on a key can last",
+                        LONGEST_CLAIM.as_secs()
+                    ),
+                ),
+                value => *setting = value,
+            }
+        }
+        let replicas = table.get("require_replicas", count(0, 100));
+        gate.require_replicas = replicas.map_or(0, |count| usize::try_from(count).unwrap_or(0));
         let drainers = table.get("drainers", count(0, 64));
         gate.drainers = drainers.map_or(gate.drainers, |count| usize::try_from(count).unwrap_or(0));
         let batch = table.get("batch", count(1, 10_000));

@@ -1,4 +1,4 @@
-//! What is counted of what comes in: triggers, their gate and buffer, drainers, streams (G16).
+//! What is counted of what comes in: triggers, their gate and buffer, drainers, streams.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +26,7 @@ pub(super) fn write(text: &mut String, intake: &Intake) {
         ("timed_out", &triggers.timed_out),
         ("failed_open", &triggers.failed_open),
         ("unpublished", &triggers.unpublished),
+        ("lost", &triggers.lost),
     ];
     family(
         text,

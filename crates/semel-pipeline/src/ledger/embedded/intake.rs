@@ -8,46 +8,65 @@ use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
 use semel::time::Timestamp;
 
 use super::EmbeddedLedger;
-use super::columns::{Columns, json, length, micros};
+use super::columns::{Columns, integer, json, length, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::State;
-use crate::event::{Accepted, Dedupe, NewEvent};
+use crate::event::{Accepted, Dedupe, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId};
-use crate::ledger::{Answer, Found, Intake};
+use crate::ledger::{Answer, Drained, DrainedRun, Intake, KeyHolder, KeyState};
 
 impl Intake for EmbeddedLedger {
     fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>> {
         Box::pin(self.write(move |work, _| events.iter().map(|event| work.accept(event)).collect()))
     }
 
-    fn find(&self, dedupe: KeyId) -> Answer<'_, Option<Found>> {
+    fn find(&self, dedupe: KeyId) -> Answer<'_, KeyState> {
         let now = self.store.clock().now();
-        Box::pin(async move { self.read(|connection| Ok(holder(connection, dedupe, now)?)) })
+        Box::pin(async move { self.read(|connection| Ok(key_state(connection, dedupe, now)?)) })
+    }
+
+    fn drain(&self, runs: Vec<DrainedRun>) -> Answer<'_, Vec<Drained>> {
+        Box::pin(self.write(move |work, _| runs.iter().map(|run| work.drain(run)).collect()))
     }
 }
 
 /// The targets of an event, each once.
-fn targets(event: &NewEvent) -> impl Iterator<Item = &String> {
+pub(super) fn targets(event: &NewEvent) -> impl Iterator<Item = &String> {
     let named_before = |place: usize| event.targets[..place].contains(&event.targets[place]);
     event.targets.iter().enumerate().filter(move |(place, _)| !named_before(*place)).map(|(_, target)| target)
 }
 
-/// Who holds a dedupe id by now.
-fn holder(connection: &Connection, dedupe: KeyId, now: Timestamp) -> rusqlite::Result<Option<Found>> {
-    connection
+/// The generation of a key, and the event that holds it.
+pub(super) fn key_state(
+    connection: &Connection,
+    dedupe: KeyId,
+    now: Timestamp,
+) -> rusqlite::Result<KeyState> {
+    let ended = connection
+        .prepare_cached("SELECT generation FROM ledger_generations WHERE id = ?1")?
+        .query_row([dedupe.as_bytes()], |row| Columns::of(row).count())
+        .optional()?
+        .map_or(Generation::FIRST, Generation::new);
+    let held = connection
         .prepare_cached(
-            "SELECT kind, event, fingerprint FROM ledger_dedupe WHERE id = ?1 AND (until IS NULL OR until > ?2)",
+            "SELECT kind, event, fingerprint, until, generation FROM ledger_dedupe WHERE id = ?1",
         )?
-        .query_row(params![dedupe.as_bytes(), micros(now)], |row| {
+        .query_row([dedupe.as_bytes()], |row| {
             let mut columns = Columns::of(row);
             let kind = columns.name(EventKind::from_name)?;
-            Ok(Found {
+            let holder = KeyHolder {
                 event: EventId::from_bytes(kind, columns.get()?),
                 fingerprint: Fingerprint::from_bytes(columns.get()?),
-            })
+                expired: columns.maybe_time()?.is_some_and(|until| until <= now),
+            };
+            Ok((Generation::new(columns.count()?), holder))
         })
-        .optional()
+        .optional()?;
+    Ok(match held {
+        Some((generation, holder)) if generation >= ended => KeyState { generation, holder: Some(holder) },
+        _ => KeyState { generation: ended, holder: None },
+    })
 }
 
 impl Work<'_> {
@@ -64,36 +83,55 @@ impl Work<'_> {
         Ok(Accepted::First(event.id))
     }
 
-    /// The answer for an event that is there, or whose key is.
+    /// The answer for an event that is there, or whose key is held.
     pub(super) fn known(&self, event: &NewEvent) -> Done<Option<Accepted>> {
-        if let Some(dedupe) = &event.dedupe
-            && let Some(found) = holder(self.sql, dedupe.id, self.now)?
-        {
-            return Ok(Some(if found.fingerprint == dedupe.fingerprint {
-                Accepted::Cached(found.event)
-            } else {
-                Accepted::Conflict
-            }));
+        let mut stale = false;
+        if let Some(dedupe) = &event.dedupe {
+            let key = key_state(self.sql, dedupe.id, self.now)?;
+            let read = dedupe.generation;
+            stale =
+                read.is_some_and(|read| key.generation > read || key.holder.is_some_and(|held| held.expired));
+            if let Some(holder) = key.live().filter(|_| !stale) {
+                return Ok(Some(match holder.fingerprint == dedupe.fingerprint {
+                    true => Accepted::Cached(holder.event),
+                    false => Accepted::Conflict,
+                }));
+            }
         }
         // The same call again, after its key was reset, or without one.
         let there = self
             .sql
             .prepare_cached("SELECT 1 FROM ledger_events WHERE id = ?1")?
             .exists([event.id.to_bytes()])?;
-        Ok(there.then_some(Accepted::Cached(event.id)))
+        Ok(match (there, stale) {
+            (true, _) => Some(Accepted::Cached(event.id)),
+            (false, true) => Some(Accepted::Stale),
+            (false, false) => None,
+        })
     }
 
-    /// Writes an event without its deliveries. Answers its number.
+    /// Writes an event without its deliveries; it holds its key from now on. Answers its number.
     pub(super) fn add_event(&self, event: &NewEvent) -> rusqlite::Result<i64> {
+        let number = self.add_keyless_event(event, 0)?;
+        if let Some(dedupe) = &event.dedupe {
+            self.hold_key(dedupe, event.id)?;
+        }
+        Ok(number)
+    }
+
+    /// Writes an event without its deliveries and without giving it its key. It holds so many changes of the buffer. Answers
+    /// its number.
+    pub(super) fn add_keyless_event(&self, event: &NewEvent, changes: u64) -> rusqlite::Result<i64> {
         let dedupe = event.dedupe.as_ref();
+        let generation = dedupe.map(|dedupe| self.generation(dedupe)).transpose()?.unwrap_or_default();
         // One delivery for each target keeps it from being swept.
         let unsettled = i64::try_from(targets(event).count()).unwrap_or(i64::MAX);
         self.sql
             .prepare_cached(
                 "INSERT INTO ledger_events (id, kind, tenant, type, dedupe, hint, fingerprint, lifetime, content_type,
                         headers, order_key, origin, targets, delay, deliver_within, tags, metadata, request_id,
-                        traceparent, accepted_at, version, unsettled, settled_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, 0, ?21, ?22)",
+                        traceparent, accepted_at, version, unsettled, settled_at, generation, changes)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?24, ?21, ?22, ?23, ?24)",
             )?
             .execute(params![
                 event.id.to_bytes(),
@@ -118,6 +156,8 @@ impl Work<'_> {
                 micros(self.now),
                 unsettled,
                 (unsettled == 0).then(|| micros(self.now)),
+                integer(generation.get()),
+                integer(changes),
             ])?;
         let number = self.sql.last_insert_rowid();
         self.sql
@@ -126,10 +166,15 @@ impl Work<'_> {
         for tag in &event.notes.tags {
             self.add_tag(number, tag)?;
         }
-        if let Some(dedupe) = dedupe {
-            self.bind(dedupe, event.id)?;
-        }
         Ok(number)
+    }
+
+    /// The generation that an event's key belongs to.
+    fn generation(&self, dedupe: &Dedupe) -> rusqlite::Result<Generation> {
+        match dedupe.generation {
+            Some(generation) => Ok(generation),
+            None => Ok(key_state(self.sql, dedupe.id, self.now)?.generation),
+        }
     }
 
     pub(super) fn add_tag(&self, event: i64, tag: &str) -> rusqlite::Result<()> {
@@ -139,18 +184,21 @@ impl Work<'_> {
             .map(drop)
     }
 
-    /// Gives a dedupe id to an event; whoever had it before is over.
-    fn bind(&self, dedupe: &Dedupe, event: EventId) -> rusqlite::Result<()> {
+    /// Gives a dedupe id to an event, in place of the one that held it before.
+    pub(super) fn hold_key(&self, dedupe: &Dedupe, event: EventId) -> rusqlite::Result<()> {
+        let until = dedupe.expires_at.or_else(|| dedupe.lifetime.map(|lifetime| self.now.after(lifetime)));
         self.sql
             .prepare_cached(
-                "INSERT OR REPLACE INTO ledger_dedupe (id, event, kind, fingerprint, until) VALUES (?1, ?2, ?3, ?4, ?5)",
+                "INSERT OR REPLACE INTO ledger_dedupe (id, event, kind, fingerprint, until, generation)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?
             .execute(params![
                 dedupe.id.as_bytes(),
                 event.to_bytes(),
                 event.kind().as_str(),
                 dedupe.fingerprint.as_bytes(),
-                dedupe.lifetime.map(|lifetime| micros(self.now.after(lifetime))),
+                until.map(micros),
+                integer(self.generation(dedupe)?.get()),
             ])
             .map(drop)
     }

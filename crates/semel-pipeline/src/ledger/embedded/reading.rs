@@ -73,7 +73,7 @@ impl Reading for EmbeddedLedger {
     }
 }
 
-const EVENT: &str = "number, kind, id, tenant, type, dedupe, hint, fingerprint, lifetime, payload, content_type, headers, order_key, origin, targets, delay, deliver_within, tags, metadata, request_id, traceparent, accepted_at, version";
+const EVENT: &str = "number, kind, id, tenant, type, dedupe, hint, fingerprint, lifetime, payload, content_type, headers, order_key, origin, targets, delay, deliver_within, tags, metadata, request_id, traceparent, accepted_at, version, changes";
 
 fn read_event(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, Event)> {
     let mut columns = Columns::of(row);
@@ -88,8 +88,10 @@ fn read_event(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, Event)> {
         hint: Hint::new(hint.as_deref().unwrap_or_default()),
         fingerprint: Fingerprint::from_bytes(fingerprint),
         lifetime,
+        expires_at: None,
+        generation: None,
     });
-    let new = NewEvent {
+    let mut new = NewEvent {
         id,
         tenant,
         event_type,
@@ -105,7 +107,9 @@ fn read_event(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, Event)> {
         notes: Notes { tags: columns.json()?, metadata: columns.json()? },
         trace: Trace { request_id: columns.get()?, traceparent: columns.get()? },
     };
-    Ok((number, Event { new, accepted_at: columns.time()?, version: columns.count()? }))
+    let (accepted_at, version) = (columns.time()?, columns.count()?);
+    let changes = columns.count()?.max(new.notes.take_changes());
+    Ok((number, Event { new, accepted_at, version, changes }))
 }
 
 /// An event with its number.

@@ -33,7 +33,7 @@ impl EmbeddedLedger {
                 match work.relay(&waiting, &place)? {
                     Accepted::First(_) => relayed.accepted += 1,
                     Accepted::Cached(_) => relayed.cached += 1,
-                    Accepted::Conflict => relayed.refused += 1,
+                    Accepted::Conflict | Accepted::Stale => relayed.refused += 1,
                 }
                 work.sql
                     .prepare_cached("DELETE FROM ledger_outbox WHERE number = ?1")?
@@ -72,7 +72,7 @@ impl Work<'_> {
                 let event = Published { payload: waiting.payload.clone(), ..event };
                 match place(waiting.id, event.clone()) {
                     Ok(new) => match self.accept(&new)? {
-                        Accepted::Conflict => {
+                        Accepted::Conflict | Accepted::Stale => {
                             let why = "another event has its dedupe key and other bytes".to_owned();
                             (Some(event), why)
                         }

@@ -8,7 +8,7 @@ use super::reading;
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{State, Step};
-use crate::event::{Accepted, Dedupe, NewEvent, Origin};
+use crate::event::{Dedupe, NewEvent, Origin};
 use crate::id::{DeliveryId, EventId, JobId};
 use crate::ledger::rules::verdict;
 use crate::letter::Status;
@@ -133,7 +133,7 @@ impl Work<'_> {
             deliver_within: None,
             ..original
         };
-        if let Some(Accepted::Cached(_) | Accepted::Conflict) = self.known(&event)? {
+        if self.known(&event)?.is_some() {
             return Ok(None);
         }
         let number = self.add_event(&event)?;

@@ -1,16 +1,18 @@
 //! What only runs have: changes, cancelling, keys that are reset.
 
+use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
 use semel::store::rusqlite::{OptionalExtension as _, params};
 
 use super::EmbeddedLedger;
-use super::columns::{Columns, json, micros};
+use super::columns::{Columns, integer, json, micros};
+use super::intake::key_state;
 use super::reading;
 use super::work::{Done, Fault, Work, not_found, refused};
 use crate::delivery::{Impossible, State, Step};
-use crate::event::Event;
+use crate::event::{Event, Generation};
 use crate::id::{EventId, EventKind};
-use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Runs};
+use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Reset, Runs};
 use crate::letter::Status;
 use crate::replay::ItemState;
 
@@ -25,17 +27,6 @@ impl Runs for EmbeddedLedger {
         Box::pin(self.write(move |work, _| work.cancel(id, &line)))
     }
 
-    fn alias(&self, ghost: EventId, winner: EventId) -> Answer<'_, ()> {
-        Box::pin(self.write(move |work, _| {
-            work.sql
-                .prepare_cached(
-                    "INSERT INTO ledger_aliases (ghost, winner) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
-                )?
-                .execute(params![ghost.to_bytes(), winner.to_bytes()])?;
-            Ok(())
-        }))
-    }
-
     fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
         Box::pin(std::future::ready(self.read(|connection| {
             let winner = connection
@@ -46,17 +37,53 @@ impl Runs for EmbeddedLedger {
         })))
     }
 
-    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Option<EventId>> {
+    fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Reset> {
         Box::pin(self.write(move |work, _| work.reset(dedupe, &line)))
+    }
+
+    fn advance(&self, dedupe: KeyId, from: Generation) -> Answer<'_, Generation> {
+        Box::pin(self.write(move |work, _| {
+            let key = key_state(work.sql, dedupe, work.now)?;
+            if key.generation > from { Ok(key.generation) } else { work.end_generation(dedupe, from) }
+        }))
+    }
+
+    fn find_keyless(
+        &self,
+        dedupe: KeyId,
+        generation: Generation,
+        fingerprint: Fingerprint,
+    ) -> Answer<'_, Option<EventId>> {
+        Box::pin(std::future::ready(self.read(|connection| {
+            let found = connection
+                .prepare_cached(
+                    "SELECT kind, id FROM ledger_events AS e
+                     WHERE dedupe = ?1 AND generation = ?2 AND fingerprint = ?3 AND NOT EXISTS (
+                         SELECT 1 FROM ledger_dedupe AS d WHERE d.id = e.dedupe AND d.event = e.id)
+                     ORDER BY number LIMIT 1",
+                )?
+                .query_row(
+                    params![dedupe.as_bytes(), integer(generation.get()), fingerprint.as_bytes()],
+                    |row| {
+                        let mut columns = Columns::of(row);
+                        let kind = columns.name(EventKind::from_name)?;
+                        Ok(EventId::from_bytes(kind, columns.get()?))
+                    },
+                )
+                .optional()?;
+            Ok(found)
+        })))
     }
 }
 
 impl Work<'_> {
-    fn change(&mut self, id: EventId, change: &Change, version: Option<u64>) -> Done<Event> {
+    pub(super) fn change(&mut self, id: EventId, change: &Change, version: Option<u64>) -> Done<Event> {
         let (number, mut event) = reading::event(self.sql, id)?.ok_or_else(|| not_found("event", id))?;
         if version.is_some_and(|version| version != event.version) {
             return Err(Fault::Told(Error::Stale));
         }
+        // Before anything is written: a caller may go on after a refusal.
+        event.new.notes.apply(change).map_err(refused)?;
         if let Some(delay) = change.delay {
             let rows = self.rows_of(number)?;
             if let Some(started) = rows.iter().find(|row| !has_not_started(row.state)) {
@@ -67,20 +94,25 @@ impl Work<'_> {
                 self.save(&mut row)?;
             }
         }
-        event.new.notes.apply(change).map_err(refused)?;
         event.version += 1;
         self.sql
             .prepare_cached(
-                "UPDATE ledger_events SET tags = ?2, metadata = ?3, version = version + 1 WHERE number = ?1",
+                "UPDATE ledger_events SET tags = ?2, metadata = ?3, changes = ?4, version = version + 1
+                 WHERE number = ?1",
             )?
-            .execute(params![number, json(&event.new.notes.tags), json(&event.new.notes.metadata)])?;
+            .execute(params![
+                number,
+                json(&event.new.notes.tags),
+                json(&event.new.notes.metadata),
+                integer(event.changes)
+            ])?;
         for tag in &change.add_tags {
             self.add_tag(number, tag)?;
         }
         Ok(event)
     }
 
-    fn cancel(&mut self, id: EventId, line: &AuditLine) -> Done<u32> {
+    pub(super) fn cancel(&mut self, id: EventId, line: &AuditLine) -> Done<u32> {
         let (number, _) = reading::event(self.sql, id)?.ok_or_else(|| not_found("event", id))?;
         let (mut cancelled, mut first) = (0, None);
         for mut row in self.rows_of(number)? {
@@ -107,22 +139,23 @@ impl Work<'_> {
         }
     }
 
-    fn reset(&self, dedupe: KeyId, line: &AuditLine) -> Done<Option<EventId>> {
-        let whose = self
-            .sql
+    fn reset(&self, dedupe: KeyId, line: &AuditLine) -> Done<Reset> {
+        let key = key_state(self.sql, dedupe, self.now)?;
+        self.end_generation(dedupe, key.generation)?;
+        self.audit(line)?;
+        Ok(Reset { ended: key.generation, holder: key.live().map(|holder| holder.event) })
+    }
+
+    /// Ends a generation of a key: nothing holds the key in the next one yet.
+    fn end_generation(&self, dedupe: KeyId, ended: Generation) -> Done<Generation> {
+        let next = ended.next(self.now);
+        self.sql.prepare_cached("DELETE FROM ledger_dedupe WHERE id = ?1")?.execute([dedupe.as_bytes()])?;
+        self.sql
             .prepare_cached(
-                "DELETE FROM ledger_dedupe WHERE id = ?1 AND (until IS NULL OR until > ?2) RETURNING kind, event",
+                "INSERT OR REPLACE INTO ledger_generations (id, generation, changed_at) VALUES (?1, ?2, ?3)",
             )?
-            .query_row(params![dedupe.as_bytes(), micros(self.now)], |row| {
-                let mut columns = Columns::of(row);
-                let kind = columns.name(EventKind::from_name)?;
-                Ok(EventId::from_bytes(kind, columns.get()?))
-            })
-            .optional()?;
-        if whose.is_some() {
-            self.audit(line)?;
-        }
-        Ok(whose)
+            .execute(params![dedupe.as_bytes(), integer(next.get()), micros(self.now)])?;
+        Ok(next)
     }
 }
 

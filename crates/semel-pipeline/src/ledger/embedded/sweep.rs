@@ -11,6 +11,9 @@ use crate::delivery::State;
 use crate::id::JobId;
 use crate::letter::Status;
 
+/// How long a generation is remembered at least: nothing of an earlier one is buffered or claimed any more by then.
+const GENERATIONS: Duration = Duration::from_secs(7 * 86_400);
+
 impl Work<'_> {
     /// Removes up to `limit` of each kind that ended before `keep` ago. Answers how many.
     pub(super) fn sweep(&mut self, keep: Duration, limit: u32) -> Done<u64> {
@@ -36,14 +39,26 @@ impl Work<'_> {
             swept += 1;
         }
         swept += self.remove_jobs(before, limit)?;
-        // A key that is over says nothing any more, however young its event is.
+        // An expired key stays as long as its event: the next trigger under it must learn that a generation has ended.
         swept += self
             .sql
             .prepare_cached(
-                "DELETE FROM ledger_dedupe WHERE id IN (SELECT id FROM ledger_dedupe INDEXED BY ledger_dedupe_until
-                 WHERE until IS NOT NULL AND until <= ?1 ORDER BY until LIMIT ?2)",
+                "DELETE FROM ledger_dedupe WHERE id IN (
+                     SELECT id FROM ledger_dedupe INDEXED BY ledger_dedupe_orphaned
+                     WHERE orphaned = 1 AND until <= ?1 ORDER BY until LIMIT ?2)",
             )?
             .execute(params![micros(self.now), limit])? as u64;
+        let earlier =
+            Timestamp::default().after(self.now.left(Timestamp::default().after(keep.max(GENERATIONS))));
+        swept += self
+            .sql
+            .prepare_cached(
+                "DELETE FROM ledger_generations WHERE id IN (
+                     SELECT g.id FROM ledger_generations AS g INDEXED BY ledger_generations_changed
+                     WHERE g.changed_at <= ?1 AND NOT EXISTS (SELECT 1 FROM ledger_dedupe AS k WHERE k.id = g.id)
+                     ORDER BY g.changed_at LIMIT ?2)",
+            )?
+            .execute(params![micros(earlier), limit])? as u64;
         Ok(swept)
     }
 
@@ -72,12 +87,15 @@ impl Work<'_> {
                 .prepare_cached("DELETE FROM ledger_tags WHERE tag = ?1 AND event = ?2")?
                 .execute(params![tag, event])?;
         }
-        // A key without a lifetime of its own lives as long as its event.
+        // A key without a lifetime of its own lives as long as its event, and one that has expired no longer.
+        let own = "(id, event) IN (SELECT dedupe, id FROM ledger_events WHERE number = ?1)";
         self.sql
-            .prepare_cached(
-                "DELETE FROM ledger_dedupe WHERE until IS NULL
-                   AND (id, event) IN (SELECT dedupe, id FROM ledger_events WHERE number = ?1)",
-            )?
+            .prepare_cached(&format!(
+                "DELETE FROM ledger_dedupe WHERE (until IS NULL OR until <= ?2) AND {own}"
+            ))?
+            .execute(params![event, micros(self.now)])?;
+        self.sql
+            .prepare_cached(&format!("UPDATE ledger_dedupe SET orphaned = 1 WHERE {own}"))?
             .execute([event])?;
         self.sql
             .prepare_cached(

@@ -1,6 +1,6 @@
 //! Taking events in.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use semel::fingerprint::Fingerprint;
@@ -13,35 +13,42 @@ use super::join::copy;
 use super::link::{Shape, Shared};
 use super::reading::rows_of;
 use super::values::{Columns, check_text, members_to_json, micros, pairs_to_json, texts_to_json};
-use crate::event::{Accepted, Dedupe, NewEvent, Origin};
+use crate::event::{Accepted, Dedupe, Generation, NewEvent, Origin};
 use crate::id::{EventId, EventKind};
-use crate::ledger::{Error, ErrorKind, Found};
+use crate::ledger::{Error, ErrorKind, KeyHolder, KeyState};
 
-/// Keeps the events whose keys are free, with their deliveries, and names them. A key that is over is freed first: the
-/// count makes the insert come after it.
+/// Keeps the events whose keys are free, with their deliveries, and names them. An expired key of an event that names no
+/// generation is freed first: the count makes the insert come after it. An event that names a generation which has ended is not
+/// kept.
 macro_rules! accept {
     ($waits:literal) => {
         concat!(
             r"
 WITH freed AS (
   UPDATE event SET dedupe_live = false
-  WHERE dedupe = ANY($5) AND dedupe_live AND dedupe_until <= statement_timestamp()
+  WHERE dedupe = ANY($31) AND dedupe_live AND dedupe_until <= statement_timestamp()
   RETURNING 1
 ), kept AS (
   INSERT INTO event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
-    dedupe_live, payload, content_type, headers, order_key, origin, origin_name, origin_message, delay, deliver_within,
+    dedupe_live, generation, changes, version, payload, content_type, headers, order_key, origin, origin_name, origin_message, delay, deliver_within,
     targets, tags, metadata, request_id, traceparent, accepted_at)
   SELECT g.id, g.kind, g.tenant, g.event_type, g.dedupe, g.hint, g.fingerprint, g.lifetime,
-    statement_timestamp() + g.lifetime * interval '1 microsecond', g.dedupe IS NOT NULL, g.payload, g.content_type,
+    coalesce(timestamptz 'epoch' + g.expires_at * interval '1 microsecond',
+      statement_timestamp() + g.lifetime * interval '1 microsecond'),
+    g.dedupe IS NOT NULL AND g.live,
+    coalesce(g.generation, (SELECT k.generation FROM generation AS k WHERE k.key = g.dedupe), 0), g.changes, g.changes,
+    g.payload, g.content_type,
     g.headers::json, g.order_key, g.origin, g.origin_name, g.origin_message, g.delay, g.deliver_within,
     g.targets::json, CASE WHEN g.tags = '[]' THEN '{}'::text[] ELSE ARRAY(SELECT json_array_elements_text(g.tags::json)) END,
     g.metadata::json, g.request_id, g.traceparent, statement_timestamp()
   FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[],
     $9::bytea[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bigint[],
-    $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $26::text[])
+    $17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $26::text[], $27::bigint[], $28::bigint[], $29::boolean[], $30::bigint[])
     AS g(id, kind, tenant, event_type, dedupe, hint, fingerprint, lifetime, payload, content_type, headers, order_key,
-      origin, origin_name, origin_message, delay, deliver_within, tags, metadata, request_id, traceparent, targets)
-  WHERE (SELECT count(*) FROM freed) >= 0
+      origin, origin_name, origin_message, delay, deliver_within, tags, metadata, request_id, traceparent, targets,
+      generation, expires_at, live, changes)
+  WHERE (SELECT count(*) FROM freed) >= 0 AND NOT (g.live AND g.generation IS NOT NULL AND EXISTS (
+    SELECT FROM generation AS k WHERE k.key = g.dedupe AND k.generation > g.generation))
   ON CONFLICT DO NOTHING
   RETURNING id, tenant, delay, deliver_within
 ), made AS (
@@ -71,20 +78,38 @@ const ACCEPT_IN_ORDER: &str = accept!(
 /// Held until the transaction ends. Sorted, so that two callers cannot wait for each other.
 const LOCK_LANES: &str = "SELECT pg_advisory_xact_lock(l.lane) FROM unnest($1::bigint[]) AS l(lane)";
 
-/// Who stands in the way of events that were not kept.
-const LOOK_UP: &str = r"
-SELECT g.n, e.id, e.kind, e.fingerprint
-FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) CROSS JOIN LATERAL (
-  (SELECT h.id, h.kind, h.fingerprint FROM event AS h WHERE h.dedupe = g.dedupe AND h.dedupe_live
-    AND (h.dedupe_until IS NULL OR h.dedupe_until > statement_timestamp()))
-  UNION ALL
-  (SELECT h.id, h.kind, h.fingerprint FROM event AS h WHERE h.id = g.id)
-  LIMIT 1
-) AS e";
+/// The event that holds a key `$key`, whose row in `generation` is `k`.
+macro_rules! holder {
+    ($key:literal) => {
+        concat!(
+            "LEFT JOIN generation AS k ON k.key = ",
+            $key,
+            r" LEFT JOIN LATERAL (
+  SELECT e.id, e.kind, e.fingerprint, e.generation, coalesce(e.dedupe_until <= statement_timestamp(), false) AS expired
+  FROM event AS e WHERE e.dedupe = ",
+            $key,
+            r" AND e.dedupe_live AND e.generation >= coalesce(k.generation, 0)
+  ORDER BY e.generation DESC LIMIT 1) AS h ON true"
+        )
+    };
+}
 
-const FIND: &str = r"
-SELECT id, kind, fingerprint, dedupe FROM event
-WHERE dedupe = ANY($1) AND dedupe_live AND (dedupe_until IS NULL OR dedupe_until > statement_timestamp())";
+/// What keeps events from being kept: the state of their keys, and whether they are there under their own ids.
+const LOOK_UP: &str = concat!(
+    r"
+SELECT greatest(k.generation, h.generation, 0), h.id, h.kind, h.fingerprint, h.expired, o.id IS NOT NULL
+FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) ",
+    holder!("g.dedupe"),
+    " LEFT JOIN event AS o ON o.id = g.id ORDER BY g.n"
+);
+
+const FIND: &str = concat!(
+    r"
+SELECT greatest(k.generation, h.generation, 0), h.id, h.kind, h.fingerprint, h.expired
+FROM unnest($1::bytea[]) WITH ORDINALITY AS g(dedupe, n) ",
+    holder!("g.dedupe"),
+    " ORDER BY g.n"
+);
 
 /// Accepts events that were checked.
 pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<Accepted>, Error> {
@@ -127,17 +152,24 @@ async fn judge(
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
     let found = shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
     let mut told = HashSet::new();
-    for (n, holder, fingerprint) in found {
-        let Some(&at) = others.get(n) else { continue };
+    for (at, obstacle) in others.into_iter().zip(found) {
         let event = &events[at];
-        answers[at] = Some(if !is_same(event, fingerprint) {
-            Accepted::Conflict
-        } else if repeated && holder == event.id && told.insert(holder) && !is_first(&answers, holder) {
-            // Our own earlier try, whose answer was lost.
-            Accepted::First(holder)
-        } else {
-            Accepted::Cached(holder)
-        });
+        let stale = obstacle.is_stale(event);
+        let holder = match obstacle.key.live().filter(|_| !stale) {
+            Some(holder) if !is_same(event, holder) => {
+                answers[at] = Some(Accepted::Conflict);
+                continue;
+            }
+            Some(holder) => holder.event,
+            None if obstacle.own => event.id,
+            None => {
+                answers[at] = stale.then_some(Accepted::Stale);
+                continue;
+            }
+        };
+        // Our own earlier try, whose answer was lost, was the first.
+        let ours = repeated && holder == event.id && told.insert(holder) && !is_first(&answers, holder);
+        answers[at] = Some(if ours { Accepted::First(holder) } else { Accepted::Cached(holder) });
     }
     Ok(answers.into_iter().collect())
 }
@@ -150,13 +182,13 @@ fn is_first(answers: &[Option<Accepted>], id: EventId) -> bool {
 pub(super) const FIND_TOGETHER: usize = 256;
 
 /// Looks a key up, together with others of this process that wait for the same.
-pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<Option<Found>, Error> {
+pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<KeyState, Error> {
     let carrier = Arc::clone(shared);
     let carry = move |keys: Vec<KeyId>| {
         let shared = Arc::clone(&carrier);
         async move {
             match shared.call(Shape::Read, &keys, |s, c, keys| Box::pin(find_in(s, c, keys))).await {
-                Ok(found) => keys.iter().map(|key| Ok(found.get(key).copied())).collect(),
+                Ok(found) => found.into_iter().map(Ok).collect(),
                 Err(error) => keys.iter().map(|_| Err(copy(&error))).collect(),
             }
         }
@@ -167,22 +199,29 @@ pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<Option<F
     })
 }
 
-async fn find_in(
+/// The state of each key, in order.
+pub(super) async fn find_in(
     shared: &Shared,
     connection: &mut PgConnection,
     keys: &[KeyId],
-) -> Result<HashMap<KeyId, Found>, Fault> {
+) -> Result<Vec<KeyState>, Fault> {
     let asked: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes().as_slice()).collect();
     let rows = rows_of(shared, connection, shared.query(FIND).bind(&asked)).await?;
-    let read = |row| {
-        let columns = Columns::new(shared, row);
-        let event = EventId::from_bytes(columns.word(1, EventKind::from_name)?, columns.bytes(0)?);
-        let fingerprint =
-            columns.bytes_or_none(2)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
-        let key = KeyId::from_bytes(columns.bytes(3)?);
-        Ok((key, Found { event, fingerprint: Fingerprint::from_bytes(fingerprint) }))
+    rows.iter().map(|row| key_state(Columns::new(shared, row))).collect()
+}
+
+/// The state of a key in the first five columns of a row.
+fn key_state(columns: Columns<'_>) -> Result<KeyState, Fault> {
+    let generation = Generation::new(u64::try_from(columns.get::<i64>(0)?).unwrap_or(0));
+    let Some(id) = columns.bytes_or_none(1)? else { return Ok(KeyState { generation, holder: None }) };
+    let fingerprint =
+        columns.bytes_or_none(3)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
+    let holder = KeyHolder {
+        event: EventId::from_bytes(columns.word(2, EventKind::from_name)?, id),
+        fingerprint: Fingerprint::from_bytes(fingerprint),
+        expired: columns.get(4)?,
     };
-    rows.iter().map(read).collect()
+    Ok(KeyState { generation, holder: Some(holder) })
 }
 
 /// Who has the key of an event by now.
@@ -214,9 +253,13 @@ pub(super) async fn holders(
         return Ok(holders);
     }
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    for (n, _, fingerprint) in look_up(shared, connection, &asked).await? {
-        let Some(&at) = others.get(n) else { continue };
-        holders[at] = if is_same(&events[at], fingerprint) { Holder::Same } else { Holder::Other };
+    for (at, obstacle) in others.into_iter().zip(look_up(shared, connection, &asked).await?) {
+        holders[at] = match obstacle.key.live() {
+            Some(holder) if is_same(&events[at], holder) => Holder::Same,
+            Some(_) => Holder::Other,
+            None if obstacle.own => Holder::Same,
+            None => Holder::Nobody,
+        };
     }
     Ok(holders)
 }
@@ -226,31 +269,39 @@ fn keys_of(event: &NewEvent) -> (EventId, Option<KeyId>) {
 }
 
 /// Whether an event asks for what the holder of its key asked for.
-fn is_same(event: &NewEvent, holder: Option<Fingerprint>) -> bool {
-    match (&event.dedupe, holder) {
-        (Some(dedupe), Some(fingerprint)) => dedupe.fingerprint == fingerprint,
-        _ => true,
-    }
+fn is_same(event: &NewEvent, holder: KeyHolder) -> bool {
+    event.dedupe.as_ref().is_none_or(|dedupe| dedupe.fingerprint == holder.fingerprint)
 }
 
-type Standing = (usize, EventId, Option<Fingerprint>);
+/// What keeps an event from being kept.
+pub(super) struct Obstacle {
+    key: KeyState,
+    /// The event is there, under its own id.
+    own: bool,
+}
+
+impl Obstacle {
+    /// Whether the generation that the event names has ended, or must end because the key has expired.
+    fn is_stale(&self, event: &NewEvent) -> bool {
+        let read = event.dedupe.as_ref().and_then(|dedupe| dedupe.generation);
+        let expired = self.key.holder.is_some_and(|holder| holder.expired);
+        read.is_some_and(|read| self.key.generation > read || expired)
+    }
+}
 
 async fn look_up(
     shared: &Shared,
     connection: &mut PgConnection,
     asked: &[(EventId, Option<KeyId>)],
-) -> Result<Vec<Standing>, Fault> {
+) -> Result<Vec<Obstacle>, Fault> {
     let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
     let dedupes: Vec<Option<[u8; 16]>> =
         asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
-    let query = shared.query(LOOK_UP).bind(ids).bind(dedupes);
-    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    let rows = rows_of(shared, connection, shared.query(LOOK_UP).bind(ids).bind(dedupes)).await?;
     rows.iter()
         .map(|row| {
             let columns = Columns::new(shared, row);
-            let n = usize::try_from(columns.get::<i64>(0)?).unwrap_or(0).wrapping_sub(1);
-            let holder = EventId::from_bytes(columns.word(2, EventKind::from_name)?, columns.bytes(1)?);
-            Ok((n, holder, columns.bytes_or_none(3)?.map(Fingerprint::from_bytes)))
+            Ok(Obstacle { key: key_state(columns)?, own: columns.get(5)? })
         })
         .collect()
 }
@@ -333,6 +384,10 @@ pub(super) struct Batch<'a> {
     deliveries: Vec<Fresh<'a>>,
     /// To be locked: each once, sorted.
     lanes: Vec<i64>,
+    /// Whether each holds its key.
+    live: Vec<bool>,
+    /// How many changes of the buffer each holds.
+    changes: Vec<i64>,
 }
 
 impl<'a> Batch<'a> {
@@ -364,7 +419,19 @@ impl<'a> Batch<'a> {
             origins: events.iter().map(|event| origin(&event.origin)).collect(),
             deliveries,
             lanes,
+            live: vec![true; events.len()],
+            changes: vec![0; events.len()],
         }
+    }
+
+    /// The same of runs from the buffer, which hold so many changes each.
+    pub(super) fn drained(shared: &Shared, runs: &'a [NewEvent], changes: Vec<i64>) -> Self {
+        Self { changes, ..Self::new(shared, runs) }
+    }
+
+    /// The same without their keys: others hold them.
+    pub(super) fn keyless(self) -> Self {
+        Self { live: vec![false; self.events.len()], ..self }
     }
 
     fn each<T>(&self, read: impl Fn(&'a NewEvent) -> T) -> Vec<T> {
@@ -382,6 +449,17 @@ impl<'a> Batch<'a> {
     ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
         let lifetimes: Vec<Option<i64>> =
             self.each(|event| event.dedupe.as_ref().and_then(|dedupe| dedupe.lifetime).map(micros));
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let dedupes = || self.events.iter().map(|event| event.dedupe.as_ref());
+        let generations: Vec<Option<i64>> =
+            dedupes().map(|dedupe| dedupe?.generation.map(|generation| number(generation.get()))).collect();
+        let expires: Vec<Option<i64>> =
+            dedupes().map(|dedupe| dedupe?.expires_at.map(|at| number(at.as_micros()))).collect();
+        let freed: Vec<[u8; 16]> = dedupes()
+            .flatten()
+            .filter(|dedupe| dedupe.generation.is_none())
+            .map(|dedupe| *dedupe.id.as_bytes())
+            .collect();
         shared
             .query(statement)
             .bind(self.each(|event| event.id.to_bytes()))
@@ -410,6 +488,11 @@ impl<'a> Batch<'a> {
             .bind(self.deliveries.iter().map(|delivery| delivery.target).collect::<Vec<_>>())
             .bind(self.deliveries.iter().map(|delivery| delivery.lane).collect::<Vec<_>>())
             .bind(self.targets.as_slice())
+            .bind(generations)
+            .bind(expires)
+            .bind(self.live.as_slice())
+            .bind(self.changes.as_slice())
+            .bind(freed)
     }
 }
 

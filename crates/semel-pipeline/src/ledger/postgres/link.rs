@@ -19,7 +19,7 @@ use super::ids::Ids;
 use super::intake;
 use super::join::Joint;
 use super::listen::News;
-use crate::ledger::{BoxFuture, Error, Found};
+use crate::ledger::{BoxFuture, Error, KeyState};
 
 /// The oldest server whose SQL and guarantees are the ones used here.
 const OLDEST: i32 = 13;
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     pub(super) news: News,
     pub(super) ids: Ids,
     pub(super) joint: Joint,
-    pub(super) finds: Arc<Together<KeyId, Result<Option<Found>, Error>>>,
+    pub(super) finds: Arc<Together<KeyId, Result<KeyState, Error>>>,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
 }

@@ -17,7 +17,7 @@ macro_rules! event_columns {
         "e.seq, e.id, e.kind, e.tenant, e.event_type, e.dedupe, e.dedupe_hint, e.fingerprint, e.dedupe_lifetime, \
          e.payload, e.content_type, e.headers::text, e.order_key, e.origin, e.origin_name, e.origin_message, \
          e.targets::text, e.delay, e.deliver_within, e.tags, e.metadata::text, e.request_id, e.traceparent, \
-         e.accepted_at, e.version"
+         e.accepted_at, e.version, e.changes"
     };
 }
 pub(super) use event_columns;
@@ -30,10 +30,12 @@ pub(super) fn event(row: Columns<'_>) -> Result<Event, Fault> {
             hint: Hint::new(&String::from_utf8_lossy(row.get::<Option<&[u8]>>(6)?.unwrap_or_default())),
             fingerprint: Fingerprint::from_bytes(fingerprint),
             lifetime: row.get::<Option<i64>>(8)?.map(length),
+            expires_at: None,
+            generation: None,
         }),
         _ => None,
     };
-    let new = NewEvent {
+    let mut new = NewEvent {
         id,
         tenant: row.get(3)?,
         event_type: row.get(4)?,
@@ -50,7 +52,8 @@ pub(super) fn event(row: Columns<'_>) -> Result<Event, Fault> {
         trace: Trace { request_id: row.get(21)?, traceparent: row.get(22)? },
     };
     let version = u64::try_from(row.get::<i64>(24)?).unwrap_or(0);
-    Ok(Event { new, accepted_at: row.time(23)?, version })
+    let changes = u64::try_from(row.get::<i64>(25)?).unwrap_or(0).max(new.notes.take_changes());
+    Ok(Event { new, accepted_at: row.time(23)?, version, changes })
 }
 
 fn origin(row: Columns<'_>) -> Result<Origin, Fault> {

@@ -65,6 +65,14 @@ WITH over AS MATERIALIZED (
 )
 DELETE FROM job AS j USING over AS o WHERE j.id = o.id RETURNING 1";
 
+/// Nothing of an earlier generation is buffered or claimed any more after a week.
+const SWEEP_GENERATIONS: &str = r"
+DELETE FROM generation WHERE key IN (
+  SELECT k.key FROM generation AS k WHERE k.changed_at <= statement_timestamp() - greatest($1 * interval '1 microsecond', interval '7 days')
+    AND NOT EXISTS (SELECT FROM event AS e WHERE e.dedupe = k.key AND e.dedupe_live)
+  ORDER BY k.changed_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+RETURNING 1";
+
 pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result<u64, Error> {
     let asked = (micros(keep), i64::from(limit), shared.swept.load(Ordering::Relaxed));
     let (next, swept) = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(events(s, c, *a))).await?;
@@ -72,7 +80,9 @@ pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result
     let letters =
         shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
     let jobs = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_JOBS, *a))).await?;
-    Ok(swept + letters + jobs)
+    let keys =
+        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_GENERATIONS, *a))).await?;
+    Ok(swept + letters + jobs + keys)
 }
 
 async fn events(

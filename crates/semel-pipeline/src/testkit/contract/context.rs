@@ -294,7 +294,14 @@ pub(super) fn run() -> NewEvent {
 pub(super) fn dedupe(asked: &str) -> Dedupe {
     let fingerprint: Fingerprint =
         Payload::exact(&[asked.as_bytes()]).fingerprint(&Secret::from_bytes([7; 32]));
-    Dedupe { id: KeyId::from_bytes(rand::random()), hint: Hint::new("order-17"), fingerprint, lifetime: None }
+    Dedupe {
+        id: KeyId::from_bytes(rand::random()),
+        hint: Hint::new("order-17"),
+        fingerprint,
+        lifetime: None,
+        expires_at: None,
+        generation: None,
+    }
 }
 
 pub(super) fn take(targets: &[&str], limit: u32, lease: Duration) -> Take {

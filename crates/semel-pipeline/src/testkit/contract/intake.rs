@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::context::{Context, LONG, SHORT, TARGET, dedupe, event, run};
 use crate::delivery::State;
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
-use crate::ledger::Found;
+use crate::ledger::{KeyHolder, KeyState};
 
 /// Every word of an event is kept, and its bytes to the last.
 pub async fn an_event_is_kept_as_it_was_accepted(context: &Context) {
@@ -81,8 +81,10 @@ pub async fn the_same_key_is_accepted_once(context: &Context) {
         assert_eq!(answers, [Accepted::Cached(first)]);
     }
     let found = context.ledger().find(key.id).await.expect("it can be looked for");
-    assert_eq!(found, Some(Found { event: first, fingerprint: key.fingerprint }));
-    assert_eq!(context.ledger().find(dedupe("a").id).await.expect("it can be looked for"), None);
+    let holder = KeyHolder { event: first, fingerprint: key.fingerprint, expired: false };
+    assert_eq!(found.holder, Some(holder));
+    let unknown = context.ledger().find(dedupe("a").id).await.expect("it can be looked for");
+    assert_eq!(unknown, KeyState::default());
     assert_eq!(context.take(10).await.len(), 1);
 }
 
@@ -113,11 +115,12 @@ pub async fn a_key_is_free_after_its_lifetime(context: &Context) {
     let key = Dedupe { lifetime: Some(SHORT), ..dedupe("a") };
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     context.pass(SHORT).await;
-    assert_eq!(context.ledger().find(key.id).await.expect("it can be looked for"), None);
+    let found = context.ledger().find(key.id).await.expect("it can be looked for");
+    assert_eq!((found.live(), found.holder.map(|holder| holder.expired)), (None, Some(true)));
     let key = Dedupe { lifetime: Some(LONG), fingerprint: dedupe("b").fingerprint, ..key };
     let second = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     let found = context.ledger().find(key.id).await.expect("it can be looked for");
-    assert_eq!(found.map(|found| found.event), Some(second));
+    assert_eq!(found.live().map(|holder| holder.event), Some(second));
     assert!(context.ledger().event(first).await.expect("it can be read").is_some());
 }
 
@@ -137,7 +140,7 @@ pub async fn racing_accepts_have_one_first(context: &Context) {
             match call.await.expect("no call panics") {
                 Accepted::First(id) => first.push(id),
                 Accepted::Cached(id) => cached.push(id),
-                Accepted::Conflict => panic!("the same payload is no conflict"),
+                other => panic!("the same payload is no conflict: {other:?}"),
             }
         }
         assert_eq!(first.len(), 1, "one is first");
@@ -189,7 +192,7 @@ pub async fn accepted_events_survive(context: &Context) {
     let held = context.take_one().await.holding;
     context.open_again().await;
     assert_eq!(
-        context.ledger().find(key.id).await.expect("it can be looked for").map(|found| found.event),
+        context.ledger().find(key.id).await.expect("it can be looked for").live().map(|holder| holder.event),
         Some(id)
     );
     assert_eq!(context.state(held.delivery).await, State::Running);

@@ -242,7 +242,7 @@ pub async fn as_new_is_an_event_of_its_own(context: &Context) {
     assert_eq!((new.targets, new.tenant, new.event_type), (targets(), of.tenant, of.event_type));
     let key = new.dedupe.expect("it has a key of its own");
     let found = context.ledger().find(key.id).await.expect("it can be looked for");
-    assert_eq!(found.map(|found| found.event), Some(work.event));
+    assert_eq!(found.live().map(|holder| holder.event), Some(work.event));
     context.settle(work.holding, Settle::Done(fine())).await;
     assert_eq!(
         (context.state(delivery).await, context.letter(letter).await.status),

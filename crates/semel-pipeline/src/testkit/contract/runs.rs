@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::context::{Context, LONG, TARGET, dedupe, event, fine, line, run};
 use crate::delivery::{Impossible, Settle, State, Step};
-use crate::event::{Event, NewEvent, Notes};
+use crate::event::{Event, Generation, NewEvent, Notes};
 use crate::id::{EventId, EventKind};
-use crate::ledger::{Change, Error, EventFilter};
+use crate::ledger::{Change, Error, EventFilter, Reset};
 
 async fn change(context: &Context, id: EventId, change: Change) -> Event {
     context.ledger().change(id, change, None).await.expect("it can be changed")
@@ -185,36 +185,25 @@ pub async fn a_run_is_cancelled(context: &Context) {
     }
 }
 
-/// G15: the next event under the key is a new one.
+/// The next event under the key is a new one, in a generation of its own.
 pub async fn a_key_is_reset(context: &Context) {
     let key = dedupe("a");
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
     let ledger = context.ledger();
-    assert_eq!(ledger.reset(key.id, line("reset", &key.id)).await.expect("it can be reset"), Some(first));
-    assert_eq!(ledger.reset(key.id, line("reset", &key.id)).await.expect("it is answered"), None);
-    assert_eq!(ledger.find(key.id).await.expect("it can be looked for"), None);
+    let reset = ledger.reset(key.id, line("reset", &key.id)).await.expect("it can be reset");
+    assert_eq!(reset, Reset { ended: Generation::FIRST, holder: Some(first) });
+    let between = ledger.find(key.id).await.expect("it can be looked for");
+    assert_eq!(between.holder, None);
+    assert!(between.generation > Generation::FIRST);
+    let reset = ledger.reset(key.id, line("reset", &key.id)).await.expect("it is answered");
+    assert_eq!(reset, Reset { ended: between.generation, holder: None });
     let second = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
     assert_ne!(first, second);
-    assert_eq!(
-        ledger.find(key.id).await.expect("it can be looked for").map(|found| found.event),
-        Some(second)
-    );
+    let found = ledger.find(key.id).await.expect("it can be looked for");
+    assert_eq!(found.live().map(|holder| holder.event), Some(second));
+    assert!(found.generation > between.generation);
     let log = ledger.audit_log(Some(key.id.to_string()), super::context::page(None, 10)).await;
-    assert_eq!(log.expect("it can be read").items.len(), 1);
-}
-
-/// G14: an id that was given out and came second is led to the run that came first, and stays so.
-pub async fn an_alias_leads_to_the_winner(context: &Context) {
-    let winner = context.accept(run()).await;
-    let (ghost, other) = (run().id, run().id);
-    let ledger = context.ledger();
-    assert_eq!(ledger.resolve(ghost).await.expect("it can be asked"), None);
-    for _ in 0..2 {
-        ledger.alias(ghost, winner).await.expect("it can be noted, twice too");
-        assert_eq!(ledger.resolve(ghost).await.expect("it can be asked"), Some(winner));
-    }
-    assert_eq!(ledger.resolve(other).await.expect("it can be asked"), None);
-    assert_eq!(ledger.resolve(winner).await.expect("it can be asked"), None, "a run is no alias of itself");
+    assert_eq!(log.expect("it can be read").items.len(), 2);
 }
 
 /// Nothing is done to what is not there, and it is said so.

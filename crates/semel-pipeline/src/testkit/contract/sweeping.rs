@@ -83,7 +83,7 @@ pub async fn swept_keys_are_free(context: &Context) {
     context.pass(SHORT).await;
     sweep(context, SHORT).await;
     let ledger = context.ledger();
-    assert_eq!(ledger.find(with_event.id).await.expect("it can be looked for"), None);
+    assert_eq!(ledger.find(with_event.id).await.expect("it can be looked for").holder, None);
     let again = NewEvent { dedupe: Some(longer), ..event(TARGET) };
     let answer = ledger.accept(vec![again]).await.expect("it is answered");
     assert_eq!(answer, [Accepted::Cached(ids[1])], "remembered beyond its event");

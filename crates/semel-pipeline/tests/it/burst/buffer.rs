@@ -1,13 +1,15 @@
-//! G11 to G15, G17: what is buffered, by itself.
+//! What is buffered, by itself.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::key::KeyId;
 use semel::record::Fence;
-use semel_pipeline::buffer::{Acked, Buffer, Leased, Patch, Patched, Put};
-use semel_pipeline::event::{Accepted, NewEvent};
-use semel_pipeline::ledger::Change;
+use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::buffer::{Acked, Buffer, Leased, LeasedOne, Patched, Put};
+use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
+use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::{Redis, RedisCluster};
 
 use super::{buffer_at, run};
@@ -19,11 +21,20 @@ fn keyless(tenant: &str) -> NewEvent {
 }
 
 async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> Put {
-    buffer.put(run, Fence::new(1)).await.expect("Redis answers")
+    buffer.put(run, Fence::default()).await.expect("Redis answers")
+}
+
+/// The fence of a claim that was won now; a larger number is a later claim.
+fn fence(number: u64) -> Fence {
+    Fence::new(SystemClock.now().as_micros() / 1_000_000 * 1_000_000 + number)
+}
+
+fn first(run: &NewEvent) -> (KeyId, Generation) {
+    (run.dedupe.as_ref().expect("it has a key").id, Generation::FIRST)
 }
 
 async fn lease(buffer: &Buffer, tenant: &str, limit: u32) -> Leased {
-    buffer.lease(tenant, limit, LEASE).await.expect("Redis answers")
+    buffer.lease((tenant, 0), limit, LEASE).await.expect("Redis answers")
 }
 
 fn tag(tag: &str) -> Patch {
@@ -34,7 +45,7 @@ fn add_one() -> Patch {
     Patch::Change(Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() })
 }
 
-// G11, coalesce
+// coalesce
 #[tokio::test(flavor = "multi_thread")]
 async fn one_key_is_one_run_whoever_comes_together() {
     let redis = Redis::start().expect("a Redis");
@@ -69,27 +80,31 @@ async fn one_key_is_one_run_whoever_comes_together() {
     assert!(matches!(other, Put::Accepted(Accepted::First(_))), "another tenant");
 }
 
-// expired keys are not echoed by the buffer
+// An expired key is not echoed by the buffer, and is not silently given to another run either
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_whose_time_is_over_is_free() {
+async fn an_expired_key_stays_with_its_run_until_its_generation_ends() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
     let short = run("t", Some("k"), "{}", Some(Duration::from_millis(30)));
     put(&buffer, &short).await;
-    let key = short.dedupe.as_ref().expect("it has one").id;
-    let mut found = Some(());
-    for _ in 0..1000 {
-        found = buffer.find("t", key).await.expect("Redis answers").map(|_| ());
-        if found.is_none() {
-            break;
-        }
+    let find =
+        async || buffer.find("t", first(&short)).await.expect("Redis answers").expect("it is there").expired;
+    while !find().await {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(found, None);
     let next = run("t", Some("k"), "[]", None);
+    assert_eq!(put(&buffer, &next).await, Put::Expired);
+    let dedupe = Dedupe { generation: Some(Generation::new(7)), ..next.dedupe.clone().expect("it has one") };
+    let next = NewEvent { dedupe: Some(dedupe), ..next };
     assert_eq!(put(&buffer, &next).await, Put::Accepted(Accepted::First(next.id)));
-    // The first run is still there and is drained as well.
-    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 2);
+    let leased = lease(&buffer, "t", 10).await;
+    let keys: Vec<_> = leased
+        .runs
+        .iter()
+        .map(|run| run.run.clone().expect("it is whole").run.dedupe.expect("it has one"))
+        .map(|dedupe| (dedupe.generation, dedupe.expires_at.is_some()))
+        .collect();
+    assert_eq!(keys, [(Some(Generation::FIRST), true), (Some(Generation::new(7)), false)]);
 }
 
 // crash_after_pop, double_pop: an entry that was taken by a drainer that died is not stranded
@@ -99,7 +114,7 @@ async fn a_lease_that_is_over_is_given_back_and_its_owner_refused() {
     let buffer = buffer_at(&redis.url());
     let run = run("t", Some("k"), "{}", None);
     put(&buffer, &run).await;
-    let dead = buffer.lease("t", 10, Duration::from_millis(20)).await.expect("Redis answers");
+    let dead = buffer.lease(("t", 0), 10, Duration::from_millis(20)).await.expect("Redis answers");
     assert_eq!(dead.runs.len(), 1);
     let again = loop {
         let again = lease(&buffer, "t", 10).await;
@@ -111,17 +126,15 @@ async fn a_lease_that_is_over_is_given_back_and_its_owner_refused() {
     let late = (dead.tenant.as_str(), dead.token.as_str());
     assert_eq!(buffer.ack(late, run.id, 0).await.expect("Redis answers"), Acked::Lost);
     assert!(!buffer.give_back(late, run.id, Duration::ZERO, true).await.expect("Redis answers"));
-    assert!(!buffer.remove("t", Some(&dead.token), run.id).await.expect("Redis answers"));
+    assert!(!buffer.remove(late, run.id).await.expect("Redis answers"));
     assert_eq!(buffer.renew(late, &[run.id], LEASE).await.expect("Redis answers"), [false]);
     let now = (again.tenant.as_str(), again.token.as_str());
     assert_eq!(buffer.renew(now, &[run.id], LEASE).await.expect("Redis answers"), [true]);
     assert_eq!(buffer.ack(now, run.id, 0).await.expect("Redis answers"), Acked::Gone);
     assert_eq!(buffer.depth("t").await.expect("Redis answers"), semel_pipeline::buffer::Depth::default());
-    let key = run.dedupe.as_ref().expect("it has one").id;
-    assert_eq!(buffer.find("t", key).await.expect("Redis answers"), None, "no ghost keeps the key");
+    assert_eq!(buffer.find("t", first(&run)).await.expect("Redis answers"), None, "no ghost keeps the key");
 }
 
-// G12
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_all_land_while_it_waits_and_while_it_is_on_its_way() {
     let redis = Redis::start().expect("a Redis");
@@ -139,21 +152,20 @@ async fn changes_all_land_while_it_waits_and_while_it_is_on_its_way() {
         assert!(matches!(task.await.expect("it ends"), Patched::Applied(_)));
     }
     let leased = lease(&buffer, "t", 1).await;
-    let read = leased.runs[0].run.as_ref().expect("it is whole");
+    let read = leased.runs[0].run.clone().expect("it is whole");
+    assert_eq!((read.changes.len(), read.run.notes.metadata.len()), (50, 0));
+    let read = read.current();
     assert_eq!(read.run.notes.metadata.get("n").map(String::as_str), Some("50"));
     assert_eq!(&read.run.payload[..], payload.as_bytes(), "not a byte is re-encoded");
-    // On its way: what may follow is told to the drainer, what must not come too late waits.
+    // A drainer holds it: what comes now is told to the drainer.
     assert_eq!(
         buffer.patch("t", run.id, &tag("late"), None).await.expect("Redis answers"),
         Patched::Applied(51)
     );
-    assert_eq!(
-        buffer.patch("t", run.id, &Patch::Cancel, None).await.expect("Redis answers"),
-        Patched::InTransit
-    );
     let held = (leased.tenant.as_str(), leased.token.as_str());
     let acked = buffer.ack(held, run.id, leased.runs[0].version).await.expect("Redis answers");
-    assert_eq!(acked, Acked::Changed(vec![tag("late")], 51));
+    let Acked::Changed(changes) = acked else { panic!("{acked:?}") };
+    assert_eq!((changes.len(), changes.last()), (51, Some(&tag("late"))));
     assert_eq!(buffer.ack(held, run.id, 51).await.expect("Redis answers"), Acked::Gone);
     assert_eq!(buffer.patch("t", run.id, &tag("gone"), None).await.expect("Redis answers"), Patched::Missing);
 }
@@ -174,31 +186,41 @@ async fn a_change_with_a_version_is_compare_and_set() {
         Patched::Stale
     );
     let (read, _) = buffer.get("t", run.id).await.expect("Redis answers").expect("it is there");
-    assert_eq!(read.expect("it is whole").run.notes.tags, ["a"]);
+    assert_eq!(read.expect("it is whole").current().run.notes.tags, ["a"]);
 }
 
-// G15: also while it is being drained
+// Whether or not its time has come; not the one that a drainer holds
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_frees_the_key_and_the_drainer_is_told() {
+async fn one_run_is_leased_by_its_id() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
-    let first = run("t", Some("k"), "{}", None);
-    let key = first.dedupe.as_ref().expect("it has one").id;
-    put(&buffer, &first).await;
-    let leased = lease(&buffer, "t", 1).await;
-    assert_eq!(buffer.reset("t", key).await.expect("Redis answers"), Some(first.id));
-    assert_eq!(buffer.reset("t", key).await.expect("Redis answers"), None);
-    let second = run("t", Some("k"), "[]", None);
-    assert_eq!(put(&buffer, &second).await, Put::Accepted(Accepted::First(second.id)));
-    let held = (leased.tenant.as_str(), leased.token.as_str());
-    let acked = buffer.ack(held, first.id, 0).await.expect("Redis answers");
-    assert_eq!(acked, Acked::Changed(vec![Patch::DropKey], 1));
-    assert_eq!(buffer.ack(held, first.id, 1).await.expect("Redis answers"), Acked::Gone);
-    let found = buffer.find("t", key).await.expect("Redis answers").map(|(id, _)| id);
-    assert_eq!(found, Some(second.id), "the next life of the key is not touched");
+    let (one, other) = (keyless("t"), keyless("t"));
+    for run in [&one, &other] {
+        put(&buffer, run).await;
+    }
+    buffer.patch("t", one.id, &tag("a"), None).await.expect("Redis answers");
+    let brief = Duration::from_millis(20);
+    let LeasedOne::Leased(dead) = buffer.lease_one("t", one.id, brief).await.expect("Redis answers") else {
+        panic!("it is free")
+    };
+    assert_eq!((dead.runs.len(), dead.runs[0].id, dead.runs[0].version), (1, one.id, 1));
+    let now = loop {
+        match buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers") {
+            LeasedOne::Held => tokio::time::sleep(Duration::from_millis(2)).await,
+            LeasedOne::Leased(now) => break now,
+            LeasedOne::Missing => panic!("it is there"),
+        }
+    };
+    assert_eq!(now.runs[0].attempts, 1, "the lease before it has expired");
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeasedOne::Held);
+    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 1, "the other one");
+    let late = (dead.tenant.as_str(), dead.token.as_str());
+    assert_eq!(buffer.ack(late, one.id, 1).await.expect("Redis answers"), Acked::Lost);
+    let held = (now.tenant.as_str(), now.token.as_str());
+    assert_eq!(buffer.ack(held, one.id, 1).await.expect("Redis answers"), Acked::Gone);
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeasedOne::Missing);
 }
 
-// G13
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_take_turns() {
     let redis = Redis::start().expect("a Redis");
@@ -207,8 +229,8 @@ async fn tenants_take_turns() {
         put(&buffer, &keyless(tenant)).await;
     }
     let mut order = Vec::new();
-    while let Some(tenant) = buffer.next_tenant().await.expect("Redis answers") {
-        let leased = lease(&buffer, &tenant, 2).await;
+    while let Some((tenant, announced)) = buffer.next_tenant().await.expect("Redis answers") {
+        let leased = buffer.lease((&tenant, announced), 2, LEASE).await.expect("Redis answers");
         for leased_run in &leased.runs {
             let acked = buffer.ack((&tenant, &leased.token), leased_run.id, 0).await.expect("Redis answers");
             assert_eq!(acked, Acked::Gone);
@@ -221,7 +243,7 @@ async fn tenants_take_turns() {
     assert_eq!(buffer.tenants().await.expect("Redis answers"), [""; 0], "nobody is left on the list");
 }
 
-// G13: with a delay, and without burning attempts
+// with a delay, and without burning attempts
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_given_back_waits_for_its_pause() {
     let redis = Redis::start().expect("a Redis");
@@ -272,33 +294,39 @@ async fn what_cannot_be_read_is_handed_out_with_its_bytes() {
     let of = |id| leased.runs.iter().find(|run| run.id == id).expect("it is handed out");
     assert_eq!(of(bad.id).run.as_ref().expect_err("it is rubbish").bytes.as_ref(), b"rubbish");
     assert!(of(good.id).run.is_ok());
-    assert!(buffer.remove("t", Some(&leased.token), bad.id).await.expect("Redis answers"));
+    assert!(buffer.remove(("t", &leased.token), bad.id).await.expect("Redis answers"));
 }
 
-// G5: a claim was taken over; the slow one before buffers nothing under its key, and the next life of the key is free
+// A claim was taken over, or its generation was closed: its slow owner buffers nothing under its key
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_was_taken_over_buffers_nothing() {
+async fn the_owner_of_a_claim_that_was_taken_over_buffers_nothing() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
     let (slow, other) = (run("t", Some("k"), "{}", None), run("t", Some("other"), "{}", None));
-    let key = slow.dedupe.as_ref().expect("it has one").id;
-    buffer.take_over("t", key, Fence::new(20), Duration::from_secs(60)).await.expect("Redis answers");
-    let put = async |run: &NewEvent, fence| buffer.put(run, Fence::new(fence)).await.expect("Redis answers");
-    let both = tokio::join!(put(&slow, 10), put(&other, 10));
+    let (old, taken, newer) = (fence(10), fence(20), fence(30));
+    let minute = Duration::from_secs(60);
+    buffer.take_over("t", first(&slow), taken, minute).await.expect("Redis answers");
+    let put = async |run: &NewEvent, fence| buffer.put(run, fence).await.expect("Redis answers");
+    let both = tokio::join!(put(&slow, old), put(&other, old));
     assert_eq!(both, (Put::TakenOver, Put::Accepted(Accepted::First(other.id))), "only under its key");
-    assert_eq!(put(&slow, 0).await, Put::TakenOver, "nor does anybody without a claim");
-    assert!(buffer.find("t", key).await.expect("Redis answers").is_none());
+    assert_eq!(put(&slow, Fence::default()).await, Put::TakenOver, "nor does a caller without a claim");
+    assert!(buffer.find("t", first(&slow)).await.expect("Redis answers").is_none());
     let next = run("t", Some("k"), "{}", None);
-    assert_eq!(put(&next, 30).await, Put::Accepted(Accepted::First(next.id)));
-    assert_eq!(
-        put(&slow, 10).await,
-        Put::Accepted(Accepted::Cached(next.id)),
-        "and who comes late is told of it"
-    );
-    assert!(buffer.take_over("t", key, Fence::new(40), Duration::from_millis(1)).await.is_ok());
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    buffer.reset("t", key).await.expect("Redis answers");
-    assert_eq!(put(&slow, 10).await, Put::Accepted(Accepted::First(slow.id)), "it is not kept for ever");
+    assert_eq!(put(&next, newer).await, Put::Accepted(Accepted::First(next.id)));
+    assert_eq!(put(&slow, old).await, Put::Accepted(Accepted::Cached(next.id)), "the late one is told of it");
+
+    let closed = run("t", Some("closed"), "{}", None);
+    buffer.close("t", first(&closed), minute).await.expect("Redis answers");
+    buffer.take_over("t", first(&closed), taken, minute).await.expect("Redis answers");
+    assert_eq!(put(&closed, newer).await, Put::TakenOver, "a closed generation stays closed");
+    let brief = run("t", Some("brief"), "{}", None);
+    buffer.close("t", first(&brief), Duration::from_millis(1)).await.expect("Redis answers");
+    while put(&brief, newer).await == Put::TakenOver {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let paused = run("t", Some("paused"), "{}", None);
+    let long_ago = Fence::new(fence(0).get() - 120_000_000);
+    assert_eq!(put(&paused, long_ago).await, Put::TakenOver, "its claim cannot have lasted until now");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -306,7 +334,7 @@ async fn marks_of_claims_that_were_taken_over_do_not_pile_up() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
     let mark = async |name: &str, keep| {
-        let key = run("t", Some(name), "{}", None).dedupe.expect("it has one").id;
+        let key = first(&run("t", Some(name), "{}", None));
         buffer.take_over("t", key, Fence::new(20), keep).await.expect("Redis answers");
     };
     mark("stays", Duration::from_secs(60)).await;
@@ -337,13 +365,12 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
         assert!(buffer.get(tenant, run.id).await.expect("Redis answers").is_some());
         assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
         let minute = Duration::from_secs(60);
-        let key = run.dedupe.as_ref().expect("it has one").id;
-        buffer.take_over(tenant, key, Fence::new(1), minute).await.expect("Redis answers");
+        buffer.take_over(tenant, first(&run), Fence::new(1), minute).await.expect("Redis answers");
     }
     let mut seen = BTreeSet::new();
     for _ in tenants {
-        let tenant = buffer.next_tenant().await.expect("Redis answers").expect("all wait");
-        let leased = lease(&buffer, &tenant, 10).await;
+        let (tenant, announced) = buffer.next_tenant().await.expect("Redis answers").expect("all wait");
+        let leased = buffer.lease((&tenant, announced), 10, LEASE).await.expect("Redis answers");
         assert_eq!(leased.runs.len(), 1, "{tenant:?}");
         let held = (tenant.as_str(), leased.token.as_str());
         assert_eq!(buffer.renew(held, &[leased.runs[0].id], LEASE).await.expect("Redis answers"), [true]);

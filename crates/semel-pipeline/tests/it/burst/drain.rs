@@ -1,54 +1,77 @@
-//! G13, G14: nothing is lost on the way from the buffer to the ledger.
+//! Nothing is lost on the way from the buffer to the ledger.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use semel_pipeline::buffer::BufferedRun;
 use semel_pipeline::drainer::{DrainCounters, Drainer, Pace, Turn};
-use semel_pipeline::event::Accepted;
-use semel_pipeline::ledger::{Change, LetterFilter, Page};
+use semel_pipeline::event::{Accepted, NewEvent, Notes};
+use semel_pipeline::ledger::{Change, DrainedRun, LetterFilter, Page};
 use semel_pipeline::letter::Cause;
+use semel_pipeline::replay::{Action, Mode, Selection};
 use semel_pipeline::trigger::Located;
 use semel_testbed::Redis;
 
-use super::{Ground, SHUT, ask, line, run};
+use super::{Ground, SHUT, ask, run};
 
-// G14: its id resolves to the winner, and its queued changes are applied there
+// Another run got the key while Redis did not answer: the buffered one keeps its id and everything that was acknowledged, and can be
+// replayed
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_key_is_taken_becomes_no_ghost() {
+async fn a_run_that_lost_its_key_is_a_dead_letter_that_can_be_replayed() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
-    let buffered = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
-    let tagged = Change { add_tags: vec!["late".to_owned()], ..Change::default() };
-    ground.triggers.change(buffered.id, &tagged, None).await.expect("it is changed");
-    // Another way led the same key into the ledger.
-    let winner = run("t", Some("k"), "{}", None);
-    let accepted = ground.ledger.accept(vec![winner.clone()]).await.expect("it is accepted");
-    assert_eq!(accepted, [Accepted::First(winner.id)]);
-    ground.drain().await;
-    let located = ground.triggers.locate(buffered.id).await.expect("it answers");
-    let Located::Ledger(event) = located else { panic!("{located:?}") };
-    assert_eq!((event.new.id, event.new.notes.tags.as_slice()), (winner.id, &["late".to_owned()][..]));
-    ground.triggers.change(buffered.id, &tagged, None).await.expect("it leads there");
-    ground.triggers.cancel(buffered.id, &line()).await.expect("it leads there");
-    assert_eq!(ground.runs().await.len(), 1);
+    for payload in ["{}", "[]"] {
+        redis.tell(&["FLUSHALL"]).expect("it forgets");
+        let ground = Ground::new(&redis, SHUT).await;
+        let asked = ask("t", Some("k"), "{}");
+        let buffered = ground.triggers.trigger(&asked).await.expect("it is triggered");
+        let change = Change {
+            add_tags: vec!["late".to_owned()],
+            increment: vec![("n".to_owned(), "2".to_owned())],
+            ..Change::default()
+        };
+        ground.triggers.change(buffered.id, &change, None).await.expect("it is changed");
+        let winner = NewEvent {
+            notes: Notes { tags: Vec::new(), metadata: BTreeMap::from([("n".to_owned(), "3".to_owned())]) },
+            ..run("t", Some("k"), payload, None)
+        };
+        let accepted = ground.ledger.accept(vec![winner.clone()]).await.expect("it is accepted");
+        assert_eq!(accepted, [Accepted::First(winner.id)]);
+        let of_buffered = async || ground.triggers.trigger(&asked).await.expect("its retry is answered").id;
+        let expected = if payload == "{}" { winner.id } else { buffered.id };
+        assert_eq!(of_buffered().await, expected, "while it is buffered");
+        ground.drain().await;
+        assert_eq!(of_buffered().await, expected, "after it was drained");
+        let located = ground.triggers.locate(buffered.id).await.expect("it answers");
+        let Located::Ledger(event) = located else { panic!("{located:?}") };
+        assert_eq!((event.new.id, event.new.notes.tags.as_slice()), (buffered.id, &["late".to_owned()][..]));
+        assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("2"));
+        let untouched = ground.ledger.event(winner.id).await.expect("it answers").expect("it is there");
+        assert_eq!(untouched.new.notes, winner.notes, "nothing of the other is written over the winner's");
+        let page = Page { after: None, limit: 10 };
+        let letters = ground.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
+        assert_eq!(letters.iter().map(|letter| letter.event).collect::<Vec<_>>(), [Some(buffered.id)]);
+        assert_eq!((letters[0].target.as_deref(), letters[0].payload.as_ref()), (Some("crm"), &b"{}"[..]));
+        let selection = Selection::Letters(vec![letters[0].id]);
+        let targets = vec!["crm".to_owned()];
+        let plan = ground.ledger.plan(selection, Mode::Resume, targets).await.expect("it is planned");
+        assert_eq!(plan.iter().map(|planned| planned.action).collect::<Vec<_>>(), [Action::Run]);
+    }
 }
 
-// G14: terminal failure writes a dead letter before the entry leaves the buffer
+// terminal failure writes a dead letter before the entry leaves the buffer
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_drained_is_a_dead_letter_and_strands_nobody() {
     let redis = Redis::start().expect("a Redis");
     let ground = Ground::new(&redis, SHUT).await;
     let bad = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
     let good = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
-    let taken = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
-    let other = run("t", Some("k"), "[]", None);
-    ground.ledger.accept(vec![other.clone()]).await.expect("it is accepted");
     let keys = redis.tell(&["KEYS", "*:runs"]).expect("it runs").text();
     redis.tell(&["HSET", &keys, &bad.id.to_string(), "rubbish"]).expect("it runs");
     ground.drain().await;
     let runs: Vec<_> = ground.runs().await.iter().map(|event| event.new.id).collect();
-    assert!(runs.contains(&good.id) && runs.contains(&other.id) && runs.len() == 2, "{runs:?}");
+    assert_eq!(runs, [good.id]);
     let page = Page { after: None, limit: 10 };
     let letters = ground.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
     let of = |id: semel_pipeline::id::EventId| {
@@ -58,7 +81,6 @@ async fn what_cannot_be_drained_is_a_dead_letter_and_strands_nobody() {
             .expect("there is one")
     };
     assert_eq!((of(bad.id).cause, of(bad.id).payload.as_ref()), (Cause::Undecodable, &b"rubbish"[..]));
-    assert_eq!(of(taken.id).cause, Cause::NonRetryable, "another payload has its key");
 }
 
 // crash_after_pop: killed at any point, nothing is lost and nothing is there twice
@@ -91,21 +113,21 @@ async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
     assert!(dropped > 3, "it was cut off {dropped} times");
 }
 
-// G12, G13: a drainer dies between the ledger and its acknowledgement, and changes come meanwhile: each arrives once
+// a drainer dies between the ledger and its acknowledgement, and changes come meanwhile: each arrives once
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_that_come_while_a_drainer_dies_arrive_once() {
     let redis = Redis::start().expect("a Redis");
     let ground = Ground::new(&redis, SHUT).await;
     let one = Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() };
-    let patch = semel_pipeline::buffer::Patch::Change(one);
+    let patch = semel_pipeline::ledger::Patch::Change(one);
     let run = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
     let change = async || ground.buffer.patch("t", run.id, &patch, None).await.expect("Redis answers");
     change().await;
     // It has accepted the run with its one change, and then it is gone.
-    let dead = ground.buffer.lease("t", 1, Duration::from_millis(20)).await.expect("Redis answers");
-    let mut accepted = dead.runs[0].run.clone().expect("it is whole").run;
-    accepted.notes.metadata.insert(semel_pipeline::drainer::CHANGES_HELD.to_owned(), "1".to_owned());
-    ground.ledger.accept(vec![accepted]).await.expect("it is accepted");
+    let dead = ground.buffer.lease(("t", 0), 1, Duration::from_millis(20)).await.expect("Redis answers");
+    let BufferedRun { run: of_dead, changes } = dead.runs[0].run.clone().expect("it is whole");
+    let drained = DrainedRun { run: of_dead, changes, then: None };
+    ground.ledger.drain(vec![drained]).await.expect("it is taken in");
     change().await;
     change().await;
     ground.drain().await;
@@ -113,7 +135,7 @@ async fn changes_that_come_while_a_drainer_dies_arrive_once() {
     assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("3"), "none lost, none twice");
 }
 
-// G13: between two turns of a tenant that waits no other has more than one, whoever drains
+// between two turns of a tenant that waits no other has more than one, whoever drains
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_fair_over_several_drainers() {
     let redis = Redis::start().expect("a Redis");
@@ -133,12 +155,14 @@ async fn turns_are_fair_over_several_drainers() {
                 loop {
                     let tenant = {
                         let mut turns = turns.lock().await;
-                        let Some(tenant) = buffer.next_tenant().await.expect("Redis answers") else { return };
+                        let next = buffer.next_tenant().await.expect("Redis answers");
+                        let Some((tenant, announced)) = next else { return };
                         turns.push(tenant.clone());
-                        tenant
+                        (tenant, announced)
                     };
-                    let leased =
-                        buffer.lease(&tenant, 3, Duration::from_secs(30)).await.expect("Redis answers");
+                    let (tenant, announced) = tenant;
+                    let lease = Duration::from_secs(30);
+                    let leased = buffer.lease((&tenant, announced), 3, lease).await.expect("Redis answers");
                     for run in &leased.runs {
                         buffer.ack((&tenant, &leased.token), run.id, 0).await.expect("Redis answers");
                     }
@@ -184,7 +208,7 @@ fn calls(redis: &Redis) -> u64 {
     redis.info("total_commands_processed").expect("it runs").parse().expect("a number")
 }
 
-// G13: the database is away while it drains: attempts are not burned, nothing is lost, and it goes on by itself
+// the database is away while it drains: attempts are not burned, nothing is lost, and it goes on by itself
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_burns_no_attempts() {
@@ -226,7 +250,7 @@ async fn a_database_that_is_away_burns_no_attempts() {
     }
 }
 
-// G13: a lease is renewed while the ledger takes its time, so that nobody else drains the same runs
+// a lease is renewed while the ledger takes its time, so that nobody else drains the same runs
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_ledger_costs_no_lease() {
@@ -250,7 +274,7 @@ async fn a_slow_ledger_costs_no_lease() {
     }
     let over = tokio::time::Instant::now() + LEASE.mul_f64(2.5);
     while tokio::time::Instant::now() < over {
-        let others = buffer.lease("t", 10, LEASE).await.expect("Redis answers");
+        let others = buffer.lease(("t", 0), 10, LEASE).await.expect("Redis answers");
         assert_eq!((others.runs.len(), others.reclaimed), (0, 0));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

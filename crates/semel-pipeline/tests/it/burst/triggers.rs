@@ -1,4 +1,4 @@
-//! G1 to G9, G15: same key, same run.
+//! Same key, same run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,6 +21,12 @@ use super::{Ground, SHUT, WIDE, ask, line, triggers};
 
 const KEY: RunKey<'_> = RunKey { principal: "p", tenant: "t", target: "crm", key: "k" };
 
+/// Redis loses what is buffered, and keeps the claims.
+fn lose_buffer(redis: &Redis) {
+    let script = "for _, key in ipairs(redis.call('KEYS', 'semel:burst:*')) do redis.call('DEL', key) end";
+    redis.tell(&["EVAL", script, "0"]).expect("it runs");
+}
+
 async fn trigger(triggers: &Triggers, ask: &Ask) -> Triggered {
     triggers.trigger(ask).await.expect("it is triggered")
 }
@@ -42,7 +48,7 @@ async fn crowd(triggers: &[Arc<Triggers>], ask: &Ask, count: usize) -> (BTreeSet
     (ids, first)
 }
 
-// G1, G2: the burst that trips the gate goes both ways
+// the burst that trips the gate goes both ways
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_on_a_cold_gate_is_one_run() {
     let redis = Redis::start().expect("a Redis");
@@ -66,7 +72,6 @@ async fn a_crowd_on_a_cold_gate_is_one_run() {
     assert_eq!(drained.len(), 20 + 4 * (1 + 2 + 3 + 4), "and no other is");
 }
 
-// R5
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_is_a_conflict_wherever_the_run_is() {
     let redis = Redis::start().expect("a Redis");
@@ -82,7 +87,7 @@ async fn another_payload_is_a_conflict_wherever_the_run_is() {
     }
 }
 
-// G5: exactly one waiter takes over after an owner that failed, with the same id
+// exactly one waiter takes over after an owner that failed, with the same id
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_that_dies_is_taken_over() {
     let redis = Redis::start().expect("a Redis");
@@ -111,7 +116,7 @@ async fn an_owner_that_dies_is_taken_over() {
     assert_eq!((ids.len(), first), (1, 1));
 }
 
-// G5, a claim that expires under a slow winner: whoever takes over goes to the ledger, and the slow one finds that run
+// a claim that expires under a slow winner: whoever takes over goes to the ledger, and the slow one finds that run
 #[tokio::test(flavor = "multi_thread")]
 async fn a_winner_that_is_too_slow_finds_the_run_of_its_successor() {
     let redis = Redis::start().expect("a Redis");
@@ -144,7 +149,6 @@ async fn a_winner_that_is_too_slow_finds_the_run_of_its_successor() {
     );
 }
 
-// G4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_in_vain_says_so() {
     let redis = Redis::start().expect("a Redis");
@@ -155,7 +159,8 @@ async fn a_wait_that_is_in_vain_says_so() {
         Arc::new(semel::secret::Secret::from_bytes([3; 32])),
         Some(burst.clone()),
     )
-    .wait(Duration::from_millis(100));
+    .limits(Duration::from_millis(100), Duration::from_secs(30))
+    .expect("they fit");
     let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
     let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
     let refused = patient.trigger(&ask("t", Some("k"), "{}")).await.expect_err("it is held");
@@ -164,7 +169,6 @@ async fn a_wait_that_is_in_vain_says_so() {
     drop(held);
 }
 
-// G6
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_the_ledger_decides_alone() {
     let redis = Redis::start().expect("a Redis");
@@ -176,7 +180,7 @@ async fn without_redis_the_ledger_decides_alone() {
     assert_eq!(ground.runs().await.len(), 1);
 }
 
-// G6: Redis dies under those that wait: whoever's wait is over goes on without it
+// Redis dies under those that wait: whoever's wait is over goes on without it
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_that_dies_under_those_who_wait_sends_nobody_away() {
     let redis = Redis::start().expect("a Redis");
@@ -184,7 +188,8 @@ async fn redis_that_dies_under_those_who_wait_sends_nobody_away() {
     let burst = ground.triggers.burst().expect("there is one").clone();
     let secret = Arc::new(semel::secret::Secret::from_bytes([3; 32]));
     let waiting = Triggers::new(Arc::clone(&ground.ledger), secret, Some(burst.clone()));
-    let waiting = Arc::new(waiting.wait(Duration::from_millis(500)));
+    let waiting = waiting.limits(Duration::from_millis(500), Duration::from_secs(30)).expect("they fit");
+    let waiting = Arc::new(waiting);
     let once = burst.claims.once(Dedupe::run_key(("p", "t", "crm"), "k"));
     let held = once.payload(Dedupe::run_payload("crm", b"{}")).mode(semel::Mode::Keyed).claim().await;
     let asked = ask("t", Some("k"), "{}");
@@ -198,7 +203,6 @@ async fn redis_that_dies_under_those_who_wait_sends_nobody_away() {
     drop(held);
 }
 
-// G7
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_was_not_published_is_found_in_the_ledger() {
     let redis = Redis::start().expect("a Redis");
@@ -209,7 +213,7 @@ async fn an_id_that_was_not_published_is_found_in_the_ledger() {
     assert_eq!((again.id, again.cached), (first.id, true));
 }
 
-// G7, G8: the winner died after it wrote the run, its claim still stands, and nobody waits for its lease
+// the winner died after it wrote the run, its claim still stands, and nobody waits for its lease
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
     let redis = Redis::start().expect("a Redis");
@@ -227,7 +231,7 @@ async fn a_run_is_found_where_it_is_while_its_claim_is_held() {
     drop(held);
 }
 
-// G8: the claim of a buffered run is over, or lost: the run is found all the same, whichever way the gate says
+// the claim of a buffered run is over, or lost: the run is found all the same, whichever way the gate says
 #[tokio::test(flavor = "multi_thread")]
 async fn a_buffered_run_whose_claim_is_gone_is_found() {
     let redis = Redis::start().expect("a Redis");
@@ -255,7 +259,7 @@ async fn a_buffered_run_whose_claim_is_gone_is_found() {
     assert_eq!(ground.runs().await.len(), 2);
 }
 
-// R5, G8: whoever claims with another payload than the buffered run's is sent away, and takes the key from nobody
+// whoever claims with another payload than the buffered run's is sent away, and takes the key from nobody
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_with_another_payload_does_not_take_the_key() {
     let redis = Redis::start().expect("a Redis");
@@ -274,7 +278,7 @@ async fn a_claim_with_another_payload_does_not_take_the_key() {
     }
     let sent_away = ground.triggers.trigger(&wrong).await;
     assert!(matches!(sent_away, Err(TriggerError::Conflict)), "{sent_away:?}");
-    assert!(ground.buffer.remove("t", None, written.id).await.expect("Redis answers"));
+    lose_buffer(&redis);
     let anew = trigger(&ground.triggers, &right).await;
     assert!(!anew.cached, "the key is not bound to what was sent away");
 }
@@ -285,9 +289,10 @@ async fn a_claim_that_names_a_ghost_is_taken_away() {
     let redis = Redis::start().expect("a Redis");
     let ground = Ground::new(&redis, SHUT).await;
     let first = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
-    assert!(ground.buffer.remove("t", None, first.id).await.expect("Redis answers"));
+    lose_buffer(&redis);
     let again = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
     assert!(again.id != first.id && !again.cached, "{again:?}");
+    assert_eq!(ground.triggers.counters().lost.load(Ordering::Relaxed), 1, "and it is counted");
     let third = trigger(&ground.triggers, &ask("t", Some("k"), "{}")).await;
     assert_eq!((third.id, third.cached), (again.id, true));
 }
@@ -315,7 +320,6 @@ async fn a_key_lives_as_long_as_it_was_asked_to() {
     }
 }
 
-// G9
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_waits_promotes_a_buffered_run_under_its_own_id() {
     let redis = Redis::start().expect("a Redis");
@@ -331,7 +335,7 @@ async fn a_caller_that_waits_promotes_a_buffered_run_under_its_own_id() {
     assert_eq!(ground.runs().await.len(), 2);
 }
 
-// G8: a trigger without a key does no claim work at all
+// a trigger without a key does no claim work at all
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_key_every_trigger_is_a_run() {
     let redis = Redis::start().expect("a Redis");
@@ -364,7 +368,6 @@ async fn keys_of_others_are_other_keys() {
     assert_eq!(ids.len(), others.len());
 }
 
-// G15
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_key_is_free_wherever_its_run_is() {
     let redis = Redis::start().expect("a Redis");
@@ -385,7 +388,7 @@ async fn a_reset_key_is_free_wherever_its_run_is() {
     }
 }
 
-// G12: read, tagged, given metadata, rescheduled and cancelled, in the buffer as in the ledger
+// read, tagged, given metadata, rescheduled and cancelled, in the buffer as in the ledger
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_a_full_citizen_wherever_it_is() {
     let redis = Redis::start().expect("a Redis");

@@ -7,6 +7,7 @@ use redis::{Cmd, TlsCertificates, Value};
 use super::address::{Address, Timeouts, shown};
 use super::error::Sent;
 use super::link::Link;
+use super::replicas::Replicas;
 use super::script::Dialect;
 use crate::store::Error;
 
@@ -18,6 +19,7 @@ use crate::store::Error;
 pub struct RedisClient {
     link: Link,
     name: String,
+    replicas: Replicas,
 }
 
 /// Settings of a [`RedisClient`].
@@ -27,6 +29,7 @@ pub struct RedisClientBuilder {
     url: String,
     timeouts: Timeouts,
     root_certificate: Option<Vec<u8>>,
+    require_replicas: usize,
 }
 
 /// Whether a command changes anything: it decides what a lost answer means.
@@ -36,13 +39,16 @@ pub enum Effect {
     Reads,
     /// It writes: a lost answer is [`Ambiguous`](crate::store::ErrorKind::Ambiguous).
     Writes,
+    /// The same, and it counts only once as many replicas have it as the client requires. Where they do not, the answer is
+    /// [`Ambiguous`](crate::store::ErrorKind::Ambiguous): the server has executed it, and may lose it in a failover.
+    WritesDurably,
 }
 
 impl From<Effect> for Sent {
     fn from(effect: Effect) -> Self {
         match effect {
             Effect::Reads => Self::Read,
-            Effect::Writes => Self::Write,
+            Effect::Writes | Effect::WritesDurably => Self::Write,
         }
     }
 }
@@ -91,6 +97,12 @@ impl RedisClientBuilder {
         self
     }
 
+    /// How many replicas must have a write of [`Effect::WritesDurably`] before it counts (0).
+    pub fn require_replicas(mut self, count: usize) -> Self {
+        self.require_replicas = count;
+        self
+    }
+
     /// Reads the URL. Nothing is sent yet.
     ///
     /// # Errors
@@ -99,7 +111,9 @@ impl RedisClientBuilder {
         let certificates =
             self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
         let address = Address::parse(&self.url, certificates)?;
-        Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url) })
+        // Within the time in which an answer is waited for.
+        let replicas = Replicas::new(self.require_replicas, self.timeouts.response / 2);
+        Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url), replicas })
     }
 }
 
@@ -107,7 +121,7 @@ impl RedisClient {
     /// Starts to choose settings. The URL is `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     pub fn builder(url: impl Into<String>) -> RedisClientBuilder {
         let timeouts = Timeouts { connect: Duration::from_secs(2), response: Duration::from_secs(2) };
-        RedisClientBuilder { url: url.into(), timeouts, root_certificate: None }
+        RedisClientBuilder { url: url.into(), timeouts, root_certificate: None, require_replicas: 0 }
     }
 
     /// The URL without user and password.
@@ -147,9 +161,11 @@ impl RedisClient {
             }
             answer => answer,
         };
-        match answer {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.link.failed(error, numbered.number, effect.into())),
+        let value = answer.map_err(|error| self.link.failed(error, numbered.number, effect.into()))?;
+        if effect == Effect::WritesDurably {
+            let key = keys.first().copied().unwrap_or_default();
+            self.replicas.have_it(&self.link, &mut numbered, key).await?;
         }
+        Ok(value)
     }
 }

@@ -1,0 +1,105 @@
+//! Taking runs in from the buffer.
+
+use semel::store::rusqlite::params;
+
+use super::columns::integer;
+use super::intake::{key_state, targets};
+use super::work::{Done, Fault, Work};
+use super::{reading, rules};
+use crate::delivery::{Class, Ending, State};
+use crate::event::{Event, NewEvent};
+use crate::id::EventId;
+use crate::ledger::rules::Cancelled;
+use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Patch, RunAction};
+use crate::letter::Cause;
+
+impl Work<'_> {
+    /// Takes a run in from the buffer, with the changes that it does not hold yet.
+    pub(super) fn drain(&mut self, drained: &DrainedRun) -> Done<Drained> {
+        let id = drained.run.id;
+        let answer = match reading::event(self.sql, id)? {
+            Some((number, event)) => self.catch_up(number, &event, &drained.changes)?,
+            None => self.arrive(drained.run.clone(), &drained.changes)?,
+        };
+        match &drained.then {
+            None => {}
+            Some(RunAction::Change(change)) => drop(self.change(id, change, None)?),
+            Some(RunAction::Cancel(line)) => drop(self.cancel(id, line)?),
+        }
+        Ok(answer)
+    }
+
+    fn arrive(&mut self, mut run: NewEvent, changes: &[Patch]) -> Done<Drained> {
+        let (cancelled, refused) = rules::patch(&mut run, changes);
+        let mut arrival = Arrival::New;
+        if let Some(dedupe) = &mut run.dedupe {
+            arrival = rules::arrival(dedupe.generation, key_state(self.sql, dedupe.id, self.now)?);
+            dedupe.generation = Some(dedupe.generation.unwrap_or_default());
+        }
+        let number = self.add_keyless_event(&run, changes.len() as u64)?;
+        if let (Arrival::New, Some(dedupe)) = (arrival, &run.dedupe) {
+            self.hold_key(dedupe, run.id)?;
+        }
+        for target in targets(&run) {
+            let mut row = self.first_row(&run, number, target);
+            match (cancelled, arrival) {
+                (Cancelled::Yes, _) => {
+                    row.state = State::Cancelled;
+                    row.completed_at = Some(self.now);
+                    self.add_row(row)?;
+                    self.unsettle(number, -1)?;
+                }
+                (Cancelled::No, Arrival::LostKey(winner)) => {
+                    let error = rules::lost_key(winner);
+                    row.state = State::Dlq;
+                    row.error = Some(error.clone());
+                    row.completed_at = Some(self.now);
+                    let mut row = self.add_row(row)?;
+                    let ending = Ending {
+                        class: Class::Deferred,
+                        status: None,
+                        error,
+                        excerpt: String::new(),
+                        retry_after: None,
+                    };
+                    row.letter = Some(self.bury(&row, &ending, Cause::NonRetryable, None)?.0);
+                    self.save(&mut row)?;
+                }
+                (Cancelled::No, _) => drop(self.add_row(row)?),
+            }
+        }
+        if cancelled == Cancelled::Yes {
+            self.audit(&AuditLine::by_semel("cancel", run.id, rules::CANCELLED_IN_BUFFER))?;
+        }
+        Ok(Drained { arrival, refused })
+    }
+
+    /// Applies the changes that a run in the ledger does not hold yet.
+    fn catch_up(&mut self, number: i64, event: &Event, changes: &[Patch]) -> Done<Drained> {
+        let (id, mut refused) = (event.new.id, Vec::new());
+        for change in rules::behind(changes, event.changes) {
+            let applied = match change {
+                Patch::Change(change) => self.change(id, change, None).map(drop),
+                Patch::Cancel => {
+                    let line = AuditLine::by_semel("cancel", id, rules::CANCELLED_IN_BUFFER);
+                    self.cancel(id, &line).map(drop)
+                }
+                Patch::DropKey => self.drop_key(id),
+            };
+            match applied {
+                // Neither wrote anything before it was refused.
+                Err(Fault::Told(error)) => refused.push(error.to_string()),
+                applied => applied?,
+            }
+        }
+        self.sql
+            .prepare_cached("UPDATE ledger_events SET changes = max(changes, ?2) WHERE number = ?1")?
+            .execute(params![number, integer(changes.len() as u64)])?;
+        Ok(Drained { arrival: Arrival::Known, refused })
+    }
+
+    fn drop_key(&self, id: EventId) -> Done<()> {
+        self.sql.prepare_cached("DELETE FROM ledger_dedupe WHERE event = ?1")?.execute([id.to_bytes()])?;
+        Ok(())
+    }
+}

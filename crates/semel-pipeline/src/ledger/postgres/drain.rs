@@ -1,0 +1,204 @@
+//! Taking runs in from the buffer: nearly all are new and go together in one statement, the others one by one.
+
+use std::collections::HashSet;
+
+use sqlx::PgConnection;
+
+use super::fault::Fault;
+use super::intake::{self, Batch};
+use super::link::{Shape, Shared};
+use super::reading::{self, rows_of};
+use super::runs;
+use super::values::Columns;
+use crate::event::{Event, NewEvent};
+use crate::id::{DeliveryId, EventId};
+use crate::ledger::rules::{self, Cancelled};
+use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Error, KeyState, Patch, RunAction};
+use crate::letter::{Cause, Signature};
+
+/// How often a run that is neither kept nor found is tried again: its key changes hands at that moment.
+const ROUNDS: usize = 10;
+
+pub(super) async fn drain(shared: &Shared, drained: &[DrainedRun]) -> Result<Vec<Drained>, Error> {
+    let mut answers: Vec<Option<Drained>> = drained.iter().map(|_| None).collect();
+    let (mut places, mut runs, mut changes, mut refused) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (at, drained) in drained.iter().enumerate() {
+        intake::check(&drained.run)?;
+        let mut run = drained.run.clone();
+        let (cancelled, why) = rules::patch(&mut run, &drained.changes);
+        if cancelled == Cancelled::No && drained.then.is_none() {
+            places.push(at);
+            runs.push(with_generation(run));
+            changes.push(number(drained.changes.len()));
+            refused.push(why);
+        }
+    }
+    if !runs.is_empty() {
+        let batch = Batch::drained(shared, &runs, changes);
+        let kept =
+            shared.call(Shape::Transaction, &batch, |s, c, b| Box::pin(intake::write(s, c, b))).await?;
+        let kept: HashSet<[u8; 16]> = kept.into_iter().collect();
+        for ((at, run), refused) in places.into_iter().zip(&runs).zip(refused) {
+            if kept.contains(&run.id.to_bytes()) {
+                answers[at] = Some(Drained { arrival: Arrival::New, refused });
+            }
+        }
+    }
+    for (answer, drained) in answers.iter_mut().zip(drained) {
+        if answer.is_none() {
+            let one = shared.call(Shape::Transaction, drained, |s, c, d| Box::pin(drain_one(s, c, d)));
+            *answer = Some(one.await?);
+        }
+    }
+    shared.news.tell();
+    Ok(answers.into_iter().flatten().collect())
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A run from the buffer always names its generation: an expired key is not free for it.
+fn with_generation(mut run: NewEvent) -> NewEvent {
+    if let Some(dedupe) = &mut run.dedupe {
+        dedupe.generation = Some(dedupe.generation.unwrap_or_default());
+    }
+    run
+}
+
+async fn drain_one(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    drained: &DrainedRun,
+) -> Result<Drained, Fault> {
+    let id = drained.run.id;
+    let mut answer = None;
+    for _ in 0..ROUNDS {
+        answer = match runs::hold(shared, connection, id).await? {
+            Some(event) => Some(catch_up(shared, connection, &event, &drained.changes).await?),
+            None => arrive(shared, connection, drained).await?,
+        };
+        if answer.is_some() {
+            break;
+        }
+    }
+    let answer = answer.ok_or_else(|| {
+        Error::Refused("the key of a buffered run changes hands all the time; try again".to_owned())
+    })?;
+    match &drained.then {
+        None => {}
+        Some(RunAction::Change(change)) => drop(runs::change(shared, connection, id, change, None).await?),
+        Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, id, line).await?),
+    }
+    Ok(answer)
+}
+
+/// `None` where the run, or the holder of its key, came at the same moment.
+async fn arrive(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    drained: &DrainedRun,
+) -> Result<Option<Drained>, Fault> {
+    let mut run = drained.run.clone();
+    let (cancelled, refused) = rules::patch(&mut run, &drained.changes);
+    let run = with_generation(run);
+    let arrival = match &run.dedupe {
+        None => Arrival::New,
+        Some(dedupe) => {
+            let found = intake::find_in(shared, connection, &[dedupe.id]).await?;
+            let key: KeyState = found.first().copied().unwrap_or_default();
+            rules::arrival(dedupe.generation, key)
+        }
+    };
+    let batch = Batch::drained(shared, std::slice::from_ref(&run), vec![number(drained.changes.len())]);
+    let batch = if arrival == Arrival::New { batch } else { batch.keyless() };
+    if intake::write(shared, connection, &batch).await?.is_empty() {
+        return Ok(None);
+    }
+    match (cancelled, arrival) {
+        (Cancelled::Yes, _) => {
+            rows_of(shared, connection, shared.query(ARRIVE_CANCELLED).bind(run.id.to_bytes())).await?;
+            let line = AuditLine::by_semel("cancel", run.id, rules::CANCELLED_IN_BUFFER);
+            reading::audit(shared, connection, &line).await?;
+        }
+        (Cancelled::No, Arrival::LostKey(winner)) => lose_key(shared, connection, &run, winner).await?,
+        (Cancelled::No, _) => {}
+    }
+    Ok(Some(Drained { arrival, refused }))
+}
+
+const ARRIVE_CANCELLED: &str = r"
+UPDATE delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE event = $1";
+
+/// The delivery of a run that lost its key is set aside before anybody has seen it.
+const SET_ASIDE: &str = r"
+UPDATE delivery SET state = 'dlq', waits = false, error = $2, completed_at = statement_timestamp()
+WHERE event = $1 RETURNING id, target";
+
+const WRITE_LETTER: &str = r"
+WITH aside AS (UPDATE delivery SET letter = $2 WHERE id = $3)
+INSERT INTO letter (id, tenant, event, delivery, target, event_type, content_type, headers, cause, error, signature,
+  status, attempts, created_at, updated_at)
+SELECT $2, e.tenant, e.id, $3, $4, e.event_type, e.content_type, e.headers, $5, $6, $7, 'pending', 0,
+  statement_timestamp(), statement_timestamp()
+FROM event AS e WHERE e.id = $1";
+
+async fn lose_key(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    run: &NewEvent,
+    winner: EventId,
+) -> Result<(), Fault> {
+    let error = rules::lost_key(winner);
+    let query = shared.query(SET_ASIDE).bind(run.id.to_bytes()).bind(error.as_str());
+    for row in &rows_of(shared, connection, query).await? {
+        let columns = Columns::new(shared, row);
+        let (delivery, target): (DeliveryId, &str) =
+            (DeliveryId::from_bytes(columns.bytes(0)?), columns.get(1)?);
+        let signature = Signature::of(Some(target), Cause::NonRetryable, None, &error);
+        let query = shared
+            .query(WRITE_LETTER)
+            .bind(run.id.to_bytes())
+            .bind(shared.ids.letter().to_bytes())
+            .bind(delivery.to_bytes())
+            .bind(target.to_owned())
+            .bind(Cause::NonRetryable.as_str())
+            .bind(error.as_str())
+            .bind(signature.as_str().to_owned());
+        rows_of(shared, connection, query).await?;
+    }
+    Ok(())
+}
+
+const HOLDS_CHANGES: &str = "UPDATE event SET changes = greatest(changes, $2) WHERE id = $1";
+const DROP_KEY: &str = "UPDATE event SET dedupe_live = false WHERE id = $1";
+
+/// Applies the changes that a run in the ledger does not hold yet. The caller holds its row.
+async fn catch_up(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    event: &Event,
+    changes: &[Patch],
+) -> Result<Drained, Fault> {
+    let (id, mut refused) = (event.new.id, Vec::new());
+    for change in rules::behind(changes, event.changes) {
+        let applied = match change {
+            Patch::Change(change) => runs::change(shared, connection, id, change, None).await.map(drop),
+            Patch::Cancel => {
+                let line = AuditLine::by_semel("cancel", id, rules::CANCELLED_IN_BUFFER);
+                runs::cancel(shared, connection, id, &line).await.map(drop)
+            }
+            Patch::DropKey => {
+                rows_of(shared, connection, shared.query(DROP_KEY).bind(id.to_bytes())).await.map(drop)
+            }
+        };
+        match applied {
+            // Neither wrote anything before it was refused.
+            Err(Fault::Answer(error)) => refused.push(error.to_string()),
+            applied => applied?,
+        }
+    }
+    let query = shared.query(HOLDS_CHANGES).bind(id.to_bytes()).bind(number(changes.len()));
+    rows_of(shared, connection, query).await?;
+    Ok(Drained { arrival: Arrival::Known, refused })
+}

@@ -1,0 +1,339 @@
+//! The one way out of the buffer: a leased run is taken into the ledger with all its changes, and then it leaves the buffer.
+//!
+//! ```text
+//!   lease ──► ledger: run, changes and their number in one transaction ──► acknowledge ──► gone
+//!                       ▲                                                      │
+//!                       └──────────── it was changed meanwhile ────────────────┘
+//! ```
+//!
+//! A process that dies in between leaves a lease that expires. The next one takes the same run in again, under the same id: the
+//! ledger knows it, and applies only the changes it does not hold. A process that was only slow does no harm either, because the
+//! ledger decides, not the lease.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use semel::store::{self, Error as StoreError};
+use semel::time::{Clock as _, SystemClock};
+
+use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
+use crate::id::{EventId, LetterId};
+use crate::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
+use crate::letter::{Cause, NewLetter, SourceMessage};
+
+/// Pauses while the ledger or Redis fails, and before a run that the ledger refused is tried again.
+pub(crate) const PAUSES: [Duration; 6] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+];
+
+/// What leaves the buffer, counted.
+#[derive(Debug, Default)]
+pub struct DrainCounters {
+    /// Turns of drainers that moved something.
+    pub turns: AtomicU64,
+    /// Runs that are in the ledger now.
+    pub drained: AtomicU64,
+    /// Runs that became dead letters because another run had their key.
+    pub collided: AtomicU64,
+    /// Runs that became dead letters because they cannot be read, or because the ledger refuses them.
+    pub dead: AtomicU64,
+    /// Runs that were given back, to be tried again.
+    pub given_back: AtomicU64,
+    /// Leases of dead drainers that had expired.
+    pub reclaimed: AtomicU64,
+    /// Changes that could not be applied.
+    pub refused_changes: AtomicU64,
+    /// Calls to Redis or the ledger that failed.
+    pub failures: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// A run could not be moved: nothing was lost, and attempts were not counted.
+#[derive(Debug, thiserror::Error)]
+pub enum DrainError {
+    /// Redis did not answer.
+    #[error("the buffer: {0}")]
+    Buffer(#[from] StoreError),
+    /// The ledger did not take it.
+    #[error("the ledger: {0}")]
+    Ledger(#[from] ledger::Error),
+}
+
+/// What became of a wish to move one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// It is in the ledger.
+    Arrived,
+    /// A drainer holds it: it will be in the ledger in a moment.
+    Held,
+    /// It is not in the buffer.
+    Missing,
+}
+
+/// Moves runs from a buffer into a ledger.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    buffer: Arc<Buffer>,
+    ledger: Arc<dyn Ledger>,
+    /// How long a lease stands without a renewal.
+    lease: Duration,
+    /// After so many refusals by the ledger a run becomes a dead letter.
+    max_attempts: u32,
+    counters: Arc<DrainCounters>,
+}
+
+impl Transfer {
+    /// Moves runs from `buffer` into `ledger`.
+    pub fn new(
+        buffer: Arc<Buffer>,
+        ledger: Arc<dyn Ledger>,
+        (lease, max_attempts): (Duration, u32),
+        counters: Arc<DrainCounters>,
+    ) -> Self {
+        Self { buffer, ledger, lease, max_attempts, counters }
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Moves one run now, whether or not its time has come, and does something to it in the same transaction.
+    ///
+    /// # Errors
+    /// What failed. The run stays in the buffer, unless it has arrived and only its acknowledgement failed.
+    pub async fn move_one(
+        &self,
+        tenant: &str,
+        id: EventId,
+        then: Option<RunAction>,
+    ) -> Result<Moved, DrainError> {
+        let leased = match self.buffer.lease_one(tenant, id, self.lease).await? {
+            LeasedOne::Leased(leased) => leased,
+            LeasedOne::Held => return Ok(Moved::Held),
+            LeasedOne::Missing => return Ok(Moved::Missing),
+        };
+        let moved = self.while_leased(&leased, async {
+            let [run] = &leased.runs[..] else { return Ok(()) };
+            match &run.run {
+                Ok(buffered) => {
+                    let drained = self.ledger.drain(vec![drained_run(buffered, then)]).await?;
+                    self.note(run.id, drained.first());
+                    self.leave(&leased, &[(run, buffered)]).await
+                }
+                Err(unreadable) => self.set_aside_unreadable(&leased, run.id, unreadable).await,
+            }
+        });
+        match moved.await {
+            Ok(()) => Ok(Moved::Arrived),
+            Err(error) => {
+                self.give_back(&leased, Duration::ZERO).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves leased runs. Where that fails, they are given back for the time of a pause.
+    pub(crate) async fn move_leased(&self, leased: &Leased, pause: Duration) -> Result<(), DrainError> {
+        let moved = self.while_leased(leased, self.drain(leased)).await;
+        if moved.is_err() {
+            self.give_back(leased, pause).await;
+        }
+        moved
+    }
+
+    /// Renews leases while something is done with the runs.
+    async fn while_leased<T>(&self, leased: &Leased, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = work => done,
+            never = self.renew(leased) => match never {},
+        }
+    }
+
+    async fn renew(&self, leased: &Leased) -> Infallible {
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        let ids: Vec<EventId> = leased.runs.iter().map(|run| run.id).collect();
+        loop {
+            tokio::time::sleep(self.lease / 3).await;
+            // A lease that expires all the same does no harm: the run is drained again, and the ledger knows it.
+            if let Err(error) = self.buffer.renew(held, &ids, self.lease).await {
+                tracing::debug!(target: "semel", %error, "the leases of buffered runs were not renewed");
+            }
+        }
+    }
+
+    /// Gives back what is still leased. Attempts are not counted: it was not the runs' fault.
+    async fn give_back(&self, leased: &Leased, pause: Duration) {
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        for run in &leased.runs {
+            match self.buffer.give_back(held, run.id, pause, false).await {
+                Ok(true) => count(&self.counters.given_back, 1),
+                Ok(false) => {}
+                // Their leases expire.
+                Err(_) => return,
+            }
+        }
+    }
+
+    async fn drain(&self, leased: &Leased) -> Result<(), DrainError> {
+        let mut readable: Vec<(&LeasedRun, &BufferedRun)> = Vec::with_capacity(leased.runs.len());
+        for run in &leased.runs {
+            match &run.run {
+                Ok(buffered) => readable.push((run, buffered)),
+                Err(unreadable) => self.set_aside_unreadable(leased, run.id, unreadable).await?,
+            }
+        }
+        let arrived = self.take_in(leased, readable).await?;
+        self.leave(leased, &arrived).await
+    }
+
+    /// Takes runs into the ledger: together, or one by one where the ledger refuses one of them. Answers those that are there.
+    async fn take_in<'a>(
+        &self,
+        leased: &Leased,
+        runs: Vec<(&'a LeasedRun, &'a BufferedRun)>,
+    ) -> Result<Vec<(&'a LeasedRun, &'a BufferedRun)>, DrainError> {
+        if runs.is_empty() {
+            return Ok(runs);
+        }
+        let all = runs.iter().map(|(_, buffered)| drained_run(buffered, None)).collect();
+        match self.ledger.drain(all).await {
+            Ok(drained) => {
+                for ((run, _), drained) in runs.iter().zip(&drained) {
+                    self.note(run.id, Some(drained));
+                }
+                return Ok(runs);
+            }
+            Err(error) if is_unavailable(&error) => return Err(error.into()),
+            Err(_) => {}
+        }
+        let mut arrived = Vec::with_capacity(runs.len());
+        for (run, buffered) in runs {
+            match self.ledger.drain(vec![drained_run(buffered, None)]).await {
+                Ok(drained) => {
+                    self.note(run.id, drained.first());
+                    arrived.push((run, buffered));
+                }
+                Err(error) if is_unavailable(&error) => return Err(error.into()),
+                Err(error) => self.refused(leased, run, buffered, &error).await?,
+            }
+        }
+        Ok(arrived)
+    }
+
+    /// The ledger refuses a run: it is tried again a few times, and then it is a dead letter.
+    async fn refused(
+        &self,
+        leased: &Leased,
+        run: &LeasedRun,
+        buffered: &BufferedRun,
+        error: &ledger::Error,
+    ) -> Result<(), DrainError> {
+        if run.attempts + 1 >= self.max_attempts {
+            let payload = buffered.run.payload.clone();
+            return self.set_aside(leased, run.id, payload, Cause::NonRetryable, &error.to_string()).await;
+        }
+        tracing::warn!(target: "semel", run_id = %run.id, %error, "the ledger refused a buffered run; it is tried again");
+        let pause = PAUSES[usize::try_from(run.attempts).unwrap_or(usize::MAX).min(PAUSES.len() - 1)];
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        if self.buffer.give_back(held, run.id, pause, true).await? {
+            count(&self.counters.given_back, 1);
+        }
+        Ok(())
+    }
+
+    /// Counts and logs how a run arrived.
+    fn note(&self, id: EventId, drained: Option<&Drained>) {
+        let Some(drained) = drained else { return };
+        match drained.arrival {
+            Arrival::LostKey(winner) => {
+                count(&self.counters.collided, 1);
+                tracing::warn!(target: "semel", run_id = %id, holder = %winner, "another run holds the key of a buffered run; it is a dead letter that can be replayed");
+            }
+            Arrival::New | Arrival::Known | Arrival::Older => count(&self.counters.drained, 1),
+        }
+        for error in &drained.refused {
+            count(&self.counters.refused_changes, 1);
+            tracing::warn!(target: "semel", run_id = %id, error, "a change to a buffered run could not be applied");
+        }
+    }
+
+    /// Takes runs out of the buffer that are in the ledger. Changes that came meanwhile go into the ledger first.
+    async fn leave(&self, leased: &Leased, runs: &[(&LeasedRun, &BufferedRun)]) -> Result<(), DrainError> {
+        let held = (leased.tenant.as_str(), leased.token.as_str());
+        let versions: Vec<(EventId, u64)> = runs.iter().map(|(run, _)| (run.id, run.version)).collect();
+        let acked = self.buffer.ack_all(held, &versions).await?;
+        for ((run, buffered), acked) in runs.iter().zip(acked) {
+            let mut acked = acked;
+            // Lost: another drainer has it, and finds it in the ledger with what was changed since.
+            while let Acked::Changed(changes) = acked {
+                let version = changes.len() as u64;
+                let drained = DrainedRun { run: buffered.run.clone(), changes, then: None };
+                let drained = self.ledger.drain(vec![drained]).await?;
+                for error in drained.iter().flat_map(|drained| &drained.refused) {
+                    count(&self.counters.refused_changes, 1);
+                    tracing::warn!(target: "semel", run_id = %run.id, error, "a change to a buffered run could not be applied");
+                }
+                acked = self.buffer.ack(held, run.id, version).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_aside_unreadable(
+        &self,
+        leased: &Leased,
+        id: EventId,
+        Unreadable { bytes, why }: &Unreadable,
+    ) -> Result<(), DrainError> {
+        self.set_aside(leased, id, bytes.clone(), Cause::Undecodable, why).await
+    }
+
+    /// Writes a dead letter, and only then takes the run out of the buffer.
+    async fn set_aside(
+        &self,
+        leased: &Leased,
+        id: EventId,
+        payload: bytes::Bytes,
+        cause: Cause,
+        why: &str,
+    ) -> Result<(), DrainError> {
+        let letter = NewLetter {
+            id: LetterId::new(SystemClock.now()),
+            tenant: leased.tenant.clone(),
+            source: SourceMessage { stream: "semel.buffer".to_owned(), message: id.to_string() },
+            payload,
+            content_type: "application/octet-stream".to_owned(),
+            headers: Vec::new(),
+            cause,
+            error: why.to_owned(),
+            attempts: 1,
+        };
+        let letters = self.ledger.put(vec![letter]).await?;
+        let letter = letters.first().map(ToString::to_string);
+        tracing::error!(target: "semel", run_id = %id, dlq_id = letter, error = why, "a buffered run cannot be drained; it is a dead letter");
+        if self.buffer.remove((&leased.tenant, &leased.token), id).await? {
+            count(&self.counters.dead, 1);
+        }
+        Ok(())
+    }
+}
+
+fn drained_run(buffered: &BufferedRun, then: Option<RunAction>) -> DrainedRun {
+    let changes: Vec<Patch> = buffered.changes.clone();
+    DrainedRun { run: buffered.run.clone(), changes, then }
+}
+
+/// Whether a failure says nothing about the run itself: the ledger does not answer, or nobody can use it.
+fn is_unavailable(error: &ledger::Error) -> bool {
+    matches!(error, ledger::Error::Store(error) if error.is_retryable() || !matches!(error.kind(), store::ErrorKind::Corrupt))
+}
