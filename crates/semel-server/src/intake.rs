@@ -1,7 +1,7 @@
 //! What brings things into the ledger of a running server: triggers with their gate and buffer, drainers, streams, and the
 //! replay of what failed.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -30,6 +30,8 @@ pub(crate) struct Intake {
     pub(crate) sources: Vec<(String, Arc<SourceCounters>)>,
     /// As it was last counted.
     pub(crate) depth: parking_lot::Mutex<Depth>,
+    /// The store of the claims, on the Redis of the buffer: it notices that Redis has lost data.
+    pub(crate) claims: Arc<OnceLock<Arc<RedisStore>>>,
     stop: watch::Sender<bool>,
     tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
@@ -68,7 +70,8 @@ impl Intake {
                 .limits(gate.wait, gate.lease)
                 .context("[gate]")
         };
-        let triggers = match burst(gate, secret).await {
+        let claims = Arc::new(OnceLock::new());
+        let triggers = match burst(gate, secret, &claims).await {
             Ok(burst) => {
                 if let Some(burst) = &burst {
                     tasks.extend(drainers.start(burst));
@@ -78,8 +81,8 @@ impl Intake {
             Err(error) if is_away(&error) => {
                 tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
                 let triggers = Arc::new(triggers(None)?.await_bursts());
-                let later = later(gate.clone(), Arc::clone(secret), Arc::clone(&triggers), drainers);
-                tasks.push(tokio::spawn(later));
+                let settings = (gate.clone(), Arc::clone(secret), Arc::clone(&claims));
+                tasks.push(tokio::spawn(later(settings, Arc::clone(&triggers), drainers)));
                 triggers
             }
             Err(error) => return Err(error),
@@ -104,7 +107,7 @@ impl Intake {
             sources.push((source.stream.clone(), counters));
         }
         let tasks = parking_lot::Mutex::new(tasks);
-        Ok(Self { triggers, drains, sources, depth: parking_lot::Mutex::default(), stop, tasks })
+        Ok(Self { triggers, drains, sources, depth: parking_lot::Mutex::default(), claims, stop, tasks })
     }
 
     /// Counts what is buffered, for the metrics.
@@ -171,12 +174,16 @@ fn is_away(error: &anyhow::Error) -> bool {
 }
 
 /// Tries again until Redis answers, and drains from then on.
-async fn later(gate: config::Gate, secret: Arc<Secret>, triggers: Arc<Triggers>, drainers: Drainers) {
+async fn later(
+    (gate, secret, claims): (config::Gate, Arc<Secret>, Arc<OnceLock<Arc<RedisStore>>>),
+    triggers: Arc<Triggers>,
+    drainers: Drainers,
+) {
     let mut stop = drainers.stopped.clone();
     let burst = loop {
         let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
         tokio::select! { () = stopped => return, () = tokio::time::sleep(TRY_EVERY) => {} }
-        match burst(&gate, &secret).await {
+        match burst(&gate, &secret, &claims).await {
             Ok(Some(burst)) => break burst,
             Ok(None) => return,
             Err(error) => tracing::debug!(target: "semel", error = format!("{error:#}"), "no buffer yet"),
@@ -189,7 +196,11 @@ async fn later(gate: config::Gate, secret: Arc<Secret>, triggers: Arc<Triggers>,
     }
 }
 
-async fn burst(gate: &config::Gate, secret: &Arc<Secret>) -> anyhow::Result<Option<Burst>> {
+async fn burst(
+    gate: &config::Gate,
+    secret: &Arc<Secret>,
+    opened: &OnceLock<Arc<RedisStore>>,
+) -> anyhow::Result<Option<Burst>> {
     let Some(url) = &gate.buffer else { return Ok(None) };
     let mut client = RedisClient::builder(url.clone()).require_replicas(gate.require_replicas);
     let mut store = RedisStore::builder(url)
@@ -204,7 +215,10 @@ async fn burst(gate: &config::Gate, secret: &Arc<Secret>) -> anyhow::Result<Opti
     for warning in store.warnings() {
         tracing::warn!(target: "semel", "the buffer of [gate]: {warning}");
     }
-    let claims = Engine::builder(store).secret((**secret).clone()).lease(gate.lease).build()?;
+    let store = Arc::new(store);
+    // Set once: it is opened again only where the first time failed.
+    let _ = opened.set(Arc::clone(&store));
+    let claims = Engine::over(store).secret((**secret).clone()).lease(gate.lease).build()?;
     let buffer = Arc::new(Buffer::new(client, gate.prefix.clone(), gate.capacity));
     let gate = Arc::new(Gate::new(Arc::clone(&buffer), gate.mode, gate.tenant, gate.global));
     Ok(Some(Burst { claims, buffer, gate }))

@@ -1,6 +1,6 @@
 //! What every ledger decides in the same way.
 
-use super::{Arrival, KeyState, Patch};
+use super::{Arrival, KeyState, Patch, RunAction};
 use crate::delivery::State;
 use crate::event::{Generation, NewEvent};
 use crate::id::EventId;
@@ -28,6 +28,15 @@ pub(crate) fn patch(run: &mut NewEvent, changes: &[Patch]) -> (Cancelled, Vec<St
         }
     }
     (cancelled, refused)
+}
+
+/// Applies what is to be done to a buffered run as it arrives, as far as that is a change of the run itself.
+pub(crate) fn act(run: &mut NewEvent, then: Option<&RunAction>) -> Result<(), String> {
+    if let Some(RunAction::Change(change)) = then {
+        run.notes.apply(change)?;
+        run.delay = change.delay.unwrap_or(run.delay);
+    }
+    Ok(())
 }
 
 /// What a buffered run that is new to the ledger comes to, by the state of its key.

@@ -92,6 +92,7 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
     let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     let first = server.post("/v1/runs", &trigger("key")).await?;
+    ground.same("the run waits in the buffer", &first["buffered"], &json!(true));
     let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key" })).await?;
     ground.same("the key was the first run's", &reset["id"], &first["id"]);
     let second = server.post("/v1/runs", &trigger("key")).await?;

@@ -80,6 +80,12 @@ pub(super) fn write(text: &mut String, intake: &Intake) {
             head(text, metric, "gauge", help);
             let _ = writeln!(text, "{metric} {value}");
         }
+        if let Some(redis) = intake.claims.get() {
+            let lost = u8::from(redis.has_lost_data());
+            let help = "1 after the Redis of the buffer came back with less data: runs that were answered with 202 may be lost.";
+            head(text, "semel_buffer_lost_data", "gauge", help);
+            let _ = writeln!(text, "semel_buffer_lost_data {lost}");
+        }
     }
     if !intake.sources.is_empty() {
         head(text, "semel_source_messages_total", "counter", "Messages of streams, by what became of them.");

@@ -4,7 +4,7 @@ use semel::store::rusqlite::params;
 
 use super::columns::integer;
 use super::intake::{key_state, targets};
-use super::work::{Done, Fault, Work};
+use super::work::{self, Done, Fault, Work};
 use super::{reading, rules};
 use crate::delivery::{Class, Ending, State};
 use crate::event::{Event, NewEvent};
@@ -17,20 +17,24 @@ impl Work<'_> {
     /// Takes a run in from the buffer, with the changes that it does not hold yet.
     pub(super) fn drain(&mut self, drained: &DrainedRun) -> Done<Drained> {
         let id = drained.run.id;
-        let answer = match reading::event(self.sql, id)? {
-            Some((number, event)) => self.catch_up(number, &event, &drained.changes)?,
-            None => self.arrive(drained.run.clone(), &drained.changes)?,
-        };
-        match &drained.then {
-            None => {}
-            Some(RunAction::Change(change)) => drop(self.change(id, change, None)?),
-            Some(RunAction::Cancel(line)) => drop(self.cancel(id, line)?),
+        let then = drained.then.as_ref();
+        match reading::event(self.sql, id)? {
+            None => self.arrive(drained.run.clone(), &drained.changes, then),
+            Some((number, event)) => {
+                let answer = self.catch_up(number, &event, &drained.changes)?;
+                match then {
+                    None => {}
+                    Some(RunAction::Change(change)) => drop(self.change(id, change, None)?),
+                    Some(RunAction::Cancel(line)) => drop(self.cancel(id, line)?),
+                }
+                Ok(answer)
+            }
         }
-        Ok(answer)
     }
 
-    fn arrive(&mut self, mut run: NewEvent, changes: &[Patch]) -> Done<Drained> {
+    fn arrive(&mut self, mut run: NewEvent, changes: &[Patch], then: Option<&RunAction>) -> Done<Drained> {
         let (cancelled, refused) = rules::patch(&mut run, changes);
+        rules::act(&mut run, then).map_err(work::refused)?;
         let mut arrival = Arrival::New;
         if let Some(dedupe) = &mut run.dedupe {
             arrival = rules::arrival(dedupe.generation, key_state(self.sql, dedupe.id, self.now)?);
@@ -70,6 +74,15 @@ impl Work<'_> {
         }
         if cancelled == Cancelled::Yes {
             self.audit(&AuditLine::by_semel("cancel", run.id, rules::CANCELLED_IN_BUFFER))?;
+        }
+        match then {
+            None => {}
+            Some(RunAction::Cancel(line)) => drop(self.cancel(run.id, line)?),
+            // It is one more change than those of the buffer.
+            Some(RunAction::Change(_)) => {
+                let sql = "UPDATE ledger_events SET version = version + 1 WHERE number = ?1";
+                self.sql.prepare_cached(sql)?.execute([number])?;
+            }
         }
         Ok(Drained { arrival, refused })
     }

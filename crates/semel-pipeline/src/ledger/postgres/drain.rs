@@ -72,25 +72,25 @@ async fn drain_one(
     drained: &DrainedRun,
 ) -> Result<Drained, Fault> {
     let id = drained.run.id;
-    let mut answer = None;
     for _ in 0..ROUNDS {
-        answer = match runs::hold(shared, connection, id).await? {
-            Some(event) => Some(catch_up(shared, connection, &event, &drained.changes).await?),
-            None => arrive(shared, connection, drained).await?,
+        let Some(event) = runs::hold(shared, connection, id).await? else {
+            match arrive(shared, connection, drained).await? {
+                Some(answer) => return Ok(answer),
+                None => continue,
+            }
         };
-        if answer.is_some() {
-            break;
+        let answer = catch_up(shared, connection, &event, &drained.changes).await?;
+        match &drained.then {
+            None => {}
+            Some(RunAction::Change(change)) => {
+                drop(runs::change(shared, connection, id, change, None).await?);
+            }
+            Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, id, line).await?),
         }
+        return Ok(answer);
     }
-    let answer = answer.ok_or_else(|| {
-        Error::Refused("the key of a buffered run changes hands all the time; try again".to_owned())
-    })?;
-    match &drained.then {
-        None => {}
-        Some(RunAction::Change(change)) => drop(runs::change(shared, connection, id, change, None).await?),
-        Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, id, line).await?),
-    }
-    Ok(answer)
+    let why = "the key of a buffered run changes hands all the time; try again";
+    Err(Error::Refused(why.to_owned()).into())
 }
 
 /// `None` where the run, or the holder of its key, came at the same moment.
@@ -101,6 +101,7 @@ async fn arrive(
 ) -> Result<Option<Drained>, Fault> {
     let mut run = drained.run.clone();
     let (cancelled, refused) = rules::patch(&mut run, &drained.changes);
+    rules::act(&mut run, drained.then.as_ref()).map_err(Error::Refused)?;
     let run = with_generation(run);
     let arrival = match &run.dedupe {
         None => Arrival::New,
@@ -124,8 +125,18 @@ async fn arrive(
         (Cancelled::No, Arrival::LostKey(winner)) => lose_key(shared, connection, &run, winner).await?,
         (Cancelled::No, _) => {}
     }
+    match &drained.then {
+        None => {}
+        Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, run.id, line).await?),
+        // It is one more change than those of the buffer.
+        Some(RunAction::Change(_)) => {
+            drop(rows_of(shared, connection, shared.query(ONE_MORE).bind(run.id.to_bytes())).await?);
+        }
+    }
     Ok(Some(Drained { arrival, refused }))
 }
+
+const ONE_MORE: &str = "UPDATE event SET version = version + 1 WHERE id = $1";
 
 const ARRIVE_CANCELLED: &str = r"
 UPDATE delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE event = $1";

@@ -103,6 +103,9 @@ pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
     let put_off = DrainedRun { run: later.clone(), changes: Vec::new(), then };
     context.ledger().drain(vec![put_off]).await.expect("it is put off");
     assert_eq!(context.take(10).await, [], "it is not due");
+    assert_eq!(context.only(later.id).await.delivery.state, State::Idle);
+    let event = context.ledger().event(later.id).await.expect("it can be read").expect("it is there");
+    assert_eq!((event.version, event.changes), (1, 0), "compare-and-set goes on where the buffer stopped");
 
     let done = run();
     assert_eq!(drain(context, &done, Vec::new()).await, Arrival::New);
