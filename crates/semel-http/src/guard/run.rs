@@ -90,14 +90,43 @@ impl Inner {
                 }
             },
             Verdict::Keep | Verdict::Release => {
-                running.release().await;
-                (unprotected(answer), Outcome::Released)
+                let own = (unprotected(answer), Outcome::Released);
+                self.release_claim(policy, &asked, running, own).await
             }
             Verdict::Doubt => {
-                running.abandon().await;
-                (unprotected(answer), Outcome::Doubtful)
+                let own = (unprotected(answer), Outcome::Doubtful);
+                self.abandon_claim(policy, &asked, running, own).await
             }
         })
+    }
+
+    /// Releases a claim whose call left no outcome, and gives `own`; or the answer that stands, where the release is
+    /// refused.
+    pub(super) async fn release_claim(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        own: Answered,
+    ) -> Answered {
+        match running.release_or_follow(policy.wait()).await {
+            None => own,
+            Some(instead) => self.tell(policy, asked, instead),
+        }
+    }
+
+    /// The same for a claim whose call may have had an effect.
+    async fn abandon_claim(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        own: Answered,
+    ) -> Answered {
+        match running.abandon_or_follow(policy.wait()).await {
+            None => own,
+            Some(instead) => self.tell(policy, asked, instead),
+        }
     }
 
     /// Keeps an answer, and gives it; or gives the one that stands.
@@ -154,7 +183,8 @@ impl Inner {
         }
     }
 
-    /// The call has no answer: releases what was not delivered, and abandons the rest.
+    /// The call has no answer: releases what was not delivered, and abandons the rest. Where that is refused, gives the
+    /// answer that stands.
     pub(super) async fn failed(
         &self,
         policy: &RoutePolicy,
@@ -165,14 +195,14 @@ impl Inner {
         tracing::warn!(target: "semel", %error, "a guarded call failed");
         match error.fate() {
             Fate::Undelivered => {
-                running.release().await;
                 let problem =
                     Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
-                self.refuse(policy, asked, &problem)
+                let own = self.refuse(policy, asked, &problem);
+                self.release_claim(policy, asked, running, own).await
             }
             Fate::Unknown => {
-                running.abandon().await;
-                self.unknown(policy, asked, error.status())
+                let own = self.unknown(policy, asked, error.status());
+                self.abandon_claim(policy, asked, running, own).await
             }
         }
     }

@@ -140,14 +140,13 @@ impl Kit {
     pub(crate) fn with(upstream: Upstream, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
         let clock = ManualClock::default();
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone()))));
-        // Kept answers come from the store's clock, so that a test can move past retention.
-        let engine = Engine::over(store.clone())
-            .hot_cache(0, Duration::from_secs(1))
-            .backstop(Duration::from_millis(20))
-            .sweep_every(None)
-            .build()
-            .unwrap();
-        Self::over(engine, store, clock, upstream, settings)
+        Self::over(engine(&store), store, clock, upstream, settings)
+    }
+
+    /// Another gateway over the same store, before the same upstream.
+    pub(crate) fn beside(&self, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
+        let (store, clock, upstream) = (self.store.clone(), self.clock.clone(), self.upstream.clone());
+        Self::over(engine(&store), store, clock, upstream, settings)
     }
 
     pub(crate) fn over(
@@ -179,6 +178,12 @@ impl Kit {
     pub(crate) fn count(&self, outcome: Outcome) -> u64 {
         self.counters.count(outcome)
     }
+}
+
+fn engine(store: &Arc<FaultStore<MemoryStore>>) -> Engine {
+    // Kept answers come from the store's clock, so that a test can move past retention.
+    let engine = Engine::over(store.clone()).hot_cache(0, Duration::from_secs(1));
+    engine.backstop(Duration::from_millis(20)).sweep_every(None).build().unwrap()
 }
 
 /// An answer, read to its end.

@@ -16,6 +16,7 @@ mod limits;
 mod mcp;
 mod pinning;
 mod policy;
+mod probe_race;
 mod profiles;
 mod proxy;
 mod replay;
