@@ -3,7 +3,6 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING,
 };
@@ -15,7 +14,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::admit::{Admission, Admitted, declared_length, read_request, too_large};
+use super::admit::{Admission, Admitted, declared_length, key_to_replace, read_request, too_large};
 use super::hear::{Hearing, Until, hear};
 use super::{Inner, name_upstream};
 use crate::body::Body;
@@ -130,7 +129,7 @@ impl Inner {
                 return Admission::Refused(asked, Problem::new(Situation::BodyMalformed, refusal.reason));
             }
         };
-        let body = Body::with_trailers(data, trailers);
+        let body = Body::with_trailers(data.clone(), trailers);
         match message {
             Message::Other => Admission::Watched(body, Watch::Nothing),
             Message::List { id } if tools.is_learning() => {
@@ -156,7 +155,7 @@ impl Inner {
                 }
                 let form = if call.id.is_some() { Form::ToolResult } else { Form::INVALID_REQUEST };
                 let asked = Asked::Message(Arc::new(call.call(&parts.headers, form)));
-                match self.admit_call(policy, parts, &call, asked.clone()) {
+                match self.admit_call(policy, parts, &data, &call, asked.clone()) {
                     Ok(admitted) => Admission::Keyed(admitted, body),
                     Err(problem) => Admission::Refused(asked, problem),
                 }
@@ -169,6 +168,7 @@ impl Inner {
         &self,
         policy: &RoutePolicy,
         parts: &Parts,
+        body: &[u8],
         call: &ToolCall,
         asked: Asked,
     ) -> Result<Admitted, Problem> {
@@ -193,7 +193,8 @@ impl Inner {
             None => None,
         };
         let payload = fingerprint(parts, &call.tool, text).map_err(malformed)?;
-        Ok(Admitted { principal, account, key, payload, asked })
+        let key_at = key_to_replace(policy, body)?;
+        Ok(Admitted { principal, account, key, key_at, payload, asked })
     }
 
     /// Whether a call needs a key: by the config, by what was learned, by asking; and if nobody knows, by whether it
@@ -342,21 +343,4 @@ fn fingerprint(parts: &Parts, tool: &str, arguments: &RawValue) -> Result<Payloa
     let path = parts.uri.path().trim_end_matches('/');
     let hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
     Ok(hasher.part(tool).part(&canonical).finish())
-}
-
-/// Puts a derived key in the place of the caller's own.
-pub(super) fn replace_key(request: &mut Request<Body>, key: &str) {
-    let Some(body) = std::mem::take(request.body_mut()).into_bytes() else { return };
-    let replaced = Object::read_bytes(&body).and_then(|mut message| {
-        let mut params = message.object("params")?;
-        let mut arguments = params.object("arguments")?;
-        arguments.set(KEY, raw(key));
-        let arguments = arguments.to_raw();
-        params.set("arguments", arguments);
-        let params = params.to_raw();
-        message.set("params", params);
-        Some(Bytes::copy_from_slice(message.to_raw().get().as_bytes()))
-    });
-    request.headers_mut().remove(CONTENT_LENGTH);
-    *request.body_mut() = Body::from(replaced.unwrap_or(body));
 }

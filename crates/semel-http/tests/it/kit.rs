@@ -28,6 +28,7 @@ pub(crate) struct Seen {
     pub(crate) uri: Uri,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 pub(crate) type Reply = Result<Response<Body>, BoxError>;
@@ -91,8 +92,10 @@ impl Service<Request<Body>> for Upstream {
         let fake = Arc::clone(&self.0);
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let body = body.collect().await?.to_bytes();
-            let seen = Seen { method: parts.method, uri: parts.uri, headers: parts.headers, body };
+            let body = body.collect().await?;
+            let trailers = body.trailers().cloned();
+            let (method, uri, headers) = (parts.method, parts.uri, parts.headers);
+            let seen = Seen { method, uri, headers, body: body.to_bytes(), trailers };
             let number = fake.calls.fetch_add(1, Ordering::SeqCst) + 1;
             fake.seen.lock().push(seen.clone());
             (fake.answer)(number, seen).await

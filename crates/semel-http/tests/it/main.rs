@@ -4,6 +4,7 @@
 #[path = "../../examples/naive_agent/agent.rs"]
 mod agent;
 mod conflict;
+mod derived_key;
 mod disconnect;
 mod doubt;
 mod edge;

@@ -8,8 +8,9 @@ use super::acquire::{Acquired, Ask};
 use super::background::{Beat, Held, Ticket};
 use super::event::{Event, ReplayedFrom, Subject};
 use super::parting::{Before, Tenure};
-use super::{Counted, Inner};
+use super::{Counted, Engine, Inner};
 use crate::fingerprint::Fingerprint;
+use crate::key::Key;
 use crate::outcome::Outcome;
 use crate::record::{Begin, Command, Epoch, Fence, Grant, Ruling, Win};
 use crate::secret::{DerivedKey, Secret};
@@ -382,6 +383,18 @@ impl Attempt {
     /// How long the claim surely stands. Zero: stop before the next step that cannot be taken back.
     pub fn time_left(&self) -> Duration {
         self.held.left()
+    }
+}
+
+impl Engine {
+    /// The key to send to `provider` where the store cannot be asked: the same that [`Attempt::derived_key`] gives, as long
+    /// as nobody asked for `key` to be executed anew. `None` for a key that cannot be used, and while the deployment's
+    /// secret is not known.
+    #[must_use]
+    pub fn derived_key(&self, key: &Key, provider: &str) -> Option<DerivedKey> {
+        let secret = self.inner.secret.get()?;
+        let id = key.id(secret).ok()?;
+        Some(secret.derived_key(provider, id, Epoch::default().get()))
     }
 }
 
