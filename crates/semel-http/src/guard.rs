@@ -51,6 +51,7 @@ use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
 use self::forward::{Call, Carries};
+use self::messages::Watch;
 use self::run::Ran;
 use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
@@ -272,7 +273,10 @@ impl Inner {
             route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
-        let answer = self.once(route, service, request, &admitted).await?;
+        let mut answer = self.once(route, service, request, &admitted).await?;
+        if let Watch::Capabilities { .. } = admitted.watch {
+            answer.0 = Box::pin(self.watch(policy, admitted.watch, answer.0)).await;
+        }
         if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);
         }
@@ -326,7 +330,7 @@ impl Inner {
         }
         let open = policy.store_down == StoreDown::Open;
         match away {
-            Some(error) if open && self.keeps_client_key_back(policy, admitted, &mut call) => {
+            Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
                 let Call { mut service, request, .. } = *call;
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
@@ -344,12 +348,7 @@ impl Inner {
 
     /// Where a route sends derived keys, sees to it that a call without a claim does not carry the client's own. False
     /// where there is no derived key to send in its place.
-    fn keeps_client_key_back<S>(
-        &self,
-        policy: &RoutePolicy,
-        admitted: &Admitted,
-        call: &mut Call<S>,
-    ) -> bool {
+    fn keep_client_key_back<S>(&self, policy: &RoutePolicy, admitted: &Admitted, call: &mut Call<S>) -> bool {
         if !policy.sends_derived_key() || call.carries() == Carries::DerivedKey {
             return true;
         }

@@ -29,6 +29,8 @@ pub(super) struct Admitted {
     pub(super) payload: Payload,
     /// What its answer depends on.
     pub(super) asked: Asked,
+    /// What is looked for in its answer, kept or new.
+    pub(super) watch: Watch,
 }
 
 /// Whether a request may be claimed.
@@ -89,7 +91,8 @@ impl Inner {
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
                 let asked = Asked::Request;
-                let admitted = Admitted { principal, account: None, key, key_at, payload, asked };
+                let watch = Watch::Nothing;
+                let admitted = Admitted { principal, account: None, key, key_at, payload, asked, watch };
                 Admission::Keyed(admitted, Body::with_trailers(data, trailers))
             }
             Err(reason) => refused_as(Problem::new(Situation::BodyMalformed, reason)),

@@ -170,7 +170,7 @@ async fn a_late_owner_without_an_outcome_gives_the_settled_one() {
 
 // The same where the key was taken over, and the one who took it over still runs: the late owner waits for it.
 #[tokio::test]
-async fn a_late_owner_without_an_outcome_waits_for_whoever_took_over() {
+async fn a_late_owner_without_an_outcome_waits_for_the_new_owner() {
     for (what, fail) in no_outcomes() {
         let gates = Gates::new();
         let of_upstream = gates.clone();

@@ -139,7 +139,7 @@ fn receive_one(listener: TcpListener) -> std::thread::JoinHandle<(Vec<String>, S
     })
 }
 
-// R12: in keyed, a key in the JSON body is replaced by the derived one on the wire, and the length is right.
+// In keyed, a key in the JSON body is replaced by the derived one on the wire, and the length is right.
 #[test]
 fn keyed_replaces_a_key_in_the_json_body() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -388,7 +388,7 @@ impl Attempt {
 
 impl Engine {
     /// The key to send to `provider` where the store cannot be asked: the same that [`Attempt::derived_key`] gives, as long
-    /// as nobody asked for `key` to be executed anew. `None` for a key that cannot be used, and while the deployment's
+    /// as no operator asked for `key` to be executed again. `None` for a key that cannot be used, and while the deployment's
     /// secret is not known.
     #[must_use]
     pub fn derived_key(&self, key: &Key, provider: &str) -> Option<DerivedKey> {
