@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -54,6 +55,17 @@ impl Body {
         }
     }
 
+    /// Puts other bytes in the place of some of these, which have to be at hand. Trailers stay, except digests of the
+    /// bytes that were there.
+    pub(crate) fn splice(&mut self, place: Range<usize>, with: &[u8]) {
+        let Kind::Full { data, trailers } = &mut self.0 else { return };
+        let (Some(before), Some(after)) = (data.get(..place.start), data.get(place.end..)) else { return };
+        *data = [before, with, after].concat().into();
+        if let Some(trailers) = trailers {
+            remove_digests(trailers);
+        }
+    }
+
     /// A body that fails at once: for an answer whose own body did.
     pub(crate) fn broken(error: BoxError) -> Self {
         struct Broken(Option<BoxError>);
@@ -87,6 +99,13 @@ impl Body {
             }
             _ => Self::empty(),
         }
+    }
+}
+
+/// Removes the digests of a body whose bytes were changed.
+pub(crate) fn remove_digests(headers: &mut HeaderMap) {
+    for name in ["content-digest", "repr-digest", "digest", "content-md5"] {
+        headers.remove(name);
     }
 }
 

@@ -24,15 +24,18 @@ pub enum Codec {
     Http,
     /// Calls of tools, as JSON-RPC messages of the Model Context Protocol over streamable HTTP.
     Mcp {
-        /// Which tools need a key.
+        /// Which tools need a key. A call with a key is guarded whatever tool it calls.
         tools: KeyedTools,
     },
 }
 
-/// Which tools need a key.
+/// Which tools need a key: a call of one of them without a key is refused.
+///
+/// It does not say which calls are guarded: every call with a key is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KeyedTools {
-    /// Those whose input schema requires `idempotency_key`, as the upstream's `tools/list` says.
+    /// AdCP's mutating tools ([`ADCP_MUTATING_TOOLS`](crate::profile::ADCP_MUTATING_TOOLS)), and those whose input schema
+    /// requires `idempotency_key`, as the upstream's `tools/list` tells the caller.
     #[default]
     Listed,
     /// These and no others.

@@ -21,6 +21,7 @@ mod admit;
 mod builder;
 mod claim;
 mod doubt;
+mod forward;
 mod hear;
 mod live;
 mod messages;
@@ -49,7 +50,9 @@ use tower_service::Service;
 use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Publish};
 use self::claim::Claimed;
-use self::run::{Call, Ran};
+use self::forward::{Call, Carries};
+use self::messages::Watch;
+use self::run::Ran;
 use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
@@ -270,7 +273,10 @@ impl Inner {
             route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
-        let answer = self.once(route, service, request, &admitted).await?;
+        let mut answer = self.once(route, service, request, &admitted).await?;
+        if let Watch::Capabilities { .. } = admitted.watch {
+            answer.0 = Box::pin(self.watch(policy, admitted.watch, answer.0)).await;
+        }
         if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);
         }
@@ -290,7 +296,7 @@ impl Inner {
         R: AnswerBody,
     {
         let policy = &route.policy;
-        let mut call = Box::new(Call { service, request });
+        let mut call = Box::new(Call::new(service, request, admitted.key_at.clone()));
         let mut away = None;
         for _ in 0..STARTS {
             let claim = match self.claim(route, admitted, call.request.headers()).await {
@@ -322,14 +328,15 @@ impl Inner {
                 }
             }
         }
-        match (away, policy.store_down) {
-            (Some(error), StoreDown::Open) => {
+        let open = policy.store_down == StoreDown::Open;
+        match away {
+            Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
-                let Call { mut service, request } = *call;
+                let Call { mut service, request, .. } = *call;
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
                 Ok((unprotected(answer.map(Body::stream)), Outcome::Unprotected))
             }
-            (error, _) => {
+            error => {
                 if let Some(error) = error {
                     tracing::warn!(target: "semel", %error, "the store is away: a request is refused");
                 }
@@ -337,6 +344,19 @@ impl Inner {
                 Ok(self.refuse(policy, &admitted.asked, &problem))
             }
         }
+    }
+
+    /// Where a route sends derived keys, sees to it that a call without a claim does not carry the client's own. False
+    /// where there is no derived key to send in its place.
+    fn keep_client_key_back<S>(&self, policy: &RoutePolicy, admitted: &Admitted, call: &mut Call<S>) -> bool {
+        if !policy.sends_derived_key() || call.carries() == Carries::DerivedKey {
+            return true;
+        }
+        let derived = self.engine.derived_key(&self.key(admitted), &policy.derived.provider);
+        derived.is_some_and(|key| {
+            call.put_derived_key(policy, &self.profile.key_header, &key);
+            true
+        })
     }
 
     /// Tells a problem.

@@ -1,8 +1,10 @@
 //! Where a request's key comes from.
 
 mod header;
+mod member;
 
 use std::fmt;
+use std::ops::Range;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -105,20 +107,18 @@ impl KeySource {
         match self {
             Self::Json(pointer) => {
                 // Refuses what two readers could read in two ways, above all a member that occurs twice.
-                let canonical = match to_canonical(body) {
-                    Ok(canonical) => canonical,
-                    Err(error) => return Sought::BodyMalformed(error.to_string()),
-                };
-                let Ok(value) = serde_json::from_slice::<serde_json::Value>(&canonical) else {
-                    return Sought::BodyMalformed("the body is not JSON".to_owned());
-                };
-                match value.pointer(&pointer.0) {
-                    None | Some(serde_json::Value::Null) => Sought::Absent,
-                    Some(serde_json::Value::String(key)) => match check(key.as_bytes(), length) {
-                        Ok(()) => Sought::Key(key.clone()),
-                        Err(malformed) => Sought::Malformed(malformed),
+                if let Err(error) = to_canonical(body) {
+                    return Sought::BodyMalformed(error.to_string());
+                }
+                match member::locate(body, &pointer.0).map(|place| &body[place]) {
+                    None | Some(b"null") => Sought::Absent,
+                    Some(value) => match serde_json::from_slice::<String>(value) {
+                        Ok(key) => match check(key.as_bytes(), length) {
+                            Ok(()) => Sought::Key(key),
+                            Err(malformed) => Sought::Malformed(malformed),
+                        },
+                        Err(_) => Sought::Malformed(Malformed::NotAString),
                     },
-                    Some(_) => Sought::Malformed(Malformed::NotAString),
                 }
             }
             Self::Content(exclusions) => match ContentHash::of_json(body, exclusions) {
@@ -126,6 +126,15 @@ impl KeySource {
                 Err(error) => Sought::BodyMalformed(error.to_string()),
             },
             Self::Header(_) | Self::Route(_) => Sought::Absent,
+        }
+    }
+
+    /// Where the text of the key stands in the body. None where it is not in there: a content hash is made of the body,
+    /// and is no part of it.
+    pub(crate) fn place_in_body(&self, body: &[u8]) -> Option<Range<usize>> {
+        match self {
+            Self::Json(pointer) => member::locate(body, &pointer.0),
+            Self::Header(_) | Self::Content(_) | Self::Route(_) => None,
         }
     }
 }

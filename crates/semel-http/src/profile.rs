@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, Response};
 
+pub use self::adcp_mcp::ADCP_MUTATING_TOOLS;
 use crate::body::Body;
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};

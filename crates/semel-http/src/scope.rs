@@ -119,6 +119,22 @@ impl Principal {
         Self::new(&["header", name.as_str()], value)
     }
 
+    /// Whom an upstream takes the sender of these headers for: the principal where the scope tells one, or else the
+    /// credential, which may be none.
+    pub(crate) fn of_caller(scope: &Scope, headers: &HeaderMap) -> Self {
+        match scope.principal(headers) {
+            Ok(Some(principal)) => principal,
+            _ => {
+                let mut credentials = Vec::new();
+                for line in headers.get_all(AUTHORIZATION) {
+                    credentials.extend_from_slice(&(line.len() as u64).to_le_bytes());
+                    credentials.extend_from_slice(line.as_bytes());
+                }
+                Self::new(&["credential"], &credentials)
+            }
+        }
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

@@ -1,5 +1,7 @@
 //! Admission: everything that is checked before the store is touched (R1).
 
+use std::ops::Range;
+
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use semel::fingerprint::Payload;
@@ -10,7 +12,7 @@ use super::messages::Watch;
 use super::read::{Read, Stopped, Whole, read};
 use crate::body::Body;
 use crate::codec::Asked;
-use crate::key_source::Sought;
+use crate::key_source::{KeySource, Sought};
 use crate::policy::{KeyRequired, RoutePolicy};
 use crate::problem::{Problem, Situation};
 use crate::request_fingerprint;
@@ -22,9 +24,13 @@ pub(super) struct Admitted {
     /// The account that is acted for, where calls name one.
     pub(super) account: Option<Principal>,
     pub(super) key: String,
+    /// Where the key stands in the body, if the upstream gets a derived one in its place.
+    pub(super) key_at: Option<Range<usize>>,
     pub(super) payload: Payload,
     /// What its answer depends on.
     pub(super) asked: Asked,
+    /// What is looked for in its answer, kept or new.
+    pub(super) watch: Watch,
 }
 
 /// Whether a request may be claimed.
@@ -78,13 +84,33 @@ impl Inner {
             Ok(principal) => principal,
             Err(problem) => return refused_as(problem),
         };
+        let key_at = match key_to_replace(policy, &data) {
+            Ok(key_at) => key_at,
+            Err(problem) => return refused_as(problem),
+        };
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
-                let admitted = Admitted { principal, account: None, key, payload, asked: Asked::Request };
+                let asked = Asked::Request;
+                let watch = Watch::Nothing;
+                let admitted = Admitted { principal, account: None, key, key_at, payload, asked, watch };
                 Admission::Keyed(admitted, Body::with_trailers(data, trailers))
             }
             Err(reason) => refused_as(Problem::new(Situation::BodyMalformed, reason)),
         }
+    }
+}
+
+/// Where the client's key stands in the body, if it is not to go further.
+pub(super) fn key_to_replace(policy: &RoutePolicy, body: &[u8]) -> Result<Option<Range<usize>>, Problem> {
+    if !policy.sends_derived_key() {
+        return Ok(None);
+    }
+    match (&policy.key, policy.key.place_in_body(body)) {
+        // It was read there just now. Rather no call than one that carries it on.
+        (KeySource::Json(_), None) => {
+            Err(Problem::new(Situation::BodyMalformed, "the key in the body could not be found again"))
+        }
+        (_, place) => Ok(place),
     }
 }
 

@@ -3,18 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
+use http::Method;
 use parking_lot::Mutex;
 use semel::Engine;
 
 use super::shortcut::{Plainly, Recent};
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
-use crate::codec::Codec;
+use crate::codec::{Codec, KeyedTools};
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
 use crate::observe::Observer;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
-use crate::profile::Profile;
+use crate::profile::{ADCP_MUTATING_TOOLS, Profile};
 use crate::scope::Scope;
 use crate::well_known;
 
@@ -132,7 +133,12 @@ impl GuardBuilder {
         };
         let tools = match &profile.codec {
             Codec::Http => None,
-            Codec::Mcp { tools } => Some(Tools::new(tools)),
+            Codec::Mcp { tools } => {
+                if routes.iter().chain([&fallback]).any(|route| route.guards(&Method::POST)) {
+                    log_guarded_tools(tools);
+                }
+                Some(Tools::new(tools))
+            }
         };
         let of = |number, policy: RoutePolicy| Route {
             limiter: policy.limits.map(Limiter::new),
@@ -159,6 +165,23 @@ impl GuardBuilder {
             recent: Recent::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
+    }
+}
+
+/// Says at start which calls of tools are guarded.
+fn log_guarded_tools(tools: &KeyedTools) {
+    match tools {
+        KeyedTools::Listed => tracing::info!(
+            target: "semel",
+            tools = ADCP_MUTATING_TOOLS.join(", "),
+            "these tools need an idempotency_key, and so does a tool whose schema in tools/list requires it; a call of any \
+             other tool is guarded whenever it carries one"
+        ),
+        KeyedTools::Named(names) => tracing::info!(
+            target: "semel",
+            tools = names.join(", "),
+            "these tools need an idempotency_key; a call of any other tool is guarded whenever it carries one"
+        ),
     }
 }
 

@@ -27,7 +27,7 @@ const VERIFY: Duration = Duration::from_secs(10);
 pub(super) enum Claimed {
     /// Run it.
     Won(Claim),
-    /// Ask again: the key was settled meanwhile.
+    /// Claim again: the key was in doubt and is no longer.
     Again,
     /// Somebody else ran it, or nobody may.
     Answer(Answered),
@@ -75,10 +75,7 @@ impl Inner {
                 Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
             }
             Acquired::InDoubt => match Box::pin(self.settle(policy, admitted, headers)).await {
-                Settled::Done(outcome) => {
-                    Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
-                }
-                Settled::Run => Claimed::Again,
+                Settled::ClaimAgain => Claimed::Again,
                 Settled::Not { retry_after } => {
                     let problem = Problem { retry_after, ..Situation::InDoubt.into() };
                     Claimed::Answer(self.refuse(policy, asked, &problem))

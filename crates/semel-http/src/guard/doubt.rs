@@ -6,7 +6,6 @@ use std::time::Duration;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, Response, StatusCode};
 use semel::key::KeyId;
-use semel::outcome::Outcome;
 use semel::record::{Phase, Ruling, Settlement};
 use tokio::time::Instant;
 
@@ -21,12 +20,13 @@ use crate::stored;
 /// How long a probe may take.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// What became of doubt.
+/// What became of a key in doubt.
 pub(super) enum Settled {
-    /// It happened, and this came of it.
-    Done(Arc<Outcome>),
-    /// It may run.
-    Run,
+    /// It is no longer in doubt: claim it again, and answer with what the store says.
+    ///
+    /// There is no variant that carries what a probe found. Another gateway may have settled the key first, or its owner
+    /// may have completed during the probe; only the store knows which outcome stands.
+    ClaimAgain,
     /// It stays in doubt.
     Not {
         /// When that may change, where it can change by itself.
@@ -35,6 +35,8 @@ pub(super) enum Settled {
 }
 
 const STAYS: Settled = Settled::Not { retry_after: None };
+/// It stays in doubt for now: something that can recover stood in the way.
+const SOON: Settled = Settled::Not { retry_after: Some(Duration::from_secs(1)) };
 
 impl Inner {
     pub(super) async fn settle(
@@ -46,7 +48,7 @@ impl Inner {
         if policy.on_doubt == OnDoubt::Hold {
             return STAYS;
         }
-        let Ok(id) = self.engine.id(&self.key(admitted)).await else { return STAYS };
+        let Ok(id) = self.engine.id(&self.key(admitted)).await else { return SOON };
         match (policy.on_doubt, &policy.probe) {
             (OnDoubt::Probe, Some(probe)) => self.probe(policy, probe, admitted, id, headers).await,
             (OnDoubt::Release, _) => self.release(policy, id).await,
@@ -56,16 +58,17 @@ impl Inner {
 
     /// Runs again what has been in doubt for `in_flight_max` since it was claimed.
     async fn release(&self, policy: &RoutePolicy, id: KeyId) -> Settled {
-        let Ok(Some(snapshot)) = self.engine.store().get(id).await else { return STAYS };
-        if snapshot.phase() != Phase::InDoubt {
-            return Settled::Run;
-        }
+        let snapshot = match self.engine.store().get(id).await {
+            Ok(Some(snapshot)) if snapshot.phase() == Phase::InDoubt => snapshot,
+            Ok(_) => return Settled::ClaimAgain,
+            Err(_) => return SOON,
+        };
         let left = snapshot.record.claimed_at.after(policy.terms.in_flight_max).left(snapshot.now);
         if !left.is_zero() {
             return Settled::Not { retry_after: Some(left) };
         }
         tracing::warn!(target: "semel", key = %snapshot.record.hint, "a key in doubt is run again (on_doubt = release)");
-        self.settled(id, Settlement::Run).await
+        self.write_settlement(id, Settlement::Run).await
     }
 
     /// Asks the upstream.
@@ -77,15 +80,14 @@ impl Inner {
         id: KeyId,
         headers: &HeaderMap,
     ) -> Settled {
-        let soon = Settled::Not { retry_after: Some(Duration::from_secs(1)) };
         // One question at a time, however many ask for the key.
         if !self.probing.lock().insert(id) {
-            return soon;
+            return SOON;
         }
         let _asking = Asking { inner: self, id };
         let deadline = Instant::now() + PROBE;
         let call = self.call(policy, &probe.call, &admitted.key, headers);
-        let Ok(Some(answer)) = tokio::time::timeout_at(deadline, call).await else { return soon };
+        let Ok(Some(answer)) = tokio::time::timeout_at(deadline, call).await else { return SOON };
         match answer.status() {
             status if status.is_success() => {
                 let (parts, body) = answer.into_parts();
@@ -98,26 +100,28 @@ impl Inner {
                         &policy.stored_headers,
                     ),
                     Read::Partly(_, stopped) => stored::tombstone(stopped.reason()),
-                    Read::Cut(_) => return soon,
+                    Read::Cut(_) => return SOON,
                 };
-                let outcome = Arc::new(outcome);
-                match self.settled(id, Settlement::Done(Arc::clone(&outcome))).await {
-                    Settled::Run => Settled::Done(outcome),
-                    not => not,
-                }
+                self.write_settlement(id, Settlement::Done(Arc::new(outcome))).await
             }
-            StatusCode::NOT_FOUND if probe.absent == Absent::Run => self.settled(id, Settlement::Run).await,
+            StatusCode::NOT_FOUND if probe.absent == Absent::Run => {
+                self.write_settlement(id, Settlement::Run).await
+            }
             _ => STAYS,
         }
     }
 
-    /// Settles, and has the key asked for again.
-    async fn settled(&self, id: KeyId, settlement: Settlement) -> Settled {
+    /// Writes a settlement. Refused or not, what stands then is the store's to say.
+    async fn write_settlement(&self, id: KeyId, settlement: Settlement) -> Settled {
         match self.engine.settle(id, settlement).await {
-            Ok(Ruling::Accepted { .. }) => Settled::Run,
-            // Somebody else settled it, or its owner came back.
-            Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => Settled::Run,
-            _ => STAYS,
+            Ok(Ruling::Accepted { .. }) => Settled::ClaimAgain,
+            // Another gateway or a person settled it, or its owner completed.
+            Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => Settled::ClaimAgain,
+            Ok(_) => STAYS,
+            Err(error) => {
+                tracing::warn!(target: "semel", %error, "a key in doubt could not be settled");
+                SOON
+            }
         }
     }
 

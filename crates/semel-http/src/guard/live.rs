@@ -91,8 +91,8 @@ impl Inner {
                     let answer = (event, Outcome::Ran);
                     self.conclude(policy, &asked, running, kept, steering, answer).await.0
                 } else {
-                    running.release().await;
-                    event
+                    let own = (event, Outcome::Released);
+                    self.release_claim(policy, &asked, running, own).await.0
                 };
                 flow.send(Piece::Bytes(as_events(answer)));
                 flow.let_go();

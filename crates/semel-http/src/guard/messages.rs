@@ -3,20 +3,21 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING,
 };
 use http::request::Parts;
 use http::{Method, Request, Response};
+use http_body::Body as _;
 use semel::canonical::{CanonicalError, Exclusions, Limits, canonicalize, to_canonical};
 use semel::fingerprint::{Payload, PayloadHasher};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::admit::{Admission, Admitted, declared_length, read_request, too_large};
+use super::admit::{Admission, Admitted, declared_length, key_to_replace, read_request, too_large};
 use super::hear::{Hearing, Until, hear};
+use super::read::{Look, Read, Whole, read_until};
 use super::{Inner, name_upstream};
 use crate::body::Body;
 use crate::codec::Asked;
@@ -24,9 +25,9 @@ use crate::key_source::check;
 use crate::mcp::call::{Form, Judged, changed, judge};
 use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
-use crate::mcp::tools::{Endpoint, Needs, Page, Told, Tools};
+use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
-use crate::policy::RoutePolicy;
+use crate::policy::{RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
@@ -53,10 +54,10 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
 /// What is looked for in the answer to a message that is passed on.
 pub(super) enum Watch {
     Nothing,
-    /// Which tools need a key.
+    /// Which tools need a key, as the caller is told.
     Tools {
         id: Box<RawValue>,
-        path: String,
+        list: Arc<List>,
     },
     /// Where an agent says what it can do, it is said what the guard does for it.
     Capabilities {
@@ -79,8 +80,8 @@ enum Kind {
     Message,
     /// Its first byte says: some clients name no type, or the wrong one, and some upstreams do not mind.
     Perhaps,
-    /// Files and the like go to other doors of the same house.
-    Other,
+    /// Files and the like, for other paths of the same upstream. One that can be read as a call is a call all the same.
+    File,
 }
 
 fn kind(headers: &HeaderMap) -> Kind {
@@ -91,12 +92,40 @@ fn kind(headers: &HeaderMap) -> Kind {
     } else if value.starts_with(b"text/") || value.starts_with(b"application/x-www-form-urlencoded") {
         Kind::Perhaps
     } else {
-        Kind::Other
+        Kind::File
     }
 }
 
 fn begins_as_message(data: &[u8]) -> bool {
+    // A reader that is lenient with the byte order mark reads what is behind it.
+    let data = data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data);
     matches!(data.trim_ascii_start().first(), Some(b'{' | b'['))
+}
+
+/// Reads a file that may be a message: nothing of one that does not begin so. One of unknown length is not looked at: its
+/// client may wait for an answer before it sends the first byte.
+async fn read_if_message(policy: &RoutePolicy, parts: &Parts, body: Body) -> Result<Whole, Body> {
+    let length = declared_length(parts).or_else(|| body.size_hint().exact());
+    if length.is_none_or(|length| length > policy.request_limit as u64) {
+        return Err(body);
+    }
+    let mut begun = false;
+    let look = |piece: &[u8]| {
+        begun = begun || begins_as_message(piece);
+        // A piece of white space alone does not say.
+        if begun || piece.trim_ascii().is_empty() { Look::On } else { Look::Found }
+    };
+    match read_until(body, policy.request_limit, Instant::now() + policy.body_timeout, look).await {
+        Read::Whole(whole) => Ok(whole),
+        Read::Partly(rest, _) => Err(rest.into_body()),
+        Read::Cut(error) => Err(Body::broken(error)),
+    }
+}
+
+/// Whether the gateway may say that keys are honoured: every call with a key is guarded on this route, whatever becomes of
+/// the store.
+fn announces_support(policy: &RoutePolicy) -> bool {
+    policy.store_down == StoreDown::Closed
 }
 
 impl Inner {
@@ -109,54 +138,56 @@ impl Inner {
         body: Body,
     ) -> Admission {
         let kind = kind(&parts.headers);
-        if kind == Kind::Other {
-            return Admission::Watched(body, Watch::Nothing);
-        }
         let unread =
             |problem| Admission::Refused(Asked::Message(Arc::new(request::unread(&parts.headers))), problem);
-        if declared_length(parts).is_some_and(|length| length > policy.request_limit as u64) {
-            return unread(too_large(policy));
-        }
-        let (data, trailers) = match read_request(policy, body).await {
-            Ok(whole) => whole.join(),
-            Err(problem) => return unread(problem),
+        let is_too_large = declared_length(parts).is_some_and(|length| length > policy.request_limit as u64);
+        let (data, trailers) = match kind {
+            Kind::File => match read_if_message(policy, parts, body).await {
+                Ok(whole) => whole.join(),
+                Err(file) => return Admission::Watched(file, Watch::Nothing),
+            },
+            Kind::Message | Kind::Perhaps if is_too_large => return unread(too_large(policy)),
+            Kind::Message | Kind::Perhaps => match read_request(policy, body).await {
+                Ok(whole) => whole.join(),
+                Err(problem) => return unread(problem),
+            },
         };
         let message = match request::read(&data) {
             // What does not even begin as one is the upstream's to refuse.
-            _ if data.is_empty() || (kind == Kind::Perhaps && !begins_as_message(&data)) => Message::Other,
+            _ if data.is_empty() || (kind != Kind::Message && !begins_as_message(&data)) => Message::Other,
             Ok(message) => message,
+            Err(_) if kind == Kind::File => Message::Other,
             Err(refusal) => {
                 let asked = Asked::Message(Arc::new(refusal.call(&parts.headers)));
                 return Admission::Refused(asked, Problem::new(Situation::BodyMalformed, refusal.reason));
             }
         };
-        let body = Body::with_trailers(data, trailers);
+        let body = Body::with_trailers(data.clone(), trailers);
         match message {
             Message::Other => Admission::Watched(body, Watch::Nothing),
-            Message::List { id } if tools.is_learning() => {
-                Admission::Watched(body, Watch::Tools { id, path: parts.uri.path().to_owned() })
-            }
-            Message::List { .. } => Admission::Watched(body, Watch::Nothing),
+            Message::List { id } => match tools.learned() {
+                Some(learned) => {
+                    let list = self.list_of_caller(learned, policy, parts);
+                    Admission::Watched(body, Watch::Tools { id, list })
+                }
+                None => Admission::Watched(body, Watch::Nothing),
+            },
             Message::Batch(calls) => {
                 for call in &calls {
-                    if self.is_keyed(tools, policy, parts, call).await {
-                        let reason = "a call that needs an idempotency_key is sent alone, not in a batch";
+                    if call.has_key() || self.needs_key(tools, policy, parts, call).await {
+                        let reason = "a call with an idempotency_key, or one that needs it, is sent alone, not in a batch";
                         return unread(Problem::new(Situation::BodyMalformed, reason));
                     }
                 }
                 Admission::Watched(body, Watch::Nothing)
             }
-            Message::Call(call) if call.tool == CAPABILITIES => {
-                let watch = call.id.map_or(Watch::Nothing, |id| Watch::Capabilities { id });
-                Admission::Watched(body, watch)
-            }
             Message::Call(call) => {
-                if !self.is_keyed(tools, policy, parts, &call).await {
-                    return Admission::Watched(body, Watch::Nothing);
+                if !call.has_key() && !self.needs_key(tools, policy, parts, &call).await {
+                    return Admission::Watched(body, capabilities_of(policy, &call));
                 }
                 let form = if call.id.is_some() { Form::ToolResult } else { Form::INVALID_REQUEST };
                 let asked = Asked::Message(Arc::new(call.call(&parts.headers, form)));
-                match self.admit_call(policy, parts, &call, asked.clone()) {
+                match self.admit_call(policy, parts, &data, &call, asked.clone()) {
                     Ok(admitted) => Admission::Keyed(admitted, body),
                     Err(problem) => Admission::Refused(asked, problem),
                 }
@@ -164,16 +195,17 @@ impl Inner {
         }
     }
 
-    /// Key, principal, account and fingerprint of a call that needs a key.
+    /// Key, principal, account and fingerprint of a call that has a key or needs one.
     fn admit_call(
         &self,
         policy: &RoutePolicy,
         parts: &Parts,
+        body: &[u8],
         call: &ToolCall,
         asked: Asked,
     ) -> Result<Admitted, Problem> {
         if call.id.is_none() {
-            let reason = "a call of this tool needs an id: without one nobody could be told what came of it";
+            let reason = "a call with an idempotency_key needs an id: without one nobody could be told what came of it";
             return Err(Problem::new(Situation::BodyMalformed, reason));
         }
         let text = call.arguments.as_ref().ok_or(Situation::KeyMissing)?;
@@ -193,41 +225,70 @@ impl Inner {
             None => None,
         };
         let payload = fingerprint(parts, &call.tool, text).map_err(malformed)?;
-        Ok(Admitted { principal, account, key, payload, asked })
+        let key_at = key_to_replace(policy, body)?;
+        let watch = capabilities_of(policy, call);
+        Ok(Admitted { principal, account, key, key_at, payload, asked, watch })
     }
 
-    /// Whether a call needs a key: by the config, by what was learned, by asking; and if nobody knows, by whether it
-    /// has one.
-    async fn is_keyed(&self, tools: &Tools, policy: &RoutePolicy, parts: &Parts, call: &ToolCall) -> bool {
-        let needs = match tools.needs(parts.uri.path(), &call.tool) {
-            Needs::Unknown => self.ask(tools, policy, parts, &call.tool).await,
-            known => known,
+    /// Whether a call that has no key needs one: by its tool's name, by what its caller was told, by asking. Where nobody
+    /// knows, it needs none.
+    async fn needs_key(&self, tools: &Tools, policy: &RoutePolicy, parts: &Parts, call: &ToolCall) -> bool {
+        let needs = match (tools.needs(&call.tool), tools.learned()) {
+            // It changes nothing, and is asked by every client.
+            (Needs::Unknown, _) if call.tool == CAPABILITIES => Needs::NoKey,
+            (Needs::Unknown, Some(learned)) => {
+                let list = self.list_of_caller(learned, policy, parts);
+                match learned.needs(&list, &call.tool) {
+                    Needs::Unknown => self.ask(learned, &list, policy, parts, &call.tool).await,
+                    known => known,
+                }
+            }
+            (known, _) => known,
         };
-        match needs {
-            Needs::Key => true,
-            Needs::NoKey => false,
-            Needs::Unknown => call.has_key(),
-        }
+        needs == Needs::Key
     }
 
-    /// Asks the upstream which tools it has, as whoever calls.
-    async fn ask(&self, tools: &Tools, policy: &RoutePolicy, parts: &Parts, tool: &str) -> Needs {
-        let Some(endpoint) = tools.endpoint(parts.uri.path()) else { return Needs::Unknown };
-        let mut not_before = endpoint.asking.lock().await;
-        let known = endpoint.needs(tool);
+    /// What the caller was told of the upstream's tools.
+    fn list_of_caller(&self, learned: &Learned, policy: &RoutePolicy, parts: &Parts) -> Arc<List> {
+        let scope = policy.scope.as_ref().unwrap_or(&self.scope);
+        learned.list(parts.uri.path(), &Principal::of_caller(scope, &parts.headers))
+    }
+
+    /// Asks the upstream which tools it has, with the headers of the caller.
+    async fn ask(
+        &self,
+        learned: &Learned,
+        list: &List,
+        policy: &RoutePolicy,
+        parts: &Parts,
+        tool: &str,
+    ) -> Needs {
+        let mut not_before = list.asking.lock().await;
+        let known = learned.needs(list, tool);
         if known != Needs::Unknown || !not_before.is_now() {
             return known;
         }
-        let listed = tokio::time::timeout(ASK, self.list(policy, parts, &endpoint)).await;
+        let Some(_question) = learned.question() else { return Needs::Unknown };
+        let listed = tokio::time::timeout(ASK, self.list(policy, parts, learned, list)).await;
         let told = listed.ok().flatten().unwrap_or(Told::Nothing);
-        if told == Told::Nothing {
-            tracing::warn!(target: "semel", "the upstream did not list its tools: calls with an idempotency_key are guarded, others are not");
+        if told == Told::Nothing && learned.may_warn() {
+            tracing::warn!(
+                target: "semel",
+                "the upstream did not list its tools: calls with an idempotency_key are guarded, and only AdCP's \
+                 mutating tools need one"
+            );
         }
         not_before.asked(told);
-        endpoint.needs(tool)
+        learned.needs(list, tool)
     }
 
-    async fn list(&self, policy: &RoutePolicy, parts: &Parts, endpoint: &Endpoint) -> Option<Told> {
+    async fn list(
+        &self,
+        policy: &RoutePolicy,
+        parts: &Parts,
+        learned: &Learned,
+        list: &List,
+    ) -> Option<Told> {
         let caller = self.caller.as_ref()?;
         let id = RawValue::from_string(OWN_ID.to_owned()).ok()?;
         let mut cursor = None::<String>;
@@ -254,7 +315,7 @@ impl Inner {
             else {
                 return None;
             };
-            match endpoint.learn(&heard.message)? {
+            match learned.learn(list, &heard.message)? {
                 Page::Next(next) => cursor = Some(next),
                 Page::Last => break,
             }
@@ -285,11 +346,9 @@ impl Inner {
             Hearing::Cut(error) => return Response::from_parts(head, Body::broken(error)),
         };
         match watch {
-            Watch::Tools { path, .. } => {
-                if let Some(tools) = &self.tools
-                    && let Some(endpoint) = tools.endpoint(&path)
-                {
-                    endpoint.learn(&heard.message);
+            Watch::Tools { list, .. } => {
+                if let Some(learned) = self.tools.as_ref().and_then(Tools::learned) {
+                    learned.learn(&list, &heard.message);
                 }
             }
             Watch::Capabilities { id } if judge(&heard.message, &id) == Some(Judged::Success) => {
@@ -308,6 +367,16 @@ impl Inner {
             Watch::Capabilities { .. } | Watch::Nothing => {}
         }
         Response::from_parts(head, heard.into_body())
+    }
+}
+
+/// What is looked for in the answer to a call: an agent's word on what it can do, where the gateway has one to add.
+fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> Watch {
+    match &call.id {
+        Some(id) if call.tool == CAPABILITIES && announces_support(policy) => {
+            Watch::Capabilities { id: id.clone() }
+        }
+        _ => Watch::Nothing,
     }
 }
 
@@ -342,21 +411,4 @@ fn fingerprint(parts: &Parts, tool: &str, arguments: &RawValue) -> Result<Payloa
     let path = parts.uri.path().trim_end_matches('/');
     let hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
     Ok(hasher.part(tool).part(&canonical).finish())
-}
-
-/// Puts a derived key in the place of the caller's own.
-pub(super) fn replace_key(request: &mut Request<Body>, key: &str) {
-    let Some(body) = std::mem::take(request.body_mut()).into_bytes() else { return };
-    let replaced = Object::read_bytes(&body).and_then(|mut message| {
-        let mut params = message.object("params")?;
-        let mut arguments = params.object("arguments")?;
-        arguments.set(KEY, raw(key));
-        let arguments = arguments.to_raw();
-        params.set("arguments", arguments);
-        let params = params.to_raw();
-        message.set("params", params);
-        Some(Bytes::copy_from_slice(message.to_raw().get().as_bytes()))
-    });
-    request.headers_mut().remove(CONTENT_LENGTH);
-    *request.body_mut() = Body::from(replaced.unwrap_or(body));
 }

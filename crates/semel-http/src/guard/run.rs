@@ -2,28 +2,20 @@
 
 use std::sync::Arc;
 
-use http::header::HeaderValue;
-use http::{Request, Response};
+use http::Response;
 use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::Instant;
 
-use super::messages::replace_key;
+use super::forward::Call;
 use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
 use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotected};
 use crate::body::Body;
 use crate::call::{CallError, Fate};
 use crate::codec::Asked;
-use crate::key_source::KeySource;
 use crate::observe::Outcome;
 use crate::policy::{RoutePolicy, Verdict};
 use crate::problem::{Problem, Situation};
 use crate::stored;
-
-/// A call that is about to be made.
-pub(super) struct Call<S> {
-    pub(super) service: S,
-    pub(super) request: Request<Body>,
-}
 
 /// What became of a claim.
 pub(super) enum Ran<S> {
@@ -48,16 +40,8 @@ impl Inner {
     {
         let policy = &self.route(route).policy;
         if policy.sends_derived_key() {
-            let key = claim.attempt().derived_key(&policy.derived.provider).to_string();
-            // The caller's own key does not cross a trust boundary (R12).
-            if let Asked::Message(_) = &asked {
-                replace_key(&mut call.request, &key);
-            }
-            if let KeySource::Header(name) = &policy.key {
-                call.request.headers_mut().remove(name);
-            }
-            let key = HeaderValue::try_from(key).expect("hex is a header value");
-            call.request.headers_mut().insert(policy.derived.header.clone(), key);
+            let key = claim.attempt().derived_key(&policy.derived.provider);
+            call.put_derived_key(policy, &self.profile.key_header, &key);
         }
         let running = match claim.begin().await {
             Ok(running) => running,
@@ -70,7 +54,7 @@ impl Inner {
             }
         };
         let limit = Instant::from_std(running.limit());
-        let Call { mut service, request } = *call;
+        let Call { mut service, request, .. } = *call;
         // Nothing of the service's own error type lives across the next await: it need not be `Send`.
         let called = match within(limit, service.call(request)).await {
             Some(called) => called.map_err(|error| CallError::from_any(error.into())),
@@ -90,14 +74,43 @@ impl Inner {
                 }
             },
             Verdict::Keep | Verdict::Release => {
-                running.release().await;
-                (unprotected(answer), Outcome::Released)
+                let own = (unprotected(answer), Outcome::Released);
+                self.release_claim(policy, &asked, running, own).await
             }
             Verdict::Doubt => {
-                running.abandon().await;
-                (unprotected(answer), Outcome::Doubtful)
+                let own = (unprotected(answer), Outcome::Doubtful);
+                self.abandon_claim(policy, &asked, running, own).await
             }
         })
+    }
+
+    /// Releases a claim whose call left no outcome, and gives `own`; or the answer that stands, where the release is
+    /// refused.
+    pub(super) async fn release_claim(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        own: Answered,
+    ) -> Answered {
+        match running.release_or_follow(policy.wait()).await {
+            None => own,
+            Some(instead) => self.tell(policy, asked, instead),
+        }
+    }
+
+    /// The same for a claim whose call may have had an effect.
+    async fn abandon_claim(
+        &self,
+        policy: &RoutePolicy,
+        asked: &Asked,
+        running: Running,
+        own: Answered,
+    ) -> Answered {
+        match running.abandon_or_follow(policy.wait()).await {
+            None => own,
+            Some(instead) => self.tell(policy, asked, instead),
+        }
     }
 
     /// Keeps an answer, and gives it; or gives the one that stands.
@@ -154,7 +167,8 @@ impl Inner {
         }
     }
 
-    /// The call has no answer: releases what was not delivered, and abandons the rest.
+    /// The call has no answer: releases what was not delivered, and abandons the rest. Where that is refused, gives the
+    /// answer that stands.
     pub(super) async fn failed(
         &self,
         policy: &RoutePolicy,
@@ -165,14 +179,14 @@ impl Inner {
         tracing::warn!(target: "semel", %error, "a guarded call failed");
         match error.fate() {
             Fate::Undelivered => {
-                running.release().await;
                 let problem =
                     Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
-                self.refuse(policy, asked, &problem)
+                let own = self.refuse(policy, asked, &problem);
+                self.release_claim(policy, asked, running, own).await
             }
             Fate::Unknown => {
-                running.abandon().await;
-                self.unknown(policy, asked, error.status())
+                let own = self.unknown(policy, asked, error.status());
+                self.abandon_claim(policy, asked, running, own).await
             }
         }
     }

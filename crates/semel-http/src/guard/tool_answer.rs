@@ -42,8 +42,8 @@ impl Inner {
                 let (judged, message) = (judge(&heard.message, id), heard.message.clone());
                 let answer = Response::from_parts(head, heard.into_body());
                 if judged != Some(Judged::Success) {
-                    running.release().await;
-                    return (unprotected(answer), Outcome::Released);
+                    let own = (unprotected(answer), Outcome::Released);
+                    return self.release_claim(policy, &asked, running, own).await;
                 }
                 let kept = of_message(policy, answer.status(), answer.headers(), message);
                 let steering = self.bounded(policy, steering);

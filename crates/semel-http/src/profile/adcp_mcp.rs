@@ -9,6 +9,41 @@ use crate::codec::{Codec, KeyedTools};
 use crate::policy::{InsertLimits, OnDoubt, Pin, Rate};
 use crate::problem::{Shape, Situation};
 
+/// The tools of AdCP 3.0 that change something. Each needs an `idempotency_key`, whatever an agent's own schemas say.
+///
+/// They are those whose request schema requires the key. `si_terminate_session` is not among them: to end a session twice is
+/// to end it once.
+pub const ADCP_MUTATING_TOOLS: [&str; 28] = [
+    "acquire_rights",
+    "activate_signal",
+    "build_creative",
+    "calibrate_content",
+    "create_collection_list",
+    "create_content_standards",
+    "create_media_buy",
+    "create_property_list",
+    "delete_collection_list",
+    "delete_property_list",
+    "log_event",
+    "provide_performance_feedback",
+    "report_plan_outcome",
+    "report_usage",
+    "si_initiate_session",
+    "si_send_message",
+    "sync_accounts",
+    "sync_audiences",
+    "sync_catalogs",
+    "sync_creatives",
+    "sync_event_sources",
+    "sync_governance",
+    "sync_plans",
+    "update_collection_list",
+    "update_content_standards",
+    "update_media_buy",
+    "update_property_list",
+    "update_rights",
+];
+
 /// The code by which this protocol knows a situation, and what a client is to do about it.
 fn code(situation: Situation) -> (&'static str, &'static str) {
     match situation {
@@ -33,7 +68,7 @@ fn code(situation: Situation) -> (&'static str, &'static str) {
 }
 
 impl Profile {
-    /// Calls of tools: the key is the argument `idempotency_key`, success is judged on content, and a call whose fate
+    /// Calls of tools: the key is the argument `idempotency_key`, a call with a key is guarded whatever tool it calls, success is judged on content, and a call whose fate
     /// is unknown is looked up by the route's probe or else run again at `in_flight_max`, which is at least once.
     #[must_use]
     pub fn adcp_mcp() -> Self {

@@ -28,6 +28,7 @@ pub(crate) struct Seen {
     pub(crate) uri: Uri,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 pub(crate) type Reply = Result<Response<Body>, BoxError>;
@@ -91,8 +92,10 @@ impl Service<Request<Body>> for Upstream {
         let fake = Arc::clone(&self.0);
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let body = body.collect().await?.to_bytes();
-            let seen = Seen { method: parts.method, uri: parts.uri, headers: parts.headers, body };
+            let body = body.collect().await?;
+            let trailers = body.trailers().cloned();
+            let (method, uri, headers) = (parts.method, parts.uri, parts.headers);
+            let seen = Seen { method, uri, headers, body: body.to_bytes(), trailers };
             let number = fake.calls.fetch_add(1, Ordering::SeqCst) + 1;
             fake.seen.lock().push(seen.clone());
             (fake.answer)(number, seen).await
@@ -140,14 +143,13 @@ impl Kit {
     pub(crate) fn with(upstream: Upstream, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
         let clock = ManualClock::default();
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone()))));
-        // Kept answers come from the store's clock, so that a test can move past retention.
-        let engine = Engine::over(store.clone())
-            .hot_cache(0, Duration::from_secs(1))
-            .backstop(Duration::from_millis(20))
-            .sweep_every(None)
-            .build()
-            .unwrap();
-        Self::over(engine, store, clock, upstream, settings)
+        Self::over(engine(&store), store, clock, upstream, settings)
+    }
+
+    /// Another gateway over the same store, before the same upstream.
+    pub(crate) fn beside(&self, settings: impl FnOnce(GuardBuilder) -> GuardBuilder) -> Self {
+        let (store, clock, upstream) = (self.store.clone(), self.clock.clone(), self.upstream.clone());
+        Self::over(engine(&store), store, clock, upstream, settings)
     }
 
     pub(crate) fn over(
@@ -179,6 +181,12 @@ impl Kit {
     pub(crate) fn count(&self, outcome: Outcome) -> u64 {
         self.counters.count(outcome)
     }
+}
+
+fn engine(store: &Arc<FaultStore<MemoryStore>>) -> Engine {
+    // Kept answers come from the store's clock, so that a test can move past retention.
+    let engine = Engine::over(store.clone()).hot_cache(0, Duration::from_secs(1));
+    engine.backstop(Duration::from_millis(20)).sweep_every(None).build().unwrap()
 }
 
 /// An answer, read to its end.

@@ -4,6 +4,7 @@
 #[path = "../../examples/naive_agent/agent.rs"]
 mod agent;
 mod conflict;
+mod derived_key;
 mod disconnect;
 mod doubt;
 mod edge;
@@ -16,6 +17,7 @@ mod limits;
 mod mcp;
 mod pinning;
 mod policy;
+mod probe_race;
 mod profiles;
 mod proxy;
 mod replay;

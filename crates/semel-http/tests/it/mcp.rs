@@ -1,5 +1,6 @@
 //! The profile `adcp-mcp` before an agent that knows nothing of idempotency (R17): every line of its description.
 
+mod any_tool;
 mod bodies;
 mod doubt;
 mod errors;

@@ -180,7 +180,7 @@ fn profile(name: &str) -> Result<Profile, String> {
     })
 }
 
-/// `tools = ["create_media_buy"]`: the tools that need a key, where calls are messages.
+/// `tools = ["create_media_buy"]`: the tools that need a key, where calls are messages. Every call with one is guarded.
 fn tools(table: &mut Table<'_>, mut profile: Profile) -> Profile {
     let Some(given) = table.located("tools", texts) else { return profile };
     match &mut profile.codec {

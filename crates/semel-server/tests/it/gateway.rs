@@ -1,6 +1,9 @@
 //! The gateway before a counting API.
 
-use crate::kit::{Semel, Upstream, metric};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+
+use crate::kit::{PATIENCE, Semel, Upstream, metric};
 
 #[test]
 fn a_request_with_a_key_happens_once() {
@@ -107,4 +110,56 @@ fn routes_come_from_the_config() {
     assert_eq!((first.status, again.header("idempotent-replayed")), (201, Some("true")));
     assert_eq!(two.calls("other-7"), 0, "the raw key never crosses");
     semel.logged("one effect only if the upstream honours the derived key");
+}
+
+/// Answers one request with 200, and gives its head and its body as they came.
+fn receive_one(listener: TcpListener) -> std::thread::JoinHandle<(Vec<String>, String)> {
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(&stream);
+        let mut head = Vec::new();
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            match line.trim_end() {
+                "" => break,
+                line => head.push(line.to_owned()),
+            }
+        }
+        let length = head.iter().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        let mut body = vec![0; length.parse().unwrap()];
+        reader.read_exact(&mut body).unwrap();
+        (&stream).write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").unwrap();
+        // Nothing comes behind the length that was said, until the gateway closes.
+        let mut rest = Vec::new();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        reader.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"", "more than the length says");
+        (head, String::from_utf8(body).unwrap())
+    })
+}
+
+// In keyed, a key in the JSON body is replaced by the derived one on the wire, and the length is right.
+#[test]
+fn keyed_replaces_a_key_in_the_json_body() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let config = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{}\"\nscope = \"single-tenant\"\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
+         [[route]]\nmatch = \"POST /pay\"\nkey = {{ json = \"/meta/key\", derived_header = \"x-token\" }}\nmode = \"keyed\"\n",
+        listener.local_addr().unwrap(),
+    );
+    std::fs::write(&file, config).unwrap();
+    let received = receive_one(listener);
+    let semel = Semel::with_config(&file, &[]);
+    let body = "{ \"amount\": 1.50,\n  \"meta\": { \"key\": \"order-7\" } }";
+    let gateway = semel.gateway().with("content-type", "application/json").with("idempotency-key", "order-7");
+    assert_eq!(gateway.post("/pay", body).status, 200);
+    assert_eq!(gateway.post("/pay", body).header("idempotent-replayed"), Some("true"));
+    let (head, seen) = received.join().unwrap();
+    let derived = head.iter().find_map(|line| line.strip_prefix("x-token: ")).expect("the derived key");
+    assert_eq!(seen, body.replace("order-7", derived), "not a byte beside the key changes");
+    assert!(!head.iter().any(|line| line.contains("order-7")), "{head:?}");
 }

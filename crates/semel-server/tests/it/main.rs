@@ -17,6 +17,7 @@ mod guide;
 mod killed;
 mod kit;
 mod mcp;
+mod probe_race;
 mod real_clients;
 mod reload;
 mod runbook;

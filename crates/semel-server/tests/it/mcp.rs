@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
@@ -186,4 +187,35 @@ fn bounds_hold_at_start() {
     let output = crate::kit::run(&["serve", "--config", file.to_str().unwrap()]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && told.contains("promises a retention of 3600s to 604800s"), "{told}");
+}
+
+// What is guarded is said at start: the tools that need a key, and that any other is guarded when it has one.
+#[test]
+fn guarded_tools_are_logged_at_start() {
+    const OTHERS: &str = "a call of any other tool is guarded whenever it carries one";
+    let (_, url) = start_agent(Duration::ZERO);
+    let semel = Semel::start(&["--profile", "adcp-mcp", "--store", "memory:", "--upstream", &url]);
+    semel.logged(OTHERS);
+    let line = semel.log().lines().find(|line| line.contains(OTHERS)).map(str::to_owned).unwrap();
+    let logged: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(logged["tools"], semel_http::profile::ADCP_MUTATING_TOOLS.join(", "));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let config = |gateway: &str, route: &str| {
+        format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{url}\"\n{gateway}\n\
+             [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n{route}"
+        )
+    };
+    std::fs::write(&file, config("profile = \"adcp-mcp\"\ntools = [\"buy\", \"sell\"]", "")).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    semel.logged("\"tools\":\"buy, sell\"");
+    semel.logged(OTHERS);
+    // Where calls are not tools, nothing is said of them.
+    std::fs::write(&file, config("profile = \"ietf\"", "")).unwrap();
+    let mut semel = Semel::with_config(&file, &[]);
+    // Its log is whole when it has ended.
+    semel.signal(Signal::TERM);
+    assert!(semel.wait().success());
+    assert!(!semel.log().contains(OTHERS), "{}", semel.log());
 }

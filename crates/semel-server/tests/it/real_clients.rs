@@ -8,6 +8,7 @@
 //! The stage and the fake do the harm; the fake counts. `scripts/clients` installs the clients. `SEMEL_PROVE=1` plays every
 //! fault many times.
 
+mod adcp;
 mod driver;
 mod fake;
 mod gateway;

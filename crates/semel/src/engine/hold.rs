@@ -8,8 +8,9 @@ use super::acquire::{Acquired, Ask};
 use super::background::{Beat, Held, Ticket};
 use super::event::{Event, ReplayedFrom, Subject};
 use super::parting::{Before, Tenure};
-use super::{Counted, Inner};
+use super::{Counted, Engine, Inner};
 use crate::fingerprint::Fingerprint;
+use crate::key::Key;
 use crate::outcome::Outcome;
 use crate::record::{Begin, Command, Epoch, Fence, Grant, Ruling, Win};
 use crate::secret::{DerivedKey, Secret};
@@ -232,6 +233,40 @@ impl Running {
         }
     }
 
+    /// As [`release`](Self::release), and where the record refuses it, because the key was settled or somebody else
+    /// claimed it meanwhile, what is known of that: the stored outcome, after waiting for a running claim for at most
+    /// `wait`. Answer with this one, never with your own. `None` where nothing stands against your own answer.
+    ///
+    /// Cancel-safe, as `release` is. It is never [`Acquired::Won`].
+    pub async fn release_or_follow(self, wait: Duration) -> Option<Acquired> {
+        let command = Command::Release(self.hold.win.grant);
+        self.give_up_or_follow(command, wait).await
+    }
+
+    /// The same for [`abandon`](Self::abandon).
+    pub async fn abandon_or_follow(self, wait: Duration) -> Option<Acquired> {
+        let command = Command::Abandon(self.hold.win.grant);
+        self.give_up_or_follow(command, wait).await
+    }
+
+    async fn give_up_or_follow(mut self, command: Command, wait: Duration) -> Option<Acquired> {
+        match self.hold.finish(command, instant()).await {
+            Ok(Ruling::Lost { .. }) => {}
+            _ => return None,
+        }
+        let Hold { inner, tenure, fingerprint, secret, .. } = &*self.hold;
+        let ask = Ask {
+            subject: Arc::clone(&tenure.subject),
+            scope: Vec::new(),
+            fingerprint: *fingerprint,
+            terms: Arc::clone(&tenure.terms),
+            begin: Begin::Later,
+            wait,
+            secret: Arc::clone(secret),
+        };
+        Box::pin(inner.follow_holder(&ask)).await
+    }
+
     /// The effect's word that nothing happened: the key is free again (in `keyed` it stays bound).
     pub async fn release(mut self) {
         let _ = self.hold.finish(Command::Release(self.hold.win.grant), instant()).await;
@@ -348,6 +383,18 @@ impl Attempt {
     /// How long the claim surely stands. Zero: stop before the next step that cannot be taken back.
     pub fn time_left(&self) -> Duration {
         self.held.left()
+    }
+}
+
+impl Engine {
+    /// The key to send to `provider` where the store cannot be asked: the same that [`Attempt::derived_key`] gives, as long
+    /// as no operator asked for `key` to be executed again. `None` for a key that cannot be used, and while the deployment's
+    /// secret is not known.
+    #[must_use]
+    pub fn derived_key(&self, key: &Key, provider: &str) -> Option<DerivedKey> {
+        let secret = self.inner.secret.get()?;
+        let id = key.id(secret).ok()?;
+        Some(secret.derived_key(provider, id, Epoch::default().get()))
     }
 }
 

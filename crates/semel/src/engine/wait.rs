@@ -133,6 +133,17 @@ impl Inner {
 
     /// Waits for the outcome of whoever took a claim over, and never claims itself: the effect ran already.
     pub(super) async fn follow(self: &Arc<Self>, ask: &Ask) -> Acquired {
+        let followed = self.follow_while(ask, Unheld::WaitOn).await;
+        followed.unwrap_or_else(|| Acquired::in_flight(ask, Duration::ZERO))
+    }
+
+    /// The same for an owner that has no outcome of its own. `None` where nobody holds the key and nothing is stored:
+    /// there is nothing to wait for.
+    pub(super) async fn follow_holder(self: &Arc<Self>, ask: &Ask) -> Option<Acquired> {
+        self.follow_while(ask, Unheld::Stop).await
+    }
+
+    async fn follow_while(self: &Arc<Self>, ask: &Ask, unheld: Unheld) -> Option<Acquired> {
         let deadline = instant() + ask.wait;
         let mut changes = self.store.watch(ask.subject.id);
         let acquired = loop {
@@ -140,6 +151,14 @@ impl Inner {
             // A store that fails is asked again: there is nothing else to do for an effect that ran.
             let found = self.background.before(|| limit, self.store.get(ask.subject.id)).await;
             let mut lease_left = Duration::ZERO;
+            if unheld == Unheld::Stop
+                && let Some(Ok(found)) = &found
+                && found.as_ref().is_none_or(|snapshot| {
+                    matches!(snapshot.phase(), Phase::Vacant | Phase::Bound | Phase::Lapsed)
+                })
+            {
+                return None;
+            }
             if let Some(Ok(Some(snapshot))) = found {
                 match (snapshot.phase(), snapshot.record.outcome(snapshot.now)) {
                     (Phase::Expired, _) => break Acquired::Expired,
@@ -163,8 +182,15 @@ impl Inner {
             self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
         }
         self.say(ask, &acquired);
-        acquired
+        Some(acquired)
     }
+}
+
+/// What following does where nobody holds the key and nothing is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unheld {
+    WaitOn,
+    Stop,
 }
 
 /// Tells the whole room what one of it found out.

@@ -9,7 +9,10 @@ use semel_http::policy::{Absent, CallTemplate, OnDoubt, Probe};
 use serde_json::{Value, json};
 
 use super::bodies::{cut_after, cut_after_each, endless, pieces};
-use super::{EVENTS, FORMS, JSON, buy, error_of, key, message, payload, profile, said, scripted, tool_calls};
+use super::{
+    EVENTS, FORMS, JSON, buy, error_of, key, message, payload, profile, raw_message, said, scripted,
+    tool_calls,
+};
 use crate::kit::{Kit, Upstream};
 
 fn good() -> Response<Body> {
@@ -154,9 +157,11 @@ async fn a_probe_settles_doubt() {
 async fn a_derived_key_takes_the_place_of_the_callers() {
     let (_, answer) = doubtful().swap_remove(0);
     let kit = Kit::route_of(&profile(), scripted([answer, good()]), |route| route.mode(Mode::Keyed));
-    kit.send(message(&buy(1, "a"), JSON)).await;
+    // With white space, which stays as it is.
+    let sent = serde_json::to_string_pretty(&buy(1, "a")).unwrap();
+    kit.send(raw_message(sent.clone(), JSON)).await;
     kit.guard.engine().drain().await;
-    let ran = said(&kit.send(message(&buy(1, "a"), JSON)).await);
+    let ran = said(&kit.send(raw_message(sent.clone(), JSON)).await);
     assert_eq!(ran["result"]["structuredContent"]["media_buy_id"], "mb", "taken over at once");
     let keys: Vec<Value> = kit
         .upstream
@@ -174,5 +179,12 @@ async fn a_derived_key_takes_the_place_of_the_callers() {
         .collect();
     assert_eq!(keys.len(), 2);
     assert_eq!(keys[0], keys[1]);
-    assert!(keys[0].as_str().is_some_and(|key| key.len() >= 16));
+    let derived = keys[0].as_str().unwrap();
+    assert_eq!(derived.len(), 64);
+    let received = kit.upstream.last().body;
+    assert_eq!(
+        String::from_utf8_lossy(&received),
+        sent.replace(&key("a"), derived),
+        "not a byte beside it changes"
+    );
 }

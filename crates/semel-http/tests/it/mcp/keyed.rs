@@ -99,24 +99,27 @@ async fn batches_pass_or_are_refused_as_a_whole() {
     assert_eq!((bench.kit.upstream.calls(), bench.agent.buys(), bench.kit.store.all_calls()), (calls, 0, 0));
 }
 
-// Which tools are keyed: by asking, where nothing is known.
+// Which tools need a key: by asking, where a call has none and nothing is known of its tool.
 #[tokio::test]
 async fn the_upstream_is_asked_for_its_tools_once() {
     for accept in FORMS {
         let bench = Bench::new();
         bench.call(message(&buy(1, "a"), accept)).await;
+        assert_eq!(bench.kit.upstream.calls(), 1, "a call with a key is guarded, and nobody is asked");
+        let look = |id: i32| message(&call_of(id, "get_products", json!({})), accept);
+        bench.call(look(2)).await;
         let seen = bench.kit.upstream.seen();
-        let asked: Value = serde_json::from_slice(&seen[0].body).unwrap();
+        let asked: Value = serde_json::from_slice(&seen[1].body).unwrap();
         assert_eq!(asked["method"], "tools/list");
-        assert_eq!(seen[0].headers["authorization"], "Bearer alice", "asked as whoever calls");
-        assert_eq!(seen[0].headers["mcp-session-id"], "session-1");
-        bench.call(message(&buy(2, "b"), accept)).await;
-        assert_eq!((bench.kit.upstream.calls(), bench.agent.buys()), (3, 2));
+        assert_eq!(seen[1].headers["authorization"], "Bearer alice", "asked with the headers of the caller");
+        assert_eq!(seen[1].headers["mcp-session-id"], "session-1");
+        bench.call(look(3)).await;
+        assert_eq!(bench.kit.upstream.calls(), 4);
         // A tool that nobody knows is asked for again, but not with every call.
         for _ in 0..3 {
-            bench.call(message(&call_of(3, "other", json!({})), accept)).await;
+            bench.call(message(&call_of(4, "other", json!({})), accept)).await;
         }
-        assert_eq!(bench.kit.upstream.calls(), 6);
+        assert_eq!(bench.kit.upstream.calls(), 7);
     }
 }
 
@@ -126,10 +129,10 @@ async fn lists_that_pass_by_are_learned_from() {
     for accept in FORMS {
         let bench = Bench::new();
         bench.call(message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list" }), accept)).await;
-        let first = bench.call(message(&buy(2, "a"), accept)).await;
-        let again = bench.call(message(&buy(3, "a"), accept)).await;
-        assert_eq!(payload(&first)["media_buy_id"], payload(&again)["media_buy_id"]);
-        assert_eq!((bench.kit.upstream.calls(), bench.agent.buys()), (2, 1), "nothing had to be asked");
+        for id in 2..=3 {
+            bench.call(message(&call_of(id, "get_products", json!({})), accept)).await;
+        }
+        assert_eq!(bench.kit.upstream.calls(), 3, "nothing had to be asked");
     }
 }
 
@@ -142,12 +145,12 @@ async fn tools_named_by_the_config() {
     let refused = bench.call(message(&call_of(1, "get_products", json!({})), JSON)).await;
     assert_eq!(error_of(&refused)["code"], "INVALID_REQUEST");
     for id in 0..2 {
-        bench.call(message(&buy(id, "a"), JSON)).await;
+        bench.call(message(&call_of(id, "create_media_buy", json!({ "packages": [{}] })), JSON)).await;
     }
     assert_eq!(
         (bench.agent.buys(), bench.kit.upstream.calls()),
         (2, 2),
-        "it is not among them, and nobody was asked"
+        "it is not among them and has no key, and nobody was asked"
     );
 }
 
