@@ -11,6 +11,7 @@ mod runs;
 mod shared;
 mod streams;
 mod triggers;
+mod upgrade;
 
 use serde_json::{Value, json};
 
