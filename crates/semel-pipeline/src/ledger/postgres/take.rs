@@ -285,12 +285,13 @@ fn work(columns: Columns<'_>, delivery: DeliveryId) -> Result<Work, Fault> {
     })
 }
 
+/// Renews leases on the connection for heartbeats.
 pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) -> Result<Vec<Said>, Error> {
     if held.is_empty() {
         return Ok(Vec::new());
     }
     let arguments = (held, lease);
-    let kept = shared.call(Shape::Statement, &arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
+    let kept = shared.call_apart(&arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
     Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
 }
 
