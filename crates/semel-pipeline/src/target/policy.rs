@@ -63,6 +63,9 @@ impl Policy {
 
     /// What is said of work after an attempt. Attempts that ended with their worker do not count against the target.
     pub fn settle(&self, work: &Work, outcome: Outcome) -> Settle {
+        if outcome.is_given_up() {
+            return Settle::Defer(Duration::ZERO);
+        }
         let tries = work.attempt.saturating_sub(work.crashes).max(1);
         let verdict = outcome.verdict();
         let ending = outcome.into_ending();

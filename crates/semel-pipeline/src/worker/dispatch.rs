@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::room::Wanted;
 use super::{Shared, attempt};
@@ -136,6 +137,8 @@ async fn take(
         limit,
         lease: shared.settings.lease,
     };
+    // Leases are counted from here: the answer may be read long after the ledger gave it.
+    let sent = Instant::now();
     let taken = match shared.ledger.take(take).await {
         Ok(taken) => taken,
         Err(error) => {
@@ -147,9 +150,9 @@ async fn take(
     let stopping = *stop.borrow();
     for work in taken {
         shared.room.take();
-        shared.leases.hold(work.holding);
+        let lease = shared.leases.hold(work.holding, sent, shared.settings.lease);
         match targets.get(&work.target) {
-            Some(registered) if !stopping => attempt::start(shared, &Arc::new(work), registered),
+            Some(registered) if !stopping => attempt::start(shared, &Arc::new(work), registered, lease),
             // It cannot be sent any more, or to nobody: somebody else may.
             _ => shared.settle(&work, Settle::Defer(Duration::ZERO)),
         }
