@@ -96,6 +96,10 @@ pub trait Working: Send + Sync + 'static {
     /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>>;
 
+    /// Takes this delivery, as [`take`](Self::take) would, where it waits for its retry, due or not. `None` where it does not,
+    /// or where another one of its order key runs or goes first.
+    fn retake(&self, delivery: DeliveryId, worker: String, lease: Duration) -> Answer<'_, Option<Work>>;
+
     /// Extends leases; one answer for each. A lease that is over is extended too, where nobody has noticed yet.
     fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>>;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::retry::{Admit, Permit, Signal};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::observe::{Attempted, Next};
@@ -120,7 +121,18 @@ impl Drop for Underway {
 impl Shared {
     /// Hands over what is to be written of a delivery that was taken.
     pub(super) fn settle(&self, work: &Work, settle: Settle) {
-        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle };
+        self.hand_over(work, settle, None);
+    }
+
+    /// The same; what is answered ends when it is written.
+    pub(super) fn settle_and_tell(&self, work: &Work, settle: Settle) -> oneshot::Receiver<()> {
+        let (tell, written) = oneshot::channel();
+        self.hand_over(work, settle, Some(tell));
+        written
+    }
+
+    fn hand_over(&self, work: &Work, settle: Settle, written: Option<oneshot::Sender<()>>) {
+        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle, written };
         // The settler lives as long as the worker; without it nothing is written, and the ledger takes the work back.
         let _ = self.settled.send(settled);
     }

@@ -323,3 +323,71 @@ async fn a_handler_is_told_when_its_lease_is_lost() {
     until("it is given up", || ledger.settle_calls() == 1 && worker.in_hand() == 0).await;
     assert_eq!((ledger.settled(), ledger.taken()), (0, 1));
 }
+
+// What was in flight when a process ended twice is sent alone: the next crash is its own. Until its turn it is given back,
+// which is written before anything else is sent; and between two turns the others have theirs.
+#[tokio::test]
+async fn suspects_are_sent_alone() {
+    let ledger = Arc::new(Fake::default());
+    let in_flight = Arc::new(AtomicU32::new(0));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (counted, told, of_handler) = (Arc::clone(&in_flight), Arc::clone(&seen), Arc::clone(&ledger));
+    let handler = Handler::new(move |call| {
+        let (counted, told, ledger) = (Arc::clone(&counted), Arc::clone(&told), Arc::clone(&of_handler));
+        async move {
+            let crashes = call.work().crashes;
+            let beside = counted.fetch_add(1, Ordering::SeqCst);
+            // What the ledger would count as crashed if the process ended now.
+            let held = ledger.held_by(|work| work.crashes >= 2);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let joined = counted.fetch_sub(1, Ordering::SeqCst) - 1;
+            told.lock().push((crashes, beside.max(joined), held));
+            Outcome::done()
+        }
+    });
+    let policy = Policy { concurrency: 8, ..quick() };
+    let worker = start(&ledger, targets(handler, policy, Limits::default()));
+    let crashes = [0, 2, 0, 1, 3, 0, 4, 1, 2, 0, 0, 0];
+    for crashes in crashes {
+        ledger.push_with("t", |work| work.crashes = crashes);
+    }
+    ledger.stir();
+    until("all are done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == crashes.len()).await;
+    let seen = seen.lock().clone();
+    for (crashes, beside, held) in &seen {
+        if *crashes >= 2 {
+            assert_eq!((*beside, *held), (0, 1), "it is alone: {seen:?}");
+        } else {
+            assert_eq!(*held, 0, "none of them is beside the others: {seen:?}");
+        }
+    }
+    assert!(seen.iter().any(|(_, beside, _)| *beside > 2), "the others go side by side: {seen:?}");
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
+// A stop does not wait for the turn of a suspect.
+#[tokio::test]
+async fn a_stop_leaves_suspects_to_others() {
+    let ledger = Arc::new(Fake::default());
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let handler = Handler::new(move |call| {
+        let gate = Arc::clone(&closed);
+        async move {
+            assert!(call.work().crashes < 2, "it is not its turn");
+            let _open = gate.acquire().await;
+            Outcome::done()
+        }
+    });
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 1);
+    until("one is under way", || worker.in_hand() == 1).await;
+    ledger.add_with("t", |work| work.crashes = 2);
+    until("the suspect is given back", || ledger.count(|settle| matches!(settle, Settle::Defer(_))) == 1)
+        .await;
+    let stopping = tokio::spawn(worker.stop(PATIENCE));
+    tokio::task::yield_now().await;
+    gate.add_permits(1);
+    assert_eq!(stopping.await.unwrap(), Stopped::Drained);
+    assert_eq!((ledger.waiting(), ledger.held()), (1, 0));
+}

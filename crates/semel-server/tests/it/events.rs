@@ -8,6 +8,7 @@ mod drained;
 mod killed;
 mod outage;
 mod paused;
+mod poison;
 mod replays;
 mod runs;
 mod shared;

@@ -49,6 +49,26 @@ impl Fake {
         self.changed.notify_waiters();
     }
 
+    /// As [`add_with`](Self::add_with), and the worker does not hear of it yet.
+    pub(super) fn push_with(&self, target: &str, change: impl FnOnce(&mut Work)) {
+        self.push(target, change);
+    }
+
+    /// Tells the worker that there is work.
+    pub(super) fn stir(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// How many deliveries are in the worker's hands.
+    pub(super) fn held(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    /// How many of them are such.
+    pub(super) fn held_by(&self, such: impl Fn(&Work) -> bool) -> usize {
+        self.held.lock().values().filter(|work| such(work)).count()
+    }
+
     fn push(&self, target: &str, change: impl FnOnce(&mut Work)) {
         let now = Timestamp::from_micros(1_000_000);
         let mut work = Work {
@@ -168,6 +188,21 @@ impl Working for Fake {
             let _ = self.mute.subscribe().wait_for(|mute| !*mute).await;
             Ok(given)
         })
+    }
+
+    fn retake(&self, delivery: DeliveryId, _: String, _: Duration) -> Answer<'_, Option<Work>> {
+        let mut waiting = self.waiting.lock();
+        let at = waiting.iter().position(|(_, work)| work.holding.delivery == delivery);
+        let given = at.map(|at| {
+            let (_, mut work) = waiting.remove(at);
+            work.attempt += 1;
+            work.holding.token += 1;
+            self.taken.fetch_add(1, Ordering::SeqCst);
+            self.held.lock().insert(delivery, work.clone());
+            work
+        });
+        drop(waiting);
+        Box::pin(async move { Ok(given) })
     }
 
     fn renew(&self, held: Vec<Holding>, _: Duration) -> Answer<'_, Vec<Said>> {

@@ -24,7 +24,7 @@ fn lease_left(server: &Postgres) -> Option<i64> {
 
 /// Whether the lease still stands after twice its length. A worker whose heartbeats stopped has lost it by then.
 fn outlives_its_lease(server: &Postgres) -> bool {
-    let begun = std::time::Instant::now();
+    let begun = tokio::time::Instant::now();
     let mut stands = true;
     wait::until("two leases have passed", PATIENCE, || {
         stands &= lease_left(server).is_some_and(|left| left > 0);
