@@ -135,6 +135,7 @@ macro_rules! __ledger_cases {
             releasing {
                 concurrency_is_never_exceeded,
                 racing_releases_keep_the_limit,
+                of_those_that_saw_the_same_one_releases,
                 two_jobs_share_no_item,
                 a_job_is_paused_resumed_and_cancelled,
                 the_pace_can_be_changed,
