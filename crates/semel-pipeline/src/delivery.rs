@@ -283,8 +283,8 @@ pub enum Class {
     Unknown,
     /// Its worker was gone before it ended.
     Crashed,
-    /// It was given back before anything was sent: the target's breaker was open, or the process is stopping. It does
-    /// not count as an attempt.
+    /// Nothing was sent: it was given back (the target's breaker was open, the lease or the process ended), or set aside as
+    /// expired or poison. It does not count as an attempt.
     Deferred,
 }
 

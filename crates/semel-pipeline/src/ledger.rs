@@ -179,6 +179,10 @@ pub trait Working: Send + Sync + 'static {
     /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>>;
 
+    /// Takes this delivery, as [`take`](Self::take) would, where it waits for its retry, due or not. `None` where it does not,
+    /// or where another one of its order key runs or goes first.
+    fn retake(&self, delivery: DeliveryId, worker: String, lease: Duration) -> Answer<'_, Option<Work>>;
+
     /// Extends leases; one answer for each. A lease that is over is extended too, where nobody has noticed yet.
     fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>>;
 
@@ -419,6 +423,11 @@ pub trait Replays: Send + Sync + 'static {
     /// begins a new round of attempts, and its time to be delivered no longer ends. A job whose last item has ended is done.
     /// A job that is not running releases nothing and is answered as it is.
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job>;
+
+    /// As [`release`](Self::release), where so many items of the job were [started](crate::replay::Counts::started); otherwise
+    /// nothing is released, and the job is answered as it is. So of several processes that saw the same job one releases, and
+    /// a call that is repeated because its answer was lost releases once.
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job>;
 }
 
 /// What only runs have: changes, cancelling, keys that are reset.

@@ -89,13 +89,15 @@ pub struct NewJob {
 /// How a job goes about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// At most so many items released a second; 0 is no limit.
+    /// At most so many items released a second, evenly; 0 is no limit. What could not be released in time is not made up
+    /// for, beyond a tenth of a second.
     pub rate: f64,
     /// At most so many released and not ended at any moment.
     pub concurrency: u32,
     /// So many are tried first, and the rest waits for what becomes of them; 0 is none.
     pub canary: u32,
-    /// It pauses itself when more than this share of the last ended items failed again.
+    /// It pauses itself when more than this share of what ended failed again: of the canary, once all of it has ended, and
+    /// from ten items on of all since the job began or was resumed, or since the last hundred.
     pub pause_above: f64,
 }
 
@@ -183,6 +185,16 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Items of which something came.
+    pub const fn ended(&self) -> u64 {
+        self.replayed + self.failed_again
+    }
+
+    /// Items that were released at some time.
+    pub const fn started(&self) -> u64 {
+        self.ended() + self.released
+    }
+
     /// The count of items in this state.
     pub const fn of(&mut self, state: ItemState) -> &mut u64 {
         match state {

@@ -1,8 +1,8 @@
 //! Runs replay jobs: a canary first, then more and more, never faster than asked, and not on when too many fail (P10).
 //!
 //! It only releases: the delivery workers do the rest, and the ledger counts. So it holds no state that matters. After a
-//! restart it goes on with whatever jobs are running; several processes can run the same job, since the ledger keeps
-//! the number of released items below the job's concurrency, and what was started so far is counted there.
+//! restart it goes on with whatever jobs are running. Several processes can run the same job: each counts what all of them
+//! released, and of those that saw the same count one releases ([`release_after`](crate::ledger::Replays::release_after)).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,21 +27,90 @@ const RAMP: [(u64, u64); 3] = [(1, 1), (10, 5), (50, 20)];
 /// So many items must have ended before their failures are judged, after the canary.
 const JUDGED: u64 = 10;
 
+/// After so many that went well enough the account begins anew: what was long ago says nothing about now.
+const ACCOUNT: u64 = 100;
+
+/// For so long a job that could not release in time makes up for it.
+const MADE_UP: Duration = Duration::from_millis(100);
+
 /// Runs the replay jobs of a ledger.
 #[derive(Debug)]
 pub struct Replayer {
     ledger: Arc<dyn Ledger>,
-    /// What jobs were when this process first saw them running, or running again.
-    seen: HashMap<JobId, Seen>,
+    /// The accounts of jobs that are running.
+    accounts: HashMap<JobId, Account>,
 }
 
+/// What is counted of a job since it began, was resumed or told another pace.
 #[derive(Clone, Debug)]
-struct Seen {
+struct Account {
+    /// What its items had come to when the account began.
     counts: Counts,
-    since: Instant,
-    rate: f64,
+    schedule: Schedule,
     /// What was last said about the job: another word is a new account.
     note: String,
+}
+
+impl Account {
+    /// The account of a job that this process sees running, for the first time or changed.
+    fn new(job: &Job, now: Instant) -> Self {
+        // Nobody has paused it so far, and so what it did in another process counts.
+        let from_its_beginning = job.note.is_empty() && job.counts.ended() < ACCOUNT;
+        Self {
+            counts: if from_its_beginning { Counts::default() } else { job.counts },
+            schedule: Schedule::new(job.new.pace.rate, job.counts.started(), now),
+            note: job.note.clone(),
+        }
+    }
+
+    /// How many items have failed again, and how many ended.
+    fn ended(&self, job: &Job) -> (u64, u64) {
+        let failed = job.counts.failed_again.saturating_sub(self.counts.failed_again);
+        (failed, job.counts.ended().saturating_sub(self.counts.ended()))
+    }
+}
+
+/// Holds a job to its rate: every item has a time before which it does not go, one part of the rate after the one before.
+#[derive(Clone, Copy, Debug)]
+struct Schedule {
+    rate: f64,
+    begun: Instant,
+    /// The time of the next item, in ns after `begun`.
+    next: u128,
+    /// How many items were started, by anybody.
+    started: u64,
+}
+
+impl Schedule {
+    /// The first item goes at once.
+    fn new(rate: f64, started: u64, now: Instant) -> Self {
+        Self { rate, begun: now, next: 0, started }
+    }
+
+    /// From one item to the next, in ns; zero where there is no limit.
+    fn step(&self) -> u128 {
+        if self.rate > 0.0 { (1e9 / self.rate) as u128 } else { 0 }
+    }
+
+    /// So many items were started by now.
+    fn see(&mut self, started: u64, now: Instant) {
+        // Fewer than before where a released delivery was cancelled: it went out all the same, perhaps.
+        let fresh = started.saturating_sub(self.started);
+        let earliest = self.elapsed(now).saturating_sub(MADE_UP.as_nanos());
+        self.next = self.next.max(earliest) + u128::from(fresh) * self.step();
+        self.started = started;
+    }
+
+    /// How many items may be started now.
+    fn allows(&self, now: Instant) -> u64 {
+        let Some(late) = self.elapsed(now).checked_sub(self.next) else { return 0 };
+        let more = late.checked_div(self.step()).and_then(|more| u64::try_from(more).ok());
+        more.map_or(u64::MAX, |more| more.saturating_add(1))
+    }
+
+    fn elapsed(&self, now: Instant) -> u128 {
+        now.saturating_duration_since(self.begun).as_nanos()
+    }
 }
 
 /// What a look at a job came to.
@@ -53,22 +122,10 @@ enum Looked {
     Idle,
 }
 
-impl Counts {
-    /// Items of which something came.
-    fn ended(&self) -> u64 {
-        self.replayed + self.failed_again
-    }
-
-    /// Items that were released at some time.
-    fn started(&self) -> u64 {
-        self.ended() + self.released
-    }
-}
-
 impl Replayer {
     /// Runs the jobs of this ledger.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self { ledger, seen: HashMap::new() }
+        Self { ledger, accounts: HashMap::new() }
     }
 
     /// Runs jobs until `stop` turns true. What was released by then is delivered all the same.
@@ -97,7 +154,7 @@ impl Replayer {
     async fn round(&mut self) -> Result<Looked, Error> {
         let running = self.ledger.running().await?;
         // A job that is resumed later begins a new account.
-        self.seen.retain(|job, _| running.contains(job));
+        self.accounts.retain(|job, _| running.contains(job));
         let mut looked = Looked::Idle;
         for id in running {
             if self.look(id).await? == Looked::Busy {
@@ -113,16 +170,16 @@ impl Replayer {
             return Ok(Looked::Idle);
         }
         let now = Instant::now();
-        let seen = self.seen.entry(id).or_insert_with(|| {
+        let account = self.accounts.entry(id).or_insert_with(|| {
             tracing::info!(target: "semel", job = %id, mode = job.new.mode.as_str(), items = job.counts.total, "a replay job runs");
-            Seen { counts: job.counts, since: now, rate: job.new.pace.rate, note: job.note.clone() }
+            Account::new(&job, now)
         });
         // Resumed, or told another pace: what was before does not count any more.
-        if (seen.rate - job.new.pace.rate).abs() > f64::EPSILON || seen.note != job.note {
-            *seen = Seen { counts: job.counts, since: now, rate: job.new.pace.rate, note: job.note.clone() };
+        if (account.schedule.rate - job.new.pace.rate).abs() > f64::EPSILON || account.note != job.note {
+            *account = Account::new(&job, now);
         }
-        let seen = seen.clone();
-        if let Some(why) = too_many_fail(&job, &seen) {
+        account.schedule.see(job.counts.started(), now);
+        if let Some(why) = too_many_fail(&job, account) {
             tracing::warn!(target: "semel", job = %id, why, "a replay job pauses itself");
             let line = AuditLine {
                 who: "semel".to_owned(),
@@ -133,36 +190,33 @@ impl Replayer {
             self.ledger.order(id, Order::Pause, why, line).await?;
             return Ok(Looked::Idle);
         }
-        let may = allowed(&job, &seen, now);
-        if may == 0 {
-            // A job of which all is released ends when somebody asks.
-            if job.counts.pending == 0 {
-                self.released(id, 0).await?;
+        if account.ended(&job).1 >= ACCOUNT {
+            account.counts = job.counts;
+        }
+        let may = allowed(&job, account, now);
+        // A job of which all is released ends when somebody asks.
+        if may > 0 || job.counts.pending == 0 {
+            let limit = u32::try_from(may).unwrap_or(u32::MAX);
+            let released = self.ledger.release_after(id, job.counts.started(), limit).await?;
+            // What was just released is known before the next look, however late that is.
+            account.schedule.see(released.counts.started(), now);
+            if released.state == JobState::Done {
+                let Counts { replayed, failed_again, skipped_completed, skipped_inflight, .. } =
+                    released.counts;
+                tracing::info!(target: "semel", job = %id, replayed, failed_again, skipped_completed, skipped_inflight, "a replay job is done");
             }
-            return Ok(Looked::Busy);
         }
-        self.released(id, u32::try_from(may).unwrap_or(u32::MAX)).await?;
         Ok(Looked::Busy)
-    }
-
-    async fn released(&self, id: JobId, limit: u32) -> Result<(), Error> {
-        let job = self.ledger.release(id, limit).await?;
-        if job.state == JobState::Done {
-            let Counts { replayed, failed_again, skipped_completed, skipped_inflight, .. } = job.counts;
-            tracing::info!(target: "semel", job = %id, replayed, failed_again, skipped_completed, skipped_inflight, "a replay job is done");
-        }
-        Ok(())
     }
 }
 
 /// Why a job should not go on by itself; `None` while it may.
-fn too_many_fail(job: &Job, seen: &Seen) -> Option<String> {
-    let failed = job.counts.failed_again.saturating_sub(seen.counts.failed_again);
-    let ended = job.counts.ended().saturating_sub(seen.counts.ended());
+fn too_many_fail(job: &Job, account: &Account) -> Option<String> {
+    let (failed, ended) = account.ended(job);
     let canary = u64::from(job.new.pace.canary);
     // The canary speaks once all of it has ended; later, a few more are needed to judge.
-    let enough = (canary > 0 && ended == canary) || ended >= JUDGED;
-    if !enough || ended == 0 || failed as f64 / ended as f64 <= job.new.pace.pause_above {
+    let enough = ended >= JUDGED || (ended > 0 && job.counts.ended() == canary);
+    if !enough || failed as f64 / ended as f64 <= job.new.pace.pause_above {
         return None;
     }
     let rest = job.counts.pending;
@@ -172,23 +226,19 @@ fn too_many_fail(job: &Job, seen: &Seen) -> Option<String> {
 }
 
 /// How many more items may be released now.
-fn allowed(job: &Job, seen: &Seen, now: Instant) -> u64 {
+fn allowed(job: &Job, account: &Account, now: Instant) -> u64 {
     let (pace, counts) = (&job.new.pace, &job.counts);
     let canary = u64::from(pace.canary);
-    if canary > 0 && counts.ended() < canary {
-        return canary.saturating_sub(counts.started());
-    }
-    let ended = counts.ended().saturating_sub(canary);
-    let ramp = RAMP.iter().find(|(until, _)| ended < *until).map_or(u64::MAX, |(_, at_once)| *at_once);
-    // Without a canary somebody is sure of it.
-    let ramp = if canary == 0 { u64::MAX } else { ramp };
-    let at_once = ramp.min(u64::from(pace.concurrency)).saturating_sub(counts.released);
-    if pace.rate <= 0.0 {
-        return at_once;
-    }
-    let due = now.saturating_duration_since(seen.since).as_secs_f64() * pace.rate + 1.0;
-    let started = counts.started().saturating_sub(seen.counts.started()) as f64;
-    at_once.min((due - started).max(0.0) as u64)
+    let at_once = if counts.ended() < canary {
+        canary.saturating_sub(counts.started())
+    } else {
+        let ended = counts.ended() - canary;
+        let ramp = RAMP.iter().find(|(until, _)| ended < *until).map_or(u64::MAX, |(_, at_once)| *at_once);
+        // Without a canary somebody is sure of it.
+        let ramp = if canary == 0 { u64::MAX } else { ramp };
+        ramp.min(u64::from(pace.concurrency)).saturating_sub(counts.released)
+    };
+    at_once.min(account.schedule.allows(now))
 }
 
 #[cfg(test)]
@@ -216,15 +266,16 @@ mod tests {
         Counts { total, pending, released, replayed, failed_again, ..Counts::default() }
     }
 
-    fn fresh(rate: f64) -> Seen {
-        Seen { counts: Counts::default(), since: Instant::now(), rate, note: String::new() }
+    fn account(rate: f64) -> Account {
+        let schedule = Schedule::new(rate, 0, Instant::now());
+        Account { counts: Counts::default(), schedule, note: String::new() }
     }
 
     // P10
     #[tokio::test]
     async fn a_canary_goes_first_and_the_rest_waits_for_it() {
         let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
-        let may = |counts| allowed(&job(pace, counts), &fresh(0.0), Instant::now());
+        let may = |counts| allowed(&job(pace, counts), &account(0.0), Instant::now());
         assert_eq!(may(counts(1000, 0, 0, 0)), 3);
         assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is under way");
         assert_eq!(may(counts(997, 1, 2, 0)), 0, "not all of it has ended");
@@ -232,31 +283,131 @@ mod tests {
         assert_eq!(may(counts(990, 0, 4, 0)), 5);
         assert_eq!(may(counts(900, 2, 20, 0)), 18);
         assert_eq!(may(counts(900, 10, 90, 0)), 90, "up to its concurrency");
+        let narrow = Pace { concurrency: 2, ..pace };
+        let narrow = allowed(&job(narrow, counts(900, 0, 20, 0)), &account(0.0), Instant::now());
+        assert_eq!(narrow, 2);
+        let sure = Pace { canary: 0, ..pace };
+        let sure = allowed(&job(sure, counts(1000, 0, 0, 0)), &account(0.0), Instant::now());
+        assert_eq!(sure, 100, "nobody wants a ramp");
+    }
+
+    /// Lets a job of 100,000 items run for so long, looked at as often as the replayer does, and answers how many items were
+    /// started at which millisecond.
+    async fn run_for(
+        length: Duration,
+        account: &mut Account,
+        pace: Pace,
+        stands_still: impl Fn(u128) -> bool,
+    ) -> Vec<u128> {
+        let (begun, mut started) = (Instant::now(), Vec::new());
+        while begun.elapsed() < length {
+            let now = begun.elapsed().as_millis();
+            if !stands_still(now) {
+                let done = started.len() as u64;
+                account.schedule.see(done, Instant::now());
+                let may = allowed(&job(pace, counts(100_000 - done, 0, done, 0)), account, Instant::now());
+                started.extend(std::iter::repeat_n(now, usize::try_from(may).expect("a few")));
+                account.schedule.see(started.len() as u64, Instant::now());
+            }
+            tokio::time::advance(BUSY).await;
+        }
+        started
+    }
+
+    /// The most that were started within any second.
+    fn most_in_a_second(started: &[u128]) -> usize {
+        let within = |at: usize| started[at..].iter().take_while(|one| **one < started[at] + 1_000).count();
+        (0..started.len()).map(within).max().unwrap_or_default()
     }
 
     // P10
     #[tokio::test(start_paused = true)]
-    async fn it_is_never_faster_than_asked() {
-        let pace = Pace { rate: 10.0, canary: 0, concurrency: 1000, ..Pace::default() };
-        let seen = fresh(10.0);
-        tokio::time::advance(Duration::from_secs(2)).await;
-        assert_eq!(allowed(&job(pace, counts(1000, 0, 0, 0)), &seen, Instant::now()), 21);
-        assert_eq!(allowed(&job(pace, counts(985, 15, 0, 0)), &seen, Instant::now()), 6);
-        assert_eq!(allowed(&job(pace, counts(970, 30, 0, 0)), &seen, Instant::now()), 0);
+    async fn it_is_as_fast_as_asked_and_never_faster() {
+        for rate in [0.5, 1.0, 7.0, 10.0, 33.0, 100.0, 1000.0] {
+            let pace = Pace { rate, canary: 0, concurrency: 10_000, ..Pace::default() };
+            let started = run_for(Duration::from_secs(20), &mut account(rate), pace, |_| false).await;
+            // The n-th goes with the first look at or after n parts of the rate.
+            let step = (1e9 / rate) as u128;
+            let look = BUSY.as_nanos();
+            let due: Vec<u128> = (0..)
+                .map(|n: u128| (n * step).div_ceil(look) * BUSY.as_millis())
+                .take_while(|at| *at < 20_000)
+                .collect();
+            assert_eq!(started, due, "{rate} a second");
+            let most = most_in_a_second(&started);
+            assert!(most <= rate.ceil() as usize + 1, "{rate} a second: {most}");
+        }
+    }
+
+    // What stood still for ten seconds goes on as before, and makes up for a tenth of a second.
+    #[tokio::test(start_paused = true)]
+    async fn it_does_not_catch_up() {
+        let pace = Pace { rate: 100.0, canary: 0, concurrency: 10_000, ..Pace::default() };
+        let still = |now: u128| (1_000..11_000).contains(&now);
+        let started = run_for(Duration::from_secs(12), &mut account(100.0), pace, still).await;
+        let before = started.iter().filter(|at| **at < 1_000).count();
+        assert_eq!((before, started.len()), (100, 100 + 10 + 100));
+        assert_eq!(
+            started.iter().filter(|at| **at == 11_000).count(),
+            11,
+            "a tenth of a second is made up for"
+        );
+    }
+
+    // The canary is held to the rate as everything else.
+    #[tokio::test(start_paused = true)]
+    async fn a_canary_keeps_the_rate() {
+        let pace = Pace { rate: 2.0, canary: 50, concurrency: 100, ..Pace::default() };
+        let mut account = account(2.0);
+        let mut may = |started| {
+            account.schedule.see(started, Instant::now());
+            allowed(&job(pace, counts(1000 - started, started, 0, 0)), &account, Instant::now())
+        };
+        assert_eq!(may(0), 1);
+        assert_eq!(may(1), 0);
+        tokio::time::advance(Duration::from_millis(499)).await;
+        assert_eq!(may(1), 0);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(may(1), 1);
+        assert_eq!(may(2), 0);
+        // Somebody else has released three meanwhile: they are waited for.
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(may(5), 0);
+        tokio::time::advance(Duration::from_millis(1_499)).await;
+        assert_eq!(may(5), 0);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(may(5), 1);
     }
 
     // P10
     #[tokio::test]
     async fn it_pauses_itself_when_too_many_fail() {
         let pace = Pace { canary: 2, pause_above: 0.5, ..Pace::default() };
-        let pauses = |counts, seen: &Seen| too_many_fail(&job(pace, counts), seen).is_some();
-        assert!(!pauses(counts(9, 1, 0, 1), &fresh(0.0)), "the canary has not ended");
-        assert!(pauses(counts(8, 0, 0, 2), &fresh(0.0)), "the canary failed");
-        assert!(!pauses(counts(8, 0, 1, 1), &fresh(0.0)), "half is not more than half");
-        assert!(!pauses(counts(8, 0, 2, 3), &fresh(0.0)), "too few to judge");
-        assert!(pauses(counts(8, 0, 4, 6), &fresh(0.0)));
+        let pauses = |counts, account: &Account| too_many_fail(&job(pace, counts), account).is_some();
+        assert!(!pauses(counts(9, 1, 0, 1), &account(0.0)), "the canary has not ended");
+        assert!(pauses(counts(8, 0, 0, 2), &account(0.0)), "the canary failed");
+        assert!(!pauses(counts(8, 0, 1, 1), &account(0.0)), "half is not more than half");
+        assert!(!pauses(counts(8, 0, 2, 3), &account(0.0)), "too few to judge");
+        assert!(!pauses(counts(8, 0, 0, 9), &account(0.0)), "still too few");
+        assert!(!pauses(counts(8, 0, 5, 5), &account(0.0)), "half is not more than half");
+        assert!(pauses(counts(8, 0, 4, 6), &account(0.0)));
         // After it was resumed only what came since counts.
-        let resumed = Seen { counts: counts(8, 0, 0, 20), ..fresh(0.0) };
+        let resumed = Account { counts: counts(8, 0, 0, 20), ..account(0.0) };
         assert!(!pauses(counts(8, 0, 9, 21), &resumed));
+        let after_canary = Account { counts: counts(8, 0, 0, 2), ..account(0.0) };
+        assert!(!pauses(counts(8, 0, 0, 2), &after_canary), "it was resumed although its canary failed");
+        assert!(!pauses(counts(6, 0, 0, 4), &after_canary), "the canary has spoken");
+    }
+
+    // What another process saw counts, unless somebody has resumed the job since.
+    #[tokio::test]
+    async fn an_account_begins_with_the_job_or_with_its_resumption() {
+        let now = Instant::now();
+        let mut job = job(Pace { canary: 2, ..Pace::default() }, counts(8, 0, 0, 2));
+        assert!(too_many_fail(&job, &Account::new(&job, now)).is_some(), "its canary failed elsewhere");
+        job.note = "resume by alice".to_owned();
+        assert!(too_many_fail(&job, &Account::new(&job, now)).is_none());
+        let long = Job { note: String::new(), counts: counts(8, 0, 1, 500), ..job };
+        assert_eq!(Account::new(&long, now).ended(&long), (0, 0), "what was long ago says nothing about now");
     }
 }

@@ -12,7 +12,7 @@ mod signature;
 mod trace;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use semel::key::KeyId;
@@ -31,6 +31,7 @@ pub use self::signature::{SecretError, SigningSecret};
 pub use self::trace::{Sampled, Span};
 use crate::delivery::{Class, Ending, Work};
 use crate::id::EventId;
+use crate::worker::Lease;
 
 /// The longest excerpt of an answer that is kept, in bytes.
 pub const MAX_EXCERPT: usize = 512;
@@ -42,6 +43,9 @@ pub const MAX_ERROR: usize = 512;
 /// # Contract
 /// - A delivery is made again after whatever went wrong, with the same [`Call::key`]: the receiver acts once for a key.
 /// - `deliver` is dropped when its time is over; what it had started then may still take effect.
+/// - The delivery is the worker's for a limited time. Whoever waits for something before it sends asks
+///   [`Call::may_send`] again right before that, and answers [`Outcome::given_up`] where it says no: another worker may have
+///   made the delivery meanwhile, and later ones of the same order key.
 /// - A panic counts as an attempt of which nobody knows how it ended.
 pub trait Target: fmt::Debug + Send + Sync + 'static {
     /// Delivers once, and says how it ended.
@@ -55,13 +59,23 @@ pub struct Call {
     key: DerivedKey,
     max_attempts: u32,
     timeout: Duration,
+    lease: Option<Lease>,
+    accepted: Arc<OnceLock<u16>>,
 }
 
 impl Call {
     /// The attempt to make this delivery.
     pub fn new(work: Arc<Work>, secret: &Secret, policy: &Policy) -> Self {
         let key = delivery_key(secret, work.event, &work.target, work.epoch);
-        Self { work, key, max_attempts: policy.retry.max_attempts(), timeout: policy.timeout }
+        let (max_attempts, timeout) = (policy.retry.max_attempts(), policy.timeout);
+        Self { work, key, max_attempts, timeout, lease: None, accepted: Arc::default() }
+    }
+
+    /// The same, under the lease by which a worker took the delivery.
+    #[must_use]
+    pub fn leased(mut self, lease: Lease) -> Self {
+        self.lease = Some(lease);
+        self
     }
 
     /// What is delivered, and where it belongs.
@@ -93,6 +107,35 @@ impl Call {
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
+
+    /// How long the delivery surely stays with this worker. Zero: stop before the next step that cannot be taken back.
+    pub fn time_left(&self) -> Duration {
+        self.lease.as_ref().map_or(Duration::MAX, Lease::left)
+    }
+
+    /// Whether the delivery may be sent now: it surely stays with this worker for a while longer.
+    pub fn may_send(&self) -> bool {
+        self.lease.as_ref().is_none_or(Lease::may_start)
+    }
+
+    /// The status by which the target took it.
+    pub(crate) fn accepted(&self) -> Option<u16> {
+        self.accepted.get().copied()
+    }
+}
+
+#[cfg(feature = "http")]
+impl semel::client::SendControl for Call {
+    fn may_send(&self) -> bool {
+        Self::may_send(self)
+    }
+
+    fn answered(&self, status: ::http::StatusCode) {
+        if status.is_success() {
+            // It is set once: there is one answer.
+            let _ = self.accepted.set(status.as_u16());
+        }
+    }
 }
 
 /// The key that names the effect of delivering `event` to `target` in `epoch`.
@@ -110,6 +153,7 @@ pub struct Outcome {
     judged: Judged,
     error: String,
     excerpt: String,
+    given_up: bool,
 }
 
 impl Outcome {
@@ -139,6 +183,14 @@ impl Outcome {
         outcome
     }
 
+    /// Nothing was sent, because the worker's lease ended first ([`Call::may_send`]). The delivery is given back, and no
+    /// attempt is used up.
+    pub fn given_up() -> Self {
+        let mut outcome = Self::retry("the lease ended before the delivery was sent");
+        (outcome.judged.health, outcome.given_up) = (Health::Silent, true);
+        outcome
+    }
+
     /// It was refused, and would be refused again.
     pub fn refused(error: impl Into<String>) -> Self {
         Self::judged(Verdict::Fatal, error)
@@ -153,7 +205,7 @@ impl Outcome {
     pub fn judged(judged: impl Into<Judged>, error: impl Into<String>) -> Self {
         let mut error = error.into();
         shorten(&mut error, MAX_ERROR);
-        Self { judged: judged.into(), error, excerpt: String::new() }
+        Self { judged: judged.into(), error, excerpt: String::new(), given_up: false }
     }
 
     /// With the beginning of what was answered. It must hold no secret.
@@ -161,6 +213,11 @@ impl Outcome {
         self.excerpt = excerpt.into();
         shorten(&mut self.excerpt, MAX_EXCERPT);
         self
+    }
+
+    /// Whether nothing was sent because the worker's lease ended first.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up
     }
 
     /// What is to be done.

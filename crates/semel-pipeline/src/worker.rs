@@ -8,12 +8,14 @@
 //! ```
 //!
 //! Nothing is lost with a worker: what it held is given back by the ledger when its lease is over, and the attempt counts as
-//! crashed. Takes and settlements gather by themselves: while one call to the ledger is under way, the next one fills; when
+//! crashed. A worker that stood still for longer than its lease sends nothing any more: the lease is checked before the
+//! attempt starts, and again before every write (see [`Lease`]). Takes and settlements gather by themselves: while one call to the ledger is under way, the next one fills; when
 //! nothing else is under way, nothing waits.
 
 mod attempt;
 mod dispatch;
 mod heartbeat;
+mod lease;
 mod observe;
 mod room;
 mod settler;
@@ -29,6 +31,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use self::heartbeat::Heartbeat;
+pub use self::lease::Lease;
 pub use self::observe::{Attempted, Next, Observer, Silent};
 use self::room::Room;
 use self::settler::Settled;

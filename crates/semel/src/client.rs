@@ -22,6 +22,7 @@
 
 mod address;
 mod builder;
+mod control;
 mod error;
 mod look_up;
 mod pool;
@@ -39,6 +40,7 @@ use tokio::time::Instant;
 
 pub use self::address::AddressError;
 pub use self::builder::{BuildError, Builder};
+pub use self::control::SendControl;
 pub use self::error::{DecodeError, Error, Fault, Lost};
 pub use self::request::{Conflicts, Request, RequestError};
 
@@ -94,7 +96,8 @@ pub struct Response {
     pub headers: HeaderMap,
     /// Its body, cut at the client's limit.
     pub body: bytes::Bytes,
-    /// Whether the body was longer than the limit.
+    /// Whether the body is longer than what is here: it was cut at the client's limit, or only the status was asked for and
+    /// the rest did not come whole.
     pub truncated: bool,
     /// How long it took from the first step to the last byte.
     pub latency: Duration,
@@ -136,7 +139,7 @@ impl Client {
         }
         let judge = |fault: &Fault| fault.judged(repeat);
         let answer = retry.drive(&call, judge, async |attempt: Try| {
-            match self.attempt(request, attempt.timeout, Some(attempt.number)).await {
+            match self.attempt(request, attempt.timeout, Some(attempt.number), None).await {
                 Sent::NotSent(lost) => Tried::Failed(Fault::NotSent(lost)),
                 Sent::Unknown(lost) => Tried::Failed(Fault::Unknown(lost)),
                 Sent::Answered(response) => {
@@ -156,7 +159,22 @@ impl Client {
     ///
     /// Dropping the future closes the connection; what was sent may still take effect.
     pub async fn send_once(&self, request: &Request) -> Sent {
-        self.attempt(request, self.inner.timeout, None).await
+        self.attempt(request, self.inner.timeout, None, None).await
+    }
+
+    /// As [`send_once`](Self::send_once), for a request whose success is told by its status alone, and that may be sent for a
+    /// limited time only: under a lease, for instance.
+    ///
+    /// A success is [`Sent::Answered`] as soon as its status is there, whatever becomes of the body: slow, cut off,
+    /// too long or wrongly encoded. [`Response::truncated`] says that it is not whole. It is read as long as the timeout
+    /// allows, so that the receiver is not cut off. An answer that is no success has to be whole, because its
+    /// body can say what to do.
+    ///
+    /// `control` is asked before every write. Where it refuses before the first byte, that is [`Sent::NotSent`] with
+    /// [`Lost::Stopped`]; where some bytes are out, [`Sent::Unknown`], and the connection is closed in the middle of
+    /// the request.
+    pub async fn send_for_status(&self, request: &Request, control: Arc<dyn SendControl>) -> Sent {
+        self.attempt(request, self.inner.timeout, None, Some(control)).await
     }
 
     /// What a try's end means: the table of [`crate::retry`], with what the answer itself says.
@@ -177,7 +195,13 @@ impl Client {
         }
     }
 
-    async fn attempt(&self, request: &Request, timeout: Duration, number: Option<u32>) -> Sent {
+    async fn attempt(
+        &self,
+        request: &Request,
+        timeout: Duration,
+        number: Option<u32>,
+        control: Option<Arc<dyn SendControl>>,
+    ) -> Sent {
         let begun = Instant::now();
         let message = match self.message(request, number) {
             Ok(message) => message,
@@ -189,7 +213,7 @@ impl Client {
             Repeat::Safe => pool::Ride::Any,
             Repeat::Unsafe => pool::Ride::Fresh,
         };
-        self.inner.pool.exchange(message, begun, begun + timeout, ride).await
+        self.inner.pool.exchange(message, begun, begun + timeout, ride, control).await
     }
 
     /// The request as it goes over the wire.

@@ -48,6 +48,7 @@ use self::link::Shared;
 use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
 use crate::event::{Accepted, NewEvent};
+use crate::id::DeliveryId;
 
 /// Keeps the ledger in PostgreSQL: what was acknowledged survives a crash of this process and of the server, and every
 /// process on the same database and schema works on it.
@@ -137,6 +138,10 @@ impl Intake for PostgresLedger {
 impl Working for PostgresLedger {
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>> {
         Box::pin(async move { take::take(&self.shared, &take).await })
+    }
+
+    fn retake(&self, delivery: DeliveryId, worker: String, lease: Duration) -> Answer<'_, Option<Work>> {
+        Box::pin(async move { take::retake(&self.shared, delivery, &worker, lease).await })
     }
 
     fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {

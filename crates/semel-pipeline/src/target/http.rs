@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, header};
-use semel::client::{AddressError, BuildError, Client, Request, RequestError, Sent};
+use semel::client::{AddressError, BuildError, Client, Lost, Request, RequestError, Sent};
 use semel::downstream::Scrubber;
 use semel::store::BoxFuture;
 use semel::time::{Clock, SystemClock};
@@ -24,7 +24,7 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("semel/", env!("CARG
 /// So much of an answer is read: enough to see what a refusal says about itself.
 const READ: usize = 64 << 10;
 
-/// An HTTP endpoint. Redirects are not followed; 2xx is a success.
+/// An HTTP endpoint. Redirects are not followed; a status of 2xx is a success, whatever becomes of the answer's body.
 pub struct HttpTarget {
     client: Client,
     /// Path and query, behind the address.
@@ -130,9 +130,10 @@ impl HttpTarget {
             Ok(request) => request,
             Err(error) => return Outcome::refused(format!("the delivery cannot be written: {error}")),
         };
-        let sent = self.client.send_once(&request).await;
+        let sent = self.client.send_for_status(&request, Arc::new(call.clone())).await;
         let judged = self.client.judge_sent(&request, &sent);
         match &sent {
+            Sent::NotSent(Lost::Stopped) => Outcome::given_up(),
             Sent::NotSent(lost) => Outcome::judged(judged, format!("not sent: {lost}")),
             Sent::Unknown(lost) => {
                 Outcome::judged(judged, format!("sent, and nobody knows what came of it: {lost}"))

@@ -17,7 +17,8 @@ pub struct Policy {
     pub timeout: Duration,
     /// What becomes of a delivery that is out of attempts.
     pub on_exhausted: Exhausted,
-    /// So many attempts that ended with their worker make a delivery poison.
+    /// So many attempts that ended with their worker make a delivery poison. After the second it is sent while nothing else
+    /// is in flight in the same process, so that those beside it are not taken for poison too.
     pub max_crashes: u32,
     /// How many deliveries are under way at once, in one process.
     pub concurrency: u32,
@@ -48,21 +49,24 @@ pub enum Exhausted {
 }
 
 impl Policy {
-    /// What is said of work that must not be sent at all.
+    /// What is said of work that must not be sent at all. That is no attempt.
     pub fn refuse(&self, work: &Work) -> Option<Settle> {
         if work.expired {
-            let ending = unsent(Class::Permanent, "its time to be delivered was over".to_owned());
+            let ending = unsent("its time to be delivered was over".to_owned());
             return Some(Settle::Bury(ending, Cause::Expired));
         }
         if work.crashes >= self.max_crashes {
             let error = format!("{} attempts ended with their worker", work.crashes);
-            return Some(Settle::Bury(unsent(Class::Crashed, error), Cause::Poison));
+            return Some(Settle::Bury(unsent(error), Cause::Poison));
         }
         None
     }
 
     /// What is said of work after an attempt. Attempts that ended with their worker do not count against the target.
     pub fn settle(&self, work: &Work, outcome: Outcome) -> Settle {
+        if outcome.is_given_up() {
+            return Settle::Defer(Duration::ZERO);
+        }
         let tries = work.attempt.saturating_sub(work.crashes).max(1);
         let verdict = outcome.verdict();
         let ending = outcome.into_ending();
@@ -82,8 +86,8 @@ impl Policy {
     }
 }
 
-fn unsent(class: Class, error: String) -> Ending {
-    Ending { class, status: None, error, excerpt: String::new(), retry_after: None }
+fn unsent(error: String) -> Ending {
+    Ending { class: Class::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
 }
 
 #[cfg(test)]

@@ -87,6 +87,7 @@ macro_rules! __ledger_cases {
                 order_holds_within_a_target_only,
                 a_blocked_one_holds_its_order,
                 a_replayed_one_goes_first_again,
+                a_delivery_is_taken_again_by_its_id,
                 a_lost_worker_is_noticed,
                 a_renewed_lease_holds,
                 a_lost_lease_can_be_renewed_until_noticed,
@@ -99,6 +100,7 @@ macro_rules! __ledger_cases {
                 a_late_worker_changes_nothing,
                 a_word_can_be_repeated,
                 work_given_back_does_not_count,
+                what_is_set_aside_unsent_is_no_attempt,
                 only_drawn_steps_are_possible,
                 batches_are_answered_one_by_one,
                 racing_settlers_have_one_word,
@@ -146,6 +148,7 @@ macro_rules! __ledger_cases {
             releasing {
                 concurrency_is_never_exceeded,
                 racing_releases_keep_the_limit,
+                of_those_that_saw_the_same_one_releases,
                 two_jobs_share_no_item,
                 a_job_is_paused_resumed_and_cancelled,
                 the_pace_can_be_changed,

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::retry::{Admit, Permit, Signal};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Shared;
 use super::observe::{Attempted, Next};
 use super::settler::Settled;
+use super::{Lease, Shared};
 use crate::delivery::{Settle, Work};
 use crate::target::{Call, Outcome, Registered};
 
 /// Starts an attempt, or settles what must not be sent.
-pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Registered>) {
+pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Registered>, lease: Lease) {
     let policy = &registered.policy;
     if let Some(settle) = policy.refuse(work) {
         return shared.conclude(work, registered, None, Duration::ZERO, settle);
@@ -29,6 +30,7 @@ pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Reg
                 shared: Arc::clone(shared),
                 work: Arc::clone(work),
                 registered: Arc::clone(registered),
+                call: Call::new(Arc::clone(work), &shared.secret, policy).leased(lease),
                 name,
                 started: Instant::now(),
                 permit: Some(permit),
@@ -47,10 +49,13 @@ pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Reg
 }
 
 async fn run(underway: Underway) {
-    let call = Call::new(Arc::clone(&underway.work), &underway.shared.secret, &underway.registered.policy);
+    // Here, in the attempt's own task, and not before: a runtime that is busy for a lease would send what is not its own.
+    if !underway.call.may_send() {
+        return underway.end(Outcome::given_up());
+    }
     let limit = underway.registered.policy.timeout;
     let registered = Arc::clone(&underway.registered);
-    let delivered = tokio::time::timeout(limit, registered.target.deliver(call)).await;
+    let delivered = tokio::time::timeout(limit, registered.target.deliver(underway.call.clone())).await;
     let outcome = delivered
         .unwrap_or_else(|_| Outcome::of(&Signal::timed_out(), format!("no answer within {limit:?}")));
     underway.end(outcome);
@@ -61,6 +66,7 @@ struct Underway {
     shared: Arc<Shared>,
     work: Arc<Work>,
     registered: Arc<Registered>,
+    call: Call,
     name: Arc<str>,
     started: Instant,
     permit: Option<Permit>,
@@ -80,6 +86,20 @@ impl Underway {
 
     fn conclude(&mut self, outcome: Outcome) {
         self.state = State::Ended;
+        // Once the target has said that it took it, nothing that happens later takes that back: no slow body, no timeout.
+        let outcome = match self.call.accepted() {
+            Some(status) => Outcome::of(&Signal::status(status), ""),
+            None => outcome,
+        };
+        if outcome.is_given_up() {
+            tracing::warn!(
+                target: "semel::deliveries",
+                delivery_id = %self.work.holding.delivery,
+                "target" = self.work.target,
+                attempt = self.work.attempt,
+                "the lease ended before the delivery was sent; it is given back unsent"
+            );
+        }
         if let Some(permit) = self.permit.take() {
             permit.done(outcome.health());
         }
@@ -101,7 +121,18 @@ impl Drop for Underway {
 impl Shared {
     /// Hands over what is to be written of a delivery that was taken.
     pub(super) fn settle(&self, work: &Work, settle: Settle) {
-        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle };
+        self.hand_over(work, settle, None);
+    }
+
+    /// The same; what is answered ends when it is written.
+    pub(super) fn settle_and_tell(&self, work: &Work, settle: Settle) -> oneshot::Receiver<()> {
+        let (tell, written) = oneshot::channel();
+        self.hand_over(work, settle, Some(tell));
+        written
+    }
+
+    fn hand_over(&self, work: &Work, settle: Settle, written: Option<oneshot::Sender<()>>) {
+        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle, written };
         // The settler lives as long as the worker; without it nothing is written, and the ledger takes the work back.
         let _ = self.settled.send(settled);
     }

@@ -1,13 +1,16 @@
 //! The dispatcher: asks the ledger for work when there may be some, and sleeps otherwise.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::room::Wanted;
 use super::{Shared, attempt};
 use crate::delivery::{Settle, Work};
+use crate::id::DeliveryId;
 use crate::ledger::{BoxFuture, Take};
 use crate::target::{Registered, Targets};
 
@@ -21,6 +24,15 @@ const BACKSTOP: Duration = Duration::from_secs(30);
 /// After a failed take, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// A delivery that ended with its worker so often is sent while nothing else is in hand.
+const SUSPECT: u32 = 2;
+/// So many of them are remembered; others come again by themselves.
+const SUSPECTS: usize = 1_000;
+/// How long a suspect is given back for, unless its turn comes first.
+const SUSPECT_WAITS: Duration = Duration::from_secs(2);
+/// The longest that others wait for a suspect, or a suspect for others, where attempts may take longer.
+const ALONE: Duration = Duration::from_secs(10);
+
 pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let ledger = Arc::clone(&shared.ledger);
     let mut changed = ledger.changed();
@@ -29,6 +41,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut patience = Patience::Fresh;
     // How often in a row the ledger said that something is due, and then gave nothing out.
     let mut futile = 0u32;
+    let mut suspects = Suspects::default();
     loop {
         // Before the ledger is asked: a change while it answers is not missed. The second time is for the new future.
         for _ in 0..2 {
@@ -42,10 +55,19 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             return;
         }
         let targets = shared.registry.current();
+        if let Some(suspect) = suspects.next() {
+            let since = Instant::now();
+            if send_alone(&shared, &targets, suspect, &mut stop).await.is_err() {
+                suspects.add(suspect);
+            }
+            suspects.rest(since.elapsed());
+            shared.room.soil_all();
+            continue;
+        }
         let wanted = shared.room.wanted(&targets);
         if wanted.limit > 0 {
             patience = Patience::Fresh;
-            match take(&shared, &targets, &wanted, &stop).await {
+            match take(&shared, &targets, &wanted, &mut suspects, &stop).await {
                 Ok(()) => pause = PAUSE.0,
                 Err(()) => {
                     tokio::select! {
@@ -61,6 +83,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
         let lazy = patience == Patience::Fresh && shared.room.held() > 0;
         let wait = if lazy { LAZY } else { due(&shared, &targets, &mut futile).await };
         let wait = wanted.reopens.map_or(wait, |left| wait.min(left));
+        let wait = suspects.left().map_or(wait, |left| wait.min(left));
         tokio::select! {
             () = &mut changed => {
                 changed = ledger.changed();
@@ -127,6 +150,7 @@ async fn take(
     shared: &Arc<Shared>,
     targets: &Targets,
     wanted: &Wanted,
+    suspects: &mut Suspects,
     stop: &watch::Receiver<bool>,
 ) -> Result<(), ()> {
     let limit = wanted.limit.min(BATCH);
@@ -136,6 +160,8 @@ async fn take(
         limit,
         lease: shared.settings.lease,
     };
+    // Leases are counted from here: the answer may be read long after the ledger gave it.
+    let sent = Instant::now();
     let taken = match shared.ledger.take(take).await {
         Ok(taken) => taken,
         Err(error) => {
@@ -145,16 +171,116 @@ async fn take(
     };
     soil_what_may_have_more(shared, wanted, limit, &taken);
     let stopping = *stop.borrow();
+    let (mut sent_on, mut given_back) = (Vec::with_capacity(taken.len()), Vec::new());
     for work in taken {
         shared.room.take();
-        shared.leases.hold(work.holding);
+        let lease = shared.leases.hold(work.holding, sent, shared.settings.lease);
         match targets.get(&work.target) {
-            Some(registered) if !stopping => attempt::start(shared, &Arc::new(work), registered),
+            Some(registered) if !stopping && is_suspect(&work, registered) => {
+                suspects.add(work.holding.delivery);
+                given_back.push(shared.settle_and_tell(&work, Settle::Defer(SUSPECT_WAITS)));
+            }
+            Some(registered) if !stopping => sent_on.push((Arc::new(work), registered, lease)),
             // It cannot be sent any more, or to nobody: somebody else may.
             _ => shared.settle(&work, Settle::Defer(Duration::ZERO)),
         }
     }
+    for written in given_back {
+        // What is in hand when the process ends has crashed with it. So nothing is sent before they are given back; a
+        // settler that is gone has written what it could.
+        let _ = written.await;
+    }
+    for (work, registered, lease) in sent_on {
+        attempt::start(shared, &work, registered, lease);
+    }
     Ok(())
+}
+
+/// Whether this delivery may be what ended its workers: it was in flight twice when that happened. So were others,
+/// perhaps: which of them it is, is seen when each is sent alone.
+fn is_suspect(work: &Work, registered: &Registered) -> bool {
+    work.crashes >= SUSPECT && registered.policy.refuse(work).is_none()
+}
+
+/// Suspects, each to be sent alone.
+#[derive(Default)]
+struct Suspects {
+    queue: VecDeque<DeliveryId>,
+    /// The others have the worker to themselves until then.
+    not_before: Option<Instant>,
+}
+
+impl Suspects {
+    fn add(&mut self, delivery: DeliveryId) {
+        if self.queue.len() < SUSPECTS && !self.queue.contains(&delivery) {
+            self.queue.push_back(delivery);
+        }
+    }
+
+    /// The next, where it is its turn.
+    fn next(&mut self) -> Option<DeliveryId> {
+        if self.left()?.is_zero() { self.queue.pop_front() } else { None }
+    }
+
+    /// How long until the turn of the next.
+    fn left(&self) -> Option<Duration> {
+        self.queue.front()?;
+        Some(self.not_before.map_or(Duration::ZERO, |then| then.saturating_duration_since(Instant::now())))
+    }
+
+    /// One had the worker to itself for so long: now the others have it for as long, whatever becomes of the suspects.
+    fn rest(&mut self, length: Duration) {
+        self.not_before = Some(Instant::now() + length.max(LAZY));
+    }
+}
+
+/// Sends one delivery while nothing else is in hand, so that a crash is its own. Nobody waits for long: beside an attempt
+/// that takes its time a crash is counted for both. Fails where the ledger does.
+async fn send_alone(
+    shared: &Arc<Shared>,
+    targets: &Targets,
+    delivery: DeliveryId,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<(), ()> {
+    until_empty(shared, stop).await;
+    if *stop.borrow() {
+        return Ok(());
+    }
+    let sent = Instant::now();
+    let (worker, length) = (shared.settings.name.clone(), shared.settings.lease);
+    let work = match shared.ledger.retake(delivery, worker, length).await {
+        Ok(Some(work)) => work,
+        // It has ended, or somebody else has it.
+        Ok(None) => return Ok(()),
+        Err(error) => {
+            tracing::warn!(target: "semel::deliveries", %error, "the ledger gave out no work; it is asked again");
+            return Err(());
+        }
+    };
+    shared.room.take();
+    let lease = shared.leases.hold(work.holding, sent, length);
+    match targets.get(&work.target) {
+        Some(registered) => attempt::start(shared, &Arc::new(work), registered, lease),
+        None => shared.settle(&work, Settle::Defer(Duration::ZERO)),
+    }
+    until_empty(shared, stop).await;
+    Ok(())
+}
+
+/// Waits until nothing is in hand any more, the worker is to stop, or it has been long.
+async fn until_empty(shared: &Shared, stop: &mut watch::Receiver<bool>) {
+    let until = Instant::now() + ALONE;
+    while Instant::now() < until {
+        let empty = shared.empty.notified();
+        if shared.room.held() == 0 || *stop.borrow() {
+            return;
+        }
+        tokio::select! {
+            () = empty => {}
+            _ = stop.changed() => {}
+            () = tokio::time::sleep_until(until) => {}
+        }
+    }
 }
 
 /// Who got all that was asked for, or may have been left out by the limit, may have more.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::lease::Lease;
 use crate::delivery::{Holding, Said};
 use crate::id::DeliveryId;
 use crate::ledger::Working;
@@ -15,25 +16,32 @@ use crate::ledger::Working;
 /// What is in a worker's hands.
 #[derive(Default)]
 pub(super) struct Leases {
-    held: Mutex<HashMap<DeliveryId, Lease>>,
+    held: Mutex<HashMap<DeliveryId, Held>>,
 }
 
-struct Lease {
+struct Held {
     token: u128,
     renewed: Instant,
+    lease: Lease,
 }
 
 impl Leases {
-    pub(super) fn hold(&self, holding: Holding) {
-        let lease = Lease { token: holding.token, renewed: Instant::now() };
-        self.held.lock().insert(holding.delivery, lease);
+    /// Keeps what a take that was sent then has brought.
+    pub(super) fn hold(&self, holding: Holding, sent: Instant, length: Duration) -> Lease {
+        let lease = Lease::new(sent, length);
+        let held = Held { token: holding.token, renewed: sent, lease: lease.clone() };
+        if let Some(before) = self.held.lock().insert(holding.delivery, held) {
+            // The worker lost it and took it again: an attempt that still waits to be sent must not be.
+            before.lease.lose();
+        }
+        lease
     }
 
     pub(super) fn release(&self, holdings: impl Iterator<Item = Holding>) {
         let mut held = self.held.lock();
         for holding in holdings {
             // The same delivery may be in hand again already, by another token.
-            if held.get(&holding.delivery).is_some_and(|lease| lease.token == holding.token) {
+            if held.get(&holding.delivery).is_some_and(|held| held.token == holding.token) {
                 held.remove(&holding.delivery);
             }
         }
@@ -43,22 +51,25 @@ impl Leases {
     fn older_than(&self, age: Duration) -> Vec<Holding> {
         let now = Instant::now();
         let held = self.held.lock();
-        let old = held.iter().filter(|(_, lease)| now.saturating_duration_since(lease.renewed) >= age);
-        old.map(|(delivery, lease)| Holding { delivery: *delivery, token: lease.token }).collect()
+        let old = held.iter().filter(|(_, held)| now.saturating_duration_since(held.renewed) >= age);
+        old.map(|(delivery, held)| Holding { delivery: *delivery, token: held.token }).collect()
     }
 
     fn renewed(&self, holdings: &[Holding], said: &[Said], sent: Instant) {
-        let mut held = self.held.lock();
+        let mut all = self.held.lock();
         for (holding, said) in holdings.iter().zip(said) {
-            let Some(lease) = held.get_mut(&holding.delivery).filter(|lease| lease.token == holding.token)
-            else {
+            let Some(held) = all.get_mut(&holding.delivery).filter(|held| held.token == holding.token) else {
                 continue;
             };
             match said {
-                Said::Kept => lease.renewed = sent,
+                Said::Kept => {
+                    held.renewed = sent;
+                    held.lease.extend(sent);
+                }
                 Said::Lost => {
-                    // Its attempt goes on, with a key that is the same for whoever makes the next; its end is refused.
-                    held.remove(&holding.delivery);
+                    // What was sent goes on, with a key that is the same for whoever makes the next; its end is refused.
+                    held.lease.lose();
+                    all.remove(&holding.delivery);
                 }
             }
         }

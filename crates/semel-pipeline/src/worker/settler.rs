@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
 
 use super::Shared;
 use crate::delivery::{Holding, Said, Settle};
@@ -20,6 +21,8 @@ pub(super) struct Settled {
     pub(super) holding: Holding,
     pub(super) target: Arc<str>,
     pub(super) settle: Settle,
+    /// Is told when it is written, or given up.
+    pub(super) written: Option<oneshot::Sender<()>>,
 }
 
 pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settled>) {
@@ -33,7 +36,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settle
             shared.empty.notify_waiters();
         }
         shared.stir.notify_one();
-        batch.clear();
+        for written in batch.drain(..).filter_map(|settled| settled.written) {
+            // Who asked may have gone.
+            let _ = written.send(());
+        }
     }
 }
 

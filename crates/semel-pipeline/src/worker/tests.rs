@@ -32,9 +32,14 @@ fn targets(handler: Handler, policy: Policy, limits: Limits) -> Targets {
 }
 
 fn start(ledger: &Arc<Fake>, targets: Targets) -> Worker {
+    start_with(ledger, targets, settings().lease)
+}
+
+fn start_with(ledger: &Arc<Fake>, targets: Targets, lease: Duration) -> Worker {
     let secret = Arc::new(Secret::from_bytes([1; 32]));
     let ledger = Arc::clone(ledger) as Arc<dyn crate::ledger::Working>;
-    Worker::start(ledger, Registry::new(targets), secret, settings(), Arc::new(Silent)).unwrap()
+    let settings = Settings { lease, ..settings() };
+    Worker::start(ledger, Registry::new(targets), secret, settings, Arc::new(Silent)).unwrap()
 }
 
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -247,4 +252,142 @@ fn a_busy_runtime_does_not_lose_leases() {
         assert!(ledger.renewals() >= 2);
         drop(worker);
     });
+}
+
+// The worker stands still between a take and its answer. The work is another's when it goes on: it sends nothing.
+#[tokio::test]
+async fn what_comes_after_its_lease_is_not_sent() {
+    let ledger = Arc::new(Fake::default());
+    let sent = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&sent);
+    let handler = Handler::new(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Outcome::done() }
+    });
+    let lease = Duration::from_millis(200);
+    let worker = start_with(&ledger, targets(handler, quick(), Limits::default()), lease);
+    ledger.hold_answers();
+    let taken = tokio::time::Instant::now();
+    ledger.add("t", 3);
+    until("they are taken", || ledger.taken() == 3).await;
+    ledger.lose_all();
+    tokio::time::sleep_until(taken + lease + Duration::from_millis(50)).await;
+    ledger.release_answers();
+    until("they are given up", || ledger.settle_calls() > 0 && worker.in_hand() == 0).await;
+    assert_eq!(sent.load(Ordering::SeqCst), 0);
+    assert_eq!((ledger.settled(), ledger.waiting()), (0, 0), "nothing is written of what is another's");
+}
+
+// The same, and nobody else has come for it: it is given back untried, and then made.
+#[tokio::test]
+async fn what_is_given_up_and_nobody_took_is_made_later() {
+    let ledger = Arc::new(Fake::default());
+    let attempts = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&attempts);
+    let handler = Handler::new(move |call| {
+        seen.lock().push(call.work().attempt);
+        async { Outcome::done() }
+    });
+    let lease = Duration::from_millis(200);
+    let worker = start_with(&ledger, targets(handler, quick(), Limits::default()), lease);
+    ledger.hold_answers();
+    let taken = tokio::time::Instant::now();
+    ledger.add("t", 1);
+    until("it is taken", || ledger.taken() == 1).await;
+    tokio::time::sleep_until(taken + lease + Duration::from_millis(50)).await;
+    ledger.release_answers();
+    until("it is done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == 1).await;
+    assert_eq!(ledger.count(|settle| matches!(settle, Settle::Defer(_))), 1);
+    assert_eq!(*attempts.lock(), [1], "what was not sent is no attempt");
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
+// A handler that waits for something asks again before it acts: a heartbeat has learnt that the work is another's.
+#[tokio::test]
+async fn a_handler_is_told_when_its_lease_is_lost() {
+    let ledger = Arc::new(Fake::default());
+    let lost = Arc::clone(&ledger);
+    let handler = Handler::new(move |call| {
+        let lost = Arc::clone(&lost);
+        async move {
+            assert!(call.may_send() && !call.time_left().is_zero());
+            lost.lose_all();
+            until("the lease is lost", || !call.may_send()).await;
+            assert_eq!(call.time_left(), Duration::ZERO);
+            Outcome::given_up()
+        }
+    });
+    let lease = Duration::from_millis(300);
+    let worker = start_with(&ledger, targets(handler, quick(), Limits::default()), lease);
+    ledger.add("t", 1);
+    until("it is given up", || ledger.settle_calls() == 1 && worker.in_hand() == 0).await;
+    assert_eq!((ledger.settled(), ledger.taken()), (0, 1));
+}
+
+// What was in flight when a process ended twice is sent alone: the next crash is its own. Until its turn it is given back,
+// which is written before anything else is sent; and between two turns the others have theirs.
+#[tokio::test]
+async fn suspects_are_sent_alone() {
+    let ledger = Arc::new(Fake::default());
+    let in_flight = Arc::new(AtomicU32::new(0));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (counted, told, of_handler) = (Arc::clone(&in_flight), Arc::clone(&seen), Arc::clone(&ledger));
+    let handler = Handler::new(move |call| {
+        let (counted, told, ledger) = (Arc::clone(&counted), Arc::clone(&told), Arc::clone(&of_handler));
+        async move {
+            let crashes = call.work().crashes;
+            let beside = counted.fetch_add(1, Ordering::SeqCst);
+            // What the ledger would count as crashed if the process ended now.
+            let held = ledger.held_by(|work| work.crashes >= 2);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let joined = counted.fetch_sub(1, Ordering::SeqCst) - 1;
+            told.lock().push((crashes, beside.max(joined), held));
+            Outcome::done()
+        }
+    });
+    let policy = Policy { concurrency: 8, ..quick() };
+    let worker = start(&ledger, targets(handler, policy, Limits::default()));
+    let crashes = [0, 2, 0, 1, 3, 0, 4, 1, 2, 0, 0, 0];
+    for crashes in crashes {
+        ledger.push_with("t", |work| work.crashes = crashes);
+    }
+    ledger.stir();
+    until("all are done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == crashes.len()).await;
+    let seen = seen.lock().clone();
+    for (crashes, beside, held) in &seen {
+        if *crashes >= 2 {
+            assert_eq!((*beside, *held), (0, 1), "it is alone: {seen:?}");
+        } else {
+            assert_eq!(*held, 0, "none of them is beside the others: {seen:?}");
+        }
+    }
+    assert!(seen.iter().any(|(_, beside, _)| *beside > 2), "the others go side by side: {seen:?}");
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
+// A stop does not wait for the turn of a suspect.
+#[tokio::test]
+async fn a_stop_leaves_suspects_to_others() {
+    let ledger = Arc::new(Fake::default());
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let handler = Handler::new(move |call| {
+        let gate = Arc::clone(&closed);
+        async move {
+            assert!(call.work().crashes < 2, "it is not its turn");
+            let _open = gate.acquire().await;
+            Outcome::done()
+        }
+    });
+    let worker = start(&ledger, targets(handler, quick(), Limits::default()));
+    ledger.add("t", 1);
+    until("one is under way", || worker.in_hand() == 1).await;
+    ledger.add_with("t", |work| work.crashes = 2);
+    until("the suspect is given back", || ledger.count(|settle| matches!(settle, Settle::Defer(_))) == 1)
+        .await;
+    let stopping = tokio::spawn(worker.stop(PATIENCE));
+    tokio::task::yield_now().await;
+    gate.add_permits(1);
+    assert_eq!(stopping.await.unwrap(), Stopped::Drained);
+    assert_eq!((ledger.waiting(), ledger.held()), (1, 0));
 }

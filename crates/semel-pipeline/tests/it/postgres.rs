@@ -2,6 +2,7 @@
 
 mod bounded;
 mod faults;
+mod heartbeat;
 mod many;
 mod outbox;
 mod pooler;

@@ -15,7 +15,7 @@ const OPENSSL: &str = "[req]\ndistinguished_name=dn\nprompt=no\n[dn]\nCN=localho
                        subjectKeyIdentifier=hash\n[server]\nbasicConstraints=critical,CA:false\n";
 
 /// An authority of its own, and a certificate that it signed: `ca.pem`, `cert.pem`, `key.pem`.
-fn certificates(folder: &Path, names: &str) {
+pub(crate) fn certificates(folder: &Path, names: &str) {
     let authority = folder.file_name().unwrap().display();
     let config = folder.join("openssl.cnf");
     std::fs::write(&config, format!("{OPENSSL}subjectAltName={names}\n")).unwrap();

@@ -1,11 +1,14 @@
 //! Events and deliveries, on the real binary.
 
+mod accepted;
 mod bad;
 mod dead;
 mod delivered;
 mod drained;
 mod killed;
 mod outage;
+mod paused;
+mod poison;
 mod replays;
 mod runs;
 mod shared;

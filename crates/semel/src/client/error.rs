@@ -108,6 +108,9 @@ pub enum Lost {
     /// Not done in time: connecting where it was not sent, answering where it was.
     #[error("out of time")]
     Timeout,
+    /// Its [`SendControl`](super::SendControl) did not let it go out, or not all of it.
+    #[error("it was stopped before all of it was sent")]
+    Stopped,
     /// The connection was cut, or the answer was not HTTP.
     #[error("no whole answer: {0}")]
     Cut(#[source] hyper::Error),

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
 use super::builder::BuildError;
+use super::control::{Gate, SendControl, Stopped};
 use super::error::Lost;
 use super::stream::{Connector, Trust};
 use super::{Response, Sent};
@@ -51,6 +52,7 @@ struct Idle {
 /// A connection, with its place in the pool.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
+    gate: Arc<Gate>,
     _room: OwnedSemaphorePermit,
 }
 
@@ -60,6 +62,14 @@ pub(super) enum Ride {
     Any,
     /// Only one that was made for it.
     Fresh,
+}
+
+/// How much of an answer has to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Whole,
+    /// The status is there already. The rest is read as far as it comes, so that the connection can be used again.
+    Status,
 }
 
 /// What came of handing a request to a connection.
@@ -80,14 +90,18 @@ impl Pool {
         &self.address
     }
 
-    /// Sends a request once and reads its answer, all of it until `until`.
+    /// Sends a request once and reads its answer, all of it until `until`. Under a control only the status of a success
+    /// counts.
     pub(super) async fn exchange(
         &self,
         mut message: Message,
         begun: Instant,
         until: Instant,
         ride: Ride,
+        control: Option<Arc<dyn SendControl>>,
     ) -> Sent {
+        let control = control.as_ref();
+        let may_send = || control.is_none_or(|control| control.may_send());
         loop {
             let used = if ride == Ride::Fresh { None } else { self.unused() };
             let was_used = used.is_some();
@@ -98,12 +112,31 @@ impl Pool {
                     Err(lost) => return Sent::NotSent(lost),
                 },
             };
+            if !may_send() {
+                self.keep(line);
+                return Sent::NotSent(Lost::Stopped);
+            }
+            line.gate.guard(control);
             // From here on a byte may be out, and only the connection itself can say that none was.
             let Ok(handed) = timeout_at(until, hand(&mut line, message)).await else {
                 return Sent::Unknown(Lost::Timeout);
             };
+            if let (Handed::Back(_) | Handed::Cut(_), Some(stopped)) = (&handed, line.gate.stopped()) {
+                return match stopped {
+                    Stopped::Unsent => Sent::NotSent(Lost::Stopped),
+                    Stopped::Midway => Sent::Unknown(Lost::Stopped),
+                };
+            }
             match handed {
-                Handed::Answered(answer) => return self.read(line, answer, begun, until).await,
+                Handed::Answered(answer) => {
+                    let status = answer.status();
+                    if let Some(control) = control {
+                        control.answered(status);
+                    }
+                    let wanted =
+                        if control.is_some() && status.is_success() { Wanted::Status } else { Wanted::Whole };
+                    return self.read(line, answer, wanted, begun, until).await;
+                }
                 Handed::Back(back) if was_used => message = back,
                 Handed::Back(_) => return Sent::NotSent(Lost::Closed),
                 Handed::Cut(error) => return Sent::Unknown(Lost::Cut(error)),
@@ -115,6 +148,7 @@ impl Pool {
         &self,
         line: Line,
         answer: http::Response<Incoming>,
+        wanted: Wanted,
         begun: Instant,
         until: Instant,
     ) -> Sent {
@@ -123,6 +157,10 @@ impl Pool {
         let mut truncated = false;
         loop {
             match timeout_at(until, incoming.frame()).await {
+                Err(_) | Ok(Some(Err(_))) if wanted == Wanted::Status => {
+                    truncated = true;
+                    break;
+                }
                 Err(_) => return Sent::Unknown(Lost::Timeout),
                 Ok(Some(Err(error))) => return Sent::Unknown(Lost::Cut(error)),
                 Ok(None) => break,
@@ -176,7 +214,8 @@ impl Pool {
                     Arc::clone(&self.room).acquire_owned().await.map_err(|_| Lost::Closed)?
                 }
             };
-            let stream = self.connector.connect(&self.address).await?;
+            let gate = Arc::new(Gate::default());
+            let stream = self.connector.connect(&self.address, &gate).await?;
             let handshake = http1::handshake(TokioIo::new(stream)).await;
             let (sender, connection) = handshake.map_err(|_| Lost::Closed)?;
             tokio::spawn(async move {
@@ -184,12 +223,13 @@ impl Pool {
                     tracing::debug!(target: "semel", %error, "a connection of the client ended");
                 }
             });
-            Ok(Line { sender, _room: room })
+            Ok(Line { sender, gate, _room: room })
         };
         timeout_at(until, opening).await.unwrap_or(Err(Lost::Timeout))
     }
 
     fn keep(&self, line: Line) {
+        line.gate.guard(None);
         if line.sender.is_closed() || self.limits.idle_connections == 0 {
             return;
         }

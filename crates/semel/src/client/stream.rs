@@ -18,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::address::Address;
 use super::builder::BuildError;
+use super::control::{Gate, Gated};
 use super::error::Lost;
 
 /// Whose word on a server's name is taken.
@@ -80,7 +81,8 @@ impl Connector {
         Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)) })
     }
 
-    pub(super) async fn connect(&self, address: &Address) -> Result<Stream, Lost> {
+    /// Opens a connection whose writes pass this gate.
+    pub(super) async fn connect(&self, address: &Address, gate: &Arc<Gate>) -> Result<Stream, Lost> {
         let stream = match address.host.parse::<IpAddr>() {
             Ok(ip) => TcpStream::connect((ip, address.port)).await,
             Err(_) => TcpStream::connect((&*address.host, address.port)).await,
@@ -88,6 +90,7 @@ impl Connector {
         let stream = stream.map_err(Lost::Connect)?;
         // Requests go out when they are ready.
         let _ = stream.set_nodelay(true);
+        let stream = Gated::new(stream, gate);
         match &self.tls {
             None => Ok(Stream::Plain(stream)),
             Some((connector, name)) => {
@@ -100,8 +103,8 @@ impl Connector {
 
 /// An open connection.
 pub(super) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Plain(Gated),
+    Tls(Box<TlsStream<Gated>>),
 }
 
 impl AsyncRead for Stream {

@@ -7,6 +7,7 @@ mod logs;
 mod look_up;
 mod retries;
 mod server;
+mod status;
 mod tls;
 
 use std::time::Duration;

@@ -51,7 +51,11 @@ impl Replays for EmbeddedLedger {
     }
 
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job> {
-        Box::pin(self.write(move |work, _| work.release(job, limit)))
+        Box::pin(self.write(move |work, _| work.release(job, None, limit)))
+    }
+
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job> {
+        Box::pin(self.write(move |work, _| work.release(job, Some(started), limit)))
     }
 }
 

@@ -18,9 +18,9 @@ use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
 const LOOK_AT: usize = 1_024;
 
 impl Work<'_> {
-    pub(super) fn release(&mut self, id: JobId, limit: u32) -> Done<Job> {
+    pub(super) fn release(&mut self, id: JobId, started: Option<u64>, limit: u32) -> Done<Job> {
         let job = self.job(id)?;
-        if job.state != JobState::Running {
+        if job.state != JobState::Running || started.is_some_and(|started| started != job.counts.started()) {
             return Ok(job);
         }
         let room = u64::from(job.new.pace.concurrency).saturating_sub(job.counts.released);

@@ -53,6 +53,10 @@ impl Work<'_> {
             }
             Settle::Bury(ending, cause) => {
                 self.end_attempt(&row, &ending)?;
+                if ending.class == Class::Deferred {
+                    row.attempts -= 1;
+                    row.tries -= 1;
+                }
                 row.error = Some(ending.error.clone());
                 row.completed_at = Some(self.now);
                 let copy_of =

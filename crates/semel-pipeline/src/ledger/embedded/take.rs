@@ -13,7 +13,7 @@ use super::work::{Done, Work};
 use super::{EmbeddedLedger, Shared};
 use crate::delivery::{self, Class, Holding, Said, Settle, State, Step};
 use crate::event::Trace;
-use crate::id::{EventId, EventKind};
+use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{Answer, Take, Working};
 
 /// The most lost deliveries of one target that are given back in one call: bounds the call.
@@ -31,6 +31,15 @@ impl Working for EmbeddedLedger {
             }
             self.write(move |work, shared| work.take(&take, shared)).await
         })
+    }
+
+    fn retake(
+        &self,
+        delivery: DeliveryId,
+        worker: String,
+        lease: Duration,
+    ) -> Answer<'_, Option<delivery::Work>> {
+        Box::pin(self.write(move |work, _| work.retake(delivery, &worker, lease)))
     }
 
     fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {
@@ -130,7 +139,7 @@ impl Work<'_> {
             match self.first_in_lane(asked.target, &tenant)? {
                 Some((number, due)) if due <= self.now => {
                     let row = self.row(number)?;
-                    taken.push(self.start(row, take)?);
+                    taken.push(self.start(row, &take.worker, take.lease)?);
                     asked.left -= 1;
                     self.give_turn(asked.target, &tenant, shared)?;
                 }
@@ -139,6 +148,15 @@ impl Work<'_> {
             asked.next = self.next_lane(asked.target)?;
         }
         Ok(taken)
+    }
+
+    fn retake(&mut self, id: DeliveryId, worker: &str, lease: Duration) -> Done<Option<delivery::Work>> {
+        match self.find_row(id)? {
+            Some(row) if row.state == State::RetryWait && row.front => {
+                self.start(row, worker, lease).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Gives back what its worker has lost: the attempt crashed.
@@ -176,7 +194,7 @@ impl Work<'_> {
     }
 
     /// Starts an attempt: it is written down before anybody acts on it.
-    fn start(&mut self, mut row: Row, take: &Take) -> Done<delivery::Work> {
+    fn start(&mut self, mut row: Row, worker: &str, lease: Duration) -> Done<delivery::Work> {
         if row.state == State::Idle {
             self.step(&mut row, Step::Enqueue)?;
         }
@@ -186,7 +204,7 @@ impl Work<'_> {
         row.tries += 1;
         row.numbered += 1;
         row.token = Some(token);
-        row.lease_until = Some(self.now.after(take.lease));
+        row.lease_until = Some(self.now.after(lease));
         row.started_at = row.started_at.or(Some(self.now));
         self.save(&mut row)?;
         self.sql
@@ -197,7 +215,7 @@ impl Work<'_> {
             .execute(params![
                 row.number,
                 row.numbered,
-                take.worker,
+                worker,
                 row.epoch,
                 micros(self.now),
                 row.item.map(|(job, _)| job.to_bytes()),

@@ -73,15 +73,23 @@ impl Replays for PostgresLedger {
     }
 
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job> {
-        Box::pin(async move {
-            let asked = (job, limit);
-            let released = self
-                .shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(release::release(s, c, a.0, a.1)))
-                .await?;
-            self.shared.news.tell();
-            Ok(released)
-        })
+        Box::pin(self.release_some(job, None, limit))
+    }
+
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job> {
+        Box::pin(self.release_some(job, Some(started), limit))
+    }
+}
+
+impl PostgresLedger {
+    async fn release_some(&self, job: JobId, started: Option<u64>, limit: u32) -> Result<Job, Error> {
+        let asked = (job, started, limit);
+        let released = self
+            .shared
+            .call(Shape::Transaction, &asked, |s, c, a| Box::pin(release::release(s, c, a.0, a.1, a.2)))
+            .await?;
+        self.shared.news.tell();
+        Ok(released)
     }
 }
 

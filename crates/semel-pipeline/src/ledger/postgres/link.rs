@@ -10,7 +10,8 @@ use semel::store::{AsyncCommit, Pooling};
 use semel::together::Together;
 use sqlx::postgres::{PgArguments, PgPoolOptions};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool, Postgres, Row as _};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::builder::Settings;
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub(super) finds: Arc<Together<KeyId, Result<KeyState, Error>>>,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
+    /// For heartbeats alone: see [`call_apart`](Self::call_apart).
+    heartbeats: Mutex<Option<PgConnection>>,
 }
 
 /// How a call meets the database.
@@ -89,6 +92,7 @@ impl Shared {
                 joint: Joint::default(),
                 finds: Together::new(intake::FIND_TOGETHER),
                 swept: AtomicI64::new(0),
+                heartbeats: Mutex::new(None),
             }
         })
     }
@@ -151,6 +155,44 @@ impl Shared {
             sleep(wait).await;
             pause = (pause * 2).min(Duration::from_millis(250));
         }
+    }
+
+    /// Carries out one statement on a connection apart from the pool, for heartbeats. They must not wait for the statements of
+    /// others, who may hold every connection of the pool; and the connection belongs to the caller's runtime, the
+    /// heartbeat thread's own, which is never busy with anything else.
+    ///
+    /// It is tried twice where the connection was an old one: the server may have closed it since.
+    pub(super) async fn call_apart<A, T, W>(&self, arguments: &A, work: W) -> Result<T, Error>
+    where
+        A: Sync + ?Sized,
+        T: Send,
+        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+    {
+        let mut kept = self.heartbeats.lock().await;
+        loop {
+            // Taken out: where this future is dropped midway, a connection with half an answer goes with it.
+            let (mut connection, old) = match kept.take() {
+                Some(connection) => (connection, true),
+                None => (self.connect_apart().await.map_err(|trouble| Error::Store(trouble.into()))?, false),
+            };
+            match self.run(Shape::Statement, &mut connection, arguments, &work).await {
+                Ok(answer) => {
+                    *kept = Some(connection);
+                    return Ok(answer);
+                }
+                Err(Fault::Database(trouble)) if old && trouble.cure == Cure::Reconnect => {}
+                Err(Fault::Database(trouble)) => return Err(Error::Store(trouble.into())),
+                Err(Fault::Answer(error)) => return Err(error),
+            }
+        }
+    }
+
+    async fn connect_apart(&self) -> Result<PgConnection, Trouble> {
+        let connected = self.settings.options.connect().await;
+        let mut connection =
+            connected.map_err(|error| Trouble::of(&self.settings.target, &error).uncommitted())?;
+        check(&self.settings, &mut connection).await?;
+        Ok(connection)
     }
 
     fn unknown(&self) -> Trouble {

@@ -76,10 +76,11 @@ pub(super) async fn release(
     shared: &Shared,
     connection: &mut PgConnection,
     id: JobId,
+    started: Option<u64>,
     limit: u32,
 ) -> Result<Job, Fault> {
     let job = jobs::hold(shared, connection, id).await?;
-    if job.state != JobState::Running {
+    if job.state != JobState::Running || started.is_some_and(|started| started != job.counts.started()) {
         return Ok(job);
     }
     let room = u64::from(job.new.pace.concurrency).saturating_sub(job.counts.released);

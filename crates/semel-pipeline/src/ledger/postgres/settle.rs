@@ -23,7 +23,8 @@ WITH settled AS (
     due_at = CASE WHEN s.state = 'retry_wait' THEN statement_timestamp() + s.delay * interval '1 microsecond'
       ELSE d.due_at END,
     completed_at = CASE WHEN s.state = 'retry_wait' THEN NULL ELSE statement_timestamp() END,
-    error = CASE s.class WHEN 'deferred' THEN d.error WHEN 'success' THEN NULL ELSE s.error END,
+    error = CASE WHEN s.class = 'deferred' AND s.state = 'retry_wait' THEN d.error WHEN s.class = 'success' THEN NULL
+      ELSE s.error END,
     letter = CASE WHEN s.state = 'dlq' THEN coalesce(d.letter, s.letter) ELSE d.letter END
   FROM unnest($1::bytea[], $2::bytea[], $3::text[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::bigint[],
     $9::bigint[], $10::bytea[]) WITH ORDINALITY

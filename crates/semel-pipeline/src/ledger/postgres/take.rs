@@ -137,6 +137,29 @@ FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN event AS e ON e.id = w.event) 
 ORDER BY w.n"
 );
 
+/// $1 the delivery, $2 the beginning of its token, $3 lease, $4 worker.
+const RETAKE: &str = concat!(
+    r"
+WITH taken AS (
+  UPDATE delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, tries = d.tries + 1,
+    token = $2::bytea || int4send(4 + (d.lane IS NOT NULL)::integer
+      + 2 * (d.job IS NOT NULL OR d.letter IS NOT NULL)::integer),
+    lease_until = statement_timestamp() + $3 * interval '1 microsecond',
+    started_at = coalesce(d.started_at, statement_timestamp())
+  WHERE d.id = $1 AND d.state = 'retry_wait' AND d.waits AND ",
+    first_of_its_lane!(),
+    r"
+  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.tries, d.epoch, d.token, d.job,
+    coalesce(d.deliver_until <= statement_timestamp(), false) AS expired
+), begun AS (
+  INSERT INTO attempt (delivery, number, worker, epoch, started_at, job)
+  SELECT id, tries, $4, epoch, statement_timestamp(), job FROM taken
+)
+SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
+  w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at, w.expired
+FROM taken AS w JOIN event AS e ON e.id = w.event"
+);
+
 /// What an earlier try of the same call took: its answer was lost.
 const TAKEN: &str = r"
 SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
@@ -178,6 +201,59 @@ struct Ask<'a> {
     token: [u8; 12],
     /// Set once it was asked: the next try looks whether that was executed.
     asked: AtomicBool,
+}
+
+/// One question for one delivery.
+struct AskAgain<'a> {
+    delivery: DeliveryId,
+    worker: &'a str,
+    lease: Duration,
+    token: [u8; 12],
+    /// Set once it was asked: the next try looks whether that was executed.
+    asked: AtomicBool,
+}
+
+pub(super) async fn retake(
+    shared: &Shared,
+    delivery: DeliveryId,
+    worker: &str,
+    lease: Duration,
+) -> Result<Option<Work>, Error> {
+    check_text("the name of a worker", worker)?;
+    let ask = AskAgain { delivery, worker, lease, token: rand::random(), asked: AtomicBool::new(false) };
+    let (_, mut works) =
+        shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(retake_once(s, c, a))).await?;
+    Ok(works.pop())
+}
+
+async fn retake_once(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    ask: &AskAgain<'_>,
+) -> Result<(i64, Vec<Work>), Fault> {
+    if ask.asked.swap(true, Ordering::Relaxed) {
+        let taken = taken_before(shared, connection, &ask.token).await?;
+        if !taken.1.is_empty() {
+            return Ok(taken);
+        }
+    }
+    let query = shared
+        .query(RETAKE)
+        .bind(ask.delivery.to_bytes())
+        .bind(ask.token.as_slice())
+        .bind(micros(ask.lease))
+        .bind(ask.worker);
+    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
+    read(shared, &rows)
+}
+
+async fn taken_before(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    token: &[u8; 12],
+) -> Result<(i64, Vec<Work>), Fault> {
+    let taken = shared.query(TAKEN).bind(token.as_slice()).fetch_all(connection).await;
+    read(shared, &taken.map_err(|error| shared.explain(&error))?)
 }
 
 pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
@@ -233,10 +309,9 @@ async fn take_once(
     ask: &Ask<'_>,
 ) -> Result<(i64, Vec<Work>), Fault> {
     if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = shared.query(TAKEN).bind(ask.token.as_slice()).fetch_all(&mut *connection).await;
-        let taken = taken.map_err(|error| shared.explain(&error))?;
-        if !taken.is_empty() {
-            return read(shared, &taken);
+        let taken = taken_before(shared, connection, &ask.token).await?;
+        if !taken.1.is_empty() {
+            return Ok(taken);
         }
     }
     let query = shared
@@ -285,12 +360,13 @@ fn work(columns: Columns<'_>, delivery: DeliveryId) -> Result<Work, Fault> {
     })
 }
 
+/// Renews leases on the connection for heartbeats.
 pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) -> Result<Vec<Said>, Error> {
     if held.is_empty() {
         return Ok(Vec::new());
     }
     let arguments = (held, lease);
-    let kept = shared.call(Shape::Statement, &arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
+    let kept = shared.call_apart(&arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
     Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
 }
 

@@ -85,6 +85,36 @@ pub async fn racing_releases_keep_the_limit(context: &Context) {
     assert_eq!((job.state, job.counts.replayed, job.counts.released), (JobState::Done, 40, 0));
 }
 
+/// Several processes see a job as it is and release the next items: one of them does. And whoever repeats its call
+/// releases nothing more.
+pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
+    dead(context, 12).await;
+    let job = job(context, 1_000).await;
+    let mut started = 0;
+    for round in 1..=3 {
+        let calls: Vec<_> = (0..6)
+            .map(|number| {
+                let ledger = context.handle(number);
+                tokio::spawn(
+                    async move { ledger.release_after(job, started, 3).await.expect("it is answered") },
+                )
+            })
+            .collect();
+        for call in calls {
+            let counts = call.await.expect("no call panics").counts;
+            assert_eq!((counts.started(), counts.pending), (3 * round, 12 - 3 * round));
+        }
+        // Those that end stay started.
+        for work in context.take(2).await {
+            context.settle(work.holding, Settle::Done(fine())).await;
+        }
+        started = 3 * round;
+        assert_eq!(context.counts(job).await.started(), started);
+    }
+    let answer = context.ledger().release_after(job, 8, 3).await.expect("it is answered");
+    assert_eq!(answer.counts.started(), 9, "it is not as the caller saw it");
+}
+
 /// Two jobs want the same: each item is released by one of them.
 pub async fn two_jobs_share_no_item(context: &Context) {
     dead(context, 20).await;

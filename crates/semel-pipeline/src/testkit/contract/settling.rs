@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::context::{Context, LONG, SHORT, TARGET, event, failed, fine, line, take};
-use crate::delivery::{Class, Holding, Impossible, Said, Settle, State, Step};
+use crate::delivery::{Class, Ending, Holding, Impossible, Said, Settle, State, Step};
 use crate::ledger::{Change, Error};
 use crate::letter::Cause;
 use crate::replay::{Action, Mode, Selection};
@@ -114,6 +114,34 @@ pub async fn work_given_back_does_not_count(context: &Context) {
     let (delivery, letter) = context.bury(work.holding).await;
     assert_eq!(context.letter(letter).await.attempts, 1);
     assert_eq!(context.told(delivery).await.attempts.last().map(|attempt| attempt.number), Some(4));
+}
+
+/// A delivery that is set aside without being sent (poison, expired) has no more attempts than were made.
+pub async fn what_is_set_aside_unsent_is_no_attempt(context: &Context) {
+    let unsent = Ending { class: Class::Deferred, ..failed("it is not sent again") };
+    for crashes in 0..3 {
+        context.publish().await;
+        for _ in 0..crashes {
+            let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
+            assert_eq!(taken.len(), 1);
+            context.pass(SHORT).await;
+        }
+        let work = context.take_one().await;
+        assert_eq!((work.attempt, work.crashes), (crashes + 1, crashes));
+        context.settle(work.holding, Settle::Bury(unsent.clone(), Cause::Poison)).await;
+        let told = context.told(work.holding.delivery).await;
+        let delivery = told.delivery;
+        assert_eq!((delivery.state, delivery.attempts, delivery.crashes), (State::Dlq, crashes, crashes));
+        assert_eq!(delivery.error.as_deref(), Some("it is not sent again"));
+        let letter = context.letter(delivery.letter.expect("it has a letter")).await;
+        assert_eq!((letter.attempts, letter.cause), (crashes, Cause::Poison));
+        assert_eq!(letter.error, "it is not sent again");
+        let classes: Vec<Class> =
+            told.attempts.iter().filter_map(|attempt| attempt.ending.as_ref().map(|end| end.class)).collect();
+        let mut expected = vec![Class::Crashed; crashes as usize];
+        expected.push(Class::Deferred);
+        assert_eq!(classes, expected);
+    }
 }
 
 /// P6: every operation on a delivery in every state does what is drawn, or is refused and changes nothing.

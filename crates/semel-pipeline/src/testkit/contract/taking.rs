@@ -229,6 +229,53 @@ pub async fn a_replayed_one_goes_first_again(context: &Context) {
     assert_eq!(context.take_one().await.event, ids[2]);
 }
 
+/// By its id a delivery is taken where it waits for its retry, before it is due, and with all that a take does.
+pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
+    let retake = async |delivery| {
+        let taken = context.handle(1).retake(delivery, "worker-2".to_owned(), LONG).await;
+        taken.expect("it is answered")
+    };
+    context.publish().await;
+    let first = context.take_one().await;
+    let id = first.holding.delivery;
+    assert_eq!(retake(id).await, None, "it is held");
+    assert_eq!(retake(crate::id::DeliveryId::from_bytes([9; 16])).await, None, "there is none");
+    context.settle(first.holding, Settle::Retry(failed("once"), LONG)).await;
+    assert_eq!(context.take(10).await, [], "it is not due");
+    let again = retake(id).await.expect("it waits");
+    assert_eq!((again.holding.delivery, again.attempt, again.crashes), (id, 2, 0));
+    assert_ne!(again.holding.token, first.holding.token);
+    assert_eq!(
+        Work { holding: first.holding, attempt: 1, request_id: first.request_id.clone(), ..again.clone() },
+        first
+    );
+    assert_eq!(retake(id).await, None, "it is held again");
+    assert_eq!(context.say(first.holding, Settle::Done(fine())).await, Said::Lost);
+    let told = context.told(id).await;
+    assert_eq!((told.delivery.state, told.attempts.len()), (State::Running, 2));
+    assert_eq!(told.attempts[1].worker, "worker-2");
+    // Given back it is taken as usual, and the lease of such a take ends as any other.
+    context.settle(again.holding, Settle::Defer(LONG)).await;
+    let short = context.ledger().retake(id, "worker-1".to_owned(), SHORT).await.expect("it is answered");
+    assert_eq!(short.expect("it waits").attempt, 2, "what was given back does not count");
+    context.pass(SHORT).await;
+    let work = context.take_one().await;
+    assert_eq!((work.holding.delivery, work.attempt, work.crashes), (id, 3, 1));
+    context.settle(work.holding, Settle::Done(fine())).await;
+    assert_eq!(retake(id).await, None, "it is done");
+    // In the order of its key, as every other.
+    let ids = [context.accept(ordered("k", TARGET)).await, context.accept(ordered("k", TARGET)).await];
+    let first = context.take_one().await;
+    assert_eq!(first.event, ids[0]);
+    let second = context.only(ids[1]).await.delivery.id;
+    assert_eq!(retake(second).await, None, "the first runs");
+    context.settle(first.holding, Settle::Retry(failed("once"), LONG)).await;
+    assert_eq!(retake(second).await, None, "the first goes first");
+    let again = retake(first.holding.delivery).await.expect("it is the first");
+    context.settle(again.holding, Settle::Done(fine())).await;
+    assert_eq!(context.take_one().await.event, ids[1]);
+}
+
 /// P6: a worker that is gone leaves a crashed attempt, and its delivery goes to the next.
 pub async fn a_lost_worker_is_noticed(context: &Context) {
     context.publish().await;

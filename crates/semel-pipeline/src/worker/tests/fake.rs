@@ -1,4 +1,4 @@
-//! A ledger for tests of the loop: no leases, no order, and faults on demand.
+//! A ledger for tests of the loop: leases end only when a test says so, there is no order, and faults come on demand.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use semel::store::{self, ErrorKind};
 use semel::time::Timestamp;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::delivery::{Holding, Said, Settle, Work};
@@ -27,6 +27,8 @@ pub(super) struct Fake {
     failures: AtomicU32,
     renewals: AtomicU32,
     changed: Notify,
+    /// While it is set, takes are executed and not answered.
+    mute: watch::Sender<bool>,
 }
 
 impl Fake {
@@ -45,6 +47,26 @@ impl Fake {
     pub(super) fn add_with(&self, target: &str, change: impl FnOnce(&mut Work)) {
         self.push(target, change);
         self.changed.notify_waiters();
+    }
+
+    /// As [`add_with`](Self::add_with), and the worker does not hear of it yet.
+    pub(super) fn push_with(&self, target: &str, change: impl FnOnce(&mut Work)) {
+        self.push(target, change);
+    }
+
+    /// Tells the worker that there is work.
+    pub(super) fn stir(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// How many deliveries are in the worker's hands.
+    pub(super) fn held(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    /// How many of them are such.
+    pub(super) fn held_by(&self, such: impl Fn(&Work) -> bool) -> usize {
+        self.held.lock().values().filter(|work| such(work)).count()
     }
 
     fn push(&self, target: &str, change: impl FnOnce(&mut Work)) {
@@ -99,6 +121,21 @@ impl Fake {
         self.renewals.load(Ordering::SeqCst)
     }
 
+    /// From now on takes are executed, and their answers are held back.
+    pub(super) fn hold_answers(&self) {
+        self.mute.send_replace(true);
+    }
+
+    /// Gives the answers that were held back.
+    pub(super) fn release_answers(&self) {
+        self.mute.send_replace(false);
+    }
+
+    /// All leases are over: what is held is another's from now on, and ends there.
+    pub(super) fn lose_all(&self) {
+        self.held.lock().clear();
+    }
+
     fn give(&self, take: &Take) -> Vec<Work> {
         let now = Instant::now();
         let mut left: HashMap<&str, u32> =
@@ -125,7 +162,10 @@ impl Fake {
     }
 
     fn write(&self, holding: Holding, settle: Settle) -> Said {
-        let Some(mut work) = self.held.lock().remove(&holding.delivery) else { return Said::Lost };
+        let mut held = self.held.lock();
+        let is_held = held.get(&holding.delivery).is_some_and(|work| work.holding == holding);
+        let Some(mut work) = held.remove(&holding.delivery).filter(|_| is_held) else { return Said::Lost };
+        drop(held);
         match &settle {
             Settle::Retry(_, delay) => self.waiting.lock().push((Instant::now() + *delay, work)),
             Settle::Defer(delay) => {
@@ -143,13 +183,36 @@ impl Working for Fake {
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>> {
         Box::pin(async move {
             tokio::time::sleep(self.latency).await;
-            Ok(self.give(&take))
+            let given = self.give(&take);
+            // The sender lives as long as the ledger.
+            let _ = self.mute.subscribe().wait_for(|mute| !*mute).await;
+            Ok(given)
         })
+    }
+
+    fn retake(&self, delivery: DeliveryId, _: String, _: Duration) -> Answer<'_, Option<Work>> {
+        let mut waiting = self.waiting.lock();
+        let at = waiting.iter().position(|(_, work)| work.holding.delivery == delivery);
+        let given = at.map(|at| {
+            let (_, mut work) = waiting.remove(at);
+            work.attempt += 1;
+            work.holding.token += 1;
+            self.taken.fetch_add(1, Ordering::SeqCst);
+            self.held.lock().insert(delivery, work.clone());
+            work
+        });
+        drop(waiting);
+        Box::pin(async move { Ok(given) })
     }
 
     fn renew(&self, held: Vec<Holding>, _: Duration) -> Answer<'_, Vec<Said>> {
         self.renewals.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async move { Ok(vec![Said::Kept; held.len()]) })
+        let known = self.held.lock();
+        let is_held =
+            |held: &Holding| known.get(&held.delivery).is_some_and(|work| work.holding.token == held.token);
+        let said = held.iter().map(|held| if is_held(held) { Said::Kept } else { Said::Lost }).collect();
+        drop(known);
+        Box::pin(async move { Ok(said) })
     }
 
     fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {

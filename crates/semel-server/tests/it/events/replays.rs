@@ -155,6 +155,158 @@ fn a_job_keeps_its_pace_and_stops_when_told() {
     assert!(sink.most_at_once() <= 8);
 }
 
+/// A job over all that failed, followed until it is not running any more. Answers its id, and how it then stands.
+fn follow(admin: &Http, wanted: Value) -> (String, Value) {
+    let job = admin.post("/v1/replays", &wanted.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
+    let stands = stopped(admin, &job);
+    (job, stands)
+}
+
+/// Waits until a job is not running any more and everything that was released has ended.
+fn stopped(admin: &Http, job: &str) -> Value {
+    let mut stands = Value::Null;
+    wait::until("the job stops", PATIENCE, || {
+        stands = admin.get(&format!("/v1/replays/{job}")).expect(200);
+        stands["state"] != "running" && stands["counts"]["released"] == 0
+    })
+    .unwrap_or_else(|_| panic!("{stands:#}"));
+    stands
+}
+
+fn is_paused(stands: &Value, failed: usize, ended: usize) {
+    assert_eq!(stands["state"], "paused", "{stands:#}");
+    let note = stands["note"].as_str().unwrap();
+    assert!(note.starts_with(&format!("{failed} of the last {ended} failed again")), "{note}");
+}
+
+// The canary goes first, all of it and nothing else, and the job stops there when more than half of it fails.
+#[test]
+fn a_job_sends_exactly_its_canary_and_stops_when_that_fails() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 12);
+    let admin = semel.admin();
+    let before = sink.calls();
+    sink.answer_in_turn([422, 200, 422].into_iter());
+    let (job, stands) = follow(&admin, json!({ "status": "failed", "canary": 3 }));
+    is_paused(&stands, 2, 3);
+    assert_eq!((sink.calls() - before, &stands["counts"]["pending"]), (3, &json!(9)));
+    // Half of it is not more than half.
+    admin.post(&format!("/v1/replays/{job}/cancel"), "{}").expect(200);
+    sink.answer_in_turn([422, 200].into_iter());
+    let (_, stands) = follow(&admin, json!({ "status": "failed", "canary": 2 }));
+    assert_eq!(stands["state"], "done", "{stands:#}");
+    assert_eq!((&stands["counts"]["replayed"], &stands["counts"]["failed_again"]), (&json!(10), &json!(1)));
+}
+
+// Failures are judged from the tenth item on: more than half of what ended since the start, or since it was resumed.
+#[test]
+fn a_job_stops_at_the_item_that_makes_it_more_than_half() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 50);
+    let admin = semel.admin();
+    let before = sink.calls();
+    sink.answer_with(422);
+    let one_by_one = json!({ "status": "failed", "canary": 0, "concurrency": 1 });
+    let (job, stands) = follow(&admin, one_by_one.clone());
+    is_paused(&stands, 10, 10);
+    assert_eq!(sink.calls() - before, 10, "the tenth is judged, and there is no eleventh");
+    // Resumed, it begins to count anew.
+    admin.post(&format!("/v1/replays/{job}/resume"), "{}").expect(200);
+    is_paused(&stopped(&admin, &job), 10, 10);
+    assert_eq!(sink.calls() - before, 20);
+    admin.post(&format!("/v1/replays/{job}/cancel"), "{}").expect(200);
+    // Five of ten are half; six of eleven are more.
+    sink.answer_in_turn([422, 200, 422, 200, 422, 200, 422, 200, 422, 200, 422].into_iter());
+    let (_, stands) = follow(&admin, one_by_one);
+    is_paused(&stands, 6, 11);
+    assert_eq!(sink.calls() - before, 31);
+    // With `pause_above` the share is another.
+    let (_, stands) =
+        follow(&admin, json!({ "status": "failed", "canary": 0, "concurrency": 1, "pause_above": 1 }));
+    assert_eq!(
+        (&stands["state"], &stands["counts"]["failed_again"]),
+        (&json!("done"), &json!(45)),
+        "{stands:#}"
+    );
+}
+
+// What went well long ago says nothing about now: only the last hundred count.
+#[test]
+fn a_job_that_went_well_for_long_stops_soon_all_the_same() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, ""));
+    let semel = dead(&bench, &sink, 250);
+    let admin = semel.admin();
+    let before = sink.calls();
+    sink.answer_in_turn(std::iter::repeat_n(200, 200).chain(std::iter::repeat_n(422, 50)));
+    let (_, stands) =
+        follow(&admin, json!({ "status": "failed", "limit": 250, "canary": 0, "concurrency": 1 }));
+    is_paused(&stands, 10, 10);
+    assert_eq!(sink.calls() - before, 210);
+}
+
+// A canary that failed is not forgotten with the process that sent it.
+#[test]
+fn a_canary_that_failed_stops_the_job_after_a_restart_too() {
+    let sink = Sink::start();
+    let bench = Bench::new(&format!("[ledger]\nlease = \"500ms\"\n{}", target("all", &sink, "")));
+    let semel = dead(&bench, &sink, 4);
+    sink.be_slow(Duration::from_millis(700));
+    let body = json!({ "status": "failed", "canary": 2 });
+    let job =
+        semel.admin().post("/v1/replays", &body.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
+    sink.answer_in_turn([422, 422, 422, 422].into_iter());
+    let before = sink.calls();
+    wait::until("the first has failed", PATIENCE, || sink.calls() > before).unwrap();
+    semel.kill();
+    sink.be_slow(Duration::ZERO);
+    let semel = bench.start();
+    let stands = stopped(&semel.admin(), &job);
+    is_paused(&stands, 2, 2);
+    assert_eq!(stands["counts"]["pending"], 2, "{stands:#}");
+}
+
+/// The most calls within any second, from the call with this number on.
+fn most_in_a_second(sink: &Sink, from: usize) -> usize {
+    let mut times: Vec<_> = sink.seen()[from..].iter().map(|one| one.at).collect();
+    times.sort();
+    let within =
+        |at: usize| times[at..].iter().filter(|time| **time < times[at] + Duration::from_secs(1)).count();
+    (0..times.len()).map(within).max().unwrap_or_default()
+}
+
+// The rate holds from the first item on, for the canary too, and nothing is made up for after a standstill.
+#[test]
+fn a_job_keeps_its_rate_whatever_happens() {
+    const RATE: usize = 20;
+    let sink = Sink::start();
+    let bench = Bench::new(&target("all", &sink, "concurrency = 64"));
+    let semel = dead(&bench, &sink, 100);
+    let admin = semel.admin();
+    let before = sink.calls();
+    let wanted = json!({ "status": "failed", "limit": 100, "rate": RATE, "canary": 40, "concurrency": 64 });
+    let job = admin.post("/v1/replays", &wanted.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
+    wait::until("half of the canary is sent", PATIENCE, || sink.calls() >= before + 20).unwrap();
+    // It stands still: nobody answers for some seconds.
+    sink.be_slow(Duration::from_millis(2_500));
+    wait::until("the rest of the canary has ended", PATIENCE, || sink.calls() >= before + 40).unwrap();
+    sink.be_slow(Duration::ZERO);
+    let done = stopped(&admin, &job);
+    assert_eq!((&done["state"], &done["counts"]["replayed"]), (&json!("done"), &json!(100)), "{done:#}");
+    // Calls may reach the target a little later than they were released, and so closer together: half as many again is room
+    // enough for that. Without the rate 20 or 60 of them come at once.
+    let most = most_in_a_second(&sink, before);
+    assert!(most <= RATE + RATE / 2, "{most} within a second");
+    let seen = sink.seen();
+    let (first, last) =
+        (seen[before..].iter().map(|one| one.at).min(), seen[before..].iter().map(|one| one.at).max());
+    let took = last.unwrap() - first.unwrap();
+    // 100 items at 20 a second, less what may be made up for: a tenth of a second, and the first at once.
+    assert!(took >= Duration::from_millis(4_800), "{took:?}");
+}
+
 // Bad input: what is in flight, wrong ids, unknown targets, nothing to replay.
 #[test]
 fn what_cannot_be_replayed_is_refused_in_plain_words() {

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// A target of the test's.
 pub(crate) struct Sink {
@@ -28,6 +29,8 @@ struct Shared {
     status: AtomicU16,
     /// What it refuses for good, by a word in the body.
     refused: Mutex<Option<String>>,
+    /// What the next calls are answered with, the last one first.
+    in_turn: Mutex<Vec<u16>>,
     /// How long it takes, in ms.
     slow: AtomicU64,
     now: AtomicUsize,
@@ -43,6 +46,8 @@ pub(crate) struct Delivered {
     pub(crate) body: String,
     /// What it was answered with.
     pub(crate) status: u16,
+    /// When it had come.
+    pub(crate) at: Instant,
 }
 
 impl Delivered {
@@ -105,6 +110,11 @@ impl Sink {
         self.shared.status.store(status, Ordering::SeqCst);
     }
 
+    /// Answers the next calls with these, one after the other, and then as always.
+    pub(crate) fn answer_in_turn(&self, statuses: impl DoubleEndedIterator<Item = u16>) {
+        *self.shared.in_turn.lock() = statuses.rev().collect();
+    }
+
     /// Refuses for good what has this word in its body.
     pub(crate) fn refuse(&self, word: &str) {
         *self.shared.refused.lock() = Some(word.to_owned());
@@ -162,6 +172,7 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let body = String::from_utf8_lossy(&body).into_owned();
+    let at = Instant::now();
     let now = shared.now.fetch_add(1, Ordering::SeqCst) + 1;
     shared.most.fetch_max(now, Ordering::SeqCst);
     let slow = shared.slow.load(Ordering::SeqCst);
@@ -170,9 +181,10 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         std::thread::sleep(Duration::from_millis(slow));
     }
     let refused = shared.refused.lock().as_ref().is_some_and(|word| body.contains(word));
-    let status = if refused { 422 } else { shared.status.load(Ordering::SeqCst) };
+    let in_turn = shared.in_turn.lock().pop();
+    let status = if refused { 422 } else { in_turn.unwrap_or(shared.status.load(Ordering::SeqCst)) };
     shared.now.fetch_sub(1, Ordering::SeqCst);
-    shared.seen.lock().push(Delivered { path, headers, body, status });
+    shared.seen.lock().push(Delivered { path, headers, body, status, at });
     let text = format!("HTTP/1.1 {status} x\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello");
     (&mut &*stream).write_all(text.as_bytes()).ok()
 }

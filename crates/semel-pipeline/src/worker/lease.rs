@@ -1,0 +1,103 @@
+//! How long a worker still holds what it took.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a worker surely holds a delivery. Cheap to clone; clones share what heartbeats find out.
+///
+/// It is counted from before the take, or the renewal, was sent: the ledger's own count ends later. And it is counted by
+/// the machine's monotonic clock, which goes on while the process is stopped (SIGSTOP, a debugger, no processor): whoever
+/// stood still for too long finds the lease over. It does not go on while the whole machine is suspended.
+#[derive(Clone)]
+pub struct Lease {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    started: Instant,
+    length: Duration,
+    /// In µs after `started`.
+    until: AtomicU64,
+    lost: AtomicBool,
+}
+
+impl Lease {
+    /// The lease of a delivery that was asked for at `sent`.
+    pub(crate) fn new(sent: Instant, length: Duration) -> Self {
+        let shared = Shared { started: sent, length, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
+        let lease = Self { shared: Arc::new(shared) };
+        lease.extend(sent);
+        lease
+    }
+
+    /// It was renewed by a call that was sent then.
+    pub(crate) fn extend(&self, sent: Instant) {
+        let Shared { started, length, until, .. } = &*self.shared;
+        let end = sent.saturating_duration_since(*started).saturating_add(*length);
+        until.fetch_max(u64::try_from(end.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// The ledger says that somebody else has it.
+    pub(crate) fn lose(&self) {
+        self.shared.lost.store(true, Ordering::Release);
+    }
+
+    /// How long the delivery surely stays with the worker; zero once it may be somebody else's.
+    pub fn left(&self) -> Duration {
+        let Shared { started, until, lost, .. } = &*self.shared;
+        if lost.load(Ordering::Acquire) {
+            return Duration::ZERO;
+        }
+        let until = Duration::from_micros(until.load(Ordering::Acquire));
+        until.saturating_sub(started.elapsed())
+    }
+
+    /// Whether something that cannot be taken back may start now. A tenth of the lease is room for a slow thread between
+    /// this question and the first byte.
+    pub fn may_start(&self) -> bool {
+        self.left() > self.shared.length / 10
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("left", &self.left()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_counted_from_before_the_call_that_got_it() {
+        let sent = Instant::now();
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let lease = Lease::new(sent, LENGTH);
+        assert_eq!(lease.left(), Duration::from_secs(6));
+        tokio::time::advance(Duration::from_millis(4_999)).await;
+        assert!(lease.may_start());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!lease.may_start(), "a tenth of it is left, and that is too little to start");
+        assert_eq!(lease.left(), Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_never_shortens_it_and_a_lost_one_stays_lost() {
+        let lease = Lease::new(Instant::now(), LENGTH);
+        let sent = Instant::now() + Duration::from_secs(3);
+        lease.extend(sent);
+        lease.extend(Instant::now());
+        assert_eq!(lease.left(), Duration::from_secs(13));
+        lease.lose();
+        lease.extend(sent);
+        assert_eq!(lease.left(), Duration::ZERO);
+        assert!(!lease.may_start());
+    }
+}
