@@ -95,7 +95,7 @@ impl Run {
         block_on(async {
             for (number, heard) in &self.heard {
                 let found = ledger.find(key(*number).id).await.expect("it can be looked for");
-                let Some(found) = found else {
+                let Some(found) = found.holder else {
                     panic!("event {number} was acknowledged and is gone: {heard:?}")
                 };
                 let told = ledger.deliveries_of(found.event).await.expect("they can be read");
