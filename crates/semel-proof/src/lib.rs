@@ -4,4 +4,5 @@ pub mod grounds;
 pub mod model;
 pub mod place;
 pub mod remote;
+pub mod triggers;
 pub mod victim;

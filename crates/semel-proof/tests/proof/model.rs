@@ -7,6 +7,8 @@
 //! - **mutants**: something is broken on purpose and a named property must notice;
 //! - **limits**: what a mode does not promise, shown by the shortest way to it.
 
+mod triggers;
+
 use semel::record::Mode;
 use semel_proof::model::{Action, Budget, Mutant, Protocol, World, name};
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Path};

@@ -1,0 +1,475 @@
+//! A trigger: the one way in, with and without `?wait=true`.
+
+use super::action::{Destination, RedisFailure};
+use super::ledger::AcceptResult;
+use super::redis::{AckResult, PutResult};
+use super::world::{
+    ClaimAnswer, ClaimState, Delivery, Event, KeyRow, LeaseHolder, LeasedRun, LookReason, Rule, Stage,
+};
+use super::{Milestone, Mutant, Step};
+
+impl Step<'_> {
+    /// Sends the next command of a caller; `None` if it has to wait.
+    pub(super) fn call(&mut self, caller: u8, place: Destination) -> Option<()> {
+        let at = usize::from(caller);
+        let generation = self.world.callers[at].generation;
+        match self.world.callers[at].stage {
+            Stage::Idle => {
+                self.begin(caller);
+                if self.model.is_keyed(caller) {
+                    self.call(caller, place)?;
+                }
+            }
+            Stage::Claim => {
+                let asked = self.claim(caller, generation);
+                self.go(caller, Stage::Find(asked));
+                if asked == ClaimAnswer::Won && self.broken_by(Mutant::WinnerSkipsLedger) {
+                    self.go(caller, Stage::Gate);
+                }
+            }
+            Stage::Find(asked) => self.find(caller, asked),
+            Stage::Gate => {
+                if place == Destination::Buffer && !self.waits(caller) {
+                    self.put_run(caller);
+                } else if self.broken_by(Mutant::DirectWriteSkipsBuffer) {
+                    self.go(caller, Stage::Accept);
+                } else {
+                    self.look(caller, LookReason::BeforeAccept);
+                }
+            }
+            Stage::Put => self.put_run(caller),
+            Stage::Announce => {
+                let number = self.announce();
+                if self.broken_by(Mutant::NumberInsteadOfToken) {
+                    self.world.callers[at].token = number;
+                }
+                let last = self.broken_by(Mutant::AnnounceAfterPut);
+                self.go(caller, if last { Stage::Resolve(caller) } else { Stage::Put });
+            }
+            Stage::Fence => {
+                let fence = self.world.callers[at].fence;
+                let written = &mut self.world.redis.fences[usize::from(generation)];
+                *written = fence.max(*written);
+                self.go(caller, Stage::Find(ClaimAnswer::Fenced));
+            }
+            Stage::Look(why) => self.look(caller, why),
+            Stage::LookUp(run) => {
+                if self.world.ledger.event(run).is_some() && self.expired_in_ledger(run) {
+                    self.go(caller, Stage::Advance(generation));
+                } else if self.world.ledger.event(run).is_some() {
+                    self.answer(caller, run);
+                } else {
+                    self.forget(generation);
+                    self.restart(caller);
+                }
+            }
+            Stage::LookLostBuffer => {
+                match self.world.redis.indexed(generation) {
+                    Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
+                        self.mark(Milestone::LostKeyFound);
+                        if self.waits(caller) {
+                            self.go_promote(caller, run);
+                        } else {
+                            self.answer(caller, run);
+                        }
+                    }
+                    _ if self.broken_by(Mutant::LedgerBeforeBuffer) => self.refuse(caller),
+                    _ => self.go(caller, Stage::LookLostLedger),
+                };
+            }
+            Stage::LookLostLedger => self.look_lost_in_ledger(caller),
+            Stage::Accept if self.too_late_to_write(caller) => self.restart(caller),
+            Stage::Accept => match self.accept(caller, generation) {
+                AcceptResult::Own => {
+                    if self.world.callers[at].alone {
+                        self.mark(Milestone::Alone);
+                    }
+                    self.settle(caller, caller);
+                }
+                AcceptResult::Held(holder) if self.is_like(caller, holder) => self.settle(caller, holder),
+                AcceptResult::Held(_) => self.go(caller, self.lost_look()),
+                AcceptResult::Expired(from) => self.go(caller, Stage::Advance(from)),
+                AcceptResult::Stale => self.restart(caller),
+            },
+            Stage::Advance(from) => {
+                let next = self.advance(from);
+                self.restart(caller);
+                if let Some(next) = next {
+                    self.world.callers[at].generation = next;
+                }
+            }
+            Stage::Wait => {
+                if matches!(
+                    self.world.redis.claims[usize::from(generation)],
+                    ClaimState::Held { lapsed: false, .. }
+                ) {
+                    return None;
+                }
+                self.restart(caller);
+                self.call(caller, place)?;
+            }
+            Stage::Lease(run) => self.promote(caller, run)?,
+            Stage::AcceptBuffered(leased) => {
+                if self.broken_by(Mutant::PromoteWithoutLease) {
+                    self.write_promoted(leased);
+                    self.go(caller, Stage::Remove(leased.run));
+                } else {
+                    self.accept_buffered(leased);
+                    self.go(caller, Stage::Ack(leased));
+                }
+            }
+            Stage::Ack(leased) => match self.ack(leased, LeaseHolder::Caller(caller)) {
+                AckResult::Gone | AckResult::Lost => {
+                    self.mark(Milestone::Promoted);
+                    self.settle(caller, leased.run);
+                }
+                AckResult::Changed(leased) => self.go(caller, Stage::AcceptBuffered(leased)),
+            },
+            Stage::Remove(run) => {
+                let entry = self.world.redis.entry_mut(run);
+                if entry.is_some_and(|entry| entry.lease.is_none()) {
+                    *entry = None;
+                }
+                self.settle(caller, run);
+            }
+            Stage::Resolve(run) => {
+                self.resolve(caller, generation, run);
+                self.answer(caller, run);
+            }
+            Stage::Absent | Stage::Answered(_) | Stage::Conflict | Stage::Unavailable | Stage::Gone => {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    fn begin(&mut self, caller: u8) {
+        let world = &self.world;
+        let era = world.ledger.clock;
+        let owed = world.witness.told.iter().find(|run| {
+            let told = usize::from(*run);
+            world.witness.era[told] == era && self.is_like(caller, *run) && !world.expired.has(*run)
+        });
+        let expired = world.expired;
+        let me = &mut self.world.callers[usize::from(caller)];
+        (me.began, me.era, me.expired, me.owed) = (era, era, expired, owed);
+        self.begin_claim(caller);
+    }
+
+    /// Whether the ledger refuses a write because the claim is too old.
+    fn too_late_to_write(&self, caller: u8) -> bool {
+        let late = self.world.callers[usize::from(caller)].late;
+        if late {
+            self.mark(Milestone::WriteTooLate);
+        }
+        late && !self.broken_by(Mutant::WriteAfterClaimEnded)
+    }
+
+    fn go(&mut self, caller: u8, stage: Stage) {
+        self.world.callers[usize::from(caller)].stage = stage;
+    }
+
+    fn is_like(&self, caller: u8, run: u8) -> bool {
+        self.payload(caller) == self.payload(run) || self.broken_by(Mutant::PayloadNotCompared)
+    }
+
+    /// Starts again: from the claim, or from the ledger if the caller uses the ledger alone.
+    fn restart(&mut self, caller: u8) {
+        let at = usize::from(caller);
+        let (generation, alone) = (self.world.callers[at].generation, self.world.callers[at].alone);
+        if alone {
+            self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+        } else {
+            self.give_back(caller, generation);
+            self.world.callers[at].fence = 0;
+            self.world.callers[at].token = 0;
+            self.world.callers[at].late = false;
+            self.begin_claim(caller);
+        }
+    }
+
+    fn begin_claim(&mut self, caller: u8) {
+        let skips = self.waits(caller) && self.broken_by(Mutant::WaitWithoutClaim);
+        let first = match self.model.is_keyed(caller) {
+            true if skips => Stage::Find(ClaimAnswer::Won),
+            true => Stage::Claim,
+            false => Stage::Gate,
+        };
+        self.go(caller, first);
+    }
+
+    /// Reads the row of the key. This always follows the claim.
+    fn find(&mut self, caller: u8, asked: ClaimAnswer) {
+        let at = usize::from(caller);
+        let KeyRow { generation, holder } = self.world.ledger.row();
+        self.world.callers[at].era = self.world.ledger.clock;
+        if let Some(holder) = holder
+            && self.expired_in_ledger(holder)
+        {
+            return self.go(caller, Stage::Advance(generation));
+        }
+        if generation != self.world.callers[at].generation {
+            self.restart(caller);
+            self.world.callers[at].generation = generation;
+            if self.world.callers[at].alone {
+                // Without a claim to take, it continues with the generation that it just read.
+                self.find(caller, asked);
+            }
+            return;
+        }
+        match holder {
+            Some(holder) if self.is_like(caller, holder) => return self.settle(caller, holder),
+            Some(_) => return self.go(caller, self.lost_look()),
+            None => {}
+        }
+        let next = match asked {
+            ClaimAnswer::Won => Stage::Gate,
+            ClaimAnswer::TookOver => Stage::Fence,
+            ClaimAnswer::Fenced if self.broken_by(Mutant::DirectWriteSkipsBuffer) => Stage::Accept,
+            ClaimAnswer::Fenced => Stage::Look(LookReason::BeforeAccept),
+            ClaimAnswer::Busy => Stage::Look(LookReason::Busy),
+            ClaimAnswer::Replay(run) => Stage::Look(LookReason::Replay(run)),
+            ClaimAnswer::Conflict => Stage::Look(LookReason::Conflict),
+            ClaimAnswer::Nothing => Stage::Accept,
+        };
+        self.go(caller, next);
+    }
+
+    /// Looks up the key in the buffer.
+    fn look(&mut self, caller: u8, why: LookReason) {
+        let generation = self.world.callers[usize::from(caller)].generation;
+        let found = match why {
+            // By its id. The buffer is asked before the ledger, because a run moves from the buffer to the ledger.
+            LookReason::Replay(run) => self.world.redis.entry(run).map(|_| run),
+            _ => self.world.redis.indexed(generation),
+        };
+        let frees = self.broken_by(Mutant::BufferFreesExpiredKey);
+        match found {
+            Some(run) if self.world.expired.has(run) && !frees => {
+                self.go(caller, Stage::Advance(generation));
+            }
+            Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
+                if self.waits(caller) && !self.broken_by(Mutant::WaitNotPromoted) {
+                    self.go_promote(caller, run);
+                } else {
+                    self.settle(caller, run);
+                }
+            }
+            Some(run) if !self.world.expired.has(run) => self.go(caller, Stage::LookLostLedger),
+            _ => match why {
+                LookReason::BeforeAccept => self.go(caller, Stage::Accept),
+                LookReason::Busy if self.broken_by(Mutant::RoundsBypassClaim) => self.go(caller, Stage::Gate),
+                LookReason::Busy => self.go(caller, Stage::Wait),
+                LookReason::Replay(run) => self.go(caller, Stage::LookUp(run)),
+                LookReason::Conflict => self.go(caller, Stage::LookLostLedger),
+            },
+        }
+    }
+
+    fn lost_look(&self) -> Stage {
+        if self.broken_by(Mutant::LedgerBeforeBuffer) { Stage::LookLostLedger } else { Stage::LookLostBuffer }
+    }
+
+    /// The last look before a conflict is answered: a run may have moved here since the look into the buffer.
+    fn look_lost_in_ledger(&mut self, caller: u8) {
+        let at = usize::from(caller);
+        let row = self.world.ledger.row();
+        if row.generation != self.world.callers[at].generation {
+            return self.restart(caller);
+        }
+        match row.holder {
+            Some(holder) if self.expired_in_ledger(holder) => {
+                return self.go(caller, Stage::Advance(row.generation));
+            }
+            Some(holder) if self.is_like(caller, holder) => return self.settle(caller, holder),
+            _ => {}
+        }
+        let lost = |run: &u8| {
+            let event = self.world.ledger.event(*run);
+            event.is_some_and(|event| event.lost_key && event.generation == row.generation)
+                && self.is_like(caller, *run)
+                && !self.world.expired.has(*run)
+        };
+        let runs = u8::try_from(self.model.callers.len()).unwrap_or(u8::MAX);
+        match (0..runs).find(lost) {
+            Some(run) => {
+                self.mark(Milestone::LostKeyFound);
+                self.answer(caller, run);
+            }
+            // The buffer was not asked, so the caller's run may be there.
+            None if self.world.callers[at].alone => self.go(caller, Stage::Unavailable),
+            None if self.broken_by(Mutant::LedgerBeforeBuffer) => self.go(caller, Stage::LookLostBuffer),
+            None => self.refuse(caller),
+        }
+    }
+
+    fn put_run(&mut self, caller: u8) {
+        let generation = self.world.callers[usize::from(caller)].generation;
+        match self.put(caller) {
+            PutResult::Taken if self.model.listed && self.broken_by(Mutant::AnnounceAfterPut) => {
+                self.go(caller, Stage::Announce);
+            }
+            PutResult::Taken => self.settle(caller, caller),
+            PutResult::Duplicate(run) if self.is_like(caller, run) => self.settle(caller, run),
+            PutResult::Duplicate(_) => self.go(caller, Stage::LookLostLedger),
+            PutResult::Expired => self.go(caller, Stage::Advance(generation)),
+            PutResult::Refused => self.restart(caller),
+            PutResult::NotListed(token) => {
+                self.world.callers[usize::from(caller)].token = token;
+                self.go(caller, Stage::Announce);
+            }
+        }
+    }
+
+    fn go_promote(&mut self, caller: u8, run: u8) {
+        if self.world.redis.entry(run).is_some_and(|entry| entry.lease.is_some()) {
+            self.mark(Milestone::PromotionWaited);
+        }
+        self.go(caller, Stage::Lease(run));
+    }
+
+    /// Leases the run unless another lease stands. Starts again if the run is no longer in the buffer.
+    fn promote(&mut self, caller: u8, run: u8) -> Option<()> {
+        let Some(entry) = self.world.redis.entry(run) else {
+            self.restart(caller);
+            return self.call(caller, Destination::Ledger);
+        };
+        if self.broken_by(Mutant::PromoteWithoutLease) {
+            self.go(caller, Stage::AcceptBuffered(entry.leased(run)));
+            return Some(());
+        }
+        let leased = self.lease(run, LeaseHolder::Caller(caller))?;
+        self.go(caller, Stage::AcceptBuffered(leased));
+        Some(())
+    }
+
+    /// Mutant: promotion without a lease writes the run as live, with its changes and without their number.
+    fn write_promoted(&mut self, leased: LeasedRun) {
+        let run = usize::from(leased.run);
+        if self.world.ledger.events[run].is_some() {
+            return;
+        }
+        let row = self.world.ledger.row();
+        if row.holder.is_none() {
+            self.world.ledger.row = Some(KeyRow { holder: Some(leased.run), ..row });
+        }
+        self.world.ledger.events[run] = Some(Event {
+            generation: row.generation,
+            delivery: Delivery::Queued,
+            lost_key: false,
+            drained: false,
+            number: 0,
+            increments: leased.increments(0),
+        });
+    }
+
+    /// The run of this trigger is known: resolves the claim to it, if the caller has one, and answers.
+    fn settle(&mut self, caller: u8, run: u8) {
+        let me = &self.world.callers[usize::from(caller)];
+        if me.fence != 0 && !me.alone {
+            self.go(caller, Stage::Resolve(run));
+        } else {
+            self.answer(caller, run);
+        }
+    }
+
+    fn answer(&mut self, caller: u8, run: u8) {
+        let me = self.world.callers[usize::from(caller)];
+        let era = self.world.witness.era[usize::from(run)];
+        if self.payload(caller) != self.payload(run) {
+            self.world.break_rule(Rule::OwnPayload);
+        }
+        if era < me.began || me.expired.has(run) {
+            self.world.break_rule(Rule::CurrentRun);
+        }
+        if self.waits(caller) && self.world.ledger.event(run).is_none() {
+            self.world.break_rule(Rule::WaiterServed);
+        }
+        self.world.witness.told.add(run);
+        if run == caller && self.model.is_keyed(run) {
+            let firsts = &mut self.world.witness.firsts[usize::from(era)];
+            *firsts = (*firsts + 1).min(2);
+        }
+        self.go(caller, Stage::Answered(run));
+    }
+
+    /// Answers that the key belongs to another payload.
+    fn refuse(&mut self, caller: u8) {
+        let me = self.world.callers[usize::from(caller)];
+        let owed = me.owed.is_some_and(|run| {
+            !self.world.expired.has(run)
+                && !self.world.witness.lost.has(run)
+                && self.world.ledger.clock == me.began
+        });
+        if owed {
+            self.world.break_rule(Rule::RetryFinds);
+        }
+        self.mark(Milestone::Conflict);
+        self.give_up(caller, me.generation);
+        self.go(caller, Stage::Conflict);
+    }
+
+    /// Records that the ledger or the buffer accepted the run.
+    pub(super) fn placed(&mut self, run: u8, era: u8) {
+        let witness = &mut self.world.witness;
+        if !witness.placed.has(run) {
+            witness.placed.add(run);
+            witness.era[usize::from(run)] = era;
+        }
+    }
+
+    /// The first Redis command of a caller fails.
+    pub(super) fn begin_failed(&mut self, caller: u8) {
+        self.begin(caller);
+        self.world.callers[usize::from(caller)].alone = true;
+        self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+    }
+
+    /// A Redis command of a caller fails.
+    pub(super) fn fail(&mut self, caller: u8, failure: RedisFailure) -> Option<()> {
+        let at = usize::from(caller);
+        let before = self.world.callers[at];
+        let put = matches!(before.stage, Stage::Put | Stage::Gate);
+        if failure == RedisFailure::AnswerLost {
+            self.call(caller, Destination::Buffer)?;
+            let after = self.world.callers[at].stage;
+            let took_effect = match before.stage {
+                Stage::Claim => {
+                    matches!(after, Stage::Find(ClaimAnswer::Won | ClaimAnswer::TookOver) | Stage::Gate)
+                }
+                Stage::Put | Stage::Gate => after == Stage::Resolve(caller),
+                Stage::Announce | Stage::Fence => true,
+                Stage::Lease(_) => matches!(after, Stage::AcceptBuffered(_)),
+                _ => false,
+            };
+            if !took_effect {
+                return None;
+            }
+            self.world.callers[at] = before;
+        }
+        let unknown =
+            put && failure != RedisFailure::NotSent && !self.broken_by(Mutant::UnknownPutGoesToLedger);
+        match before.stage {
+            Stage::Gate if self.waits(caller) && unknown => return None,
+            _ if unknown => self.go(caller, Stage::Unavailable),
+            Stage::Claim
+            | Stage::Gate
+            | Stage::Put
+            | Stage::Announce
+            | Stage::Fence
+            | Stage::Look(_)
+            | Stage::LookLostBuffer
+            | Stage::Lease(_) => {
+                self.world.callers[at].alone = true;
+                self.world.callers[at].fence = 0;
+                self.world.callers[at].token = 0;
+                self.world.callers[at].late = false;
+                self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+            }
+            Stage::Ack(leased) => self.answer(caller, leased.run),
+            Stage::Resolve(run) => self.answer(caller, run),
+            _ => return None,
+        }
+        Some(())
+    }
+}

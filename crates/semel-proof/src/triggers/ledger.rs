@@ -1,0 +1,198 @@
+//! The transactions of the ledger: each is one step.
+
+use super::world::{Delivery, Event, GENERATIONS, KeyRow, LeasedRun, Ledger, Rule};
+use super::{Milestone, Mutant, Step};
+
+/// Answer of the ledger to a direct write.
+pub(super) enum AcceptResult {
+    /// The run is in the ledger under its own id.
+    Own,
+    /// Another run has the key.
+    Held(u8),
+    /// The run that has the key has expired.
+    Expired(u8),
+    /// The key is in another generation.
+    Stale,
+}
+
+impl Ledger {
+    pub(super) fn row(&self) -> KeyRow {
+        self.row.unwrap_or_default()
+    }
+
+    /// A run by its id.
+    pub fn event(&self, run: u8) -> Option<Event> {
+        self.events[usize::from(run)]
+    }
+}
+
+impl Step<'_> {
+    /// Whether the lifetime of a run is over, as the ledger knows it.
+    pub(super) fn expired_in_ledger(&self, run: u8) -> bool {
+        let drained = self.world.ledger.event(run).is_some_and(|event| event.drained);
+        // The second lifetime of the mutant does not end within the model.
+        self.world.expired.has(run) && !(drained && self.broken_by(Mutant::LifetimeFromDrain))
+    }
+
+    fn next_generation(&mut self, row: KeyRow) {
+        let ledger = &mut self.world.ledger;
+        ledger.clock += 1;
+        assert!(usize::from(ledger.clock) < GENERATIONS, "more generations than there is room for");
+        ledger.row = Some(row);
+    }
+
+    /// Ends an expired generation, if it is still the present one. Answers the generation that follows.
+    pub(super) fn advance(&mut self, from: u8) -> Option<u8> {
+        if self.world.ledger.row().generation != from {
+            return None;
+        }
+        let (era, witness) = (self.world.ledger.clock, self.world.witness);
+        let over = |run| witness.era[usize::from(run)] == era && self.world.expired.has(run);
+        if !witness.placed.iter().any(over) {
+            self.world.break_rule(Rule::KeyKept);
+        }
+        self.mark(Milestone::Expired);
+        let generation = self.world.ledger.clock + 1;
+        self.next_generation(KeyRow { generation, holder: None });
+        Some(generation)
+    }
+
+    /// Frees the key. Answers the generation that ended.
+    pub(super) fn reset(&mut self) -> u8 {
+        let old = self.world.ledger.row().generation;
+        let keeps = self.broken_by(Mutant::ResetWithoutGeneration);
+        let generation = if keeps { old } else { self.world.ledger.clock + 1 };
+        self.next_generation(KeyRow { generation, holder: None });
+        old
+    }
+
+    /// Removes the row of a key. The holder, if there is one, has expired, and its generation ends with the row.
+    pub(super) fn sweep(&mut self) {
+        let ended = self.world.ledger.row().holder.is_some();
+        self.world.ledger.clock += u8::from(ended);
+        self.world.ledger.row = None;
+    }
+
+    /// A direct write under a generation.
+    pub(super) fn accept(&mut self, run: u8, generation: u8) -> AcceptResult {
+        let row = self.world.ledger.row();
+        if self.world.ledger.event(run).is_some() {
+            return AcceptResult::Own;
+        }
+        if !self.model.is_keyed(run) {
+            self.insert(run, row.generation);
+            return AcceptResult::Own;
+        }
+        if row.generation != generation {
+            self.mark(Milestone::StaleWrite);
+            if !self.broken_by(Mutant::StaleWriteAccepted) {
+                return AcceptResult::Stale;
+            }
+        }
+        match row.holder {
+            Some(holder)
+                if self.expired_in_ledger(holder) && !self.broken_by(Mutant::AcceptAnswersExpired) =>
+            {
+                AcceptResult::Expired(row.generation)
+            }
+            Some(holder) => AcceptResult::Held(holder),
+            None => {
+                self.world.ledger.row = Some(KeyRow { holder: Some(run), ..row });
+                self.insert(run, row.generation);
+                AcceptResult::Own
+            }
+        }
+    }
+
+    fn insert(&mut self, run: u8, generation: u8) {
+        self.world.ledger.events[usize::from(run)] = Some(Event {
+            generation,
+            delivery: Delivery::Queued,
+            lost_key: false,
+            drained: false,
+            number: 0,
+            increments: 0,
+        });
+        self.placed(run, self.world.ledger.clock);
+    }
+
+    /// Accepts a buffered run with its changes.
+    pub(super) fn accept_buffered(&mut self, leased: LeasedRun) {
+        let LeasedRun { run, generation, version, cancel } = leased;
+        if self.world.ledger.event(run).is_some() && !self.broken_by(Mutant::AcceptIgnoresId) {
+            self.mark(Milestone::AcceptedTwice);
+            self.apply_changes(leased);
+            return;
+        }
+        let row = self.world.ledger.row();
+        let newer = row.generation > generation && !self.broken_by(Mutant::DrainIgnoresGeneration);
+        let keyed = self.model.is_keyed(run);
+        let lost_key = keyed && row.holder.is_some() && row.generation >= generation && !newer;
+        if !keyed {
+            // It has no key to own or to lose.
+        } else if newer {
+            self.mark(Milestone::OlderGeneration);
+        } else if lost_key {
+            self.mark(Milestone::LostKey);
+            if self.collision(leased, row) {
+                return;
+            }
+        } else {
+            self.world.ledger.row =
+                Some(KeyRow { generation: row.generation.max(generation), holder: Some(run) });
+        }
+        let delivery = if lost_key { Delivery::Dead } else { Delivery::Queued };
+        self.world.ledger.events[usize::from(run)] =
+            Some(Event { generation, delivery, lost_key, drained: true, number: 0, increments: 0 });
+        if cancel != 0 && cancel <= version {
+            self.mark(Milestone::CancelledInBuffer);
+        }
+        self.apply_changes(leased);
+    }
+
+    /// Mutants: a run that lost its key is not inserted.
+    fn collision(&mut self, leased: LeasedRun, row: KeyRow) -> bool {
+        let Some(winner) = row.holder else { return false };
+        let overwrites = self.broken_by(Mutant::CollisionOverwrites);
+        if let Some(event) = &mut self.world.ledger.events[usize::from(winner)]
+            && overwrites
+        {
+            event.increments = leased.increments(0);
+        }
+        overwrites || self.broken_by(Mutant::CollisionAliases)
+    }
+
+    /// Applies the changes that the ledger does not have yet.
+    fn apply_changes(&mut self, leased: LeasedRun) {
+        let cancel_later = self.broken_by(Mutant::CancelAfterAccept);
+        let unnumbered = self.broken_by(Mutant::ChangesNotNumbered);
+        let set_back = self.broken_by(Mutant::NumberSetBack);
+        let Some(event) = &mut self.world.ledger.events[usize::from(leased.run)] else { return };
+        event.increments += leased.increments(event.number);
+        let cancels = leased.cancel > event.number && leased.cancel <= leased.version;
+        if cancels && !cancel_later && matches!(event.delivery, Delivery::Queued | Delivery::Dead) {
+            event.delivery = Delivery::Cancelled;
+        }
+        if !unnumbered {
+            event.number = if set_back { leased.version } else { event.number.max(leased.version) };
+        }
+    }
+
+    /// Cancels a run that has not started; `None` where the ledger does not have it.
+    pub(super) fn cancel_in_ledger(&mut self, run: u8) -> Option<bool> {
+        let event = self.world.ledger.events[usize::from(run)].as_mut()?;
+        let cancelled = matches!(event.delivery, Delivery::Queued | Delivery::Cancelled);
+        if cancelled {
+            event.delivery = Delivery::Cancelled;
+        }
+        Some(cancelled)
+    }
+}
+
+impl LeasedRun {
+    /// How many of the changes after this number are increments.
+    pub(super) fn increments(self, after: u8) -> u8 {
+        let cancels = u8::from(self.cancel > after && self.cancel <= self.version);
+        self.version.saturating_sub(after).saturating_sub(cancels)
+    }
+}

@@ -1,0 +1,136 @@
+//! Properties that hold in every state.
+
+use stateright::Property;
+
+use super::world::{Delivery, GENERATIONS, Rule, World};
+use super::{TriggerModel, action};
+
+/// The names of the properties, so that a test names the one that must break.
+pub mod name {
+    /// In a final state every accepted run has ended, and no caller or client waits.
+    pub const ENDS: &str = "every accepted run ends";
+    /// A run is executed once, or cancelled, or dead-lettered.
+    pub const ENDS_ONCE: &str = "a run ends in one way";
+    /// While Redis answers, one run is accepted per key and generation.
+    pub const ONE_ID: &str = "one id per key and generation";
+    /// While Redis answers, at most one caller per generation is answered `cached: false`; exactly one if no process died.
+    pub const ONE_FIRST: &str = "one caller is first";
+    /// No id stands for two payloads.
+    pub const OWN_PAYLOAD: &str = "no id for two runs";
+    /// A trigger that began after a reset or an expiry is not answered with an older run.
+    pub const CURRENT_RUN: &str = "no answer with a run of an ended generation";
+    /// A run that was answered is in the ledger or in the buffer.
+    pub const FOUND: &str = "an answered run is found";
+    /// A repeated trigger of an acknowledged run is not answered with a conflict.
+    pub const RETRY_FINDS: &str = "a repeated trigger finds its run";
+    /// While Redis answers no run loses its key.
+    pub const KEY_WON: &str = "no run loses its key";
+    /// A generation ends only by a reset or by the end of a lifetime.
+    pub const KEY_KEPT: &str = "a generation ends for a reason";
+    /// A run whose cancellation was acknowledged is not executed.
+    pub const CANCEL_HOLDS: &str = "a cancelled run is not executed";
+    /// No acknowledged change is applied twice.
+    pub const CHANGED_ONCE: &str = "no change is applied twice";
+    /// No acknowledged change is lost.
+    pub const CHANGE_KEPT: &str = "no change is lost";
+    /// A waiting caller is answered with a run that is in the ledger.
+    pub const WAITER_SERVED: &str = "a waiting caller's run is in the ledger";
+    /// Not promised: the same as [`ONE_ID`] when Redis fails.
+    pub const ONE_ID_WITHOUT_REDIS: &str = "one id even when Redis fails";
+}
+
+fn always(name: &'static str, condition: fn(&TriggerModel, &World) -> bool) -> Property<TriggerModel> {
+    Property::always(name, condition)
+}
+
+pub(super) fn all() -> Vec<Property<TriggerModel>> {
+    vec![
+        always(name::ENDS, |model, world| !is_final(model, world) || all_ended(world)),
+        always(name::ENDS_ONCE, ends_once),
+        always(name::ONE_ID, |model, world| model.redis_failed(world) || one_id(model, world)),
+        always(name::ONE_FIRST, one_first),
+        always(name::OWN_PAYLOAD, |_, world| world.keeps(Rule::OwnPayload)),
+        always(name::CURRENT_RUN, |_, world| world.keeps(Rule::CurrentRun)),
+        always(name::FOUND, |_, world| world.keeps(Rule::ChangeFinds) && all_found(world)),
+        always(name::RETRY_FINDS, |_, world| world.keeps(Rule::RetryFinds)),
+        always(name::KEY_WON, |model, world| model.redis_failed(world) || no_key_lost(world)),
+        always(name::KEY_KEPT, |_, world| world.keeps(Rule::KeyKept)),
+        always(name::CANCEL_HOLDS, |_, world| cancel_holds(world)),
+        always(name::CHANGED_ONCE, |_, world| changes(world, |applied, told| applied <= told)),
+        always(name::CHANGE_KEPT, change_kept),
+        always(name::WAITER_SERVED, |_, world| world.keeps(Rule::WaiterServed)),
+    ]
+}
+
+/// Properties that do not hold.
+pub(super) fn not_promised() -> Vec<Property<TriggerModel>> {
+    vec![always(name::ONE_ID_WITHOUT_REDIS, one_id)]
+}
+
+/// Whether the state is final.
+fn is_final(model: &TriggerModel, world: &World) -> bool {
+    let mut certain = Vec::new();
+    action::certain(model, world, &mut certain);
+    certain.is_empty()
+}
+
+fn all_ended(world: &World) -> bool {
+    let ended = |run: u8| {
+        let event = world.ledger.event(run);
+        world.witness.lost.has(run) || event.is_some_and(|event| event.delivery != Delivery::Queued)
+    };
+    world.witness.placed.iter().all(ended) && !action::is_unfinished(world)
+}
+
+fn ends_once(_: &TriggerModel, world: &World) -> bool {
+    let one_way = |run: u8| world.ledger.event(run).is_some_and(|event| event.delivery == Delivery::Executed);
+    world.keeps(Rule::ExecutedOnce) && world.witness.executed.iter().all(one_way)
+}
+
+fn one_id(model: &TriggerModel, world: &World) -> bool {
+    let mut runs = [0_u8; GENERATIONS];
+    for run in world.witness.placed.iter().filter(|run| model.is_keyed(*run)) {
+        runs[usize::from(world.witness.era[usize::from(run)])] += 1;
+    }
+    runs.iter().all(|runs| *runs <= 1)
+}
+
+fn one_first(model: &TriggerModel, world: &World) -> bool {
+    if model.redis_failed(world) {
+        return true;
+    }
+    let process_died = world.left.crashes != model.budget.crashes;
+    let exactly = !process_died && is_final(model, world);
+    let told = world.witness.told;
+    world.witness.firsts.iter().zip(0..).all(|(firsts, era)| {
+        let of_era = |run: u8| model.is_keyed(run) && world.witness.era[usize::from(run)] == era;
+        let some = told.iter().any(of_era);
+        *firsts <= 1 && (!exactly || *firsts == u8::from(some))
+    })
+}
+
+fn all_found(world: &World) -> bool {
+    world.witness.told.iter().all(|run| {
+        world.ledger.event(run).is_some() || world.redis.entry(run).is_some() || world.witness.lost.has(run)
+    })
+}
+
+fn no_key_lost(world: &World) -> bool {
+    world.ledger.events.iter().flatten().all(|event| !event.lost_key)
+}
+
+fn cancel_holds(world: &World) -> bool {
+    let both = world.witness.cancelled.0 & world.witness.executed.0;
+    both & !world.witness.lost.0 == 0
+}
+
+/// Compares the increments in the ledger with those acknowledged.
+fn changes(world: &World, right: fn(u8, u8) -> bool) -> bool {
+    let runs = world.ledger.events.iter().zip(world.witness.increments);
+    runs.into_iter().all(|(event, told)| event.is_none_or(|event| right(event.increments, told)))
+}
+
+fn change_kept(model: &TriggerModel, world: &World) -> bool {
+    let redis_lost = world.left.losses != model.budget.losses;
+    redis_lost || !is_final(model, world) || changes(world, |applied, told| applied >= told)
+}

@@ -1,0 +1,259 @@
+//! The commands on claims, buffer and list of tenants: each is one step.
+
+use super::world::{Caller, ClaimAnswer, ClaimState, Drainer, Entry, LeaseHolder, LeasedRun, TenantPart};
+use super::{Milestone, Mutant, Step};
+
+/// Answer of the buffer to a put.
+pub(super) enum PutResult {
+    /// The run is buffered.
+    Taken,
+    /// The key has this run.
+    Duplicate(u8),
+    /// The key has a run whose lifetime is over.
+    Expired,
+    /// Start again: the put has an old fence or an old claim, or the generation is closed.
+    Refused,
+    /// The tenant is not listed: announce it, and show this token.
+    NotListed(u8),
+}
+
+/// Answer of the buffer to an acknowledgement.
+pub(super) enum AckResult {
+    /// The run has left the buffer.
+    Gone,
+    /// There are more changes.
+    Changed(LeasedRun),
+    /// The lease belongs to another drainer.
+    Lost,
+}
+
+impl Step<'_> {
+    pub(super) fn claim(&mut self, caller: u8, generation: u8) -> ClaimAnswer {
+        let payload = self.payload(caller);
+        let fence = self.world.fresh_fence();
+        let other = |run| self.payload(run) != payload;
+        let (answer, next) = match self.world.redis.claims[usize::from(generation)] {
+            ClaimState::Free => (ClaimAnswer::Won, true),
+            ClaimState::Held { payload: its, .. } | ClaimState::Bound { payload: its } if its != payload => {
+                return ClaimAnswer::Conflict;
+            }
+            ClaimState::Held { lapsed: false, .. } => return ClaimAnswer::Busy,
+            ClaimState::Held { .. } | ClaimState::Bound { .. } => (ClaimAnswer::TookOver, false),
+            ClaimState::Done { run } if other(run) => return ClaimAnswer::Conflict,
+            ClaimState::Done { run } => return ClaimAnswer::Replay(run),
+        };
+        if answer == ClaimAnswer::TookOver {
+            self.mark(Milestone::TakenOver);
+        }
+        *self.world.redis.claim_mut(generation) =
+            ClaimState::Held { owner: caller, payload, first: next, lapsed: false };
+        self.world.callers[usize::from(caller)].fence = fence;
+        answer
+    }
+
+    fn holds(&self, caller: u8, generation: u8) -> bool {
+        matches!(self.world.redis.claims[usize::from(generation)], ClaimState::Held { owner, .. } if owner == caller)
+    }
+
+    /// Gives a claim back if it is still the caller's.
+    pub(super) fn give_back(&mut self, caller: u8, generation: u8) {
+        if self.holds(caller, generation) {
+            let payload = self.payload(caller);
+            *self.world.redis.claim_mut(generation) = ClaimState::Bound { payload };
+        }
+    }
+
+    /// The same if the key belongs to another payload: the claim must not stay bound to the caller's payload.
+    pub(super) fn give_up(&mut self, caller: u8, generation: u8) {
+        if self.holds(caller, generation) {
+            *self.world.redis.claim_mut(generation) = ClaimState::Free;
+        }
+    }
+
+    pub(super) fn resolve(&mut self, caller: u8, generation: u8, run: u8) {
+        if self.holds(caller, generation) {
+            *self.world.redis.claim_mut(generation) = ClaimState::Done { run };
+        }
+    }
+
+    /// Forgets a claim that leads nowhere.
+    pub(super) fn forget(&mut self, generation: u8) {
+        let claim = self.world.redis.claim_mut(generation);
+        if matches!(claim, ClaimState::Done { .. }) {
+            *claim = ClaimState::Free;
+        }
+    }
+
+    /// More time passes than a claim can last: fences, closed generations and unresolved claims end, and the buffer and the
+    /// ledger refuse the runs of owners that are still paused.
+    pub(super) fn end_claim_records(&mut self, generation: u8) {
+        let at = usize::from(generation);
+        // A claim outlives the run that was put under it: its owner may have died before it resolved the claim.
+        let buffered = self.world.redis.indexed(generation).is_some_and(|run| !self.world.expired.has(run));
+        let outlives = buffered && !self.broken_by(Mutant::ClaimEndsBeforeRun);
+        if !outlives && !matches!(self.world.redis.claims[at], ClaimState::Done { .. }) {
+            self.world.redis.claims[at] = ClaimState::Free;
+        }
+        self.world.redis.fences[at] = 0;
+        self.world.redis.closed[at] = false;
+        for caller in &mut self.world.callers {
+            caller.late |= caller.fence != 0 && caller.generation == generation;
+        }
+    }
+
+    /// Puts a caller's run into the buffer.
+    pub(super) fn put(&mut self, run: u8) -> PutResult {
+        let caller = self.world.callers[usize::from(run)];
+        if self.model.is_keyed(run)
+            && let Some(refusal) = self.key_taken(caller)
+        {
+            return refusal;
+        }
+        if let Some(token) = self.not_listed(caller.token) {
+            self.mark(Milestone::NotListed);
+            return PutResult::NotListed(token);
+        }
+        *self.world.redis.entry_mut(run) = Some(Entry {
+            generation: caller.generation,
+            indexed: self.model.is_keyed(run),
+            lease: None,
+            ever_leased: false,
+            version: 0,
+            cancel: 0,
+        });
+        self.placed(run, caller.era);
+        PutResult::Taken
+    }
+
+    /// The reason why the key and its generation accept no run from this caller.
+    fn key_taken(&mut self, caller: Caller) -> Option<PutResult> {
+        let generation = caller.generation;
+        let at = usize::from(generation);
+        if caller.late {
+            self.mark(Milestone::PutTooLate);
+            if !self.broken_by(Mutant::PutAfterClaimEnded) {
+                return Some(PutResult::Refused);
+            }
+        }
+        if self.world.redis.closed[at] {
+            self.mark(Milestone::ClosedOff);
+            return Some(PutResult::Refused);
+        }
+        if self.world.redis.fences[at] > caller.fence {
+            self.mark(Milestone::FencedOff);
+            if !self.broken_by(Mutant::PutIgnoresFence) {
+                return Some(PutResult::Refused);
+            }
+        }
+        if let Some(other) = self.world.redis.indexed(generation) {
+            if !self.world.expired.has(other) {
+                self.mark(Milestone::Duplicate);
+                return Some(PutResult::Duplicate(other));
+            }
+            if !self.broken_by(Mutant::BufferFreesExpiredKey) {
+                return Some(PutResult::Expired);
+            }
+            if let Some(entry) = self.world.redis.entry_mut(other) {
+                entry.indexed = false;
+            }
+        }
+        None
+    }
+
+    /// The token that the put is missing; `None` if the tenant is listed, or becomes listed because the put carries it.
+    fn not_listed(&mut self, shown: u8) -> Option<u8> {
+        if !self.model.listed || self.broken_by(Mutant::AnnounceAfterPut) {
+            return None;
+        }
+        let TenantPart::Closed(token) = self.world.redis.part else { return None };
+        if self.broken_by(Mutant::NumberInsteadOfToken) {
+            if shown > token {
+                self.world.redis.part = TenantPart::Listed;
+                return None;
+            }
+            return Some(0);
+        }
+        if token != 0 && shown == token {
+            self.world.redis.part = TenantPart::Listed;
+            return None;
+        }
+        if token != 0 {
+            return Some(token);
+        }
+        let token = self.world.fresh_number();
+        self.world.redis.part = TenantPart::Closed(token);
+        Some(token)
+    }
+
+    /// Puts the tenant into the list, with a new number.
+    pub(super) fn announce(&mut self) -> u8 {
+        // A counter that starts again repeats a number that a drainer still holds.
+        let again = self.world.drainers.iter().find_map(|drainer| match drainer {
+            Drainer::Turn(number) | Drainer::Leave(number) => Some(*number),
+            _ => None,
+        });
+        let redis_lost = self.world.left.losses != self.model.budget.losses;
+        let number = match again {
+            Some(number) if redis_lost && self.broken_by(Mutant::NumbersStartAgain) => number,
+            _ => self.world.fresh_number(),
+        };
+        self.world.redis.list = Some(number);
+        number
+    }
+
+    /// Takes the tenant out of the list, unless it was announced since.
+    pub(super) fn leave(&mut self, number: u8) {
+        if self.world.redis.list == Some(number) || self.broken_by(Mutant::LeaveWithoutComparison) {
+            self.mark(Milestone::Left);
+            self.world.redis.list = None;
+        } else if self.world.redis.list.is_some() {
+            self.mark(Milestone::Stayed);
+        }
+    }
+
+    /// A lease found no run: the next put needs a new announcement.
+    pub(super) fn close_part(&mut self, number: u8) {
+        let token = match self.world.redis.part {
+            TenantPart::Closed(token) if self.broken_by(Mutant::NumberInsteadOfToken) => token.max(number),
+            TenantPart::Listed if self.broken_by(Mutant::NumberInsteadOfToken) => number,
+            _ => self.world.fresh_number(),
+        };
+        self.world.redis.part = TenantPart::Closed(token);
+    }
+
+    /// Leases a run unless another lease stands.
+    pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRun> {
+        let entry = self.world.redis.entry_mut(run).as_mut()?;
+        if entry.lease.is_some() {
+            return None;
+        }
+        entry.lease = Some(holder);
+        entry.ever_leased = true;
+        Some(entry.leased(run))
+    }
+
+    /// Takes a run out of the buffer whose changes are all in the ledger.
+    pub(super) fn ack(&mut self, leased: LeasedRun, holder: LeaseHolder) -> AckResult {
+        let Some(entry) = self.world.redis.entry(leased.run) else { return AckResult::Gone };
+        if entry.lease != Some(holder) {
+            return AckResult::Lost;
+        }
+        if entry.version != leased.version {
+            self.mark(Milestone::ChangedInTransit);
+            return AckResult::Changed(entry.leased(leased.run));
+        }
+        *self.world.redis.entry_mut(leased.run) = None;
+        // The claim of an expired run has ended, so another caller may have won a new one and found the ledger empty
+        // before this run came there. The put of that caller must not find the generation free.
+        if self.world.expired.has(leased.run) && !self.broken_by(Mutant::AckLeavesGenerationOpen) {
+            self.world.redis.closed[usize::from(entry.generation)] = true;
+        }
+        AckResult::Gone
+    }
+}
+
+impl Entry {
+    pub(super) fn leased(self, run: u8) -> LeasedRun {
+        LeasedRun { run, generation: self.generation, version: self.version, cancel: self.cancel }
+    }
+}
