@@ -411,8 +411,9 @@ impl Triggers {
     }
 
     async fn place_by_claim(&self, burst: &Burst, call: &Call<'_>) -> Result<Triggered, TriggerError> {
-        // A key may live shorter than a lease; its claim does not (its outcome does).
-        let retention = call.ask.lifetime.unwrap_or(self.terms.retention).max(self.terms.lease);
+        // A claim that is not resolved must be remembered for longer than its owner, or the run that its owner has buffered, can last.
+        let longest = call.ask.lifetime.unwrap_or_default() + self.terms.in_flight_max;
+        let retention = self.terms.retention.max(longest);
         let terms = Arc::new(Terms { retention, ..self.terms });
         let (mut generation, mut wait) = (Generation::FIRST, Duration::ZERO);
         for _ in 0..ROUNDS {
@@ -680,7 +681,9 @@ impl Triggers {
         let resolved = Resolved { id: triggered.id, buffered: triggered.buffered };
         let body = serde_json::to_vec(&resolved).expect("an id is plain data");
         let outcome = Arc::new(Outcome::new("run", body));
-        Ok(Placed::Done(match running.complete(&outcome, call.dedupe.lifetime).await {
+        // The ledger and the buffer decide when the key expires. The claim is remembered a little longer, by whichever clock.
+        let remembered = call.dedupe.lifetime.map(|lifetime| lifetime + self.terms.lease);
+        Ok(Placed::Done(match running.complete(&outcome, remembered).await {
             Completed::Kept => triggered,
             Completed::Superseded(winner) => match Resolved::read(&winner) {
                 Some(Resolved { id, buffered }) if id != triggered.id => {
