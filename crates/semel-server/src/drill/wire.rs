@@ -16,7 +16,7 @@ pub(super) const CLAIM: &[&str] = &["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\
 /// Said where a run's id is published: alone, or together with others.
 pub(super) const COMPLETE: &str = "\"buffered\":";
 /// Said by whoever has won a claim and asks the gate, before the run is anywhere.
-pub(super) const GATE: &str = ":gate";
+pub(super) const GATE: &str = ":admitted";
 
 /// Who says it.
 #[derive(Clone, Copy, PartialEq, Eq)]

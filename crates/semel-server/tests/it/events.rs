@@ -6,6 +6,7 @@ mod delivered;
 mod drained;
 mod killed;
 mod outage;
+mod races;
 mod replays;
 mod runs;
 mod shared;
