@@ -37,7 +37,8 @@
 //! Drainers find runs by the list of tenants, which is in another slot of a cluster than the runs. So that no run is put where no
 //! drainer looks, a put is accepted only while the tenant is `open`, or with the token that the last refusal gave: its producer has
 //! announced the tenant after that. A drainer that finds a tenant empty deletes both, and takes the tenant off the list only if it
-//! was not announced since its turn. A producer that dies after its announcement leaves a tenant on the list with nothing to drain.
+//! was not announced since its turn. It leaves a token of the last five seconds alone, and the tenant on the list: the producer
+//! is about to come back. A producer that dies after its announcement leaves a tenant on the list with nothing to drain, for as long.
 
 mod entry;
 mod put;

@@ -19,6 +19,7 @@ use semel::store::{self, Error as StoreError};
 use semel::time::{Clock as _, SystemClock};
 
 use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
+use crate::event::NewEvent;
 use crate::id::{EventId, LetterId};
 use crate::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
 use crate::letter::{Cause, NewLetter, SourceMessage};
@@ -110,7 +111,7 @@ impl Transfer {
     /// Moves one run now, whether or not its time has come, and does something to it in the same transaction.
     ///
     /// # Errors
-    /// What failed. The run stays in the buffer, unless it has arrived and only its acknowledgement failed.
+    /// What failed: the run stays in the buffer, and nothing was done to it, unless the ledger's answer was lost.
     pub async fn move_one(
         &self,
         tenant: &str,
@@ -128,7 +129,13 @@ impl Transfer {
                 Ok(buffered) => {
                     let drained = self.ledger.drain(vec![drained_run(buffered, then)]).await?;
                     self.note(run.id, drained.first());
-                    self.leave(&leased, &[(run, buffered)]).await
+                    // It has arrived, and what was to be done is done: a caller that was told otherwise would do it again. Where this
+                    // fails, the next drainer finds the run in the ledger.
+                    if let Err(error) = self.leave(&leased, &[(run, buffered)]).await {
+                        tracing::debug!(target: "semel", run_id = %run.id, %error, "a run that is in the ledger has not left the buffer yet");
+                        self.give_back(&leased, Duration::ZERO).await;
+                    }
+                    Ok(())
                 }
                 Err(unreadable) => self.set_aside_unreadable(&leased, run.id, unreadable).await,
             }
@@ -329,8 +336,12 @@ impl Transfer {
 }
 
 fn drained_run(buffered: &BufferedRun, then: Option<RunAction>) -> DrainedRun {
-    let changes: Vec<Patch> = buffered.changes.clone();
-    DrainedRun { run: buffered.run.clone(), changes, then }
+    let (mut run, changes): (NewEvent, Vec<Patch>) = (buffered.run.clone(), buffered.changes.clone());
+    if let Some(RunAction::Change(change)) = &then {
+        // So that a run which is put off arrives as one that waits.
+        run.delay = change.delay.unwrap_or(run.delay);
+    }
+    DrainedRun { run, changes, then }
 }
 
 /// Whether a failure says nothing about the run itself: the ledger does not answer, or nobody can use it.

@@ -461,15 +461,19 @@ impl Triggers {
                         None => self.forget_lost(burst, id, &outcome).await?,
                     }
                 }
-                Acquired::Conflict => match self.known(Some(burst), call, key).await? {
-                    Some(known) => match self.answer_known(call, known, generation).await? {
-                        Placed::Done(triggered) => return Ok(triggered),
-                        Placed::Again => {}
-                    },
-                    None if self.is_in_flight(burst, id).await => return Err(TriggerError::Conflict),
-                    // It is the claim of a run that does not hold the key any more.
-                    None => drop(self.open(burst.claims.forget(id, Force::No).await)),
-                },
+                Acquired::Conflict => {
+                    // Before the run is looked for: a claim that is resolved by now placed its run before that.
+                    let in_flight = self.is_in_flight(burst, id).await;
+                    match self.known(Some(burst), call, key).await? {
+                        Some(known) => match self.answer_known(call, known, generation).await? {
+                            Placed::Done(triggered) => return Ok(triggered),
+                            Placed::Again => {}
+                        },
+                        None if in_flight => return Err(TriggerError::Conflict),
+                        // It is the claim of a run that does not hold the key any more.
+                        None => drop(self.open(burst.claims.forget(id, Force::No).await)),
+                    }
+                }
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
                     if let Some(known) = self.known(Some(burst), call, key).await? {
                         match self.answer_known(call, known, generation).await? {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use semel::record::Fence;
 use semel::store::redis_driver::Value;
-use semel::store::{Effect, Error};
+use semel::store::{Effect, Error, ErrorKind};
 use tokio::task::JoinSet;
 
 use super::{Buffer, Put, entry, hex, key_name, millis, script};
@@ -116,6 +116,10 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
         let Value::BulkString(refusal) = answer else { break };
         buffer.announce(tenant).await?;
         (token, answer) = (refusal, Value::Nil);
+    }
+    if answer == Value::Nil {
+        let why = "the tenant left the list of the buffer as often as it was announced; nothing was buffered";
+        return Err(Error::new(ErrorKind::Unavailable, why));
     }
     let Value::Array(words) = answer else { return Err(script::strange()) };
     if words.len() != runs.len() {

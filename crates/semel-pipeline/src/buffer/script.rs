@@ -69,6 +69,7 @@ if not list[1] then
     return token
   end
   redis.call('HSET', LISTED, 'open', '1')
+  redis.call('HDEL', LISTED, 'token')
 end
 local oldest = time[1] * 1000000 + time[2] - tonumber(ARGV[3])
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
@@ -152,7 +153,8 @@ r.v = r.v + 1
 write(id, r)
 return { 'applied', tostring(r.v) }";
 
-/// A tenant without any runs is closed: what is put from now on needs a new announcement.
+/// A tenant without any runs is closed: what is put from now on needs a new announcement. Not within five seconds of a refused put,
+/// though: its producer announces the tenant and comes back, and idle drainers would undo every announcement before that.
 const LEASE: &str = "
 local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
@@ -173,7 +175,14 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', QUEUE, '-inf', now, 'LIMIT', 0, 
   answer[n + 2], answer[n + 3], answer[n + 4], answer[n + 5], answer[n + 6] = lease_run(id, r, token, lease)
 end
 answer[2] = redis.call('ZCARD', QUEUE) + redis.call('ZCARD', LEASED)
-if answer[2] == 0 then redis.call('DEL', LISTED) end
+if answer[2] == 0 then
+  local given = tonumber(redis.call('HGET', LISTED, 'token') or 0)
+  if time[1] * 1000000 + time[2] - given < 5000000 then
+    answer[2] = 1
+  else
+    redis.call('DEL', LISTED)
+  end
+end
 return answer";
 
 /// One run, whether or not its time has come; not one that a drainer holds.

@@ -8,13 +8,14 @@
 use std::time::Duration;
 
 use rand::RngExt as _;
+use semel::store::ErrorKind;
 use tokio::time::Instant;
 
 use super::{Burst, PAUSE, Triggers};
-use crate::buffer::{Buffered, Patched};
+use crate::buffer::{Buffered, BufferedRun, Patched};
 use crate::event::{Dedupe, Event};
 use crate::id::EventId;
-use crate::ledger::{AuditLine, Change, Error, Patch, RunAction};
+use crate::ledger::{AuditLine, Change, Error, Patch, RunAction, rules};
 use crate::transfer::{DrainError, Moved};
 
 /// How long a caller waits for a run that a drainer holds.
@@ -70,22 +71,31 @@ impl Triggers {
     /// # Errors
     /// The ledger or the buffer does not answer.
     pub async fn locate(&self, id: EventId) -> Result<Located, DeskError> {
-        if let Some(event) = self.ledger.event(id).await? {
-            return Ok(Located::Ledger(Box::new(event)));
-        }
-        if let Some(burst) = self.burst()
-            && let Some(tenant) = burst.buffer.tenant_of(id).await?
-            && let Some((Ok(buffered), version)) = burst.buffer.get(&tenant, id).await?
+        let buffered = match self.burst_at_hand() {
+            Ok(None) => Ok(None),
+            Ok(Some(burst)) => find_buffered(burst, id).await,
+            Err(error) => Err(error),
+        };
+        let mut event = self.ledger.event(id).await?;
+        // An earlier version may have given its id to another run.
+        if event.is_none()
+            && !matches!(buffered, Ok(Some(_)))
+            && let Some(winner) = self.ledger.resolve(id).await?
         {
-            return Ok(Located::Buffer { buffered: Box::new(buffered.current()), version });
+            event = self.ledger.event(winner).await?;
         }
-        // It may have arrived between the two looks. An earlier version may have given its id to another run.
-        let id = self.ledger.resolve(id).await?.unwrap_or(id);
-        let event = self.ledger.event(id).await?;
-        if event.is_none() {
-            self.burst_at_hand()?;
+        match (event, buffered) {
+            (Some(mut event), Ok(Some((buffered, _)))) => {
+                show_pending(&mut event, &buffered);
+                Ok(Located::Ledger(Box::new(event)))
+            }
+            (Some(event), _) => Ok(Located::Ledger(Box::new(event))),
+            (None, Ok(Some((buffered, version)))) => {
+                Ok(Located::Buffer { buffered: Box::new(buffered.current()), version })
+            }
+            (None, Ok(None)) => Ok(Located::Missing),
+            (None, Err(error)) => Err(error.into()),
         }
-        Ok(event.map_or(Located::Missing, |event| Located::Ledger(Box::new(event))))
     }
 
     /// Changes tags, metadata or the delay of a run. `version` makes it a compare-and-set.
@@ -140,8 +150,9 @@ impl Triggers {
                     let id = self.ledger.resolve(id).await?.unwrap_or(id);
                     return Ok(self.in_ledger(id, action, version).await?);
                 }
-                // Redis does not answer. A run that has left the buffer needs none.
-                Err(DeskError::Buffer(error)) => {
+                // Redis does not answer. A run that has left the buffer needs none. Where a change may have reached the buffer, it must
+                // not be made again in the ledger.
+                Err(DeskError::Buffer(error)) if error.kind() != ErrorKind::Ambiguous => {
                     return match self.in_ledger(id, action, version).await {
                         Err(Error::NotFound { .. }) => Err(error.into()),
                         done => Ok(done?),
@@ -174,10 +185,8 @@ impl Triggers {
         action: &RunAction,
         version: Option<u64>,
     ) -> Result<Step, DeskError> {
-        let Some(tenant) = burst.buffer.tenant_of(id).await? else { return Ok(Step::Elsewhere) };
-        let Some((Ok(buffered), known)) = burst.buffer.get(&tenant, id).await? else {
-            return Ok(Step::Elsewhere);
-        };
+        let Some((buffered, known)) = find_buffered(burst, id).await? else { return Ok(Step::Elsewhere) };
+        let tenant = buffered.run.tenant.clone();
         if version.is_some_and(|version| version != known) {
             return Err(Error::Stale.into());
         }
@@ -219,6 +228,28 @@ impl Triggers {
         self.open(burst.buffer.close(tenant, ended, keep).await);
         let buffered = self.open(burst.buffer.find(tenant, ended).await).flatten();
         Ok(reset.holder.or(buffered.filter(|found| !found.expired).map(|found| found.run)))
+    }
+}
+
+/// A run in the buffer, and its version.
+async fn find_buffered(
+    burst: &Burst,
+    id: EventId,
+) -> Result<Option<(BufferedRun, u64)>, semel::store::Error> {
+    let Some(tenant) = burst.buffer.tenant_of(id).await? else { return Ok(None) };
+    let found = burst.buffer.get(&tenant, id).await?;
+    Ok(found.and_then(|(buffered, version)| Some((buffered.ok()?, version))))
+}
+
+/// Shows changes that were acknowledged while the run was on its way, and that its drainer has not brought to the ledger yet.
+fn show_pending(event: &mut Event, buffered: &BufferedRun) {
+    for patch in rules::behind(&buffered.changes, event.changes) {
+        // What cannot be applied is refused when it arrives.
+        if let Patch::Change(change) = patch
+            && event.new.notes.apply(change).is_ok()
+        {
+            event.version += 1;
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod killed;
 mod outage;
 mod paused;
 mod poison;
+mod races;
 mod replays;
 mod runs;
 mod shared;

@@ -1,6 +1,7 @@
 //! Starts the real binary, and talks to it.
 
 mod http;
+mod proxy;
 mod sink;
 mod upstream;
 
@@ -14,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use semel_testbed::wait;
 
 pub(crate) use self::http::{Answer, Http};
+pub(crate) use self::proxy::{Action, Direction, HoldingProxy};
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upstream::Upstream;
 

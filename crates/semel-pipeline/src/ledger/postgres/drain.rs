@@ -46,7 +46,11 @@ pub(super) async fn drain(shared: &Shared, drained: &[DrainedRun]) -> Result<Vec
     }
     for (answer, drained) in answers.iter_mut().zip(drained) {
         if answer.is_none() {
-            let one = shared.call(Shape::Transaction, drained, |s, c, d| Box::pin(drain_one(s, c, d)));
+            let shape = match &drained.then {
+                Some(RunAction::Change(change)) => runs::shape_of(change),
+                Some(RunAction::Cancel(_)) | None => Shape::Transaction,
+            };
+            let one = shared.call(shape, drained, |s, c, d| Box::pin(drain_one(s, c, d)));
             *answer = Some(one.await?);
         }
     }

@@ -49,6 +49,8 @@ pub(super) enum Shape {
     Statement,
     /// Several statements that stand or fall together.
     Transaction,
+    /// The same, for what must not be executed twice: it is not repeated where it may have been committed.
+    TransactionOnce,
 }
 
 /// What a call answered.
@@ -147,8 +149,9 @@ impl Shared {
             };
             let trouble = if shape == Shape::Read { trouble.uncommitted() } else { trouble };
             repeated |= trouble.fate == Fate::Unknown;
+            let may_repeat = !(repeated && shape == Shape::TransactionOnce);
             let wait = pause + pause.mul_f64(rand::random());
-            if trouble.cure == Cure::None || Instant::now() + wait >= deadline {
+            if !may_repeat || trouble.cure == Cure::None || Instant::now() + wait >= deadline {
                 return Err(Error::Store(if repeated { self.unknown().into() } else { trouble.into() }));
             }
             tracing::debug!(%trouble, "the ledger tries again");
@@ -233,7 +236,8 @@ impl Shared {
         A: Sync + ?Sized,
         W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
-        if shape != Shape::Transaction && self.settings.pooling == Pooling::Direct {
+        let is_statement = matches!(shape, Shape::Read | Shape::Statement);
+        if is_statement && self.settings.pooling == Pooling::Direct {
             return work(self, connection, arguments).await;
         }
         let undone = |error: &sqlx::Error| Trouble::of(&self.settings.target, error).uncommitted();

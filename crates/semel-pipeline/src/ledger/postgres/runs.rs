@@ -29,7 +29,7 @@ impl Runs for PostgresLedger {
             let asked = (id, change, version);
             let changed = self
                 .shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::change(s, c, a.0, &a.1, a.2)))
+                .call(shape_of(&asked.1), &asked, |s, c, a| Box::pin(self::change(s, c, a.0, &a.1, a.2)))
                 .await?;
             if asked.1.delay.is_some() {
                 self.shared.news.tell();
@@ -68,7 +68,7 @@ impl Runs for PostgresLedger {
         Box::pin(async move {
             let asked = (dedupe, line);
             self.shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::reset(s, c, a.0, &a.1)))
+                .call(Shape::TransactionOnce, &asked, |s, c, a| Box::pin(self::reset(s, c, a.0, &a.1)))
                 .await
         })
     }
@@ -108,6 +108,11 @@ impl Runs for PostgresLedger {
                 .await
         })
     }
+}
+
+/// An increment counts every time: where its commit has an unknown end, it is the caller who decides.
+pub(super) fn shape_of(change: &Change) -> Shape {
+    if change.increment.is_empty() { Shape::Transaction } else { Shape::TransactionOnce }
 }
 
 const FIND_KEYLESS: &str = r"

@@ -1,113 +1,261 @@
 //! Bursts of many tenants are buffered and drained while servers are killed: every accepted run arrives once, with all its
-//! changes. In full form: `./scripts/prove drain`.
+//! changes, and no tenant waits for another's burst. In full form: `./scripts/prove drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use rustix::process::Signal;
 use semel_testbed::{Postgres, Redis, wait};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::target;
-use crate::kit::{Http, PATIENCE, Semel, Sink};
+use crate::kit::{Http, PATIENCE, Semel, Sink, metric};
 
 fn in_full() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
 }
 
-/// What callers were told.
-#[derive(Default)]
-struct Told {
-    accepted: BTreeSet<String>,
-    /// How often `n` of a run was raised, and acknowledged.
-    raised: BTreeMap<String, u64>,
+/// Redis, PostgreSQL and a target that several servers share.
+struct Ground {
+    redis: Redis,
+    postgres: Postgres,
+    sink: Sink,
+    folder: tempfile::TempDir,
 }
 
-// G12, G13: 200,000 triggers of 50 tenants, drainers killed.
-#[test]
-fn every_accepted_run_arrives_once_with_all_its_changes() {
-    let (runs, tenants, servers) = if in_full() { (200_000, 50, 3) } else { (1_200, 6, 2) };
-    let (redis, postgres, sink) = (Redis::start().unwrap(), Postgres::start().unwrap(), Sink::start());
-    let folder = tempfile::tempdir().unwrap();
-    let text = format!(
-        "drain = \"2s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n[ledger]\nlease = \"2s\"\n{}\n\
-         [gate]\nmode = \"on\"\nthreshold = 5\nwindow = \"1s\"\nhold = \"1s\"\nbuffer = \"{}\"\nlease = \"2s\"\nbatch = 50\n\
-         capacity = 1000000\n",
-        postgres.url(),
-        target("crm", &sink, ""),
-        redis.url(),
-    );
-    let file = folder.path().join("semel.toml");
-    std::fs::write(&file, text).unwrap();
-    let running: Vec<Mutex<Semel>> =
-        (0..servers).map(|_| Mutex::new(Semel::with_config(&file, &[]))).collect();
-    let told = Mutex::new(Told::default());
-    let threads = 16;
-    let done = &Mutex::new(0);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (running, told) = (&running, &told);
-            scope.spawn(move || {
-                for number in (thread..runs).step_by(threads) {
-                    burst(&running[number % servers], number, number % tenants, told);
-                }
-                *done.lock() += 1;
-            });
-        }
-        // One is killed every two seconds, in turn.
-        let mut next = 0;
-        while wait::until("all are triggered", Duration::from_secs(2), || *done.lock() == threads).is_err() {
-            let mut victim = running[next % servers].lock();
-            next += 1;
-            std::mem::replace(&mut *victim, Semel::with_config(&file, &[])).kill();
-        }
-        println!("{next} kills while {runs} runs were triggered");
-    });
-    let Told { accepted, raised } = told.into_inner();
-    assert!(accepted.len() > runs / 2, "most were accepted: {}", accepted.len());
-    let admin = running[0].lock().admin();
-    let empty = || admin.get("/v1/runs?buffered=true").expect(200)["tenants"].as_array().unwrap().is_empty();
-    wait::until("all are drained", PATIENCE * 20, empty).unwrap();
-    let mut seen = BTreeSet::new();
-    let mut page = admin.get("/v1/runs?limit=1000").expect(200);
+impl Ground {
+    fn new() -> Self {
+        let (redis, postgres) = (Redis::start().unwrap(), Postgres::start().unwrap());
+        Self { redis, postgres, sink: Sink::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// Starts a server; `gate` are settings of `[gate]`.
+    fn serve(&self, gate: &str) -> Semel {
+        let text = format!(
+            "drain = \"2s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n[ledger]\nlease = \"2s\"\n{}\n\
+             [gate]\nmode = \"on\"\nbuffer = \"{}\"\nlease = \"2s\"\ncapacity = 1000000\n{gate}",
+            self.postgres.url(),
+            target("crm", &self.sink, ""),
+            self.redis.url(),
+        );
+        let file = self.folder.path().join("semel.toml");
+        std::fs::write(&file, text).unwrap();
+        Semel::with_config(&file, &[])
+    }
+}
+
+/// What callers were told of one run.
+#[derive(Default)]
+struct Told {
+    /// Its id, where the answer was not lost.
+    id: Option<String>,
+    buffered: bool,
+    /// Increments that were acknowledged, and those whose answers were lost.
+    acknowledged: BTreeSet<String>,
+    perhaps: BTreeSet<String>,
+}
+
+/// All runs in the ledger.
+fn runs(admin: &Http) -> Vec<Value> {
+    let (mut all, mut page) = (Vec::new(), admin.get("/v1/runs?limit=1000").expect(200));
     loop {
-        for run in page["items"].as_array().unwrap() {
-            assert!(seen.insert(run["id"].as_str().unwrap().to_owned()), "{run} is there twice");
-        }
-        let Some(next) = page["next"].as_str() else { break };
+        all.extend(page["items"].as_array().unwrap().iter().cloned());
+        let Some(next) = page["next"].as_str() else { return all };
         page = admin.get(&format!("/v1/runs?limit=1000&cursor={next}")).expect(200);
     }
-    let missing: Vec<&String> = accepted.difference(&seen).take(3).collect();
-    assert!(missing.is_empty(), "{missing:?} of {} accepted, {} seen", accepted.len(), seen.len());
-    for (run, raised) in raised {
-        let shown = admin.get(&format!("/v1/runs/{run}")).expect(200);
-        let stands = shown["metadata"]["n"].as_u64().unwrap_or(0);
-        assert!(stands >= raised, "{run}: {stands} instead of {raised}");
+}
+
+fn wait_until_empty(admin: &Http) {
+    let empty = || admin.get("/v1/runs?buffered=true").expect(200)["tenants"].as_array().unwrap().is_empty();
+    wait::until("all are drained", PATIENCE * 20, empty).unwrap();
+}
+
+// 200,000 triggers of 50 tenants, drainers killed.
+#[test]
+fn every_accepted_run_arrives_once_with_all_its_changes() {
+    const GATE: &str = "threshold = 5\nwindow = \"1s\"\nhold = \"1s\"\nbatch = 50\n";
+    let (count, tenants, servers, kills) = if in_full() { (200_000, 50, 3, 50) } else { (1_200, 6, 2, 3) };
+    let ground = Ground::new();
+    let running: Vec<Mutex<Semel>> = (0..servers).map(|_| Mutex::new(ground.serve(GATE))).collect();
+    let (told, begun, threads) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0), 16);
+    let mut killed_with_work = 0;
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (running, told, begun) = (&running, &told, &begun);
+            scope.spawn(move || {
+                loop {
+                    let number = begun.fetch_add(1, Ordering::SeqCst);
+                    if number >= count {
+                        return;
+                    }
+                    let heard = trigger(&running[number % servers], number, number % tenants);
+                    told.lock().insert(number, heard);
+                }
+            });
+        }
+        for kill in 1..=kills {
+            let due = || begun.load(Ordering::SeqCst) >= count * kill / (kills + 1);
+            wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
+            let successor = ground.serve(GATE);
+            let mut victim = running[kill % servers].lock();
+            let buffered = victim.admin().get("/v1/runs?buffered=true").expect(200);
+            killed_with_work += usize::from(!buffered["tenants"].as_array().unwrap().is_empty());
+            std::mem::replace(&mut *victim, successor).kill();
+        }
+    });
+    let told: BTreeMap<usize, Told> = told.into_inner();
+    let (buffered, direct) = told
+        .values()
+        .filter(|told| told.id.is_some())
+        .fold((0, 0), |(b, d), told| if told.buffered { (b + 1, d) } else { (b, d + 1) });
+    assert!(buffered > 0 && direct > 0, "{buffered} buffered, {direct} not");
+    assert!(killed_with_work > 0, "no server was killed while runs were buffered");
+    assert!(buffered + direct > count / 2, "most were accepted: {buffered} and {direct}");
+    let admin = running[0].lock().admin();
+    wait_until_empty(&admin);
+    let (mut present, mut unheard) = (BTreeMap::new(), 0);
+    for run in runs(&admin) {
+        let number = usize::try_from(run["metadata"]["number"].as_u64().unwrap()).unwrap();
+        let id = run["id"].as_str().unwrap().to_owned();
+        match &told[&number].id {
+            Some(told) => assert_eq!(*told, id, "run {number} has another id than its caller was told"),
+            None => unheard += 1,
+        }
+        assert!(present.insert(number, run).is_none(), "run {number} is there twice");
     }
+    for (number, told) in &told {
+        let Some(run) = present.get(number) else {
+            assert_eq!(told.id, None, "run {number} was accepted, and is nowhere");
+            continue;
+        };
+        check_changes(&admin, run, told);
+    }
+    println!("{kills} kills, {buffered} runs buffered and {direct} not, {unheard} whose answers were lost");
+}
+
+/// Every acknowledged increment is made once, and no other.
+fn check_changes(admin: &Http, run: &Value, Told { acknowledged, perhaps, .. }: &Told) {
+    if acknowledged.is_empty() && perhaps.is_empty() {
+        assert_eq!(run["metadata"]["n"], Value::Null, "{run}");
+        return;
+    }
+    let shown = admin.get(&format!("/v1/runs/{}", run["id"].as_str().unwrap())).expect(200);
+    let metadata = shown["metadata"].as_object().unwrap();
+    let made: BTreeSet<String> = metadata.keys().filter(|name| name.starts_with("op")).cloned().collect();
+    assert!(acknowledged.is_subset(&made), "{acknowledged:?} were acknowledged: {shown}");
+    assert!(made.iter().all(|name| acknowledged.contains(name) || perhaps.contains(name)), "{shown}");
+    assert!(made.iter().all(|name| metadata[name] == 1), "each once: {shown}");
+    assert_eq!(metadata.get("n").map_or(0, |n| n.as_u64().unwrap()), made.len() as u64, "{shown}");
 }
 
 /// Triggers one run, and changes some of them.
-fn burst(server: &Mutex<Semel>, number: usize, tenant: usize, told: &Mutex<Told>) {
+fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> Told {
     let body = json!({
         "target": "crm", "payload": number, "tenant": format!("tenant-{tenant}"),
-        "idempotency_key": format!("run-{number}"), "delay": "1h",
+        "idempotency_key": format!("run-{number}"), "delay": "1h", "metadata": { "number": number },
     });
     let ask = |method: &str, path: &str, body: &str| {
         let admin: Http = server.lock().admin();
-        let answer =
-            admin.try_send(method, path, body).ok().filter(|answer| (200..300).contains(&answer.status))?;
-        let status = answer.status;
-        Some(answer.expect(status))
+        let answer = admin.try_send(method, path, body).ok().filter(|answer| answer.status != 503)?;
+        assert!((200..300).contains(&answer.status), "{} {}", answer.status, answer.text());
+        Some(answer.json())
     };
-    // The answer may be lost with its server: then whether it was accepted is not known, and not asked.
-    let Some(answer) = ask("POST", "/v1/runs", &body.to_string()) else { return };
+    let mut told = Told::default();
+    // The answer may be lost with its server: then it was accepted or not.
+    let Some(answer) = ask("POST", "/v1/runs", &body.to_string()) else { return told };
     let id = answer["id"].as_str().unwrap().to_owned();
-    told.lock().accepted.insert(id.clone());
+    told.buffered = answer["buffered"] == true;
     if number.is_multiple_of(50) {
-        for _ in 0..3 {
-            if ask("PATCH", &format!("/v1/runs/{id}"), r#"{"increment":{"n":1}}"#).is_some() {
-                *told.lock().raised.entry(id.clone()).or_default() += 1;
+        for change in 0..3 {
+            let name = format!("op{change}");
+            let body = json!({ "increment": { "n": 1, &name: 1 } }).to_string();
+            match ask("PATCH", &format!("/v1/runs/{id}"), &body) {
+                Some(_) => told.acknowledged.insert(name),
+                None => told.perhaps.insert(name),
+            };
+        }
+    }
+    Told { id: Some(id), ..told }
+}
+
+// One tenant sends twenty times as much as is drained. Every other tenant has a turn in each round all the same.
+#[test]
+fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
+    const BATCH: usize = 2;
+    let (noisy_runs, quiet_tenants, turns_of_quiet) = if in_full() { (1_000, 20, 4) } else { (200, 4, 2) };
+    let ground = Ground::new();
+    let producer = ground.serve("threshold = 0\ndrainers = 0\n");
+    let slow = ground.serve(&format!("threshold = 0\ndrainers = 1\nbatch = {BATCH}\nrest = \"500ms\"\n"));
+    let admin = producer.admin();
+    let put = |tenant: &str, count: usize| {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    while next.fetch_add(1, Ordering::SeqCst) < count {
+                        let body = json!({ "target": "crm", "payload": 1, "tenant": tenant, "delay": "1h" });
+                        assert_eq!(admin.post("/v1/runs", &body.to_string()).status, 202);
+                    }
+                });
             }
+        });
+    };
+    let quiet: Vec<String> = (0..quiet_tenants).map(|number| format!("quiet-{number}")).collect();
+    put("noisy", noisy_runs / 2);
+    // Not while a turn may take a part of what a quiet tenant sends.
+    slow.signal(Signal::STOP);
+    for tenant in &quiet {
+        put(tenant, BATCH * turns_of_quiet);
+    }
+    slow.signal(Signal::CONT);
+    put("noisy", noisy_runs / 2);
+    let all = noisy_runs + quiet_tenants * BATCH * turns_of_quiet;
+    let drained = metric(&slow.admin(), "semel_buffer_drained_total{outcome=\"drained\"}") as usize;
+    assert!(all >= 20 * drained, "{all} runs came while {drained} were drained");
+    let of = |runs: &[Value], tenant: &str| runs.iter().filter(|run| run["tenant"] == tenant).count();
+    let mut ledger = Vec::new();
+    wait::until("all of the quiet tenants are drained", PATIENCE * 5, || {
+        ledger = runs(&admin);
+        quiet.iter().all(|tenant| of(&ledger, tenant) == BATCH * turns_of_quiet)
+    })
+    .unwrap();
+    slow.kill();
+    check_turns(&ledger, &quiet, (BATCH, turns_of_quiet));
+    // What is left arrives too.
+    let _fast = ground.serve("threshold = 0\n");
+    wait_until_empty(&admin);
+    assert_eq!(runs(&admin).len(), all);
+}
+
+/// Counts turns: a batch that one drainer takes in is accepted at one time.
+fn check_turns(ledger: &[Value], quiet: &[String], (batch, turns_of_quiet): (usize, usize)) {
+    let mut turns: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for run in ledger {
+        let turn = (run["accepted_at"].as_str().unwrap(), run["tenant"].as_str().unwrap());
+        *turns.entry(turn).or_default() += 1;
+    }
+    // The drainer may have come to the first run of the burst.
+    let whole = turns.iter().skip(1).all(|(_, runs)| *runs == batch);
+    assert!(whole, "every turn is a batch: {turns:?}");
+    let order: Vec<&str> = turns.keys().map(|(_, tenant)| *tenant).collect();
+    // From the first turn of the last tenant that came, until one of them is done, everybody has one turn in each round.
+    let everybody = quiet.len() + 1;
+    let all_there =
+        quiet.iter().map(|tenant| order.iter().position(|turn| turn == tenant).unwrap()).max().unwrap();
+    let last_turn = |tenant: &String| order.iter().rposition(|turn| turn == tenant).unwrap();
+    let one_done = quiet.iter().map(last_turn).min().unwrap();
+    let together = &order[all_there.min(one_done)..=one_done.max(all_there)];
+    for round in together.windows(everybody) {
+        let tenants: BTreeSet<&&str> = round.iter().collect();
+        assert_eq!(tenants.len(), everybody, "one turn each in {round:?} of {order:?}");
+    }
+    for tenant in quiet {
+        let own: Vec<usize> = (0..order.len()).filter(|at| order[*at] == tenant).collect();
+        assert_eq!(own.len(), turns_of_quiet, "{tenant}: {order:?}");
+        for pair in own.windows(2) {
+            let noisy = order[pair[0]..pair[1]].iter().filter(|turn| **turn == "noisy").count();
+            assert_eq!(noisy, 1, "between two turns of {tenant}: {order:?}");
         }
     }
 }

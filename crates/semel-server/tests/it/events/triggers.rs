@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Barrier;
 
 use semel_testbed::{Postgres, Redis, wait};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::target;
-use crate::kit::{Http, PATIENCE, Semel, Sink};
+use crate::kit::{Http, PATIENCE, Semel, Sink, metric};
 
 fn in_full() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
 }
 
-/// Servers that share a ledger in PostgreSQL, and a gate that trips at once.
+/// Servers that share a ledger in PostgreSQL, and a gate that a burst trips.
 struct Ground {
     file: std::path::PathBuf,
     servers: Vec<Semel>,
@@ -29,8 +29,8 @@ impl Ground {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n{}\n\
-             [gate]\nmode = \"on\"\nthreshold = 5\nwindow = \"50ms\"\nhold = \"50ms\"\nbuffer = \"{}\"\n\
-             lease = \"1s\"\nwait = \"30s\"\n",
+             [gate]\nmode = \"on\"\nthreshold = 5\nwindow = \"1s\"\nhold = \"50ms\"\nbuffer = \"{}\"\n\
+             lease = \"3s\"\nwait = \"30s\"\n",
             postgres.url(),
             target("crm", &sink, "concurrency = 16"),
             redis.url(),
@@ -40,59 +40,118 @@ impl Ground {
         let servers = (0..servers).map(|_| Semel::with_config(&file, &[])).collect();
         Self { file, servers, sink, _folder: folder, _redis: redis, _postgres: postgres }
     }
+
+    fn admins(&self) -> Vec<Http> {
+        self.servers.iter().map(Semel::admin).collect()
+    }
+
+    /// The sum of a metric over all servers.
+    fn sum(&self, name: &str) -> usize {
+        self.admins().iter().map(|admin| metric(admin, name) as usize).sum()
+    }
 }
 
-/// Triggers one run `count` times at once, over all servers. Answers what was told.
-fn burst(servers: &[Http], key: &str, count: usize) -> (BTreeSet<String>, usize, usize) {
-    let threads = 50.min(count);
-    let barrier = Barrier::new(threads);
+/// What the callers of one key were told.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    ids: BTreeSet<String>,
+    /// How often the run was said to be new.
+    first: usize,
+    answered: usize,
+    /// How often a new run was buffered, of this key and of the others in the burst.
+    buffered: usize,
+}
+
+impl Told {
+    fn hear(&mut self, body: &Value) {
+        self.ids.insert(body["id"].as_str().unwrap().to_owned());
+        self.answered += 1;
+        self.first += usize::from(body["cached"] == false);
+        self.buffered += usize::from(body["cached"] == false && body["buffered"] == true);
+    }
+}
+
+/// Other keys in a burst of one key: one key alone is one run, which does not trip the gate.
+const OTHERS: usize = 12;
+
+fn ask(server: &Http, key: &str) -> Option<Value> {
     let body = json!({ "target": "crm", "payload": { "key": key }, "idempotency_key": key }).to_string();
-    let told: Vec<Vec<Option<(String, bool)>>> = std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (barrier, body) = (&barrier, &body);
+    let answer = server.try_send("POST", "/v1/runs", &body).ok()?;
+    (200..300).contains(&answer.status).then(|| answer.json())
+}
+
+/// Triggers one run `count` times at once, over all servers, and some other keys once each. Answers what was told.
+fn burst(servers: &[Http], key: &str, count: usize) -> Told {
+    let threads = 50.min(count);
+    let barrier = Barrier::new(threads + OTHERS);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (0..OTHERS)
+            .map(|number| {
+                let barrier = &barrier;
                 scope.spawn(move || {
                     barrier.wait();
-                    (0..count / threads)
-                        .map(|n| {
-                            let server = &servers[(thread + n) % servers.len()];
-                            let answer = server.try_send("POST", "/v1/runs", body).ok()?;
-                            if !(200..300).contains(&answer.status) {
-                                return None;
-                            }
-                            let told = answer.expect(answer.status);
-                            Some((told["id"].as_str()?.to_owned(), told["cached"] == true))
-                        })
-                        .collect()
+                    // Whose server has died goes to the next one.
+                    let mut at = number;
+                    wait::for_some("another key is triggered", PATIENCE, || {
+                        at += 1;
+                        Ok(ask(&servers[at % servers.len()], &format!("{key}-other-{number}")))
+                    })
+                    .unwrap()
                 })
             })
             .collect();
-        running.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let told: Vec<(String, bool)> = told.into_iter().flatten().flatten().collect();
-    let first = told.iter().filter(|(_, cached)| !cached).count();
-    (told.iter().map(|(id, _)| id.clone()).collect(), first, told.len())
+        let callers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    let server = |n: usize| &servers[(thread + n) % servers.len()];
+                    (0..count / threads).filter_map(|n| ask(server(n), key)).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let mut told = Told::default();
+        for body in callers.into_iter().flat_map(|thread| thread.join().unwrap()) {
+            told.hear(&body);
+        }
+        let mut of_others = Told::default();
+        for other in others {
+            of_others.hear(&other.join().unwrap());
+        }
+        assert_eq!(of_others.ids.len(), OTHERS, "{of_others:?}");
+        told.buffered += of_others.buffered;
+        told
+    })
 }
 
-// G1, G18
 #[test]
 fn a_burst_of_one_key_over_several_processes_is_one_run() {
     let (servers, triggers, rounds, kills) = if in_full() { (4, 500, 200, 50) } else { (3, 150, 4, 3) };
     let mut ground = Ground::new(servers);
     let mut keys = 0;
     for round in 0..rounds {
-        let admins: Vec<Http> = ground.servers.iter().map(Semel::admin).collect();
-        let (ids, first, answered) = burst(&admins, &format!("k{round}"), triggers);
+        let Told { ids, first, answered, .. } = burst(&ground.admins(), &format!("k{round}"), triggers);
         assert_eq!((ids.len(), first, answered), (1, 1, triggers), "round {round}: {ids:?}");
-        keys += 1;
+        keys += 1 + OTHERS;
     }
+    // Each key was claimed once and placed once, and the gate has tripped.
+    let (buffered, direct) = (
+        ground.sum("semel_triggers_total{to=\"buffer\"}"),
+        ground.sum("semel_triggers_total{to=\"ledger\"}"),
+    );
+    assert_eq!(buffered + direct, keys, "{buffered} buffered, {direct} to the ledger");
+    assert!(buffered > 0 && direct > 0, "{buffered} buffered, {direct} to the ledger");
+    let claims = ["won", "timed_out", "failed_open", "unpublished", "lost"]
+        .map(|outcome| ground.sum(&format!("semel_trigger_claims_total{{outcome=\"{outcome}\"}}")));
+    assert_eq!(claims, [keys, 0, 0, 0, 0]);
     // A process dies in the middle of it.
+    let mut buffered_under_kills = 0;
     for round in 0..kills {
-        let admins: Vec<Http> = ground.servers.iter().map(Semel::admin).collect();
+        let admins = ground.admins();
         let key = format!("killed{round}");
         let victim = round % servers;
         let dead = ground.servers.remove(victim);
-        let (ids, first, _) = std::thread::scope(|scope| {
+        let told = std::thread::scope(|scope| {
             let killer = scope.spawn(move || {
                 wait::until("a moment", std::time::Duration::from_millis(3 + (round % 7) as u64 * 4), || {
                     false
@@ -105,14 +164,30 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
             told
         });
         ground.servers.insert(victim, Semel::with_config(&ground.file, &[]));
-        assert!(ids.len() <= 1 && first <= 1, "round {round}: {ids:?}, {first} first");
-        // Whoever asks afterwards is told the same.
-        let admins: Vec<Http> = ground.servers.iter().map(Semel::admin).collect();
-        let (after, _, _) = burst(&admins, &key, servers);
+        assert!(told.ids.len() <= 1 && told.first <= 1, "round {round}: {told:?}");
+        buffered_under_kills += told.buffered;
+        // Later callers are told the same.
+        let after: BTreeSet<String> = ground
+            .admins()
+            .iter()
+            .map(|admin| ask(admin, &key).unwrap()["id"].as_str().unwrap().to_owned())
+            .collect();
         assert_eq!(after.len(), 1);
-        assert!(ids.is_empty() || ids == after, "{ids:?} then {after:?}");
-        keys += 1;
+        assert!(told.ids.is_empty() || told.ids == after, "{told:?} then {after:?}");
+        keys += 1 + OTHERS;
     }
-    wait::until("each is delivered once", PATIENCE, || ground.sink.effects().len() == keys).unwrap();
-    println!("{rounds} rounds of {triggers} triggers, {kills} with a process killed: one run each");
+    assert!(buffered_under_kills > 0, "the rounds with kills reach the buffer");
+    wait::until("each is delivered", PATIENCE * 2, || ground.sink.effects().len() >= keys).unwrap();
+    let admin = &ground.admins()[0];
+    let open = || {
+        let buffered = admin.get("/v1/runs?buffered=true").expect(200);
+        let deliveries = admin.get("/v1/deliveries?state=idle,queued,running,retry_wait&limit=1").expect(200);
+        buffered["tenants"].as_array().unwrap().len() + deliveries["items"].as_array().unwrap().len()
+    };
+    wait::until("nothing is left", PATIENCE, || open() == 0).unwrap();
+    assert_eq!(ground.sink.effects().len(), keys, "each once");
+    println!(
+        "{rounds} rounds of {triggers} triggers, {kills} with a process killed: one run each; {buffered} buffered, {direct} not, \
+         then {buffered_under_kills} buffered"
+    );
 }
