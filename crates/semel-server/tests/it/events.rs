@@ -5,6 +5,7 @@ mod bad;
 mod dead;
 mod delivered;
 mod drained;
+mod durable;
 mod killed;
 mod outage;
 mod paused;

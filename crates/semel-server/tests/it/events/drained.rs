@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
@@ -66,21 +67,55 @@ fn runs(admin: &Http) -> Vec<Value> {
     }
 }
 
+/// Whether nothing is buffered; not where Redis does not answer.
+fn buffers_nothing(admin: &Http) -> bool {
+    let answer = admin.get("/v1/runs?buffered=true");
+    answer.status == 200 && answer.json()["tenants"].as_array().unwrap().is_empty()
+}
+
 fn wait_until_empty(admin: &Http) {
-    let empty = || admin.get("/v1/runs?buffered=true").expect(200)["tenants"].as_array().unwrap().is_empty();
-    wait::until("all are drained", PATIENCE * 20, empty).unwrap();
+    wait::until("all are drained", PATIENCE * 20, || buffers_nothing(admin)).unwrap();
+}
+
+/// What is killed beside the servers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RedisFate {
+    Stays,
+    /// Killed and restarted with its append-only file, again and again.
+    IsKilled,
 }
 
 // 200,000 triggers of 50 tenants, drainers killed.
 #[test]
 fn every_accepted_run_arrives_once_with_all_its_changes() {
+    check_that_all_arrive(RedisFate::Stays);
+}
+
+#[test]
+fn every_accepted_run_arrives_once_while_redis_is_killed_too() {
+    check_that_all_arrive(RedisFate::IsKilled);
+}
+
+fn check_that_all_arrive(fate: RedisFate) {
     const GATE: &str = "threshold = 5\nwindow = \"1s\"\nhold = \"1s\"\nbatch = 50\n";
     let (count, tenants, servers, kills) = if in_full() { (200_000, 50, 3, 50) } else { (1_200, 6, 2, 3) };
     let ground = Ground::new();
     let running: Vec<Mutex<Semel>> = (0..servers).map(|_| Mutex::new(ground.serve(GATE))).collect();
     let (told, begun, threads) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0), 16);
-    let mut killed_with_work = 0;
+    let (mut killed_with_work, redis_kills) = (0, AtomicUsize::new(0));
     std::thread::scope(|scope| {
+        if fate == RedisFate::IsKilled {
+            let pause = if in_full() { Duration::from_secs(5) } else { Duration::from_millis(700) };
+            let (redis, begun, redis_kills) = (&ground.redis, &begun, &redis_kills);
+            scope.spawn(move || {
+                while begun.load(Ordering::SeqCst) < count {
+                    std::thread::sleep(pause);
+                    redis.kill();
+                    redis.restart().unwrap();
+                    redis_kills.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
         for _ in 0..threads {
             let (running, told, begun) = (&running, &told, &begun);
             scope.spawn(move || {
@@ -99,8 +134,7 @@ fn every_accepted_run_arrives_once_with_all_its_changes() {
             wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
             let successor = ground.serve(GATE);
             let mut victim = running[kill % servers].lock();
-            let buffered = victim.admin().get("/v1/runs?buffered=true").expect(200);
-            killed_with_work += usize::from(!buffered["tenants"].as_array().unwrap().is_empty());
+            killed_with_work += usize::from(!buffers_nothing(&victim.admin()));
             std::mem::replace(&mut *victim, successor).kill();
         }
     });
@@ -131,7 +165,11 @@ fn every_accepted_run_arrives_once_with_all_its_changes() {
         };
         check_changes(&admin, run, told);
     }
-    println!("{kills} kills, {buffered} runs buffered and {direct} not, {unheard} whose answers were lost");
+    let redis_kills = redis_kills.into_inner();
+    assert_eq!(redis_kills > 0, fate == RedisFate::IsKilled);
+    println!(
+        "{kills} kills, {redis_kills} of Redis, {buffered} runs buffered and {direct} not, {unheard} whose answers were lost"
+    );
 }
 
 /// Every acknowledged increment is made once, and no other.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use semel_testbed::{Postgres, Redis, wait};
 use serde_json::{Value, json};
@@ -19,7 +21,7 @@ struct Ground {
     servers: Vec<Semel>,
     sink: Sink,
     _folder: tempfile::TempDir,
-    _redis: Redis,
+    redis: Redis,
     _postgres: Postgres,
 }
 
@@ -38,11 +40,24 @@ impl Ground {
         let file = folder.path().join("semel.toml");
         std::fs::write(&file, text).unwrap();
         let servers = (0..servers).map(|_| Semel::with_config(&file, &[])).collect();
-        Self { file, servers, sink, _folder: folder, _redis: redis, _postgres: postgres }
+        Self { file, servers, sink, _folder: folder, redis, _postgres: postgres }
     }
 
     fn admins(&self) -> Vec<Http> {
         self.servers.iter().map(Semel::admin).collect()
+    }
+
+    /// Waits until so many effects have happened, and nothing is left to be drained or delivered.
+    fn wait_for_effects(&self, count: usize) {
+        wait::until("each is delivered", PATIENCE * 2, || self.sink.effects().len() >= count).unwrap();
+        let admin = &self.admins()[0];
+        let open = || {
+            let buffered = admin.get("/v1/runs?buffered=true").expect(200);
+            let path = "/v1/deliveries?state=idle,queued,running,retry_wait&limit=1";
+            let deliveries = admin.get(path).expect(200);
+            buffered["tenants"].as_array().unwrap().len() + deliveries["items"].as_array().unwrap().len()
+        };
+        wait::until("nothing is left", PATIENCE * 2, || open() == 0).unwrap();
     }
 
     /// The sum of a metric over all servers.
@@ -153,10 +168,7 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
         let dead = ground.servers.remove(victim);
         let told = std::thread::scope(|scope| {
             let killer = scope.spawn(move || {
-                wait::until("a moment", std::time::Duration::from_millis(3 + (round % 7) as u64 * 4), || {
-                    false
-                })
-                .ok();
+                wait::until("a moment", Duration::from_millis(3 + (round % 7) as u64 * 4), || false).ok();
                 dead.kill();
             });
             let told = burst(&admins, &key, triggers);
@@ -177,17 +189,66 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
         keys += 1 + OTHERS;
     }
     assert!(buffered_under_kills > 0, "the rounds with kills reach the buffer");
-    wait::until("each is delivered", PATIENCE * 2, || ground.sink.effects().len() >= keys).unwrap();
-    let admin = &ground.admins()[0];
-    let open = || {
-        let buffered = admin.get("/v1/runs?buffered=true").expect(200);
-        let deliveries = admin.get("/v1/deliveries?state=idle,queued,running,retry_wait&limit=1").expect(200);
-        buffered["tenants"].as_array().unwrap().len() + deliveries["items"].as_array().unwrap().len()
-    };
-    wait::until("nothing is left", PATIENCE, || open() == 0).unwrap();
+    ground.wait_for_effects(keys);
     assert_eq!(ground.sink.effects().len(), keys, "each once");
     println!(
         "{rounds} rounds of {triggers} triggers, {kills} with a process killed: one run each; {buffered} buffered, {direct} not, \
          then {buffered_under_kills} buffered"
     );
+}
+
+// While Redis does not answer, a key may be given two runs: one that waits in the buffer, unseen, and one in the ledger. Only the
+// one that holds the key is delivered; the other keeps its id and is a dead letter.
+#[test]
+fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
+    let (servers, triggers, rounds, pause) = if in_full() {
+        (4, 500, 100, Duration::from_secs(5))
+    } else {
+        (2, 100, 6, Duration::from_millis(700))
+    };
+    let ground = Ground::new(servers);
+    let (running, redis_kills) = (AtomicBool::new(true), AtomicUsize::new(0));
+    let told: Vec<Told> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while running.load(Ordering::SeqCst) {
+                std::thread::sleep(pause);
+                ground.redis.kill();
+                ground.redis.restart().unwrap();
+                redis_kills.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let admins = ground.admins();
+        let mut told = Vec::new();
+        while told.len() < rounds || redis_kills.load(Ordering::SeqCst) < 2 {
+            told.push(burst(&admins, &format!("k{}", told.len()), triggers));
+        }
+        running.store(false, Ordering::SeqCst);
+        told
+    });
+    let admin = &ground.admins()[0];
+    wait::until("Redis is used again", PATIENCE, || admin.get("/v1/runs?buffered=true").status == 200)
+        .unwrap();
+    // A key whose callers were all sent away has a run or none: it has one now.
+    for round in 0..told.len() {
+        let key = format!("k{round}");
+        let now = wait::for_some("the key is answered", PATIENCE, || Ok(ask(admin, &key))).unwrap();
+        let ids = &told[round].ids;
+        assert!(ids.is_empty() || ids.contains(now["id"].as_str().unwrap()), "{key}: {now} after {ids:?}");
+    }
+    let keys = told.len() * (1 + OTHERS);
+    ground.wait_for_effects(keys);
+    assert_eq!(ground.sink.effects().len(), keys, "each key once");
+    let mut without_key = 0;
+    for id in told.iter().flat_map(|told| &told.ids) {
+        let run = admin.get(&format!("/v1/runs/{id}")).expect(200);
+        assert_eq!(run["id"], json!(id), "every id that was told is that run");
+        match run["status"].as_str() {
+            Some("done") => {}
+            Some("dlq") => without_key += 1,
+            other => panic!("{id} is {other:?}"),
+        }
+    }
+    let two: usize = told.iter().map(|told| told.ids.len().saturating_sub(1)).sum();
+    assert_eq!(without_key, two, "of two runs of a key one is delivered");
+    println!("{} rounds, Redis killed {redis_kills:?} times, {two} keys with two runs", told.len());
 }
