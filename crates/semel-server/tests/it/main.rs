@@ -24,5 +24,6 @@ mod scarce;
 mod sealed;
 mod serve;
 mod stores;
+mod story;
 mod tls;
 mod trace;
