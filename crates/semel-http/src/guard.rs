@@ -60,7 +60,7 @@ use crate::call::{BoxFuture, Caller, Upstream};
 use crate::codec::Asked;
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
-use crate::observe::{Exchange, Observer, Outcome};
+use crate::observe::{Exchange, KeyUsed, Observer, Outcome};
 use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
 use crate::present::Present;
 use crate::problem::{Problem, Retry, Situation};
@@ -271,11 +271,16 @@ impl Inner {
         };
         let trace: Option<Trace> =
             route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
+        let is_named = claim::request_id(&parts.headers).is_some();
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
         let mut answer = self.once(route, service, request, &admitted).await?;
+        let used = if is_named { self.engine.id_at_hand(&self.key(&admitted)) } else { None };
         if let Watch::Capabilities { .. } = admitted.watch {
             answer.0 = Box::pin(self.watch(policy, admitted.watch, answer.0)).await;
+        }
+        if let Some(id) = used {
+            answer.0.extensions_mut().insert(KeyUsed(id));
         }
         if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);

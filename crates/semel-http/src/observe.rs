@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
-use semel::key::Hint;
+use semel::key::{Hint, KeyId};
 
 use crate::problem::Situation;
 
@@ -87,6 +87,10 @@ fn name(index: usize) -> &'static str {
         None => Situation::ALL[index - RAN.len()].code(),
     }
 }
+
+/// An extension of the answers to guarded requests that have an `X-Request-Id`: the id of the key they came under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyUsed(pub KeyId);
 
 /// One answered request.
 #[derive(Clone, Debug)]

@@ -34,6 +34,7 @@ use self::access::Right;
 use self::answer::Refusal;
 use self::claims::Claims;
 use self::health::Health;
+use crate::gateway::Requests;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 
@@ -51,6 +52,7 @@ pub(crate) struct Admin {
     secret: Arc<Secret>,
     /// None where there is no ledger.
     pipeline: Option<Arc<Pipeline>>,
+    requests: Arc<Requests>,
     /// Changes when the config is read anew.
     access: RwLock<Arc<Access>>,
 }
@@ -60,6 +62,8 @@ pub(crate) struct Parts {
     pub(crate) engine: Engine,
     pub(crate) secret: Arc<Secret>,
     pub(crate) pipeline: Option<Arc<Pipeline>>,
+    /// What the gateway remembers of its last requests.
+    pub(crate) requests: Arc<Requests>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     /// How many claims may wait at once.
@@ -72,7 +76,8 @@ pub(crate) struct Parts {
 
 impl Admin {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { engine, secret, pipeline, metrics, access, waiters, max_outcome, reserved } = parts;
+        let Parts { engine, secret, pipeline, requests, metrics, access, waiters, max_outcome, reserved } =
+            parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
@@ -81,6 +86,7 @@ impl Admin {
             metrics,
             secret,
             pipeline,
+            requests,
         })
     }
 

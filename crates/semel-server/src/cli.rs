@@ -282,7 +282,7 @@ pub(crate) enum EventsCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Tell the whole story of an action, by any of its ids: an event, run, delivery, dead letter, key or request
+    /// Tell the whole story of an action, by any of its ids: an event, run, delivery, dead letter, replay, key or request
     Show {
         /// evt_…, run_…, dlv_…, dlq_…, a key's id, or a request id
         id: String,

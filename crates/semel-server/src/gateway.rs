@@ -1,6 +1,7 @@
 //! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
 
 mod log;
+mod requests;
 mod story;
 
 use std::convert::Infallible;
@@ -15,7 +16,7 @@ use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, Fate, ServiceCaller};
 use semel_http::edge::{self, Departed, Options, Plain, Shortcut, Taken, Tls};
-use semel_http::observe::Counters;
+use semel_http::observe::{Counters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
 use semel_http::{Body, Guard, Scope, Situation};
@@ -23,7 +24,8 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::Log;
-use self::story::Story;
+pub(crate) use self::requests::Requests;
+use self::story::{REQUEST_ID, Story};
 use crate::config;
 use crate::otlp::Exporter;
 
@@ -33,6 +35,7 @@ pub(crate) struct Gateway {
     counters: Arc<Counters>,
     live: Arc<RwLock<Arc<Live>>>,
     tls: Option<Tls>,
+    requests: Arc<Requests>,
 }
 
 /// What a reload replaces.
@@ -48,7 +51,11 @@ impl Gateway {
     ///
     /// # Errors
     /// An upstream or a certificate that cannot be used; settings that cannot stand together.
-    pub(crate) fn new(engine: &Engine, config: &config::Gateway) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        engine: &Engine,
+        config: &config::Gateway,
+        requests: Arc<Requests>,
+    ) -> anyhow::Result<Self> {
         let counters = Arc::new(Counters::new());
         let live = Live::new(engine, config, &counters)?;
         let tls = match &config.tls {
@@ -57,7 +64,8 @@ impl Gateway {
             }
             None => None,
         };
-        Ok(Self { engine: engine.clone(), counters, live: Arc::new(RwLock::new(Arc::new(live))), tls })
+        let live = Arc::new(RwLock::new(Arc::new(live)));
+        Ok(Self { engine: engine.clone(), counters, live, tls, requests })
     }
 
     /// Puts other routes and certificates in force. Requests under way keep the old ones.
@@ -80,7 +88,7 @@ impl Gateway {
 
     /// What answers requests, and tells `exporter` of each.
     pub(crate) fn service(&self, exporter: Option<Arc<Exporter>>) -> Front {
-        Front { live: Arc::clone(&self.live), exporter }
+        Front { live: Arc::clone(&self.live), exporter, requests: Arc::clone(&self.requests) }
     }
 
     /// How the listener behaves.
@@ -165,6 +173,7 @@ impl Live {
 pub(crate) struct Front {
     live: Arc<RwLock<Arc<Live>>>,
     exporter: Option<Arc<Exporter>>,
+    requests: Arc<Requests>,
 }
 
 impl Service<Request<edge::Body>> for Front {
@@ -186,12 +195,16 @@ impl Service<Request<edge::Body>> for Front {
         }
         let story = Story::begin(request.headers_mut(), exporter);
         let span = story.span();
+        let requests = Arc::clone(&self.requests);
         let answer = async move {
             let name = story.is_traced().then(|| {
                 let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
                 format!("{} {}", request.method(), pattern.rsplit(' ').next().unwrap_or_default())
             });
             let answer = live.answer(request).await;
+            if let Some(KeyUsed(key)) = answer.extensions().get() {
+                requests.note(story.request_id().as_bytes(), *key);
+            }
             story.end(name.unwrap_or_default(), &answer);
             Ok(answer)
         };
@@ -206,7 +219,11 @@ impl Shortcut for Front {
             return Taken::No;
         }
         let live = Arc::clone(&self.live.read());
-        live.guard.answer(request, answer)
+        let Some(key) = live.guard.replay_at_hand(request, answer) else { return Taken::No };
+        if let Some(id) = request.value(REQUEST_ID.as_str()) {
+            self.requests.note(id, key);
+        }
+        Taken::Yes
     }
 }
 

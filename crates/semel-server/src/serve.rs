@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, downstream};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
@@ -140,10 +140,12 @@ impl Server {
             }
             None => None,
         };
+        let requests = Arc::new(Requests::default());
         let admin = Admin::new(Parts {
             engine: engine.clone(),
             secret,
             pipeline: pipeline.clone(),
+            requests: Arc::clone(&requests),
             metrics: Arc::clone(&metrics),
             access: Access::new(&config.admin, &config.tokens),
             waiters: records.waiters.in_all,
@@ -155,7 +157,7 @@ impl Server {
                 for warning in settings.warnings() {
                     tracing::warn!(target: "semel", "{warning}");
                 }
-                let gateway = Arc::new(Gateway::new(&engine, settings)?);
+                let gateway = Arc::new(Gateway::new(&engine, settings, requests)?);
                 metrics.watch_gateway(Arc::clone(gateway.counters()));
                 Some((settings, gateway, bind(settings.listen, "gateway").await?))
             }

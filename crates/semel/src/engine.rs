@@ -155,17 +155,24 @@ impl Engine {
         Ok(key.id(&secret)?)
     }
 
-    /// The outcome of a call, where it is at hand: in this process, for the last seconds, by nobody's leave but its
-    /// own. Counts as a replay. `None` says nothing: ask by [`once`](Self::once).
+    /// The same, without asking the store: `None` until the deployment's secret is known, which it is after the first claim.
     #[must_use]
-    pub fn at_hand(&self, key: &Key, payload: Payload) -> Option<Arc<Outcome>> {
+    pub fn id_at_hand(&self, key: &Key) -> Option<KeyId> {
+        key.id(self.inner.secret.get()?).ok()
+    }
+
+    /// The outcome of a call, where it is at hand: in this process, for the last seconds, by nobody's leave but its
+    /// own; with the id under which the store keeps the key. Counts as a replay. `None` says nothing: ask by
+    /// [`once`](Self::once).
+    #[must_use]
+    pub fn at_hand(&self, key: &Key, payload: Payload) -> Option<(KeyId, Arc<Outcome>)> {
         let secret = self.inner.secret.get()?;
         let id = key.id(secret).ok()?;
         match self.inner.cache.look(id, &payload.fingerprint(secret)) {
             Hit::Replay(outcome) => {
                 let subject = Subject { namespace: key.namespace().into_owned(), id, hint: key.hint() };
                 self.inner.events.emit(&subject, &Event::Replayed { from: ReplayedFrom::HotCache });
-                Some(outcome)
+                Some((id, outcome))
             }
             Hit::Conflict | Hit::Miss => None,
         }

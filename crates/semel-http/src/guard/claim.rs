@@ -20,6 +20,9 @@ use crate::problem::{Problem, Situation};
 use crate::scope::Principal;
 use crate::stored::{self, Replay};
 
+const REQUEST_ID: &str = "x-request-id";
+/// The longest request id that is kept, in bytes.
+const MOST_REQUEST_ID: usize = 128;
 /// How long a check of a credential may take.
 const VERIFY: Duration = Duration::from_secs(10);
 
@@ -56,6 +59,10 @@ impl Inner {
         };
         let once = self.engine.once(self.key(admitted)).payload(admitted.payload);
         let once = once.terms(Arc::clone(&route.terms));
+        let once = match request_id(headers) {
+            Some(id) => once.request_id(id),
+            None => once,
+        };
         let acquired = match once.wait(policy.wait()).begin_later().claim().await {
             Ok(acquired) => acquired,
             Err(error) => return self.failed_claim(policy, asked, error),
@@ -174,6 +181,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// The id by which a request is found again.
+pub(super) fn request_id(headers: &HeaderMap) -> Option<&str> {
+    headers.get(REQUEST_ID)?.to_str().ok().filter(|id| (1..=MOST_REQUEST_ID).contains(&id.len()))
 }
 
 /// Which budget a claim was made on.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, Method};
+use semel::key::KeyId;
 use semel::time::{Clock as _, SystemClock};
 use tokio::time::Instant;
 
@@ -93,15 +94,22 @@ impl Recent {
 
 impl Shortcut for Guard {
     fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
-        match self.inner.replay_at_hand(request, answer) {
-            Some(()) => Taken::Yes,
+        match self.replay_at_hand(request, answer) {
+            Some(_) => Taken::Yes,
             None => Taken::No,
         }
     }
 }
 
+impl Guard {
+    /// As its [`Shortcut`], and says under which key the request was answered. `None` where it goes the usual way.
+    pub fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
+        self.inner.replay_at_hand(request, answer)
+    }
+}
+
 impl Inner {
-    fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<()> {
+    fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (request.target, None),
@@ -124,10 +132,10 @@ impl Inner {
         let asked = Asked { method: method.as_str(), path, query };
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);
-        let outcome = self.engine.at_hand(&named, payload)?;
+        let (id, outcome) = self.engine.at_hand(&named, payload)?;
         let status = with_date(|date| stored::write(&outcome, date, answer))?;
         self.note(*number, Some(&key), arrived, status, Outcome::Replayed);
-        Some(())
+        Some(id)
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use http::Response;
+use http::{HeaderValue, Response};
 use semel::Mode;
 use semel::record::Phase;
 use semel::store::{ErrorKind, Scan, Store};
 use semel::testkit::fault::{Call, Delivery, Fault, Gate, When};
 use semel_http::Body;
 use semel_http::call::CallError;
-use semel_http::observe::Outcome;
+use semel_http::observe::{KeyUsed, Outcome};
 use semel_http::policy::StoreDown;
 
 use crate::kit::{Kit, Upstream, eventually, post};
@@ -295,4 +295,27 @@ async fn namespaces_are_apart() {
     let answer = other.handle(kit.upstream.clone(), post("k")).await.unwrap();
     assert!(!answer.headers().contains_key("idempotent-replayed"));
     assert_eq!(kit.upstream.calls(), 2);
+}
+
+// A request that has an id is found by it later: its answer tells under which key it came, and the record who claimed it.
+#[tokio::test]
+async fn a_request_is_found_by_its_id() {
+    let kit = Kit::new(Upstream::counting());
+    let ask = async |request_id: Option<&str>| {
+        let mut request = post("k");
+        if let Some(id) = request_id {
+            request.headers_mut().insert("x-request-id", HeaderValue::from_str(id).unwrap());
+        }
+        let answer = kit.guard.handle(kit.upstream.clone(), request).await.unwrap();
+        answer.extensions().get::<KeyUsed>().map(|KeyUsed(id)| *id)
+    };
+    let first = ask(Some("req-1")).await.unwrap();
+    let record = kit.guard.engine().store().get(first).await.unwrap().unwrap().record;
+    assert!(record.owner.is_of_request("req-1"));
+    assert_eq!(ask(Some("req-2")).await, Some(first), "a replay came under the same key");
+    assert_eq!(ask(None).await, None);
+    assert_eq!(ask(Some(&"x".repeat(129))).await, None, "too long to be kept");
+    let record = kit.guard.engine().store().get(first).await.unwrap().unwrap().record;
+    assert!(record.owner.is_of_request("req-1"), "replays change nothing");
+    assert_eq!(kit.upstream.calls(), 1);
 }

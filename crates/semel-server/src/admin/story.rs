@@ -1,20 +1,29 @@
-//! `/v1/story/{id}`: everything that is known of one action, in the order it happened (P12).
+//! `/v1/story/{id}`: everything that is known of one action, in the order it happened.
 //!
-//! Any id of it will do: of an event or run, a delivery, a dead letter, a key, or a request, the caller's or one that a
-//! target saw.
+//! Any id of it will do: of an event or run, also one that waits in the buffer; of a delivery, a dead letter, a replay job, a
+//! key or a trigger's claim; or of a request: the gateway's, a publisher's or trigger's, or one that a target saw.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use semel::key::KeyId;
-use semel::time::Timestamp;
+use semel::outcome::Body;
+use semel::record::State as RecordState;
+use semel::store::{Scan, Snapshot};
+use semel::time::{Clock as _, SystemClock, Timestamp};
+use semel_pipeline::buffer::Buffered;
 use semel_pipeline::delivery::{Told, delivery_of_request};
-use semel_pipeline::id::{DeliveryId, EventId, LetterId};
+use semel_pipeline::event::Event;
+use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
 use semel_pipeline::letter::LetterStory;
+use semel_pipeline::trigger::{Burst, DeskError, Located};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::Admin;
 use super::answer::{self, Named, Refusal};
@@ -24,6 +33,11 @@ use crate::pipeline::Pipeline;
 
 /// No action has more.
 const LINES: u32 = 200;
+/// How long records, and then buffered runs, are searched for the id of a request. No index holds it: every request would
+/// pay for that, and few are ever looked for.
+const SEARCH: Duration = Duration::from_secs(5);
+/// How many records, or buffered runs, are read at once.
+const AT_ONCE: u32 = 500;
 
 /// Something that happened.
 struct Moment {
@@ -31,163 +45,403 @@ struct Moment {
     shown: Value,
 }
 
-fn moment(at: Timestamp, place: &str, what: &str, id: &str, more: Value) -> Moment {
-    let mut shown = json!({ "at": time(at), "place": place, "what": what, "id": id });
-    if let (Value::Object(shown), Value::Object(more)) = (&mut shown, more) {
-        shown.extend(more.into_iter().filter(|(_, value)| !value.is_null()));
-    }
-    Moment { at, shown }
+/// A story while it is gathered.
+struct Story<'a> {
+    admin: &'a Admin,
+    moments: Vec<Moment>,
+    found: Vec<Value>,
+    /// What is told already.
+    events: BTreeSet<EventId>,
+    /// Where the search for a request ended before it was through.
+    cut_short: Option<String>,
 }
 
 /// The story of whatever the id names.
 pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
-    let mut moments = Vec::new();
-    let mut found = Vec::new();
-    if let Ok(key) = id.parse::<KeyId>() {
-        claim(&admin, key, &mut moments, &mut found).await?;
-    }
-    let mut events = Vec::new();
-    if let Ok(pipeline) = admin.pipeline() {
-        for event in named(pipeline, &id).await? {
-            events.push(event);
-            tell(pipeline, event, &mut moments, &mut found).await?;
+    let mut story = Story {
+        admin: &admin,
+        moments: Vec::new(),
+        found: Vec::new(),
+        events: BTreeSet::new(),
+        cut_short: None,
+    };
+    let away = story.gather(&id).await?;
+    if story.found.is_empty() {
+        // It may be where nobody could look.
+        if let Some(refusal) = away {
+            return Err(refusal);
         }
-        if let Ok(letter) = id.parse::<LetterId>()
-            && events.is_empty()
-            && let Some(story) = pipeline.ledger.letter(letter).await?
-        {
-            of_letter(pipeline, &story, &mut moments, &mut found).await?;
-        }
-    }
-    if found.is_empty() {
-        let detail = format!(
-            "nothing is known of {id:?}: no event, delivery, dead letter, key or request has this id"
+        let mut detail = format!(
+            "nothing is known of {id:?}: no event, run, delivery, dead letter, replay, key or request has this id"
         );
+        if let Some(cut_short) = story.cut_short {
+            detail.push_str(&format!("; {cut_short}"));
+        }
         return Err(Refusal::not_found(detail));
     }
-    moments.sort_by_key(|moment| moment.at);
-    let timeline: Vec<Value> = moments.into_iter().map(|moment| moment.shown).collect();
-    answer::json(&json!({ "id": id, "found": found, "timeline": timeline }))
+    story.moments.sort_by_key(|moment| moment.at);
+    let timeline: Vec<Value> = story.moments.into_iter().map(|moment| moment.shown).collect();
+    answer::json(&json!({ "id": id, "found": story.found, "timeline": timeline }))
 }
 
-/// The events that an id of any kind names.
-async fn named(pipeline: &Pipeline, id: &str) -> Result<BTreeSet<EventId>, Refusal> {
-    let ledger = &pipeline.ledger;
-    let mut events = BTreeSet::new();
-    if let Ok(event) = id.parse::<EventId>() {
-        events.extend(ledger.event(event).await?.map(|event| event.new.id));
-    } else if let Some(delivery) = id.parse::<DeliveryId>().ok().or_else(|| delivery_of_request(id)) {
-        events.extend(ledger.delivery(delivery).await?.map(|told| told.delivery.event));
-    } else if let Ok(letter) = id.parse::<LetterId>() {
-        events.extend(ledger.letter(letter).await?.and_then(|story| story.letter.event));
-    } else {
-        events.extend(ledger.find_events(Some(id.to_owned()), None).await?);
-        if let Ok(key) = id.parse::<KeyId>() {
-            events.extend(ledger.find_events(None, Some(key)).await?);
+impl Story<'_> {
+    /// Gathers what an id of any kind names. Answers why the buffer could not be looked into, where that is so.
+    async fn gather(&mut self, id: &str) -> Result<Option<Refusal>, Refusal> {
+        let key = id.parse::<KeyId>().ok();
+        if let Some(key) = key {
+            self.key(key).await?;
+        }
+        let mut away = None;
+        if let Ok(pipeline) = self.admin.pipeline() {
+            if let Ok(event) = id.parse::<EventId>() {
+                self.event_or_run(pipeline, event).await?;
+                return Ok(None);
+            }
+            if let Ok(job) = id.parse::<JobId>() {
+                self.job(pipeline, job).await?;
+                return Ok(None);
+            }
+            if let Ok(letter) = id.parse::<LetterId>() {
+                self.letter(pipeline, letter).await?;
+                return Ok(None);
+            }
+            if let Some(delivery) = id.parse::<DeliveryId>().ok().or_else(|| delivery_of_request(id)) {
+                if let Some(told) = pipeline.ledger.delivery(delivery).await? {
+                    self.event(pipeline, told.delivery.event).await?;
+                }
+                return Ok(None);
+            }
+            if let Some(key) = key {
+                away = self.trigger_claim(pipeline, key).await?;
+            }
+            for event in pipeline.ledger.find_events(Some(id.to_owned()), key).await? {
+                self.event(pipeline, event).await?;
+            }
+        }
+        // A key's id names that key and no request.
+        if key.is_none() || self.found.is_empty() {
+            self.gateway_request(id).await?;
+            if let Some(refusal) = self.buffered_request(id).await? {
+                away = Some(refusal);
+            }
+        }
+        Ok(away)
+    }
+
+    fn tell(&mut self, at: Timestamp, place: &str, what: &str, id: &str, more: Value) {
+        let mut shown = json!({ "at": time(at), "place": place, "what": what, "id": id });
+        if let (Value::Object(shown), Value::Object(more)) = (&mut shown, more) {
+            shown.extend(more.into_iter().filter(|(_, value)| !value.is_null()));
+        }
+        self.moments.push(Moment { at, shown });
+    }
+
+    /// A key: what the gateway or a worker did under it.
+    async fn key(&mut self, key: KeyId) -> Result<(), Refusal> {
+        if let Some(snapshot) = self.admin.engine.store().get(key).await? {
+            self.record(&snapshot, "key", "claim");
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, snapshot: &Snapshot, kind: &str, place: &str) {
+        let id = snapshot.id.to_string();
+        let (record, shown) = (&snapshot.record, shown::record(snapshot));
+        let more = json!({ "key": shown["key"], "attempt": record.attempt, "fence": record.fence.get() });
+        self.tell(record.claimed_at, place, "claimed", &id, more);
+        if record.changed_at > record.claimed_at {
+            let phase = shown["phase"].as_str().unwrap_or_default().to_owned();
+            self.tell(record.changed_at, place, &phase, &id, json!({ "outcome": shown["outcome"] }));
+        }
+        self.found.push(json!({ "kind": kind, "id": id, "state": shown["phase"] }));
+    }
+
+    /// A request of the gateway's: those it remembers, and those whose claim a record still shows.
+    async fn gateway_request(&mut self, id: &str) -> Result<(), Refusal> {
+        if let Some(key) = self.admin.requests.key(id) {
+            self.found.push(json!({ "kind": "request", "id": id, "key_id": key.to_string() }));
+            return self.key(key).await;
+        }
+        let store = self.admin.engine.store();
+        let until = Instant::now() + SEARCH;
+        let (mut after, mut searched) = (None, 0);
+        loop {
+            let page = store.scan(Scan { phase: None, after, limit: AT_ONCE as usize }).await?;
+            searched += page.items.len();
+            for snapshot in page.items.iter().filter(|one| one.record.owner.is_of_request(id)) {
+                let key = snapshot.id.to_string();
+                self.found.push(json!({ "kind": "request", "id": id, "key_id": key }));
+                self.record(snapshot, "key", "claim");
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                let cut_short = format!(
+                    "{searched} keys were searched for a request with it, and there are more: ask for the key, by `semel keys list`"
+                );
+                self.cut_short = Some(cut_short);
+                return Ok(());
+            }
         }
     }
-    Ok(events)
-}
 
-/// A claim: what the gateway or a worker did under a key.
-async fn claim(
-    admin: &Admin,
-    key: KeyId,
-    moments: &mut Vec<Moment>,
-    found: &mut Vec<Value>,
-) -> Result<(), Refusal> {
-    let Some(snapshot) = admin.engine.store().get(key).await? else { return Ok(()) };
-    let id = key.to_string();
-    let (record, shown) = (&snapshot.record, shown::record(&snapshot));
-    let more = json!({ "key": shown["key"], "attempt": record.attempt, "fence": record.fence.get() });
-    moments.push(moment(record.claimed_at, "claim", "claimed", &id, more));
-    if record.changed_at > record.claimed_at {
-        let phase = shown["phase"].as_str().unwrap_or_default().to_owned();
-        moments.push(moment(record.changed_at, "claim", &phase, &id, json!({ "outcome": shown["outcome"] })));
-    }
-    found.push(json!({ "kind": "key", "id": id, "state": shown["phase"] }));
-    Ok(())
-}
-
-async fn tell(
-    pipeline: &Pipeline,
-    id: EventId,
-    moments: &mut Vec<Moment>,
-    found: &mut Vec<Value>,
-) -> Result<(), Refusal> {
-    let Some(event) = pipeline.ledger.event(id).await? else { return Ok(()) };
-    let shown = told::event(&event);
-    let more = json!({
-        "type": shown["type"], "tenant": shown["tenant"], "key": shown["dedupe_key"], "origin": shown["origin"],
-        "request_id": shown["request_id"], "trace_id": event.new.trace.trace_id(),
-    });
-    moments.push(moment(event.accepted_at, "event", "accepted", &id.to_string(), more));
-    found.push(json!({ "kind": "event", "id": id, "type": shown["type"] }));
-    audit(pipeline, &id.to_string(), moments).await?;
-    for told in pipeline.ledger.deliveries_of(id).await? {
-        of_delivery(&told, moments, found);
-        if let Some(letter) = told.delivery.letter
-            && let Some(story) = pipeline.ledger.letter(letter).await?
-        {
-            of_letter(pipeline, &story, moments, found).await?;
+    /// A trigger whose run waits in the buffer. Answers why the buffer could not be looked into, where that is so.
+    async fn buffered_request(&mut self, id: &str) -> Result<Option<Refusal>, Refusal> {
+        let Ok(pipeline) = self.admin.pipeline() else { return Ok(None) };
+        let burst = match pipeline.intake.triggers.burst_at_hand() {
+            Ok(Some(burst)) => burst,
+            Ok(None) => return Ok(None),
+            Err(error) => return Ok(Some(error.into())),
+        };
+        match tokio::time::timeout(SEARCH, requested(burst, id)).await {
+            Ok(Ok(runs)) => {
+                for run in runs {
+                    self.event_or_run(pipeline, run).await?;
+                }
+                Ok(None)
+            }
+            Ok(Err(error)) => Ok(Some(error.into())),
+            Err(_) => {
+                let cut_short =
+                    "not all buffered runs were searched for a trigger with it: ask for the run by its id";
+                self.cut_short.get_or_insert_with(|| cut_short.to_owned());
+                Ok(None)
+            }
         }
     }
-    Ok(())
-}
 
-fn of_delivery(told: &Told, moments: &mut Vec<Moment>, found: &mut Vec<Value>) {
-    let delivery = &told.delivery;
-    let id = delivery.id.to_string();
-    found.push(json!({ "kind": "delivery", "id": id, "target": delivery.target, "state": delivery.state }));
-    for attempt in &told.attempts {
-        let shown = told::attempt(attempt);
+    /// The claim of a keyed trigger, and the run that it names. Answers why the claims could not be looked at, where that is
+    /// so.
+    async fn trigger_claim(&mut self, pipeline: &Pipeline, key: KeyId) -> Result<Option<Refusal>, Refusal> {
+        let burst = match pipeline.intake.triggers.burst_at_hand() {
+            Ok(Some(burst)) => burst,
+            Ok(None) => return Ok(None),
+            Err(error) => return Ok(Some(error.into())),
+        };
+        match burst.claims.store().get(key).await {
+            Ok(Some(snapshot)) => {
+                self.record(&snapshot, "trigger claim", "trigger");
+                if let Some(run) = run_of(&snapshot) {
+                    self.event_or_run(pipeline, run).await?;
+                }
+                Ok(None)
+            }
+            Ok(None) => Ok(None),
+            Err(error) => Ok(Some(error.into())),
+        }
+    }
+
+    /// An event, or a run wherever it is.
+    async fn event_or_run(&mut self, pipeline: &Pipeline, id: EventId) -> Result<(), Refusal> {
+        if id.kind() == EventKind::Event {
+            return self.event(pipeline, id).await;
+        }
+        match pipeline.intake.triggers.locate(id).await.map_err(refused)? {
+            Located::Ledger(event) => self.accepted(pipeline, &event).await,
+            Located::Buffer { buffered, .. } => self.buffered(pipeline, &buffered).await,
+            Located::Missing => Ok(()),
+        }
+    }
+
+    async fn event(&mut self, pipeline: &Pipeline, id: EventId) -> Result<(), Refusal> {
+        match pipeline.ledger.event(id).await? {
+            Some(event) => self.accepted(pipeline, &event).await,
+            None => Ok(()),
+        }
+    }
+
+    /// A run that waits in the buffer. Nobody wrote down since when; it is told as it stands now.
+    async fn buffered(&mut self, pipeline: &Pipeline, buffered: &Buffered) -> Result<(), Refusal> {
+        let run = &buffered.run;
+        if !self.events.insert(run.id) {
+            return Ok(());
+        }
+        let id = run.id.to_string();
+        let state = if buffered.cancelled { "cancelled" } else { "buffered" };
+        self.found.push(json!({ "kind": "run", "id": id, "target": run.event_type, "state": state }));
         let more = json!({
-            "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
-            "worker": attempt.worker, "replay_id": attempt.job,
+            "target": run.event_type, "tenant": run.tenant, "request_id": run.trace.request_id,
+            "key": run.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()), "trace_id": run.trace.trace_id(),
         });
-        moments.push(moment(attempt.started_at, "delivery", "attempt started", &id, more));
-        if let Some(ended) = attempt.ended_at {
+        let what = if buffered.cancelled { "cancelled" } else { "waiting" };
+        self.tell(SystemClock.now(), "buffer", what, &id, more);
+        self.audit(pipeline, &id).await?;
+        self.claim_of(pipeline, run.id, run.dedupe.as_ref().map(|dedupe| dedupe.id)).await
+    }
+
+    /// The claim under which a buffered run was triggered, where it is not what was asked for.
+    async fn claim_of(
+        &mut self,
+        pipeline: &Pipeline,
+        run: EventId,
+        key: Option<KeyId>,
+    ) -> Result<(), Refusal> {
+        let (Some(burst), Some(key)) = (pipeline.intake.triggers.burst_at_hand()?, key) else {
+            return Ok(());
+        };
+        let told = self.found.iter().any(|found| found["id"] == key.to_string());
+        if let Some(snapshot) = burst.claims.store().get(key).await?
+            && !told
+            && run_of(&snapshot) == Some(run)
+        {
+            self.record(&snapshot, "trigger claim", "trigger");
+        }
+        Ok(())
+    }
+
+    /// An event of the ledger, with its deliveries and dead letters.
+    async fn accepted(&mut self, pipeline: &Pipeline, event: &Event) -> Result<(), Refusal> {
+        let id = event.new.id;
+        if !self.events.insert(id) {
+            return Ok(());
+        }
+        let shown = told::event(event);
+        let more = json!({
+            "type": shown["type"], "tenant": shown["tenant"], "key": shown["dedupe_key"], "origin": shown["origin"],
+            "request_id": shown["request_id"], "trace_id": event.new.trace.trace_id(),
+        });
+        self.tell(event.accepted_at, "event", "accepted", &id.to_string(), more);
+        self.found.push(json!({ "kind": "event", "id": id, "type": shown["type"] }));
+        self.audit(pipeline, &id.to_string()).await?;
+        for told in pipeline.ledger.deliveries_of(id).await? {
+            self.delivery(&told);
+            if let Some(letter) = told.delivery.letter
+                && let Some(story) = pipeline.ledger.letter(letter).await?
+            {
+                self.dead_letter(pipeline, &story).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn delivery(&mut self, told: &Told) {
+        let delivery = &told.delivery;
+        let id = delivery.id.to_string();
+        let found =
+            json!({ "kind": "delivery", "id": id, "target": delivery.target, "state": delivery.state });
+        self.found.push(found);
+        for attempt in &told.attempts {
+            let shown = told::attempt(attempt);
             let more = json!({
                 "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
-                "outcome": shown["outcome"], "http_status": shown["http_status"], "latency_ms": shown["latency_ms"],
-                "error": shown["error"], "excerpt": shown["excerpt"],
+                "worker": attempt.worker, "replay_id": attempt.job,
             });
-            moments.push(moment(ended, "downstream", "attempt ended", &id, more));
+            self.tell(attempt.started_at, "delivery", "attempt started", &id, more);
+            if let Some(ended) = attempt.ended_at {
+                let more = json!({
+                    "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
+                    "outcome": shown["outcome"], "http_status": shown["http_status"],
+                    "latency_ms": shown["latency_ms"], "error": shown["error"], "excerpt": shown["excerpt"],
+                });
+                self.tell(ended, "downstream", "attempt ended", &id, more);
+            }
+        }
+        if let Some(at) = delivery.completed_at {
+            let more = json!({ "target": delivery.target, "error": delivery.error });
+            self.tell(at, "delivery", delivery.state.as_str(), &id, more);
+        } else if delivery.state.is_takeable() {
+            let more = json!({ "target": delivery.target, "error": delivery.error });
+            self.tell(delivery.due_at, "delivery", "due", &id, more);
         }
     }
-    if let Some(at) = delivery.completed_at {
-        let more = json!({ "target": delivery.target, "error": delivery.error });
-        moments.push(moment(at, "delivery", delivery.state.as_str(), &id, more));
-    } else if delivery.state.is_takeable() {
-        let more = json!({ "target": delivery.target, "error": delivery.error });
-        moments.push(moment(delivery.due_at, "delivery", "due", &id, more));
+
+    async fn letter(&mut self, pipeline: &Pipeline, id: LetterId) -> Result<(), Refusal> {
+        let Some(story) = pipeline.ledger.letter(id).await? else { return Ok(()) };
+        if let Some(event) = story.letter.event {
+            self.event(pipeline, event).await?;
+        }
+        // Of a message that became no event, or of an event that is gone.
+        if self.found.is_empty() {
+            self.dead_letter(pipeline, &story).await?;
+        }
+        Ok(())
+    }
+
+    async fn dead_letter(&mut self, pipeline: &Pipeline, story: &LetterStory) -> Result<(), Refusal> {
+        let letter = &story.letter;
+        let id = letter.id.to_string();
+        let found = json!({ "kind": "dead letter", "id": id, "state": letter.status, "cause": letter.cause });
+        self.found.push(found);
+        let more = json!({ "target": letter.target, "cause": letter.cause, "error": letter.error });
+        self.tell(letter.created_at, "dead letter", "written", &id, more);
+        if letter.updated_at > letter.created_at {
+            self.tell(letter.updated_at, "dead letter", letter.status.as_str(), &id, json!({}));
+        }
+        self.audit(pipeline, &id).await
+    }
+
+    /// A replay job: when it was made, what people did with it, and how it stands. Its items are listed elsewhere.
+    async fn job(&mut self, pipeline: &Pipeline, id: JobId) -> Result<(), Refusal> {
+        let Some(job) = pipeline.ledger.job(id).await? else { return Ok(()) };
+        let id = id.to_string();
+        self.found.push(json!({ "kind": "replay", "id": id, "state": job.state }));
+        let more = json!({
+            "who": job.new.by, "mode": job.new.mode, "items": job.counts.total, "reason": job.new.reason,
+        });
+        self.tell(job.created_at, "replay", "made", &id, more);
+        if job.updated_at > job.created_at {
+            let more = json!({
+                "replayed": job.counts.replayed, "failed_again": job.counts.failed_again,
+                "pending": job.counts.pending, "note": job.note,
+            });
+            self.tell(job.updated_at, "replay", job.state.as_str(), &id, more);
+        }
+        self.audit(pipeline, &id).await
+    }
+
+    /// What people did.
+    async fn audit(&mut self, pipeline: &Pipeline, subject: &str) -> Result<(), Refusal> {
+        let page = Page { after: None, limit: LINES };
+        let lines = pipeline.ledger.audit_log(Some(subject.to_owned()), page).await?;
+        for audited in &lines.items {
+            let line = &audited.line;
+            let more = json!({ "who": line.who, "reason": line.reason });
+            self.tell(audited.at, "audit", &line.action, subject, more);
+        }
+        Ok(())
     }
 }
 
-async fn of_letter(
-    pipeline: &Pipeline,
-    story: &LetterStory,
-    moments: &mut Vec<Moment>,
-    found: &mut Vec<Value>,
-) -> Result<(), Refusal> {
-    let letter = &story.letter;
-    let id = letter.id.to_string();
-    found.push(json!({ "kind": "dead letter", "id": id, "state": letter.status, "cause": letter.cause }));
-    let more = json!({ "target": letter.target, "cause": letter.cause, "error": letter.error });
-    moments.push(moment(letter.created_at, "dead letter", "written", &id, more));
-    if letter.updated_at > letter.created_at {
-        moments.push(moment(letter.updated_at, "dead letter", letter.status.as_str(), &id, json!({})));
-    }
-    audit(pipeline, &id, moments).await
+/// The run that the claim of a trigger names.
+fn run_of(snapshot: &Snapshot) -> Option<EventId> {
+    let RecordState::Done(outcome) = &snapshot.record.state else { return None };
+    let Body::Kept(bytes) = outcome.body() else { return None };
+    let resolved: Value = serde_json::from_slice(bytes).ok()?;
+    resolved["id"].as_str()?.parse().ok()
 }
 
-/// What people did.
-async fn audit(pipeline: &Pipeline, subject: &str, moments: &mut Vec<Moment>) -> Result<(), Refusal> {
-    let page = Page { after: None, limit: LINES };
-    let lines = pipeline.ledger.audit_log(Some(subject.to_owned()), page).await?;
-    moments.extend(lines.items.iter().map(|audited| {
-        let line = &audited.line;
-        moment(audited.at, "audit", &line.action, subject, json!({ "who": line.who, "reason": line.reason }))
-    }));
-    Ok(())
+/// The buffered runs that were triggered by a request with this id.
+async fn requested(burst: &Burst, request_id: &str) -> Result<Vec<EventId>, semel::store::Error> {
+    let mut runs = Vec::new();
+    for tenant in burst.buffer.tenants().await? {
+        let mut after = None;
+        loop {
+            let page = burst.buffer.list(&tenant, after, AT_ONCE).await?;
+            let Some(last) = page.last().copied() else { break };
+            after = Some(last);
+            for id in page {
+                if let Some((Ok(buffered), _)) = burst.buffer.get(&tenant, id).await?
+                    && buffered.run.trace.request_id.as_deref() == Some(request_id)
+                {
+                    runs.push(id);
+                }
+            }
+        }
+    }
+    Ok(runs)
+}
+
+fn refused(error: DeskError) -> Refusal {
+    let detail = error.to_string();
+    match error {
+        DeskError::Ledger(error) => error.into(),
+        DeskError::Buffer(error) => error.into(),
+        _ => {
+            let mut refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail);
+            refusal.set_retry_after(Duration::from_secs(1));
+            refusal
+        }
+    }
 }

@@ -8,7 +8,7 @@ use semel_http::stored::{REPLAYED, STORED};
 
 use crate::otlp::{Exporter, Kind, Span};
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The ids of one request.
@@ -56,6 +56,11 @@ impl Story {
             Traced { exporter: Arc::clone(exporter), trace, id, start: SystemClock.now().as_micros() }
         });
         Self { request_id, parent, traced }
+    }
+
+    /// The caller's id, or the one it was given.
+    pub(super) fn request_id(&self) -> &str {
+        &self.request_id
     }
 
     /// The span that log lines stand in.

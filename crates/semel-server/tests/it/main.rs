@@ -25,5 +25,6 @@ mod scarce;
 mod sealed;
 mod serve;
 mod stores;
+mod story;
 mod tls;
 mod trace;

@@ -33,6 +33,15 @@ pub(super) struct Ask {
     pub(super) begin: Begin,
     pub(super) wait: Duration,
     pub(super) secret: Arc<Secret>,
+    /// Who asks, where the caller said so.
+    pub(super) request_id: Option<Box<str>>,
+}
+
+impl Ask {
+    /// The owner of one more claim.
+    fn owner(&self) -> Owner {
+        self.request_id.as_deref().map_or_else(Owner::random, Owner::of_request)
+    }
 }
 
 /// What the engine answers to a claim.
@@ -175,7 +184,7 @@ impl Inner {
     /// An answer that comes later than a lease is worth nothing, so none is waited for longer than that.
     async fn claim(self: &Arc<Self>, ask: &Ask, began: Instant) -> Result<(Instant, Ruling), store::Error> {
         let claim = record::Claim {
-            owner: Owner::random(),
+            owner: ask.owner(),
             fingerprint: ask.fingerprint,
             terms: Arc::clone(&ask.terms),
             begin: ask.begin,
@@ -190,7 +199,7 @@ impl Inner {
             match self.apply(ask.subject.id, Command::Claim(claim.clone()), &ask.terms, give_up).await {
                 // Somebody took it away between two tries of the same owner. That owner is used up.
                 Ok(Ruling::Lost { .. }) if (2..TRIES).contains(&tries) => {
-                    unheard.claim = Some(record::Claim { owner: Owner::random(), ..claim.clone() });
+                    unheard.claim = Some(record::Claim { owner: ask.owner(), ..claim.clone() });
                 }
                 Ok(ruling) => {
                     unheard.claim = None;

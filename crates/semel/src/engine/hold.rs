@@ -227,7 +227,8 @@ impl Running {
             Completed::Lost => {
                 let Tenure { subject, terms, .. } = tenure;
                 let begin = Begin::Later;
-                let ask = Ask { subject, scope: Vec::new(), fingerprint, terms, begin, wait, secret };
+                let (scope, request_id) = (Vec::new(), None);
+                let ask = Ask { subject, scope, fingerprint, terms, begin, wait, secret, request_id };
                 Concluded::Instead(Box::pin(inner.follow(&ask)).await)
             }
         }
@@ -263,6 +264,7 @@ impl Running {
             begin: Begin::Later,
             wait,
             secret: Arc::clone(secret),
+            request_id: None,
         };
         Box::pin(inner.follow_holder(&ask)).await
     }

@@ -31,13 +31,15 @@ pub struct Once {
     terms: Arc<Terms>,
     begin: Begin,
     wait: Duration,
+    request_id: Option<Box<str>>,
 }
 
 impl Once {
     pub(super) fn new(engine: &Engine, key: Key) -> Self {
         let inner = Arc::clone(&engine.inner);
         let (terms, wait) = (Arc::clone(&inner.terms), inner.wait);
-        Self { inner, key, payload: Ok(Payload::none()), terms, begin: Begin::WithClaim, wait }
+        let (payload, begin, request_id) = (Ok(Payload::none()), Begin::WithClaim, None);
+        Self { inner, key, payload, terms, begin, wait, request_id }
     }
 
     /// Compares payloads: the same key with another `request` is a conflict. The request is compared as JSON:
@@ -74,6 +76,13 @@ impl Once {
     /// How long to wait for somebody else's effect, instead of the engine's `wait`. Zero refuses at once.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
+        self
+    }
+
+    /// The id of the request that asks, so that the record of its claim is found by it later: see
+    /// [`Owner::is_of_request`](crate::record::Owner::is_of_request). It changes nothing else.
+    pub fn request_id(mut self, id: &str) -> Self {
+        self.request_id = Some(id.into());
         self
     }
 
@@ -195,6 +204,7 @@ impl Once {
             begin: self.begin,
             wait: self.wait,
             secret,
+            request_id: self.request_id.take(),
         })
     }
 }

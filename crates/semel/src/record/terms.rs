@@ -5,6 +5,16 @@ use std::time::Duration;
 
 use crate::time::Timestamp;
 
+/// How many bytes of a token name its request. The others are random: two claims of one request are two owners.
+const TAG: usize = 8;
+
+fn tag(request_id: &str) -> [u8; TAG] {
+    let mut tag = [0; TAG];
+    let mut hasher = blake3::Hasher::new_derive_key("semel 2026 owner token of a request");
+    hasher.update(request_id.as_bytes()).finalize_xof().fill(&mut tag);
+    tag
+}
+
 /// A random token for one attempt to claim. A repeated claim call knows itself by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; 16]);
@@ -13,6 +23,19 @@ impl Owner {
     /// A token that nobody else has.
     pub fn random() -> Self {
         Self(rand::random())
+    }
+
+    /// A token that nobody else has either, which shows for which request it was made: the record that it claims is found by
+    /// the request's id ([`is_of_request`](Self::is_of_request)), without a further entry in the store.
+    pub fn of_request(request_id: &str) -> Self {
+        let mut bytes: [u8; 16] = rand::random();
+        bytes[..TAG].copy_from_slice(&tag(request_id));
+        Self(bytes)
+    }
+
+    /// Whether the token was made for a request with this id. One that was not is taken for it once in 2⁶⁴ times.
+    pub fn is_of_request(&self, request_id: &str) -> bool {
+        self.0.starts_with(&tag(request_id))
     }
 
     /// The token with these bytes, as another process was given it.

@@ -109,7 +109,9 @@ fn check_that_all_arrive(fate: RedisFate) {
             let (redis, begun, redis_kills) = (&ground.redis, &begun, &redis_kills);
             scope.spawn(move || {
                 while begun.load(Ordering::SeqCst) < count {
-                    std::thread::sleep(pause);
+                    let ended = || begun.load(Ordering::SeqCst) >= count;
+                    // Until the next kill is due, or nothing is left to kill it under.
+                    wait::until("the triggers have ended", pause, ended).ok();
                     redis.kill();
                     redis.restart().unwrap();
                     redis_kills.fetch_add(1, Ordering::SeqCst);

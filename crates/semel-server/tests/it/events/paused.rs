@@ -20,7 +20,7 @@ fn config(folder: &Path, name: &str, ledger: &str, url: &str, more: &str) -> Pat
     let file = folder.join(name);
     let text = format!(
         "secret = {{ env = \"SECRET\" }}\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
-         [ledger]\nurl = \"{ledger}\"\nlease = \"1s\"\n\
+         [ledger]\nurl = \"{ledger}\"\nlease = \"3s\"\n\
          [[target]]\nname = \"all\"\nurl = \"{url}\"\nretry = {{ timeout = \"20s\" }}\n{more}\n",
     );
     std::fs::write(&file, text).unwrap();
@@ -141,7 +141,7 @@ fn servers_paused_at_any_moment_keep_the_order() {
     let (sink, postgres) = (Sink::start(), Postgres::start().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let file = config(folder.path(), "semel.toml", &postgres.url(), &sink.url(), "");
-    let text = std::fs::read_to_string(&file).unwrap().replace("lease = \"1s\"", "lease = \"500ms\"");
+    let text = std::fs::read_to_string(&file).unwrap().replace("lease = \"3s\"", "lease = \"500ms\"");
     std::fs::write(&file, format!("{text}\n[limits]\ncrashes = 1000\n")).unwrap();
     let servers = [start(&file), start(&file)];
     let mut published = 0;

@@ -156,7 +156,7 @@ fn a_job_keeps_its_pace_and_stops_when_told() {
 }
 
 /// A job over all that failed, followed until it is not running any more. Answers its id, and how it then stands.
-fn follow(admin: &Http, wanted: Value) -> (String, Value) {
+fn follow(admin: &Http, wanted: &Value) -> (String, Value) {
     let job = admin.post("/v1/replays", &wanted.to_string()).expect(201)["id"].as_str().unwrap().to_owned();
     let stands = stopped(admin, &job);
     (job, stands)
@@ -188,13 +188,13 @@ fn a_job_sends_exactly_its_canary_and_stops_when_that_fails() {
     let admin = semel.admin();
     let before = sink.calls();
     sink.answer_in_turn([422, 200, 422].into_iter());
-    let (job, stands) = follow(&admin, json!({ "status": "failed", "canary": 3 }));
+    let (job, stands) = follow(&admin, &json!({ "status": "failed", "canary": 3 }));
     is_paused(&stands, 2, 3);
     assert_eq!((sink.calls() - before, &stands["counts"]["pending"]), (3, &json!(9)));
     // Half of it is not more than half.
     admin.post(&format!("/v1/replays/{job}/cancel"), "{}").expect(200);
     sink.answer_in_turn([422, 200].into_iter());
-    let (_, stands) = follow(&admin, json!({ "status": "failed", "canary": 2 }));
+    let (_, stands) = follow(&admin, &json!({ "status": "failed", "canary": 2 }));
     assert_eq!(stands["state"], "done", "{stands:#}");
     assert_eq!((&stands["counts"]["replayed"], &stands["counts"]["failed_again"]), (&json!(10), &json!(1)));
 }
@@ -209,7 +209,7 @@ fn a_job_stops_at_the_item_that_makes_it_more_than_half() {
     let before = sink.calls();
     sink.answer_with(422);
     let one_by_one = json!({ "status": "failed", "canary": 0, "concurrency": 1 });
-    let (job, stands) = follow(&admin, one_by_one.clone());
+    let (job, stands) = follow(&admin, &one_by_one);
     is_paused(&stands, 10, 10);
     assert_eq!(sink.calls() - before, 10, "the tenth is judged, and there is no eleventh");
     // Resumed, it begins to count anew.
@@ -219,12 +219,12 @@ fn a_job_stops_at_the_item_that_makes_it_more_than_half() {
     admin.post(&format!("/v1/replays/{job}/cancel"), "{}").expect(200);
     // Five of ten are half; six of eleven are more.
     sink.answer_in_turn([422, 200, 422, 200, 422, 200, 422, 200, 422, 200, 422].into_iter());
-    let (_, stands) = follow(&admin, one_by_one);
+    let (_, stands) = follow(&admin, &one_by_one);
     is_paused(&stands, 6, 11);
     assert_eq!(sink.calls() - before, 31);
     // With `pause_above` the share is another.
     let (_, stands) =
-        follow(&admin, json!({ "status": "failed", "canary": 0, "concurrency": 1, "pause_above": 1 }));
+        follow(&admin, &json!({ "status": "failed", "canary": 0, "concurrency": 1, "pause_above": 1 }));
     assert_eq!(
         (&stands["state"], &stands["counts"]["failed_again"]),
         (&json!("done"), &json!(45)),
@@ -242,7 +242,7 @@ fn a_job_that_went_well_for_long_stops_soon_all_the_same() {
     let before = sink.calls();
     sink.answer_in_turn(std::iter::repeat_n(200, 200).chain(std::iter::repeat_n(422, 50)));
     let (_, stands) =
-        follow(&admin, json!({ "status": "failed", "limit": 250, "canary": 0, "concurrency": 1 }));
+        follow(&admin, &json!({ "status": "failed", "limit": 250, "canary": 0, "concurrency": 1 }));
     is_paused(&stands, 10, 10);
     assert_eq!(sink.calls() - before, 210);
 }

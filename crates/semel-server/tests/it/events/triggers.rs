@@ -211,7 +211,8 @@ fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
     let told: Vec<Told> = std::thread::scope(|scope| {
         scope.spawn(|| {
             while running.load(Ordering::SeqCst) {
-                std::thread::sleep(pause);
+                // Until the next kill is due, or nothing is left to kill it under.
+                wait::until("the rounds have ended", pause, || !running.load(Ordering::SeqCst)).ok();
                 ground.redis.kill();
                 ground.redis.restart().unwrap();
                 redis_kills.fetch_add(1, Ordering::SeqCst);
@@ -229,10 +230,10 @@ fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
     wait::until("Redis is used again", PATIENCE, || admin.get("/v1/runs?buffered=true").status == 200)
         .unwrap();
     // A key whose callers were all sent away has a run or none: it has one now.
-    for round in 0..told.len() {
+    for (round, told) in told.iter().enumerate() {
         let key = format!("k{round}");
         let now = wait::for_some("the key is answered", PATIENCE, || Ok(ask(admin, &key))).unwrap();
-        let ids = &told[round].ids;
+        let ids = &told.ids;
         assert!(ids.is_empty() || ids.contains(now["id"].as_str().unwrap()), "{key}: {now} after {ids:?}");
     }
     let keys = told.len() * (1 + OTHERS);

@@ -18,6 +18,8 @@ pub(crate) struct Upstream {
 struct Shared {
     /// The `traceparent` of the last request.
     traceparent: Mutex<String>,
+    /// Its `x-request-id`.
+    request_id: Mutex<String>,
     calls: Mutex<HashMap<String, usize>>,
     /// Requests to `/slow` wait until it is open.
     open: Mutex<bool>,
@@ -51,6 +53,11 @@ impl Upstream {
     /// The `traceparent` of the last request that had one.
     pub(crate) fn traceparent(&self) -> String {
         self.shared.traceparent.lock().clone()
+    }
+
+    /// The `x-request-id` of the last request that had one.
+    pub(crate) fn request_id(&self) -> String {
+        self.shared.request_id.lock().clone()
     }
 
     /// How often it was called at all.
@@ -87,6 +94,7 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().ok()?,
             "idempotency-key" => value.trim().clone_into(&mut key),
+            "x-request-id" => value.trim().clone_into(&mut shared.request_id.lock()),
             "traceparent" => value.trim().clone_into(&mut shared.traceparent.lock()),
             _ => {}
         }

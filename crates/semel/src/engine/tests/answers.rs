@@ -194,3 +194,31 @@ async fn derived_keys_are_stable_over_attempts_and_differ_by_provider_and_epoch(
     assert_ne!(third.attempt().derived_key("acme").to_string(), derived);
     third.release().await;
 }
+
+// The record of a claim shows for which request it was made, while it is held and after; two claims of one request are two
+// owners all the same.
+#[tokio::test]
+async fn a_claim_is_found_by_its_request() {
+    let store = faulty();
+    let engine = build(over(&store));
+    let owner = async || {
+        let id = engine.id(&key()).await.unwrap();
+        engine.store().get(id).await.unwrap().unwrap().record.owner
+    };
+    let claim = async |request: &str| match engine.once(key()).request_id(request).claim().await.unwrap() {
+        Acquired::Won(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    let first = claim("req-1").await;
+    let held = owner().await;
+    assert!(held.is_of_request("req-1") && !held.is_of_request("req-2") && !held.is_of_request(""));
+    first.release().await;
+    let second = claim("req-1").await;
+    let again = owner().await;
+    assert!(again.is_of_request("req-1"));
+    assert_ne!(held, again);
+    let running = second.begin().await.unwrap();
+    let outcome = Arc::new(Outcome::new("json", "1"));
+    assert!(matches!(running.complete(&outcome, None).await, Completed::Kept));
+    assert!(owner().await.is_of_request("req-1"), "also when it is done");
+}
