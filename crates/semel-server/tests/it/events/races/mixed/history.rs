@@ -284,8 +284,10 @@ struct OfKey {
     told: BTreeMap<String, Told>,
     /// Triggers that may have made a run: their payload, and when they began.
     perhaps: Vec<(usize, u64)>,
-    /// Triggers that were told of another payload.
+    /// Triggers that were told of another payload: their own, and when they began and ended.
     conflicts: Vec<(usize, u64, u64)>,
+    /// All triggers, in the same way. One whose answer was lost may go on for a while.
+    triggers: Vec<(usize, u64, u64)>,
     resets: Vec<Reset>,
 }
 
@@ -310,6 +312,8 @@ struct Reset {
 impl OfKey {
     fn add_trigger(&mut self, operation: &Operation, variant: usize) {
         let Operation { start, end, .. } = *operation;
+        let ended = if matches!(operation.answered, Answered::Unknown) { u64::MAX } else { end };
+        self.triggers.push((variant, start, ended));
         match &operation.answered {
             Answered::Told { status: status @ 200..=202, body } => {
                 assert_eq!(*status == 200, body["cached"] == true, "{operation:?}");
@@ -423,7 +427,8 @@ impl OfKey {
         false
     }
 
-    /// Who was told of another payload was told so while a run with another payload held the key, or might have.
+    /// Who was told of another payload was told so while a run with another payload held the key, or a trigger with another payload
+    /// was in flight.
     fn check_conflicts(&self, key: usize) {
         for (variant, start, end) in &self.conflicts {
             let known = self.told.values().any(|told| {
@@ -432,8 +437,13 @@ impl OfKey {
                 let latest = ended.map(|reset| reset.end).min().unwrap_or(u64::MAX);
                 told.variant != *variant && told.earliest_start <= *end && *start <= latest
             });
-            let perhaps = self.perhaps.iter().any(|(asked, began)| asked != variant && began <= end);
-            assert!(known || perhaps, "k{key}: a conflict without another payload");
+            let in_flight = |(asked, began, ended): &(usize, u64, u64)| {
+                asked != variant && began <= end && start <= ended
+            };
+            assert!(
+                known || self.triggers.iter().any(in_flight),
+                "k{key}: a conflict without another payload"
+            );
         }
     }
 }
