@@ -42,6 +42,7 @@ use http::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use semel::key::{Hint, KeyId};
 use semel::record::Terms;
+use semel::store::ErrorKind;
 use semel::{Engine, store};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -323,7 +324,8 @@ impl Inner {
             }
         }
         match (away, policy.store_down) {
-            (Some(error), StoreDown::Open) => {
+            // With another secret the store is not away: others still protect the key, and this call would run beside theirs.
+            (Some(error), StoreDown::Open) if error.kind() != ErrorKind::SecretDiffers => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
                 let Call { mut service, request } = *call;
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
