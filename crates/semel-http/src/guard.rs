@@ -43,6 +43,7 @@ use http::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use semel::key::{Hint, KeyId};
 use semel::record::Terms;
+use semel::store::ErrorKind;
 use semel::{Engine, store};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -333,7 +334,9 @@ impl Inner {
                 }
             }
         }
-        let open = policy.store_down == StoreDown::Open;
+        // With another secret the store is not away: others still protect the key, and this call would run beside theirs.
+        let open = policy.store_down == StoreDown::Open
+            && away.as_ref().is_some_and(|error| error.kind() != ErrorKind::SecretDiffers);
         match away {
             Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");

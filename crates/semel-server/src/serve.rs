@@ -32,6 +32,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// What an error about it begins with.
 const ADMIN_CERTIFICATE: &str = "the admin side's certificate";
 
+/// Said where the secret is in a store that can lose its data.
+const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secret is kept in Redis alone: if Redis loses \
+                               its data while no other process runs, no key is recognised again, and a process that \
+                               misses the loss refuses requests until it is restarted; set `secret` in the config";
+
 /// Runs the server until it is told to stop.
 ///
 /// # Errors
@@ -115,6 +120,9 @@ impl Server {
         };
         let secret = downstream::with_secrets(secret, &config.downstreams);
         if let Some(redis) = redis {
+            if config.secret.is_none() {
+                tracing::warn!(target: "semel", "{SECRET_IN_REDIS}");
+            }
             metrics.watch_redis(redis);
         }
         let records = &config.records;

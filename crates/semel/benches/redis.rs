@@ -1,7 +1,7 @@
 //! The Redis store against `redis-benchmark` sending the same commands.
 //!
 //! `cargo bench -p semel --features redis --bench redis` prints, `-- --check` also fails where a goal is missed,
-//! `-- replay` (claim, first, complete, replay, rate, wake) measures that alone.
+//! `-- replay` (claim, first, complete, replay, rate, wake, secret) measures that alone.
 //! Both sides take turns on one server. What counts is the server's CPU per operation: wall-clock time is shared with
 //! the clients on the same cores.
 
@@ -23,6 +23,7 @@ use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{Begin, Claim, Command, Epoch, Fence, Grant, Mode, Owner, Record, Ruling, State, Terms};
+use semel::secret::Secret;
 use semel::store::{RedisStore, Store};
 use semel::time::Timestamp;
 use semel_testbed::Redis;
@@ -54,7 +55,10 @@ fn main() -> ExitCode {
     let server =
         Redis::options().config("save", "\"\"").config("appendonly", "no").start().expect("a server");
     let store = runtime.block_on(RedisStore::connect(&server.url())).expect("a healthy server");
-    let bench = Bench { runtime, store: Arc::new(store), sha: load(&server), server };
+    let keeping = runtime.block_on(RedisStore::connect(&server.url())).expect("a healthy server");
+    let store = Arc::new(store);
+    let mut bench =
+        Bench { runtime, store: Arc::clone(&store), keeps_secret: false, sha: load(&server), server };
     let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let wanted = |name: &str| named.is_empty() || named.iter().any(|wanted| wanted == name);
     let mut met = true;
@@ -96,6 +100,13 @@ fn main() -> ExitCode {
         met &= bench.compare_wakeups();
     }
 
+    if wanted("secret") {
+        println!(
+            "  the secret is kept in Redis, and read behind every claim | it is configured (not counted)"
+        );
+        bench.compare_secrets(&store, &Arc::new(keeping));
+    }
+
     if check && !met { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
@@ -106,9 +117,14 @@ fn load(server: &Redis) -> String {
 struct Bench {
     runtime: tokio::runtime::Runtime,
     store: Arc<RedisStore>,
+    /// Whether the store was asked for a secret, and so has to find it with every claim.
+    keeps_secret: bool,
     sha: String,
     server: Redis,
 }
+
+/// Makes one sort of calls.
+type Calls = fn(&Bench) -> Turn;
 
 /// What one turn took.
 struct Turn {
@@ -168,6 +184,41 @@ impl Bench {
         verdict("wake-up", &mut ratios, "<= 0.05", |ratio| ratio <= 0.05)
     }
 
+    /// The same calls by a store that gave the secret, and by one that did not.
+    fn compare_secrets(&mut self, plain: &Arc<RedisStore>, keeping: &Arc<RedisStore>) {
+        let calls: [(&str, Calls); 3] = [
+            ("claim", |bench| bench.claims(CALLERS)),
+            ("first", |bench| bench.first_claims(CROWD)),
+            ("replay", |bench| bench.replays(CROWD)),
+        ];
+        for (name, call) in calls {
+            let (mut cpu, mut rates) = (Vec::new(), Vec::new());
+            for _ in 0..REPEATS {
+                let mut turn = |store: &Arc<RedisStore>, keeps_secret| {
+                    (self.store, self.keeps_secret) = (Arc::clone(store), keeps_secret);
+                    call(self)
+                };
+                let (kept, configured) = (turn(keeping, true), turn(plain, false));
+                cpu.push(kept.cpu_each() / configured.cpu_each());
+                rates.push(kept.rate / configured.rate);
+                println!("  {name:>8}: kept {kept} | configured {configured}");
+            }
+            for (what, mut ratios) in [("server CPU", cpu), ("a second", rates)] {
+                ratios.sort_by(f64::total_cmp);
+                let (least, median, most) = (ratios[0], ratios[REPEATS / 2], ratios[REPEATS - 1]);
+                println!("  {name}, {what}: {median:.3} x ({least:.3} to {most:.3})");
+            }
+        }
+    }
+
+    /// Removes everything but the secret.
+    fn empty(&self) {
+        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        if self.keeps_secret {
+            drop(self.runtime.block_on(self.store.secret(Secret::random())).expect("a healthy server"));
+        }
+    }
+
     fn measure(&self, work: impl FnOnce()) -> Turn {
         let (before, began) = (Usage::of(&self.server), Instant::now());
         work();
@@ -178,7 +229,7 @@ impl Bench {
     // === ours ===
 
     fn claims(&self, callers: usize) -> Turn {
-        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        self.empty();
         self.each(
             callers,
             &fresh_ids(),
@@ -188,7 +239,7 @@ impl Bench {
     }
 
     fn first_claims(&self, callers: usize) -> Turn {
-        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        self.empty();
         let keyed = |id: &KeyId| {
             let terms = Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() });
             Command::Claim(Claim { terms, ..claim(id.as_bytes()) })
@@ -322,7 +373,7 @@ impl Bench {
 
     /// Puts a record under every key, as a claim or complete would have left it.
     fn place(&self, keys: usize, record: &Record) {
-        self.server.tell(&["FLUSHALL"]).expect("a healthy server");
+        self.empty();
         let value = record.encode();
         let set = |number| resp(&[b"SET", name(&numbered(number)).as_bytes(), &value]);
         let stream = TcpStream::connect(self.server.addr()).expect("a healthy server");

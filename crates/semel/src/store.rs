@@ -10,6 +10,8 @@ mod embedded;
 mod encrypted;
 mod error;
 #[cfg(any(feature = "postgres", feature = "redis"))]
+mod given;
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod inline;
 mod local;
 mod memory;
@@ -114,6 +116,10 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     fn attach(&self, cache: Weak<dyn Invalidate>);
 
     /// The deployment's secret: keeps `candidate` if there is none yet, and returns the one that is kept.
+    ///
+    /// A store that others share can lose its data while this process runs, and another process then makes a new
+    /// secret. So a store that gave a secret here grants claims only while it keeps that one. Where it keeps none, it
+    /// puts back the one it gave; where it keeps another, every claim fails with [`ErrorKind::SecretDiffers`].
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>>;
 
     /// Reads a high-water mark.

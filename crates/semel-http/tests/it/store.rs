@@ -14,8 +14,14 @@ use semel_http::policy::StoreDown;
 
 use crate::kit::{Kit, Upstream, eventually, post};
 
-const KINDS: [ErrorKind; 5] =
-    [ErrorKind::Unavailable, ErrorKind::Full, ErrorKind::Poisoned, ErrorKind::Corrupt, ErrorKind::Closed];
+const KINDS: [ErrorKind; 6] = [
+    ErrorKind::Unavailable,
+    ErrorKind::Full,
+    ErrorKind::Poisoned,
+    ErrorKind::Corrupt,
+    ErrorKind::SecretDiffers,
+    ErrorKind::Closed,
+];
 
 // closed: refused before any effect, whatever the reason.
 #[tokio::test]
@@ -44,6 +50,17 @@ async fn open() {
         }
         assert_eq!(kit.count(Outcome::Unprotected), 2, "{call:?}");
     }
+}
+
+// A process with another secret than the store is refused there too: other processes protect the same key meanwhile.
+#[tokio::test]
+async fn open_is_closed_to_a_process_with_another_secret() {
+    let kit = Kit::route(Upstream::counting(), |route| route.store_down(StoreDown::Open));
+    kit.store.script(Call::Claim, When::First(1), Fault::Refuse(ErrorKind::SecretDiffers));
+    let answer = kit.send(post("k")).await;
+    answer.assert_problem(503, "store_unavailable");
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(kit.upstream.calls(), 0);
 }
 
 // The begin-mark cannot be set: nothing is sent upstream.

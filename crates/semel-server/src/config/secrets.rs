@@ -13,6 +13,10 @@ pub(crate) struct Environment<'a>(pub(crate) &'a dyn Fn(&str) -> Option<String>)
 /// The process's own.
 pub(crate) const PROCESS: Environment<'static> = Environment(&|name| std::env::var(name).ok());
 
+/// Before the 64 hexadecimal digits of a secret that a store made: so a deployment that has run without a configured
+/// secret can configure the one it has.
+const MADE_BY_A_STORE: &str = "hex:";
+
 /// The deployment's secret.
 pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Environment<'_>) -> Option<Secret> {
     let (text, span) = read(table, key, from)?;
@@ -22,7 +26,22 @@ pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Enviro
             .at(&span, format!("{key}: is shorter than 16 characters, which can be found by trying"));
         return None;
     }
-    Some(Secret::from_passphrase(text.as_bytes()))
+    let Some(digits) = text.strip_prefix(MADE_BY_A_STORE) else {
+        return Some(Secret::from_passphrase(text.as_bytes()));
+    };
+    let secret = bytes_of(digits).map(Secret::from_bytes);
+    if secret.is_none() {
+        table.problems().at(&span, format!("{key}: expected 64 hexadecimal digits after {MADE_BY_A_STORE}"));
+    }
+    secret
+}
+
+fn bytes_of(digits: &str) -> Option<[u8; 32]> {
+    let digits: Option<Vec<u8>> =
+        digits.chars().map(|digit| digit.to_digit(16).and_then(|value| value.try_into().ok())).collect();
+    let bytes: Vec<u8> =
+        digits.filter(|digits| digits.len() == 64)?.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    bytes.try_into().ok()
 }
 
 /// A secret text: `{ env = "NAME" }` or `{ file = "PATH" }`, without the line break at its end.

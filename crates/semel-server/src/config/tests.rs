@@ -53,6 +53,28 @@ fn the_example_can_be_read() {
 }
 
 #[test]
+fn a_secret_that_a_store_made_can_be_configured() {
+    let parse = |value: &str| {
+        let environment = |_: &str| Some(value.to_owned());
+        let text = "secret = { env = \"SEMEL_SECRET\" }";
+        Config::parse("semel.toml", text, &ServeArgs::default(), &Environment(&environment))
+    };
+    let made = parse(&format!("hex:{}0aFf", "07".repeat(30))).unwrap().secret.unwrap();
+    assert_eq!(made.expose()[28..], [7, 7, 0x0a, 0xff]);
+    for wrong in ["", "0", "0000", "g0", "+1"] {
+        let value = format!("hex:{}{wrong}", "07".repeat(31));
+        let problems = parse(&value).map(drop).unwrap_err().to_string();
+        assert!(problems.contains("secret: expected 64 hexadecimal digits after hex:"), "{problems}");
+        assert!(!problems.contains("0707"), "a secret is never repeated: {problems}");
+    }
+    let passphrase = "a passphrase, not hex:00";
+    assert_eq!(
+        parse(passphrase).unwrap().secret.unwrap().expose(),
+        semel::secret::Secret::from_passphrase(passphrase.as_bytes()).expose()
+    );
+}
+
+#[test]
 fn nothing_is_needed() {
     let config = parse("").unwrap();
     assert!(config.gateway.is_none() && config.tokens.is_empty() && config.secret.is_none());

@@ -1,5 +1,7 @@
 //! Every store by its URL: several servers over one of them make one effect.
 
+mod loss;
+
 use semel_testbed::{Postgres, Redis, wait};
 use serde_json::json;
 

@@ -31,6 +31,9 @@ pub enum ErrorKind {
     Locked,
     /// The store is set up in a way that cannot work, e.g. a folder that may not be written.
     Setup,
+    /// The store keeps another secret than the one it gave this process: its data were lost or replaced. Nothing was
+    /// changed, and nothing is granted until the process is restarted, because the same keys have other ids elsewhere.
+    SecretDiffers,
     /// The store was closed.
     Closed,
 }

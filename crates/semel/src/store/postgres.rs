@@ -52,6 +52,7 @@ mod lone;
 mod queue;
 mod row;
 mod schema;
+mod secret;
 mod shared;
 mod sql;
 mod sweep;
@@ -348,22 +349,7 @@ impl Store for PostgresStore {
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
-            let statements = &shared.settings.statements;
-            let kept: Result<Vec<u8>, sqlx::Error> = async {
-                let query = shared.settings.query(&statements.keep_secret);
-                shared.fetch(query.bind(candidate.expose().as_slice())).await?;
-                let rows = shared.fetch(shared.settings.query(&statements.read_secret)).await?;
-                rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
-            }
-            .await;
-            let kept = kept.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
-            let bytes = kept.try_into().map_err(|_| {
-                let damaged = crate::record::DecodeError::Damaged("secret");
-                Fault::row(&shared.settings.target, &damaged.into())
-            })?;
-            Ok(Secret::from_bytes(bytes))
-        }))
+        Box::pin(self.on_thread(async move { secret::give(&shared, &candidate).await }))
     }
 
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {

@@ -20,6 +20,7 @@ mod names;
 mod plain;
 mod replicas;
 mod script;
+mod secret;
 #[cfg(feature = "postgres")]
 mod side;
 #[cfg(all(test, feature = "testkit"))]
@@ -27,7 +28,7 @@ mod timed_tests;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::redis::Value;
 use tokio::runtime::Handle;
@@ -50,6 +51,7 @@ use self::replicas::Replicas;
 use self::script::{Answer, Dialect, Rules};
 #[cfg(feature = "postgres")]
 pub(super) use self::side::{Running, Side, Wake};
+use super::given::GivenSecret;
 use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
@@ -100,6 +102,15 @@ enum Way {
     Rules,
 }
 
+/// A message to every process, and who has heard it.
+struct Told {
+    listeners: i64,
+    /// Asks how many have.
+    heard: ::redis::Cmd,
+    until: Instant,
+    pause: Duration,
+}
+
 /// What calls and background tasks share.
 struct Shared {
     /// The URL without its password.
@@ -114,6 +125,7 @@ struct Shared {
     caches: Caches,
     clock: ServerClock,
     health: Health,
+    given: GivenSecret,
     guess: Guess,
     completions: Completions,
     listing: Listing,
@@ -166,10 +178,13 @@ impl RedisStore {
 
 impl Shared {
     async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
-        if matches!(command, Command::Claim(_))
-            && let Some(refusal) = self.refusal()
-        {
-            return self.apply_without_winning(id, &command, refusal).await;
+        if matches!(command, Command::Claim(_)) {
+            if let Some(refusal) = self.given.refusal(&self.name) {
+                return Err(refusal);
+            }
+            if let Some(refusal) = self.refusal() {
+                return self.apply_without_winning(id, &command, refusal).await;
+            }
         }
         let key = self.names.record(id);
         let mut numbered = self.link.wire().await?;
@@ -202,7 +217,10 @@ impl Shared {
         }
         let numbered = self.link.at_hand().filter(|numbered| matches!(numbered.wire, Wire::One(_)))?;
         let short = match command {
-            Command::Claim(_) => self.is_introduced(&numbered) && self.refusal().is_none(),
+            Command::Claim(_) => {
+                let refused = self.refusal().or_else(|| self.given.refusal(&self.name));
+                self.is_introduced(&numbered) && refused.is_none()
+            }
             Command::Forget(_) | Command::Reexecute => false,
             _ => true,
         };
@@ -249,10 +267,16 @@ impl Shared {
         {
             return Err(refusal);
         }
-        let script = self.rules.script(command);
-        let answer = self.link.call(numbered, script, key, &script::arguments(command), Sent::Write).await?;
-        let ruling = script::ruling(command, answer)?;
-        Ok(if matches!(command, Command::Claim(_)) { self.was(ruling) } else { ruling })
+        let (script, arguments) = (self.rules.script(command), script::arguments(command));
+        if !matches!(command, Command::Claim(_)) {
+            let answer = self.link.call(numbered, script, key, &arguments, Sent::Write).await?;
+            return script::ruling(command, answer);
+        }
+        let secret = self.secret_query();
+        let (answer, kept) =
+            self.link.call_then(numbered, script, key, &arguments, secret.as_ref(), Sent::Write).await?;
+        let ruling = self.was(script::ruling(command, answer)?);
+        self.granted(numbered, key, ruling, kept).await
     }
 
     /// Answers a claim as the rules do, but refuses where it would be won.
@@ -283,23 +307,35 @@ impl Shared {
     }
 
     /// Tells every process's caches of a record that is no longer good, and returns once they have heard.
-    ///
-    /// A process that does not answer is waited for until whatever it caches is too old to be used.
     async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
         self.caches.invalidate(id);
+        let mut told = self.tell_all(id).await?;
+        while !self.have_heard(&mut told).await? {}
+        Ok(())
+    }
+
+    /// Sends a message to every process.
+    async fn tell_all(&self, id: KeyId) -> Result<Told, Error> {
         let receipt = [self.process, rand::random()].concat();
         let mut publish = self.publish();
         publish.arg([&id.as_bytes()[..], &receipt].concat());
-        let told = number(&self.link.query(&publish, Sent::Write).await?);
+        let listeners = number(&self.link.query(&publish, Sent::Write).await?);
         let mut heard = ::redis::cmd("GET");
         heard.arg(self.names.receipt(&receipt));
-        let until = instant() + CACHES_LIVE;
-        let mut pause = Duration::from_micros(200);
-        while number(&self.link.query(&heard, Sent::Write).await?) < told && instant() < until {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(20));
+        Ok(Told { listeners, heard, until: instant() + CACHES_LIVE, pause: Duration::from_micros(200) })
+    }
+
+    /// Whether every process has heard a message. If not, it waits a moment before it says so.
+    ///
+    /// A process that does not answer is waited for until whatever it caches is too old to be used.
+    async fn have_heard(&self, told: &mut Told) -> Result<bool, Error> {
+        let heard = number(&self.link.query(&told.heard, Sent::Write).await?);
+        if heard >= told.listeners || instant() >= told.until {
+            return Ok(true);
         }
-        Ok(())
+        tokio::time::sleep(told.pause).await;
+        told.pause = (told.pause * 2).min(Duration::from_millis(20));
+        Ok(false)
     }
 
     /// A message to all processes, still without its content.
@@ -310,22 +346,6 @@ impl Shared {
         });
         publish.arg(self.names.forgotten());
         publish
-    }
-
-    async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {
-        let key = self.names.secret();
-        let (mut set, mut get) = (::redis::cmd("SET"), ::redis::cmd("GET"));
-        self.link.query(set.arg(&key).arg(&candidate.expose()[..]).arg("NX"), Sent::Write).await?;
-        let Value::BulkString(kept) = self.link.query(get.arg(&key), Sent::Read).await? else {
-            return Err(Error::new(ErrorKind::Ambiguous, "the secret is gone as soon as it was written"));
-        };
-        let kept: [u8; 32] = kept.try_into().map_err(|_| {
-            Error::new(
-                ErrorKind::Corrupt,
-                "the key of Semel's secret holds something else: choose another prefix",
-            )
-        })?;
-        Ok(Secret::from_bytes(kept))
     }
 
     async fn read_mark(&self, mark: MarkId) -> Result<Option<u64>, Error> {

@@ -3,6 +3,7 @@
 mod atomic;
 mod faults;
 mod pooler;
+mod secret;
 
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@ mod fake;
 mod faults;
 mod many;
 mod pressure;
+mod secret;
 mod setup;
 
 use std::sync::Arc;

@@ -89,8 +89,14 @@ impl Fresh {
     }
 }
 
-/// Binds the one row of a lone claim.
-pub(super) fn bind_alone<'q>(query: Query<'q>, id: &'q KeyId, claim: &'q Claim, version: i64) -> Query<'q> {
+/// Binds the one row of a lone claim. `secret` is the digest of the one that has to be kept.
+pub(super) fn bind_alone<'q>(
+    query: Query<'q>,
+    id: &'q KeyId,
+    claim: &'q Claim,
+    version: i64,
+    secret: Option<[u8; 32]>,
+) -> Query<'q> {
     let (fresh, terms) = (Fresh::new(claim), &claim.terms);
     query
         .bind(id.as_bytes().as_slice())
@@ -109,6 +115,7 @@ pub(super) fn bind_alone<'q>(query: Query<'q>, id: &'q KeyId, claim: &'q Claim, 
         .bind(micros(terms.retention))
         .bind(micros(terms.grace))
         .bind(micros(terms.memory))
+        .bind(secret.map(Vec::from))
 }
 
 /// The columns of fresh claims. Moments are offsets: the server adds its time, and nothing else decides.
@@ -145,7 +152,8 @@ impl<'a> ClaimColumns<'a> {
         self.terms.push(&claim.terms);
     }
 
-    pub(super) fn bind<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+    /// `secret` is the digest of the one that has to be kept.
+    pub(super) fn bind<'q>(&'q self, query: Query<'q>, secret: Option<[u8; 32]>) -> Query<'q> {
         query
             .bind(&self.ids)
             .bind(&self.versions)
@@ -163,6 +171,7 @@ impl<'a> ClaimColumns<'a> {
             .bind(&self.terms.retention)
             .bind(&self.terms.grace)
             .bind(&self.terms.memory)
+            .bind(secret.map(Vec::from))
     }
 }
 

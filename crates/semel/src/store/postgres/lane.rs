@@ -173,32 +173,49 @@ impl Runner {
             }
         };
         let mut swaps: Vec<Group> = Vec::new();
+        let mut unanswered = Vec::new();
         for group in Group::split(std::mem::take(batch)) {
             match known.remove(&group.id) {
-                // Somebody inserts it at this very moment.
-                None => batch.extend(group.items),
+                // Somebody inserts it at this very moment, or another secret is kept here.
+                None => unanswered.extend(group.items),
                 Some(judged) => match group.judge(judged, &self.shared) {
                     Judgement::Answered(fresh) => batch.extend(fresh),
                     Judgement::Swap(group) => swaps.push(*group),
                 },
             }
         }
-        if swaps.is_empty() { Ok(()) } else { self.swap(swaps, batch).await }
+        let swapped = if swaps.is_empty() { Ok(()) } else { self.swap(swaps, batch).await };
+        let refusal = if unanswered.is_empty() { None } else { self.shared.secret_differs().await };
+        match refusal {
+            Some(refusal) => {
+                for item in unanswered {
+                    let error = if item.unheard { refusal.ambiguous() } else { refusal.clone().into() };
+                    item.tell(Err(error));
+                }
+            }
+            None => batch.append(&mut unanswered),
+        }
+        swapped
     }
 
-    /// A lone claim of a fresh key: the plain insert. Where keys are mostly known already it would be in vain, so that the
-    /// next one is then sent as one of many, which reads in the same round trip.
-    async fn claim_alone(&mut self, batch: &[Item], claim: &Claim) -> Result<HashMap<KeyId, Judged>, Fault> {
+    /// A lone claim of a fresh key: the plain insert. Where keys are mostly known already it would be in vain, so that this
+    /// one and the next are then sent as one of many, which reads in the same round trip.
+    async fn claim_alone(
+        &mut self,
+        id: KeyId,
+        claim: &Claim,
+    ) -> Result<Option<HashMap<KeyId, Judged>>, Fault> {
         let shared = Arc::clone(&self.shared);
-        let (id, version) = (batch[0].id, rand::random());
+        let version = rand::random();
         let query = shared.settings.query(&shared.settings.statements.claim_one);
-        let rows = self.link.fetch(columns::bind_alone(query, &id, claim, version)).await?;
+        let query = columns::bind_alone(query, &id, claim, version, shared.given.digest());
+        let rows = self.link.fetch(query).await?;
         let Some(row) = rows.first() else {
             self.last = Found::Record;
-            return self.read(batch, |_| true).await;
+            return Ok(None);
         };
         let answer = row::inserted(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
-        Ok(HashMap::from([(id, answer.judged(version))]))
+        Ok(Some(HashMap::from([(id, answer.judged(version))])))
     }
 
     /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
@@ -206,8 +223,10 @@ impl Runner {
         match batch {
             // It was not alone with its key, so the next ones may not be either.
             [Item { refused: true, .. }] => self.last = Found::Record,
-            [Item { command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
-                return self.claim_alone(batch, claim).await;
+            [Item { id, command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
+                if let Some(known) = self.claim_alone(*id, claim).await? {
+                    return Ok(known);
+                }
             }
             _ => {}
         }
@@ -226,7 +245,8 @@ impl Runner {
             if columns.ids.is_empty() {
                 return Ok(HashMap::new());
             }
-            self.link.fetch(columns.bind(shared.settings.query(&shared.settings.statements.claim))).await?
+            let query = shared.settings.query(&shared.settings.statements.claim);
+            self.link.fetch(columns.bind(query, shared.given.digest())).await?
         };
         let mut known = HashMap::with_capacity(rows.len());
         for row in &rows {

@@ -140,10 +140,14 @@ async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
     }
 }
 
-/// Shows that this process listens, for as long as it has caches; and takes trust away when it is not heard.
+/// Shows that this process listens, for as long as it has caches; and takes trust away when it is not heard, or when the
+/// database keeps another secret.
 pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
+        if let Err(fault) = shared.compare_secret().await {
+            tracing::debug!(%fault, "could not compare the deployment's secret");
+        }
         if shared.has_caches() {
             number += 1;
             pulse.sent.lock().retain(|_, sent| sent.elapsed() < TRUST);

@@ -123,7 +123,8 @@ pub(super) async fn claim(
 async fn insert(shared: &Shared, pass: &mut Pass, id: KeyId, command: &Command) -> Sent {
     let Command::Claim(claim) = command else { return Sent::Left { fault: None, above: None } };
     let query = shared.settings.query(&shared.settings.statements.claim_one);
-    let rows = match pass.fetch(columns::bind_alone(query, &id, claim, rand::random())).await {
+    let query = columns::bind_alone(query, &id, claim, rand::random(), shared.given.digest());
+    let rows = match pass.fetch(query).await {
         Ok(rows) => rows,
         Err(fault) => return Sent::Left { fault: Some(fault), above: None },
     };

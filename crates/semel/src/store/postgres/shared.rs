@@ -19,6 +19,7 @@ use super::link;
 use super::queue::Item;
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
+use crate::store::given::GivenSecret;
 use crate::store::{Invalidate, Trust, Wakeups};
 use crate::sync::Mutex;
 
@@ -48,8 +49,21 @@ pub(super) struct Shared {
     pub(super) attached: Notify,
     /// Others may wait for this process when they forget.
     pub(super) appeared: AtomicBool,
-    trusted: Mutex<Trust>,
+    trusted: Mutex<Trusted>,
+    pub(super) given: GivenSecret,
     pub(super) runtime: tokio::runtime::Handle,
+}
+
+/// Why caches may answer, or may not.
+struct Trusted {
+    heard: Trust,
+    agreed: bool,
+}
+
+impl Trusted {
+    fn effective(&self) -> Trust {
+        if self.agreed { self.heard } else { Trust::Unconfirmed }
+    }
 }
 
 impl Shared {
@@ -66,7 +80,8 @@ impl Shared {
             caches: Mutex::default(),
             attached: Notify::new(),
             appeared: AtomicBool::new(false),
-            trusted: Mutex::new(Trust::Unconfirmed),
+            trusted: Mutex::new(Trusted { heard: Trust::Unconfirmed, agreed: true }),
+            given: GivenSecret::default(),
             runtime,
         }
     }
@@ -127,7 +142,7 @@ impl Shared {
         }
         // Only once it is known here, and only if the others wait for this process already.
         let trusted = self.trusted.lock();
-        if *trusted == Trust::Confirmed {
+        if trusted.effective() == Trust::Confirmed {
             attached.trust(Trust::Confirmed);
         }
         drop(trusted);
@@ -146,16 +161,27 @@ impl Shared {
         }
     }
 
-    /// Says whether caches may answer.
-    pub(super) fn trust(&self, trust: Trust) {
+    /// Says whether this process hears what others forget.
+    pub(super) fn trust(&self, heard: Trust) {
+        self.change_trust(|trusted| trusted.heard = heard);
+    }
+
+    /// Says whether this process uses the secret that is kept in the database.
+    pub(super) fn agree(&self, agreed: bool) {
+        self.change_trust(|trusted| trusted.agreed = agreed);
+    }
+
+    fn change_trust(&self, change: impl FnOnce(&mut Trusted)) {
         let mut trusted = self.trusted.lock();
-        if *trusted == trust {
+        let before = trusted.effective();
+        change(&mut trusted);
+        let after = trusted.effective();
+        if before == after {
             return;
         }
-        *trusted = trust;
         let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         for cache in caches {
-            cache.trust(trust);
+            cache.trust(after);
         }
     }
 

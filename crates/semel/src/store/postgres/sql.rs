@@ -78,6 +78,14 @@ macro_rules! next_generation {
     };
 }
 
+/// Whether the secret that this process uses is the one that is kept here; $17 is SHA-256 of it, null where it was
+/// configured.
+macro_rules! same_secret {
+    () => {
+        "($17::bytea IS NULL OR EXISTS (SELECT FROM {schema}.meta m WHERE m.name = 'secret' AND sha256(m.bytes) = $17))"
+    };
+}
+
 /// Statements with the schema's name filled in.
 #[derive(Debug)]
 pub(super) struct Statements {
@@ -207,18 +215,22 @@ impl Statements {
 ///
 /// What can be seen is not tried: an insert beside a row that a transaction of somebody's is changing would wait for its
 /// end, and with it everybody in the batch.
+///
+/// Under another secret than the one that is kept here, everything comes back as neither.
 const CLAIM: &str = concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], \
      $4::smallint[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], \
      $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[]) AS i(id, version, \
      state, mode, fingerprint, owner, hint, lease_for, expires_in, forget_in, sweep_in, lease, in_flight_max, \
-     retention, grace, memory)), \
+     retention, grace, memory) WHERE ",
+    same_secret!(),
+    "), \
      clock AS MATERIALIZED (SELECT ",
     clock!(),
     " AS now, last_value AS floor FROM {schema}.fence_floor), \
      known AS MATERIALIZED (SELECT ",
     columns!("r."),
-    " FROM {schema}.record r WHERE r.id = ANY($1)), \
+    " FROM {schema}.record r WHERE r.id = ANY($1) AND EXISTS (SELECT FROM input)), \
      won AS (INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, \
      claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, \
      memory) SELECT i.id, i.version, i.state, i.mode, i.fingerprint, i.owner, greatest(c.now, c.floor + 1), i.hint, \
@@ -234,7 +246,8 @@ const CLAIM: &str = concat!(
      NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
 );
 
-/// The insert alone, for a lone claim: as cheap as one would write it by hand. No row means that the key is known.
+/// The insert alone, for a lone claim: as cheap as one would write it by hand. No row means that the key is known, or that
+/// another secret is kept here.
 /// The fence is compared with the floor afterwards, as it is for all.
 const CLAIM_ONE: &str = concat!(
     "INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, claimed_at, \
@@ -243,7 +256,9 @@ const CLAIM_ONE: &str = concat!(
      $13, $14, $15, $16 FROM (SELECT ",
     clock!(),
     " AS now OFFSET 0) c \
-     WHERE NOT EXISTS (SELECT FROM {schema}.record k WHERE k.id = $1) ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
+     WHERE NOT EXISTS (SELECT FROM {schema}.record k WHERE k.id = $1) AND ",
+    same_secret!(),
+    " ON CONFLICT (id) DO NOTHING RETURNING r.fence, r.claimed_at, \
      (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL)"
 );
 

@@ -21,6 +21,7 @@ use super::replicas::Replicas;
 use super::script;
 use super::script::Rules;
 use super::{Guess, RedisStore, Shared, begin};
+use crate::store::given::GivenSecret;
 use crate::store::{Error, ErrorKind, Wakeups};
 
 /// What to do when the server comes back with less data than it had. It is always said aloud.
@@ -187,6 +188,7 @@ impl RedisBuilder {
             caches: Caches::new(),
             clock: ServerClock::default(),
             health: Health::new(self.on_store_loss),
+            given: GivenSecret::default(),
             guess: Guess::default(),
             completions: Completions::new(),
             listing: Listing::default(),

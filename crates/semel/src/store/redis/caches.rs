@@ -6,17 +6,25 @@ use crate::key::KeyId;
 use crate::store::{Invalidate, Trust};
 use crate::sync::Mutex;
 
-/// Caches of done records, vouched for while invalidations of other processes reach this one.
+/// Caches of done records, vouched for while invalidations of other processes reach this one, and while it uses the same
+/// secret as they do.
 pub(super) struct Caches(Mutex<Known>);
 
 struct Known {
     caches: Vec<Weak<dyn Invalidate>>,
-    trust: Trust,
+    heard: Trust,
+    agreed: bool,
+}
+
+impl Known {
+    fn trust(&self) -> Trust {
+        if self.agreed { self.heard } else { Trust::Unconfirmed }
+    }
 }
 
 impl Caches {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Known { caches: Vec::new(), trust: Trust::Unconfirmed }))
+        Self(Mutex::new(Known { caches: Vec::new(), heard: Trust::Unconfirmed, agreed: true }))
     }
 
     pub(super) fn attach(&self, cache: Weak<dyn Invalidate>) {
@@ -25,18 +33,39 @@ impl Caches {
         known.caches.retain(|known| known.strong_count() > 0);
         known.caches.push(cache);
         // Within the lock, so that no other word about trust comes between.
-        attached.trust(known.trust);
+        attached.trust(known.trust());
         drop(known);
         // After it: the last holder may drop the cache here.
         drop(attached);
     }
 
-    pub(super) fn set_trust(&self, trust: Trust) {
-        let mut known = self.0.lock();
-        known.trust = trust;
+    /// Whether invalidations reach this process.
+    pub(super) fn set_trust(&self, heard: Trust) {
+        self.change(|known| known.heard = heard);
+    }
+
+    /// Whether this process uses the secret that the server keeps.
+    pub(super) fn set_agreed(&self, agreed: bool) {
+        self.change(|known| known.agreed = agreed);
+    }
+
+    /// Drops everything: the server may no longer have it.
+    pub(super) fn clear(&self) {
+        let known = self.0.lock();
         let caches = upgraded(&known.caches);
         for cache in &caches {
-            cache.trust(trust);
+            cache.trust(Trust::Unconfirmed);
+            cache.trust(known.trust());
+        }
+        drop(known);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.0.lock();
+        change(&mut known);
+        let caches = upgraded(&known.caches);
+        for cache in &caches {
+            cache.trust(known.trust());
         }
         drop(known);
     }

@@ -166,7 +166,8 @@ impl Shared {
         Ok(facts)
     }
 
-    /// Counts the markers up and sees whether one went back since the last time.
+    /// Counts the markers up and sees whether one went back since the last time, and whether the secret is still the one
+    /// that this process uses.
     async fn beat(&self, numbered: &mut Numbered) -> Result<(), Error> {
         let mut lost_at = Timestamp::default();
         for key in self.names.markers(self.link.address().dialect()) {
@@ -187,7 +188,7 @@ impl Shared {
             self.health.state.lock().markers.insert(key, (beat.id, beat.count));
         }
         self.keep_loss(lost_at);
-        Ok(())
+        self.compare_secret(numbered).await.map(drop)
     }
 
     /// Takes note of when data were last lost, by this process's word or another's; never, if at zero.
@@ -200,6 +201,8 @@ impl Shared {
                 %lost_at,
                 "the Redis server came back with less data than it had: effects whose records were lost can run again"
             );
+            // What another process runs again is not answered here with what it came to before.
+            self.caches.clear();
         }
         state.lost_at = lost_at;
     }

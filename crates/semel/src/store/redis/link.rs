@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use redis::{Cmd, RedisError, Value};
+use redis::aio::ConnectionLike as _;
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use super::address::{Address, Timeouts, Wire};
 use super::error::{self, Sent};
@@ -123,6 +124,30 @@ impl Link {
         numbered.wire.query(command).await.map_err(|error| self.failed(error, numbered.number, sent))
     }
 
+    /// Sends one command over this connection, and a read behind it: on one server in the same packet, on a cluster once
+    /// the command was answered.
+    pub(super) async fn query_then(
+        &self,
+        numbered: &mut Numbered,
+        command: Cmd,
+        then: Option<&Cmd>,
+        sent: Sent,
+    ) -> Result<(Value, Option<Then>), Error> {
+        let answers = in_order(&mut numbered.wire, command, then).await;
+        self.answered(answers, numbered.number, sent)
+    }
+
+    /// What the answers of [`query_then`](Self::query_then) mean.
+    fn answered(&self, answers: InOrder, number: u64, sent: Sent) -> Result<(Value, Option<Then>), Error> {
+        let (answer, then) = answers.map_err(|error| self.failed(error, number, sent))?;
+        Ok((answer, then.map(|then| self.read(then, number))))
+    }
+
+    /// The answer to a read.
+    pub(super) fn read(&self, answer: RedisResult<Value>, number: u64) -> Then {
+        answer.map_err(|error| self.failed(error, number, Sent::Read))
+    }
+
     /// Calls a script by its name; by its text where the server does not know it (noscript).
     pub(super) async fn call(
         &self,
@@ -132,14 +157,27 @@ impl Link {
         arguments: &[Vec<u8>],
         sent: Sent,
     ) -> Result<Value, Error> {
+        self.call_then(numbered, script, key, arguments, None, sent).await.map(|(answer, _)| answer)
+    }
+
+    /// The same, with another command [behind it](Self::query_then).
+    pub(super) async fn call_then(
+        &self,
+        numbered: &mut Numbered,
+        script: &Script,
+        key: &[u8],
+        arguments: &[Vec<u8>],
+        then: Option<&Cmd>,
+        sent: Sent,
+    ) -> Result<(Value, Option<Then>), Error> {
         let arguments = || arguments.iter().map(Vec::as_slice);
-        let answer = match numbered.wire.query(&script.by_sha(&[key], arguments())).await {
+        let answers = match in_order(&mut numbered.wire, script.by_sha(&[key], arguments()), then).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                numbered.wire.query(&script.by_text(&[key], arguments())).await
+                in_order(&mut numbered.wire, script.by_text(&[key], arguments()), then).await
             }
-            answer => answer,
+            answers => answers,
         };
-        answer.map_err(|error| self.failed(error, numbered.number, sent))
+        self.answered(answers, numbered.number, sent)
     }
 
     /// What an error means; it also closes the connection where that is broken.
@@ -148,5 +186,29 @@ impl Link {
             self.give_up(number);
         }
         error::of(error, sent)
+    }
+}
+
+/// The answer to the read behind a command. The command was executed, whatever became of the read.
+pub(super) type Then = Result<Value, Error>;
+
+type InOrder = RedisResult<(Value, Option<RedisResult<Value>>)>;
+
+async fn in_order(wire: &mut Wire, command: Cmd, then: Option<&Cmd>) -> InOrder {
+    let Some(then) = then else { return wire.query(&command).await.map(|answer| (answer, None)) };
+    match wire {
+        Wire::One(connection) => {
+            let mut both = Pipeline::with_capacity(2);
+            both.add_command(command).add_command(then.clone());
+            let answers = connection.req_packed_commands(&both, 0, 2).await?;
+            let mut answers = answers.into_iter().map(Value::extract_error);
+            let missing = || Err((redis::ErrorKind::UnexpectedReturnType, "an answer is missing").into());
+            let mut next = || answers.next().unwrap_or_else(missing);
+            Ok((next()?, Some(next())))
+        }
+        Wire::Cluster(_) => {
+            let answer = wire.query(&command).await?;
+            Ok((answer, Some(wire.query(then).await)))
+        }
     }
 }

@@ -14,6 +14,7 @@ use tokio::time::MissedTickBehavior;
 use super::Shared;
 use super::address::Wire;
 use super::error::Sent;
+use super::secret::SECRET_IS_MISSING;
 use crate::key::KeyId;
 use crate::store::Trust;
 
@@ -59,7 +60,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
 
 /// One connection's life.
 struct Ear<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     wire: Wire,
     /// Keys whose channel is subscribed to.
     keys: HashSet<KeyId>,
@@ -186,16 +187,27 @@ impl Ear<'_> {
     fn forget(&self, id: KeyId, receipt: &[u8]) {
         // Whoever sent it has told its own caches already.
         if !receipt.starts_with(&self.shared.process) {
-            self.shared.caches.invalidate(id);
+            match id {
+                SECRET_IS_MISSING => self.shared.caches.clear(),
+                id => self.shared.caches.invalidate(id),
+            }
         }
-        self.acknowledge(receipt);
+        self.acknowledge(id, receipt);
     }
 
-    /// Tells whoever forgot a record that this process cannot replay it any more.
-    fn acknowledge(&self, receipt: &[u8]) {
+    /// Tells whoever forgot a record that this process cannot replay it any more; whoever has no secret, that it is there
+    /// if this process has it.
+    fn acknowledge(&self, id: KeyId, receipt: &[u8]) {
         let key = self.shared.names.receipt(receipt);
-        let link = Arc::clone(&self.shared.link);
+        let shared = Arc::clone(self.shared);
         tokio::spawn(async move {
+            let link = &shared.link;
+            if id == SECRET_IS_MISSING
+                && let Ok(mut numbered) = link.wire().await
+            {
+                // Without it, the one who asked makes a new one, and this process finds that out.
+                let _ = shared.compare_secret(&mut numbered).await;
+            }
             let (mut count, mut expire) = (redis::cmd("INCR"), redis::cmd("PEXPIRE"));
             // A receipt that does not arrive delays the other side, for no longer than caches live.
             if link.query(count.arg(&key), Sent::Write).await.is_ok() {

@@ -54,32 +54,44 @@ impl Shared {
         let (Some(written), mut granted) = (self.clock.now(), None) else { return Ok(None) };
         let ruling = record::apply(&mut granted, command, written, Fence::default());
         let (Ruling::Won(win), Some(record)) = (ruling, granted) else { return Ok(None) };
-        let mut exchange = redis::Pipeline::with_capacity(2);
+        let mut exchange = redis::Pipeline::with_capacity(3);
         exchange.cmd("SET").arg(key).arg(record.encode()).arg("NX").arg("GET").cmd("TIME");
-        let answers = connection
-            .req_packed_commands(&exchange, 0, 2)
-            .await
-            .and_then(|answers| answers.into_iter().map(Value::extract_error).collect::<Result<Vec<_>, _>>());
-        let answers = match answers {
+        if let Some(secret) = self.secret_query() {
+            exchange.add_command(secret);
+        }
+        let number = numbered.number;
+        let answers = connection.req_packed_commands(&exchange, 0, exchange.len()).await;
+        let mut answers = match answers {
+            Ok(answers) => answers.into_iter().map(Value::extract_error),
+            Err(error) => return Err(self.link.failed(error, number, Sent::Write)),
+        };
+        let (Some(before), Some(time), kept) = (answers.next(), answers.next(), answers.next()) else {
+            return Err(script::strange("lacks an answer"));
+        };
+        let (before, time) = match before.and_then(|before| Ok((before, time?))) {
             // Nothing was written. Not every server that calls itself new knows NX together with GET.
             Err(error) if error.code() == Some("ERR") => {
                 self.guess.scripts_only.store(true, Ordering::Relaxed);
                 return Ok(None);
             }
-            answers => answers.map_err(|error| self.link.failed(error, numbered.number, Sent::Write))?,
+            answers => answers.map_err(|error| self.link.failed(error, number, Sent::Write))?,
         };
-        let [before, time] =
-            <[Value; 2]>::try_from(answers).map_err(|_| script::strange("lacks an answer"))?;
+        let kept = kept.map(|kept| self.link.read(kept, number));
         let now = server_time(time)?;
         // A step back is the heartbeat's to complain of.
         let _ = self.clock.saw(now);
-        match before {
+        let ruling = match before {
             Value::Nil => {
                 let lease_left = record.lease_until.left(now).min(win.lease_left);
-                Ok((lease_left >= win.lease_left / 2).then_some(Ruling::Won(Win { lease_left, ..win })))
+                (lease_left >= win.lease_left / 2).then_some(Ruling::Won(Win { lease_left, ..win }))
             }
-            Value::BulkString(before) => replay(&before, now, claim),
-            _ => Err(script::strange("is neither a record nor nothing")),
+            Value::BulkString(before) => replay(&before, now, claim)?,
+            _ => return Err(script::strange("is neither a record nor nothing")),
+        };
+        match ruling {
+            Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
+            // The rules are asked next, and the secret with them.
+            None => Ok(None),
         }
     }
 
@@ -92,11 +104,13 @@ impl Shared {
     ) -> Result<Option<Ruling>, Error> {
         let mut get = redis::cmd("GET");
         get.arg(key);
-        let Value::BulkString(bytes) = self.link.query_on(numbered, &get, Sent::Read).await? else {
-            return Ok(None);
-        };
-        let Some(now) = self.clock.now() else { return Ok(None) };
-        replay(&bytes, now, claim)
+        let secret = self.secret_query();
+        let (found, kept) = self.link.query_then(numbered, get, secret.as_ref(), Sent::Read).await?;
+        let (Value::BulkString(bytes), Some(now)) = (found, self.clock.now()) else { return Ok(None) };
+        match replay(&bytes, now, claim)? {
+            Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
+            None => Ok(None),
+        }
     }
 }
 

@@ -1,0 +1,157 @@
+//! The deployment's secret, where the server keeps it.
+//!
+//! The server can lose it with everything else (`FLUSHALL`, a failover to an empty replica), and a process that starts
+//! then finds none. So two things are done:
+//!
+//! - *Every claim is followed by a `GET` of the secret*, on one server in the same packet. A claim counts only if the
+//!   secret is still the one that this process was given. Because it is read after the claim was written, no two
+//!   processes can win one key under two secrets, unless the data were lost once more in between; then the claim is lost
+//!   as well. The same `GET` is sent with every beat and over every new connection.
+//! - *Whoever finds none asks the others first.* Every process puts its own secret back where there is none, and drops
+//!   what it remembers. So usually nobody has to stop.
+
+use redis::{Cmd, Value};
+
+use super::Shared;
+use super::error::Sent;
+use super::link::{Numbered, Then};
+use crate::key::KeyId;
+use crate::record::{Command, Ruling};
+use crate::secret::Secret;
+use crate::store::given::{GivenSecret, Kept};
+use crate::store::{Error, ErrorKind};
+
+/// What is told to all processes when the secret is missing: the id of no key.
+pub(super) const SECRET_IS_MISSING: KeyId = KeyId::from_bytes([0; 16]);
+
+impl Shared {
+    /// The secret for this process: the one that it has, or is kept, or is still known to another process; `candidate`
+    /// where nobody knows one.
+    pub(super) async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {
+        let mut numbered = self.link.wire().await?;
+        let mut kept = self.read_secret(&mut numbered).await?;
+        if kept.is_none() && self.given.get().is_none() {
+            kept = self.ask_others(&mut numbered).await?;
+        }
+        if kept.is_none() {
+            self.put_back(&mut numbered, self.given.get().unwrap_or(&candidate)).await?;
+            kept = self.read_secret(&mut numbered).await?;
+        }
+        let Some(kept) = kept else {
+            return Err(Error::new(ErrorKind::Ambiguous, "the secret is gone as soon as it was written"));
+        };
+        let kept: [u8; 32] = kept.try_into().map_err(|_| {
+            Error::new(
+                ErrorKind::Corrupt,
+                "the key of Semel's secret holds something else: choose another prefix",
+            )
+        })?;
+        self.given.give(&Secret::from_bytes(kept), &self.name)
+    }
+
+    /// The secret, once a process that has it has put it back; `None` once everybody has answered, or is silent for so long
+    /// that it cannot replay from memory what is run again.
+    async fn ask_others(&self, numbered: &mut Numbered) -> Result<Option<Vec<u8>>, Error> {
+        let mut told = self.tell_all(SECRET_IS_MISSING).await?;
+        loop {
+            let all = self.have_heard(&mut told).await?;
+            let kept = self.read_secret(numbered).await?;
+            if all || kept.is_some() {
+                return Ok(kept);
+            }
+        }
+    }
+
+    /// The command that is sent behind every claim. `None` where the secret was configured.
+    pub(super) fn secret_query(&self) -> Option<Cmd> {
+        self.given.get().map(|_| self.get_secret())
+    }
+
+    /// What becomes of a claim, by what was kept right after it.
+    pub(super) async fn granted(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        ruling: Ruling,
+        kept: Option<Then>,
+    ) -> Result<Ruling, Error> {
+        match kept.map(|kept| kept.map(|kept| self.given.compare(bytes(&kept)))) {
+            None | Some(Ok(Kept::Same)) => Ok(ruling),
+            // Boxed: it is rare, and one more call.
+            Some(found) => Err(Box::pin(self.not_granted(numbered, key, &ruling, found)).await),
+        }
+    }
+
+    /// Gives back a claim that does not count, and says why it does not.
+    async fn not_granted(
+        &self,
+        numbered: &mut Numbered,
+        key: &[u8],
+        ruling: &Ruling,
+        found: Result<Kept, Error>,
+    ) -> Error {
+        let found = match found {
+            Ok(Kept::Nothing) => self.compare_secret(numbered).await,
+            found => found,
+        };
+        let error = match found {
+            Ok(Kept::Other) => {
+                self.found(Kept::Other);
+                GivenSecret::error(&self.name)
+            }
+            // The data may have been lost before the claim or right after it. Asked again, it is there for certain.
+            Ok(_) => {
+                let lost = "the Redis server lost its data while a key was claimed: ask again";
+                return Error::new(ErrorKind::Ambiguous, lost);
+            }
+            Err(error) => error,
+        };
+        let Ruling::Won(win) = ruling else { return error };
+        match self.execute(numbered, key, &Command::Release(win.grant)).await {
+            Ok(_) => error,
+            Err(_) => Error::new(ErrorKind::Ambiguous, error.to_string()),
+        }
+    }
+
+    /// Sees whether the server keeps the secret of this process, and puts it back where there is none.
+    pub(super) async fn compare_secret(&self, numbered: &mut Numbered) -> Result<Kept, Error> {
+        let Some(given) = self.given.get() else { return Ok(Kept::Same) };
+        let mut kept = self.read_secret(numbered).await?;
+        if kept.is_none() {
+            self.put_back(numbered, given).await?;
+            kept = self.read_secret(numbered).await?;
+        }
+        let found = self.given.compare(kept.as_deref());
+        self.found(found);
+        Ok(found)
+    }
+
+    /// What is remembered under another secret is not for anybody.
+    fn found(&self, kept: Kept) {
+        self.caches.set_agreed(self.given.found(kept, &self.name));
+    }
+
+    async fn put_back(&self, numbered: &mut Numbered, secret: &Secret) -> Result<(), Error> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.names.secret()).arg(&secret.expose()[..]).arg("NX");
+        self.link.query_on(numbered, &set, Sent::Write).await.map(drop)
+    }
+
+    async fn read_secret(&self, numbered: &mut Numbered) -> Result<Option<Vec<u8>>, Error> {
+        let kept = self.link.query_on(numbered, &self.get_secret(), Sent::Read).await?;
+        Ok(bytes(&kept).map(<[u8]>::to_vec))
+    }
+
+    fn get_secret(&self) -> Cmd {
+        let mut get = redis::cmd("GET");
+        get.arg(self.names.secret());
+        get
+    }
+}
+
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    }
+}
