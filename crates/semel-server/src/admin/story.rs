@@ -36,8 +36,10 @@ const LINES: u32 = 200;
 /// How long records, and then buffered runs, are searched for the id of a request. No index holds it: every request would
 /// pay for that, and few are ever looked for.
 const SEARCH: Duration = Duration::from_secs(5);
-/// How many records, or buffered runs, are read at once.
-const AT_ONCE: u32 = 500;
+/// How many records are read at once: each may hold a large outcome.
+const RECORDS: usize = 100;
+/// How many buffered runs are listed at once.
+const RUNS: u32 = 500;
 
 /// Something that happened.
 struct Moment {
@@ -166,7 +168,7 @@ impl Story<'_> {
         let until = Instant::now() + SEARCH;
         let (mut after, mut searched) = (None, 0);
         loop {
-            let page = store.scan(Scan { phase: None, after, limit: AT_ONCE as usize }).await?;
+            let page = store.scan(Scan { phase: None, after, limit: RECORDS }).await?;
             searched += page.items.len();
             for snapshot in page.items.iter().filter(|one| one.record.owner.is_of_request(id)) {
                 let key = snapshot.id.to_string();
@@ -418,7 +420,7 @@ async fn requested(burst: &Burst, request_id: &str) -> Result<Vec<EventId>, seme
     for tenant in burst.buffer.tenants().await? {
         let mut after = None;
         loop {
-            let page = burst.buffer.list(&tenant, after, AT_ONCE).await?;
+            let page = burst.buffer.list(&tenant, after, RUNS).await?;
             let Some(last) = page.last().copied() else { break };
             after = Some(last);
             for id in page {
