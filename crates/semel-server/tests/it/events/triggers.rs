@@ -14,7 +14,7 @@ fn in_full() -> bool {
 }
 
 /// Servers that share a ledger in PostgreSQL, and a gate that a burst trips.
-struct Ground {
+struct Deployment {
     file: std::path::PathBuf,
     servers: Vec<Semel>,
     sink: Sink,
@@ -23,7 +23,7 @@ struct Ground {
     _postgres: Postgres,
 }
 
-impl Ground {
+impl Deployment {
     fn new(servers: usize) -> Self {
         let (redis, postgres, sink) = (Redis::start().unwrap(), Postgres::start().unwrap(), Sink::start());
         let folder = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ impl Ground {
 
 /// What the callers of one key were told.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct Answers {
     ids: BTreeSet<String>,
     /// How often the run was said to be new.
     first: usize,
@@ -62,7 +62,7 @@ struct Told {
     buffered: usize,
 }
 
-impl Told {
+impl Answers {
     fn hear(&mut self, body: &Value) {
         self.ids.insert(body["id"].as_str().unwrap().to_owned());
         self.answered += 1;
@@ -81,7 +81,7 @@ fn ask(server: &Http, key: &str) -> Option<Value> {
 }
 
 /// Triggers one run `count` times at once, over all servers, and some other keys once each. Answers what was told.
-fn burst(servers: &[Http], key: &str, count: usize) -> Told {
+fn burst(servers: &[Http], key: &str, count: usize) -> Answers {
     let threads = 50.min(count);
     let barrier = Barrier::new(threads + OTHERS);
     std::thread::scope(|scope| {
@@ -110,11 +110,11 @@ fn burst(servers: &[Http], key: &str, count: usize) -> Told {
                 })
             })
             .collect();
-        let mut told = Told::default();
+        let mut told = Answers::default();
         for body in callers.into_iter().flat_map(|thread| thread.join().unwrap()) {
             told.hear(&body);
         }
-        let mut of_others = Told::default();
+        let mut of_others = Answers::default();
         for other in others {
             of_others.hear(&other.join().unwrap());
         }
@@ -127,30 +127,31 @@ fn burst(servers: &[Http], key: &str, count: usize) -> Told {
 #[test]
 fn a_burst_of_one_key_over_several_processes_is_one_run() {
     let (servers, triggers, rounds, kills) = if in_full() { (4, 500, 200, 50) } else { (3, 150, 4, 3) };
-    let mut ground = Ground::new(servers);
+    let mut deployment = Deployment::new(servers);
     let mut keys = 0;
     for round in 0..rounds {
-        let Told { ids, first, answered, .. } = burst(&ground.admins(), &format!("k{round}"), triggers);
+        let Answers { ids, first, answered, .. } =
+            burst(&deployment.admins(), &format!("k{round}"), triggers);
         assert_eq!((ids.len(), first, answered), (1, 1, triggers), "round {round}: {ids:?}");
         keys += 1 + OTHERS;
     }
     // Each key was claimed once and placed once, and the gate has tripped.
     let (buffered, direct) = (
-        ground.sum("semel_triggers_total{to=\"buffer\"}"),
-        ground.sum("semel_triggers_total{to=\"ledger\"}"),
+        deployment.sum("semel_triggers_total{to=\"buffer\"}"),
+        deployment.sum("semel_triggers_total{to=\"ledger\"}"),
     );
     assert_eq!(buffered + direct, keys, "{buffered} buffered, {direct} to the ledger");
     assert!(buffered > 0 && direct > 0, "{buffered} buffered, {direct} to the ledger");
     let claims = ["won", "timed_out", "failed_open", "unpublished", "lost"]
-        .map(|outcome| ground.sum(&format!("semel_trigger_claims_total{{outcome=\"{outcome}\"}}")));
+        .map(|outcome| deployment.sum(&format!("semel_trigger_claims_total{{outcome=\"{outcome}\"}}")));
     assert_eq!(claims, [keys, 0, 0, 0, 0]);
     // A process dies in the middle of it.
     let mut buffered_under_kills = 0;
     for round in 0..kills {
-        let admins = ground.admins();
+        let admins = deployment.admins();
         let key = format!("killed{round}");
         let victim = round % servers;
-        let dead = ground.servers.remove(victim);
+        let dead = deployment.servers.remove(victim);
         let told = std::thread::scope(|scope| {
             let killer = scope.spawn(move || {
                 wait::until("a moment", std::time::Duration::from_millis(3 + (round % 7) as u64 * 4), || {
@@ -163,11 +164,11 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
             killer.join().unwrap();
             told
         });
-        ground.servers.insert(victim, Semel::with_config(&ground.file, &[]));
+        deployment.servers.insert(victim, Semel::with_config(&deployment.file, &[]));
         assert!(told.ids.len() <= 1 && told.first <= 1, "round {round}: {told:?}");
         buffered_under_kills += told.buffered;
         // Later callers are told the same.
-        let after: BTreeSet<String> = ground
+        let after: BTreeSet<String> = deployment
             .admins()
             .iter()
             .map(|admin| ask(admin, &key).unwrap()["id"].as_str().unwrap().to_owned())
@@ -177,15 +178,15 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
         keys += 1 + OTHERS;
     }
     assert!(buffered_under_kills > 0, "the rounds with kills reach the buffer");
-    wait::until("each is delivered", PATIENCE * 2, || ground.sink.effects().len() >= keys).unwrap();
-    let admin = &ground.admins()[0];
+    wait::until("each is delivered", PATIENCE * 2, || deployment.sink.effects().len() >= keys).unwrap();
+    let admin = &deployment.admins()[0];
     let open = || {
         let buffered = admin.get("/v1/runs?buffered=true").expect(200);
         let deliveries = admin.get("/v1/deliveries?state=idle,queued,running,retry_wait&limit=1").expect(200);
         buffered["tenants"].as_array().unwrap().len() + deliveries["items"].as_array().unwrap().len()
     };
     wait::until("nothing is left", PATIENCE, || open() == 0).unwrap();
-    assert_eq!(ground.sink.effects().len(), keys, "each once");
+    assert_eq!(deployment.sink.effects().len(), keys, "each once");
     println!(
         "{rounds} rounds of {triggers} triggers, {kills} with a process killed: one run each; {buffered} buffered, {direct} not, \
          then {buffered_under_kills} buffered"
