@@ -21,7 +21,7 @@ pub struct Pace {
     pub batch: u32,
     /// How long a lease stands without a renewal. Renewed at a third of it.
     pub lease: Duration,
-    /// After so many refusals by the ledger a run becomes a dead letter.
+    /// The number of refusals by the ledger after which a run becomes a dead letter.
     pub max_attempts: u32,
     /// The pause when nothing is buffered.
     pub idle: Duration,

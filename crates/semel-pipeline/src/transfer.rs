@@ -88,7 +88,7 @@ pub struct Transfer {
     ledger: Arc<dyn Ledger>,
     /// How long a lease stands without a renewal.
     lease: Duration,
-    /// After so many refusals by the ledger a run becomes a dead letter.
+    /// The number of refusals by the ledger after which a run becomes a dead letter.
     max_attempts: u32,
     counters: Arc<DrainCounters>,
 }
@@ -171,7 +171,7 @@ impl Transfer {
         let ids: Vec<EventId> = leased.runs.iter().map(|run| run.id).collect();
         loop {
             tokio::time::sleep(self.lease / 3).await;
-            // A lease that expires all the same does no harm: the run is drained again, and the ledger knows it.
+            // A lease that expires nevertheless does no harm: the run is drained again, and the ledger knows it.
             if let Err(error) = self.buffer.renew(held, &ids, self.lease).await {
                 tracing::debug!(target: "semel", %error, "the leases of buffered runs were not renewed");
             }

@@ -17,7 +17,7 @@
 //! generation, so nothing of an ended generation meets the next one. The claim is asked for under the first generation, which is
 //! nearly always right, and the ledger is read after that: so a winner sees what the winner before it has placed.
 //!
-//! A run moves from the buffer to the ledger and never back. Whoever looks for one looks into the buffer first, or reads the ledger
+//! A run moves from the buffer to the ledger and never back. A caller that looks for one looks into the buffer first, or reads the ledger
 //! again after the buffer.
 //!
 //! No id is reserved for a successor. Nobody has seen an id before its run is placed. The owner before, if it was only slow,

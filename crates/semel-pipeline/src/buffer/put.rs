@@ -13,7 +13,7 @@ use super::{Buffer, Put, entry, hex, key_name, millis, script};
 use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
-/// The most runs that go together: a script with so many blocks the server for some 0.6 ms.
+/// The most runs in one script call: this number blocks the server for some 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
 
 /// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at that moment.

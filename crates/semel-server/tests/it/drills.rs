@@ -46,7 +46,8 @@ fn every_plain_drill_passes_and_says_what_it_checked() {
 // G18
 #[test]
 fn a_cold_gate_burst_goes_through_three_processes_by_default() {
-    assert!(has(&passes("cold-gate-burst"), "through 3 processes"));
+    let checks = passes("cold-gate-burst");
+    assert!(has(&checks, "through 3 processes") && has(&checks, "the gate has tripped"), "{checks:?}");
 }
 
 // G13

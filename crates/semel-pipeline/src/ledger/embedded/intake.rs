@@ -119,7 +119,7 @@ impl Work<'_> {
         Ok(number)
     }
 
-    /// Writes an event without its deliveries and without giving it its key. It holds so many changes of the buffer. Answers
+    /// Writes an event without its deliveries and without giving it its key. `changes` is how many changes of the buffer it holds. Answers
     /// its number.
     pub(super) fn add_keyless_event(&self, event: &NewEvent, changes: u64) -> rusqlite::Result<i64> {
         let dedupe = event.dedupe.as_ref();

@@ -424,7 +424,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The same of runs from the buffer, which hold so many changes each.
+    /// The same of runs from the buffer; `changes` is how many changes each holds.
     pub(super) fn drained(shared: &Shared, runs: &'a [NewEvent], changes: Vec<i64>) -> Self {
         Self { changes, ..Self::new(shared, runs) }
     }

@@ -18,14 +18,14 @@ fn in_full() -> bool {
 }
 
 /// Redis, PostgreSQL and a target that several servers share.
-struct Ground {
+struct Deployment {
     redis: Redis,
     postgres: Postgres,
     sink: Sink,
     folder: tempfile::TempDir,
 }
 
-impl Ground {
+impl Deployment {
     fn new() -> Self {
         let (redis, postgres) = (Redis::start().unwrap(), Postgres::start().unwrap());
         Self { redis, postgres, sink: Sink::start(), folder: tempfile::tempdir().unwrap() }
@@ -48,7 +48,7 @@ impl Ground {
 
 /// What callers were told of one run.
 #[derive(Default)]
-struct Told {
+struct RunHistory {
     /// Its id, where the answer was not lost.
     id: Option<String>,
     buffered: bool,
@@ -99,14 +99,14 @@ fn every_accepted_run_arrives_once_while_redis_is_killed_too() {
 fn check_that_all_arrive(fate: RedisFate) {
     const GATE: &str = "threshold = 5\nwindow = \"1s\"\nhold = \"1s\"\nbatch = 50\n";
     let (count, tenants, servers, kills) = if in_full() { (200_000, 50, 3, 50) } else { (1_200, 6, 2, 3) };
-    let ground = Ground::new();
-    let running: Vec<Mutex<Semel>> = (0..servers).map(|_| Mutex::new(ground.serve(GATE))).collect();
+    let deployment = Deployment::new();
+    let running: Vec<Mutex<Semel>> = (0..servers).map(|_| Mutex::new(deployment.serve(GATE))).collect();
     let (told, begun, threads) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0), 16);
     let (mut killed_with_work, redis_kills) = (0, AtomicUsize::new(0));
     std::thread::scope(|scope| {
         if fate == RedisFate::IsKilled {
             let pause = if in_full() { Duration::from_secs(5) } else { Duration::from_millis(700) };
-            let (redis, begun, redis_kills) = (&ground.redis, &begun, &redis_kills);
+            let (redis, begun, redis_kills) = (&deployment.redis, &begun, &redis_kills);
             scope.spawn(move || {
                 while begun.load(Ordering::SeqCst) < count {
                     let ended = || begun.load(Ordering::SeqCst) >= count;
@@ -134,13 +134,13 @@ fn check_that_all_arrive(fate: RedisFate) {
         for kill in 1..=kills {
             let due = || begun.load(Ordering::SeqCst) >= count * kill / (kills + 1);
             wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
-            let successor = ground.serve(GATE);
+            let successor = deployment.serve(GATE);
             let mut victim = running[kill % servers].lock();
             killed_with_work += usize::from(!buffers_nothing(&victim.admin()));
             std::mem::replace(&mut *victim, successor).kill();
         }
     });
-    let told: BTreeMap<usize, Told> = told.into_inner();
+    let told: BTreeMap<usize, RunHistory> = told.into_inner();
     let (buffered, direct) = told
         .values()
         .filter(|told| told.id.is_some())
@@ -175,7 +175,7 @@ fn check_that_all_arrive(fate: RedisFate) {
 }
 
 /// Every acknowledged increment is made once, and no other.
-fn check_changes(admin: &Http, run: &Value, Told { acknowledged, perhaps, .. }: &Told) {
+fn check_changes(admin: &Http, run: &Value, RunHistory { acknowledged, perhaps, .. }: &RunHistory) {
     if acknowledged.is_empty() && perhaps.is_empty() {
         assert_eq!(run["metadata"]["n"], Value::Null, "{run}");
         return;
@@ -190,7 +190,7 @@ fn check_changes(admin: &Http, run: &Value, Told { acknowledged, perhaps, .. }: 
 }
 
 /// Triggers one run, and changes some of them.
-fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> Told {
+fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> RunHistory {
     let body = json!({
         "target": "crm", "payload": number, "tenant": format!("tenant-{tenant}"),
         "idempotency_key": format!("run-{number}"), "delay": "1h", "metadata": { "number": number },
@@ -201,7 +201,7 @@ fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> Told {
         assert!((200..300).contains(&answer.status), "{} {}", answer.status, answer.text());
         Some(answer.json())
     };
-    let mut told = Told::default();
+    let mut told = RunHistory::default();
     // The answer may be lost with its server: then it was accepted or not.
     let Some(answer) = ask("POST", "/v1/runs", &body.to_string()) else { return told };
     let id = answer["id"].as_str().unwrap().to_owned();
@@ -216,7 +216,7 @@ fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> Told {
             };
         }
     }
-    Told { id: Some(id), ..told }
+    RunHistory { id: Some(id), ..told }
 }
 
 // One tenant sends twenty times as much as is drained. Every other tenant has a turn in each round all the same.
@@ -224,9 +224,9 @@ fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> Told {
 fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
     const BATCH: usize = 2;
     let (noisy_runs, quiet_tenants, turns_of_quiet) = if in_full() { (1_000, 20, 4) } else { (200, 4, 2) };
-    let ground = Ground::new();
-    let producer = ground.serve("threshold = 0\ndrainers = 0\n");
-    let slow = ground.serve(&format!("threshold = 0\ndrainers = 1\nbatch = {BATCH}\nrest = \"500ms\"\n"));
+    let deployment = Deployment::new();
+    let producer = deployment.serve("threshold = 0\ndrainers = 0\n");
+    let slow = deployment.serve(&format!("threshold = 0\ndrainers = 1\nbatch = {BATCH}\nrest = \"500ms\"\n"));
     let admin = producer.admin();
     let put = |tenant: &str, count: usize| {
         let next = AtomicUsize::new(0);
@@ -263,7 +263,7 @@ fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
     slow.kill();
     check_turns(&ledger, &quiet, (BATCH, turns_of_quiet));
     // What is left arrives too.
-    let _fast = ground.serve("threshold = 0\n");
+    let _fast = deployment.serve("threshold = 0\n");
     wait_until_empty(&admin);
     assert_eq!(runs(&admin).len(), all);
 }

@@ -28,7 +28,7 @@ const BUFFER_NONE: &str = "mode = \"off\"\n";
 const NO_DRAINERS: &str = "drainers = 0\n";
 
 /// Redis, PostgreSQL and a target that several servers share.
-struct Ground {
+struct Deployment {
     redis: Redis,
     postgres: Postgres,
     sink: Sink,
@@ -36,7 +36,7 @@ struct Ground {
     servers: Cell<usize>,
 }
 
-impl Ground {
+impl Deployment {
     fn new() -> Self {
         Self {
             redis: Redis::start().unwrap(),

@@ -16,7 +16,7 @@ fn in_full() -> bool {
 }
 
 /// Servers that share a ledger in PostgreSQL, and a gate that a burst trips.
-struct Ground {
+struct Deployment {
     file: std::path::PathBuf,
     servers: Vec<Semel>,
     sink: Sink,
@@ -25,7 +25,7 @@ struct Ground {
     _postgres: Postgres,
 }
 
-impl Ground {
+impl Deployment {
     fn new(servers: usize) -> Self {
         let (redis, postgres, sink) = (Redis::start().unwrap(), Postgres::start().unwrap(), Sink::start());
         let folder = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ impl Ground {
 
 /// What the callers of one key were told.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct Answers {
     ids: BTreeSet<String>,
     /// How often the run was said to be new.
     first: usize,
@@ -77,7 +77,7 @@ struct Told {
     buffered: usize,
 }
 
-impl Told {
+impl Answers {
     fn hear(&mut self, body: &Value) {
         self.ids.insert(body["id"].as_str().unwrap().to_owned());
         self.answered += 1;
@@ -96,7 +96,7 @@ fn ask(server: &Http, key: &str) -> Option<Value> {
 }
 
 /// Triggers one run `count` times at once, over all servers, and some other keys once each. Answers what was told.
-fn burst(servers: &[Http], key: &str, count: usize) -> Told {
+fn burst(servers: &[Http], key: &str, count: usize) -> Answers {
     let threads = 50.min(count);
     let barrier = Barrier::new(threads + OTHERS);
     std::thread::scope(|scope| {
@@ -125,11 +125,11 @@ fn burst(servers: &[Http], key: &str, count: usize) -> Told {
                 })
             })
             .collect();
-        let mut told = Told::default();
+        let mut told = Answers::default();
         for body in callers.into_iter().flat_map(|thread| thread.join().unwrap()) {
             told.hear(&body);
         }
-        let mut of_others = Told::default();
+        let mut of_others = Answers::default();
         for other in others {
             of_others.hear(&other.join().unwrap());
         }
@@ -142,30 +142,31 @@ fn burst(servers: &[Http], key: &str, count: usize) -> Told {
 #[test]
 fn a_burst_of_one_key_over_several_processes_is_one_run() {
     let (servers, triggers, rounds, kills) = if in_full() { (4, 500, 200, 50) } else { (3, 150, 4, 3) };
-    let mut ground = Ground::new(servers);
+    let mut deployment = Deployment::new(servers);
     let mut keys = 0;
     for round in 0..rounds {
-        let Told { ids, first, answered, .. } = burst(&ground.admins(), &format!("k{round}"), triggers);
+        let Answers { ids, first, answered, .. } =
+            burst(&deployment.admins(), &format!("k{round}"), triggers);
         assert_eq!((ids.len(), first, answered), (1, 1, triggers), "round {round}: {ids:?}");
         keys += 1 + OTHERS;
     }
     // Each key was claimed once and placed once, and the gate has tripped.
     let (buffered, direct) = (
-        ground.sum("semel_triggers_total{to=\"buffer\"}"),
-        ground.sum("semel_triggers_total{to=\"ledger\"}"),
+        deployment.sum("semel_triggers_total{to=\"buffer\"}"),
+        deployment.sum("semel_triggers_total{to=\"ledger\"}"),
     );
     assert_eq!(buffered + direct, keys, "{buffered} buffered, {direct} to the ledger");
     assert!(buffered > 0 && direct > 0, "{buffered} buffered, {direct} to the ledger");
     let claims = ["won", "timed_out", "failed_open", "unpublished", "lost"]
-        .map(|outcome| ground.sum(&format!("semel_trigger_claims_total{{outcome=\"{outcome}\"}}")));
+        .map(|outcome| deployment.sum(&format!("semel_trigger_claims_total{{outcome=\"{outcome}\"}}")));
     assert_eq!(claims, [keys, 0, 0, 0, 0]);
     // A process dies in the middle of it.
     let mut buffered_under_kills = 0;
     for round in 0..kills {
-        let admins = ground.admins();
+        let admins = deployment.admins();
         let key = format!("killed{round}");
         let victim = round % servers;
-        let dead = ground.servers.remove(victim);
+        let dead = deployment.servers.remove(victim);
         let told = std::thread::scope(|scope| {
             let killer = scope.spawn(move || {
                 wait::until("a moment", Duration::from_millis(3 + (round % 7) as u64 * 4), || false).ok();
@@ -175,11 +176,11 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
             killer.join().unwrap();
             told
         });
-        ground.servers.insert(victim, Semel::with_config(&ground.file, &[]));
+        deployment.servers.insert(victim, Semel::with_config(&deployment.file, &[]));
         assert!(told.ids.len() <= 1 && told.first <= 1, "round {round}: {told:?}");
         buffered_under_kills += told.buffered;
         // Later callers are told the same.
-        let after: BTreeSet<String> = ground
+        let after: BTreeSet<String> = deployment
             .admins()
             .iter()
             .map(|admin| ask(admin, &key).unwrap()["id"].as_str().unwrap().to_owned())
@@ -189,8 +190,8 @@ fn a_burst_of_one_key_over_several_processes_is_one_run() {
         keys += 1 + OTHERS;
     }
     assert!(buffered_under_kills > 0, "the rounds with kills reach the buffer");
-    ground.wait_for_effects(keys);
-    assert_eq!(ground.sink.effects().len(), keys, "each once");
+    deployment.wait_for_effects(keys);
+    assert_eq!(deployment.sink.effects().len(), keys, "each once");
     println!(
         "{rounds} rounds of {triggers} triggers, {kills} with a process killed: one run each; {buffered} buffered, {direct} not, \
          then {buffered_under_kills} buffered"
@@ -206,19 +207,19 @@ fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
     } else {
         (2, 100, 6, Duration::from_millis(700))
     };
-    let ground = Ground::new(servers);
+    let deployment = Deployment::new(servers);
     let (running, redis_kills) = (AtomicBool::new(true), AtomicUsize::new(0));
-    let told: Vec<Told> = std::thread::scope(|scope| {
+    let told: Vec<Answers> = std::thread::scope(|scope| {
         scope.spawn(|| {
             while running.load(Ordering::SeqCst) {
                 // Until the next kill is due, or nothing is left to kill it under.
                 wait::until("the rounds have ended", pause, || !running.load(Ordering::SeqCst)).ok();
-                ground.redis.kill();
-                ground.redis.restart().unwrap();
+                deployment.redis.kill();
+                deployment.redis.restart().unwrap();
                 redis_kills.fetch_add(1, Ordering::SeqCst);
             }
         });
-        let admins = ground.admins();
+        let admins = deployment.admins();
         let mut told = Vec::new();
         while told.len() < rounds || redis_kills.load(Ordering::SeqCst) < 2 {
             told.push(burst(&admins, &format!("k{}", told.len()), triggers));
@@ -226,7 +227,7 @@ fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
         running.store(false, Ordering::SeqCst);
         told
     });
-    let admin = &ground.admins()[0];
+    let admin = &deployment.admins()[0];
     wait::until("Redis is used again", PATIENCE, || admin.get("/v1/runs?buffered=true").status == 200)
         .unwrap();
     // A key whose callers were all sent away has a run or none: it has one now.
@@ -237,8 +238,8 @@ fn a_burst_while_redis_is_killed_has_one_effect_for_each_key() {
         assert!(ids.is_empty() || ids.contains(now["id"].as_str().unwrap()), "{key}: {now} after {ids:?}");
     }
     let keys = told.len() * (1 + OTHERS);
-    ground.wait_for_effects(keys);
-    assert_eq!(ground.sink.effects().len(), keys, "each key once");
+    deployment.wait_for_effects(keys);
+    assert_eq!(deployment.sink.effects().len(), keys, "each key once");
     let mut without_key = 0;
     for id in told.iter().flat_map(|told| &told.ids) {
         let run = admin.get(&format!("/v1/runs/{id}")).expect(200);

@@ -5,7 +5,7 @@ use semel_testbed::wait;
 use serde_json::json;
 
 use super::{
-    BUFFER_ALL, BUFFER_NONE, Ground, NO_DRAINERS, buffer, cancel, dead_letters, id_of, post, reset, runs,
+    BUFFER_ALL, BUFFER_NONE, Deployment, NO_DRAINERS, buffer, cancel, dead_letters, id_of, post, reset, runs,
     show, trigger,
 };
 use crate::kit::{Action, Direction, PATIENCE};
@@ -13,18 +13,18 @@ use crate::kit::{Action, Direction, PATIENCE};
 // A drainer took cancelled runs into the ledger as live ones and cancelled them one by one afterwards: 294 of 300 were delivered.
 #[test]
 fn a_run_cancelled_in_the_buffer_is_never_delivered() {
-    let ground = Ground::new();
-    let producer = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let producer = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let ids: Vec<String> = (0..60).map(|n| buffer(&admin, &trigger(&format!("k{n}"), "cancelled"))).collect();
     for id in &ids {
         assert_eq!(cancel(&admin, id).expect(200)["status"], "cancelled");
     }
     let last = buffer(&admin, &trigger("last", "not cancelled"));
-    let drainer = ground.serve(&[BUFFER_ALL]);
-    ground.settle(&drainer.admin());
+    let drainer = deployment.serve(&[BUFFER_ALL]);
+    deployment.settle(&drainer.admin());
     let cancelled = ids.iter().filter(|id| show(&admin, id)["status"] == "cancelled").count();
-    assert_eq!((cancelled, ground.executed()), (ids.len(), vec!["\"not cancelled\"".to_owned()]));
+    assert_eq!((cancelled, deployment.executed()), (ids.len(), vec!["\"not cancelled\"".to_owned()]));
     assert_eq!(show(&admin, &last)["status"], "done");
     assert_eq!(runs(&admin).len(), ids.len() + 1);
 }
@@ -33,24 +33,24 @@ fn a_run_cancelled_in_the_buffer_is_never_delivered() {
 // an alias of the other, or a dead letter.
 #[test]
 fn a_reset_while_a_drainer_holds_the_run_lets_both_runs_execute() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let producer = ground.serve(&[BUFFER_NONE, NO_DRAINERS]);
-    let buffering = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let producer = deployment.serve(&[BUFFER_NONE, NO_DRAINERS]);
+    let buffering = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let first = buffer(&buffering.admin(), &trigger("k", "marker"));
     to_redis.trap("marker", Direction::ToClient, Action::Hold);
-    let drainer = ground.serve_by_redis(&to_redis, &[BUFFER_ALL]);
+    let drainer = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL]);
     to_redis.caught("the drainer has leased the run");
-    assert_eq!(ground.leased(), 1);
+    assert_eq!(deployment.leased(), 1);
     assert_eq!(reset(&admin, "k")["id"], json!(first));
     // It reaches the ledger before the first.
     let second = post(&admin, &trigger("k", "marker")).expect(201);
     assert_eq!(second["cached"], false);
     assert_ne!(second["id"], json!(first));
     to_redis.release();
-    ground.settle(&drainer.admin());
-    assert_eq!(ground.executed().len(), 2, "both runs execute");
+    deployment.settle(&drainer.admin());
+    assert_eq!(deployment.executed().len(), 2, "both runs execute");
     assert_eq!(dead_letters(&admin), Vec::<serde_json::Value>::new());
     for id in [first, id_of(&second)] {
         let shown = show(&admin, &id);
@@ -63,13 +63,13 @@ fn a_reset_while_a_drainer_holds_the_run_lets_both_runs_execute() {
 // with the run that had lost the key.
 #[test]
 fn a_trigger_after_a_reset_never_gets_the_run_from_before_it() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let producer = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let producer = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let first = buffer(&admin, &trigger("k", "marker"));
     to_redis.trap("marker", Direction::ToClient, Action::Hold);
-    let drainer = ground.serve_by_redis(&to_redis, &[BUFFER_ALL]);
+    let drainer = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL]);
     to_redis.caught("the drainer has leased the run");
     assert_eq!(reset(&admin, "k")["id"], json!(first));
     // The acknowledgement is the first that this process says of the run.
@@ -85,8 +85,8 @@ fn a_trigger_after_a_reset_never_gets_the_run_from_before_it() {
     let third = post(&admin, &trigger("k", "marker")).expect(202);
     assert_eq!(third["cached"], false);
     to_redis.release();
-    ground.settle(&drainer.admin());
-    assert_eq!(ground.executed().len(), 3, "all three execute");
+    deployment.settle(&drainer.admin());
+    assert_eq!(deployment.executed().len(), 3, "all three execute");
     assert_eq!(dead_letters(&admin), Vec::<serde_json::Value>::new());
     for id in [first, id_of(&second), id_of(&third)] {
         assert_eq!(show(&admin, &id)["id"], json!(id));
@@ -98,22 +98,22 @@ fn a_trigger_after_a_reset_never_gets_the_run_from_before_it() {
 // list and died before it looked again: the run stayed where nobody looked until the tenant's next trigger.
 #[test]
 fn a_drainer_that_dies_while_a_tenant_leaves_the_list_strands_no_run() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let producer = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let producer = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let of_tenant = |key: &str| json!({ "target": "crm", "payload": key, "idempotency_key": key, "tenant": "tenant-of-the-race" });
-    let drainer = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, "drainers = 1\n", "lease = \"2s\"\n"]);
+    let drainer = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, "drainers = 1\n", "lease = \"2s\"\n"]);
     // Once without a fault, so that Redis knows all scripts.
     buffer(&admin, &of_tenant("first"));
     let listed = || admin.get("/v1/runs?buffered=true").expect(200)["tenants"].as_array().unwrap().len();
-    wait::until("the tenant has left the list", PATIENCE, || ground.buffered() == 0 && listed() == 0)
+    wait::until("the tenant has left the list", PATIENCE, || deployment.buffered() == 0 && listed() == 0)
         .unwrap();
     // The drainer names the tenant only where it takes it off the list.
     to_redis.trap("tenant-of-the-race", Direction::ToServer, Action::Hold);
     buffer(&admin, &of_tenant("second"));
     to_redis.caught("the drainer has found the tenant empty");
-    assert_eq!(ground.buffered(), 0);
+    assert_eq!(deployment.buffered(), 0);
     let third = buffer(&admin, &of_tenant("third"));
     // It cannot look again: Redis does what it said, and it does not hear of it.
     drainer.signal(Signal::STOP);
@@ -121,17 +121,17 @@ fn a_drainer_that_dies_while_a_tenant_leaves_the_list_strands_no_run() {
     to_redis.release();
     to_redis.caught("Redis has answered");
     drainer.kill();
-    let successor = ground.serve(&[BUFFER_ALL, "lease = \"2s\"\n"]);
+    let successor = deployment.serve(&[BUFFER_ALL, "lease = \"2s\"\n"]);
     let arrived = || show(&admin, &third)["buffered"] == false;
     wait::until("the run is drained without another trigger", PATIENCE / 4, arrived).unwrap();
-    ground.settle(&successor.admin());
-    assert_eq!(ground.executed(), ["\"first\"", "\"second\"", "\"third\""]);
+    deployment.settle(&successor.admin());
+    assert_eq!(deployment.executed(), ["\"first\"", "\"second\"", "\"third\""]);
 }
 
 // The run was written, and its tenant announced afterwards: a producer that died in between left a run that no drainer saw.
 #[test]
 fn a_producer_that_dies_around_its_announcement_strands_no_run() {
-    let ground = Ground::new();
+    let deployment = Deployment::new();
     // Each of its own tenant: another trigger would announce it.
     let of_tenant = |key: &str| {
         json!({ "target": "crm", "payload": key, "idempotency_key": key, "tenant": key }).to_string()
@@ -141,8 +141,8 @@ fn a_producer_that_dies_around_its_announcement_strands_no_run() {
     let [turns, announced] = announced.each_ref().map(String::as_str);
     for (words, key) in [(&[turns, announced][..], "at-announcement"), (&["\"buffered\":"], "at-publication")]
     {
-        let to_redis = ground.redis_proxy();
-        let producer = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS, "lease = \"1s\"\n"]);
+        let to_redis = deployment.redis_proxy();
+        let producer = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS, "lease = \"1s\"\n"]);
         to_redis.trap_any(words, Direction::ToServer, Action::Hold);
         let (admin, body) = (producer.admin(), of_tenant(key));
         let asked = std::thread::spawn(move || admin.try_send("POST", "/v1/runs", &body).is_err());
@@ -150,17 +150,17 @@ fn a_producer_that_dies_around_its_announcement_strands_no_run() {
         producer.kill();
         assert!(asked.join().unwrap(), "its caller has no answer");
     }
-    let drainer = ground.serve(&[BUFFER_ALL, "lease = \"1s\"\n"]);
-    wait::until("all that was buffered is drained", PATIENCE / 4, || ground.buffered() == 0).unwrap();
+    let drainer = deployment.serve(&[BUFFER_ALL, "lease = \"1s\"\n"]);
+    wait::until("all that was buffered is drained", PATIENCE / 4, || deployment.buffered() == 0).unwrap();
     let admin = drainer.admin();
-    ground.settle(&admin);
+    deployment.settle(&admin);
     // Who asks again gets a run in any case, and each key has one.
     for key in ["at-announcement", "at-publication"] {
         let told = admin.post("/v1/runs", &of_tenant(key));
         // 201 where the claim of the dead producer is taken over.
         assert!(matches!(told.status, 200..=202), "{} {}", told.status, told.text());
     }
-    ground.settle(&admin);
-    assert_eq!(ground.executed(), ["\"at-announcement\"", "\"at-publication\""]);
+    deployment.settle(&admin);
+    assert_eq!(deployment.executed(), ["\"at-announcement\"", "\"at-publication\""]);
     assert_eq!(runs(&admin).len(), 2);
 }

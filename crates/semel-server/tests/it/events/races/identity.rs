@@ -7,8 +7,8 @@ use semel_testbed::wait;
 use serde_json::{Value, json};
 
 use super::{
-    BUFFER_ALL, BUFFER_NONE, Ground, NO_DRAINERS, buffer, dead_letters, id_of, post, post_and_wait, reset,
-    runs, show, trigger,
+    BUFFER_ALL, BUFFER_NONE, Deployment, NO_DRAINERS, buffer, dead_letters, id_of, post, post_and_wait,
+    reset, runs, show, trigger,
 };
 use crate::kit::{Action, Direction, PATIENCE, metric, run};
 
@@ -21,10 +21,10 @@ const CLAIM: [&str; 2] = ["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\n"];
 // second one.
 #[test]
 fn a_waiting_trigger_gets_the_run_that_another_is_about_to_buffer() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let buffering = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
-    let waiting = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let buffering = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
+    let waiting = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     to_redis.trap("marker", Direction::ToServer, Action::Hold);
     let (one, other) = (buffering.admin(), waiting.admin());
     let told = std::thread::scope(|scope| {
@@ -40,15 +40,15 @@ fn a_waiting_trigger_gets_the_run_that_another_is_about_to_buffer() {
     assert_eq!(told[0]["id"], told[1]["id"], "one id: {told:?}");
     assert_eq!(told.iter().filter(|told| told["cached"] == false).count(), 1, "one was first: {told:?}");
     assert_eq!(told[1]["status"], "done", "{told:?}");
-    assert_eq!((runs(&other).len(), ground.executed().len()), (1, 1));
+    assert_eq!((runs(&other).len(), deployment.executed().len()), (1, 1));
 }
 
 // The same at moments of chance: 42 of 150 pairs had two ids.
 #[test]
 fn pairs_of_triggers_with_and_without_waiting_are_one_run_each() {
     const PAIRS: usize = 60;
-    let ground = Ground::new();
-    let servers = [ground.serve(&[BUFFER_ALL]), ground.serve(&[BUFFER_ALL])];
+    let deployment = Deployment::new();
+    let servers = [deployment.serve(&[BUFFER_ALL]), deployment.serve(&[BUFFER_ALL])];
     let admins = servers.each_ref().map(crate::kit::Semel::admin);
     for pair in 0..PAIRS {
         let body = trigger(&format!("k{pair}"), &format!("pair {pair}"));
@@ -68,19 +68,19 @@ fn pairs_of_triggers_with_and_without_waiting_are_one_run_each() {
         let first = told.iter().filter(|told| told["cached"] == false).count();
         assert_eq!(first, 1, "pair {pair}: one was first: {told:?}");
     }
-    ground.settle(&admins[0]);
-    assert_eq!((runs(&admins[0]).len(), ground.executed().len()), (PAIRS, PAIRS));
+    deployment.settle(&admins[0]);
+    assert_eq!((runs(&admins[0]).len(), deployment.executed().len()), (PAIRS, PAIRS));
 }
 
 // While Redis was down the key got another payload. The run that had been acknowledged before became a dead letter that could not be
 // replayed, its id was unknown, and retries of its trigger were told of a conflict.
 #[test]
 fn a_run_that_lost_its_key_while_redis_was_down_is_found_and_can_be_replayed() {
-    let ground = Ground::new();
-    let producer = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let producer = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let first = buffer(&admin, &trigger("k", "first"));
-    ground.redis.kill();
+    deployment.redis.kill();
     // For a moment the process still knows the first run from its own cache: that is a conflict, as it should be.
     let second = wait::for_some("the process misses Redis", PATIENCE, || {
         let answer = post(&admin, &trigger("k", "second"));
@@ -89,7 +89,7 @@ fn a_run_that_lost_its_key_while_redis_was_down_is_found_and_can_be_replayed() {
     })
     .unwrap();
     assert_eq!(second["cached"], false);
-    ground.redis.restart().unwrap();
+    deployment.redis.restart().unwrap();
     let path = format!("/v1/runs/{first}");
     wait::until("Redis is used again", PATIENCE, || admin.get(&path).status == 200).unwrap();
     let retries_are_answered = || {
@@ -99,19 +99,19 @@ fn a_run_that_lost_its_key_while_redis_was_down_is_found_and_can_be_replayed() {
         }
     };
     retries_are_answered();
-    let drainer = ground.serve(&[BUFFER_ALL]);
-    ground.settle(&drainer.admin());
+    let drainer = deployment.serve(&[BUFFER_ALL]);
+    deployment.settle(&drainer.admin());
     retries_are_answered();
     let shown = show(&admin, &first);
     assert_eq!((&shown["id"], &shown["status"]), (&json!(first), &json!("dlq")), "{shown}");
-    assert_eq!(ground.executed(), ["\"second\""]);
+    assert_eq!(deployment.executed(), ["\"second\""]);
     let letters = dead_letters(&admin);
     assert_eq!(letters.len(), 1, "{letters:?}");
     let letter = id_of(&letters[0]);
     let told = run(&["replay", "--dlq", "--id", &letter, "--admin", producer.admin_url()]);
     assert!(told.status.success(), "{told:?}");
-    ground.settle(&admin);
-    assert_eq!(ground.executed(), ["\"first\"", "\"second\""]);
+    deployment.settle(&admin);
+    assert_eq!(deployment.executed(), ["\"first\"", "\"second\""]);
     assert_eq!(show(&admin, &first)["status"], "done");
     retries_are_answered();
 }
@@ -120,9 +120,9 @@ fn a_run_that_lost_its_key_while_redis_was_down_is_found_and_can_be_replayed() {
 // alias, or the first one was.
 #[test]
 fn a_key_that_expires_before_its_run_is_drained_swallows_no_run() {
-    let ground = Ground::new();
-    let buffering = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
-    let direct = ground.serve(&[BUFFER_NONE, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let buffering = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let direct = deployment.serve(&[BUFFER_NONE, NO_DRAINERS]);
     let admin = buffering.admin();
     let mut all = Vec::new();
     // The second run of the key is buffered too, or goes straight to the ledger.
@@ -149,9 +149,9 @@ fn a_key_that_expires_before_its_run_is_drained_swallows_no_run() {
         assert_eq!(third["id"], second["id"], "the key is the second run's");
         all.extend([first, id_of(&second)]);
     }
-    let drainer = ground.serve(&[BUFFER_ALL]);
-    ground.settle(&drainer.admin());
-    assert_eq!(ground.executed(), ["\"k1\"", "\"k1\"", "\"k2\"", "\"k2\""], "every run executes");
+    let drainer = deployment.serve(&[BUFFER_ALL]);
+    deployment.settle(&drainer.admin());
+    assert_eq!(deployment.executed(), ["\"k1\"", "\"k1\"", "\"k2\"", "\"k2\""], "every run executes");
     for id in &all {
         let shown = show(&admin, id);
         assert_eq!((&shown["id"], &shown["status"]), (&json!(id), &json!("done")));
@@ -170,10 +170,10 @@ fn a_key_that_expires_before_its_run_is_drained_swallows_no_run() {
 // key, which became an alias or, with another payload, a dead letter.
 #[test]
 fn an_owner_that_is_paused_over_a_reset_makes_no_second_run() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let buffering = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
-    let other = ground.serve(&[BUFFER_ALL]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let buffering = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
+    let other = deployment.serve(&[BUFFER_ALL]);
     let admin = other.admin();
     for (key, payload) in [("k1", "marker"), ("k2", "another payload")] {
         to_redis.trap("marker", Direction::ToServer, Action::Hold);
@@ -192,10 +192,10 @@ fn an_owner_that_is_paused_over_a_reset_makes_no_second_run() {
         } else {
             assert_eq!(paused.expect(422)["code"], "conflict");
         }
-        ground.settle(&admin);
+        deployment.settle(&admin);
         assert_eq!(post(&admin, &trigger(key, payload)).expect(200)["id"], second["id"]);
     }
-    assert_eq!((runs(&admin).len(), ground.executed().len()), (2, 2));
+    assert_eq!((runs(&admin).len(), deployment.executed().len()), (2, 2));
     assert_eq!(dead_letters(&admin), Vec::<Value>::new());
 }
 
@@ -203,11 +203,11 @@ fn an_owner_that_is_paused_over_a_reset_makes_no_second_run() {
 // gone: the claim was forgotten, won again, and the second run buffered after the first had been drained.
 #[test]
 fn a_conflicting_trigger_leaves_the_claim_of_a_run_that_is_just_placed() {
-    let ground = Ground::new();
-    let proxies = [ground.redis_proxy(), ground.redis_proxy()];
+    let deployment = Deployment::new();
+    let proxies = [deployment.redis_proxy(), deployment.redis_proxy()];
     let [owner, other] =
-        proxies.each_ref().map(|proxy| ground.serve_by_redis(proxy, &[BUFFER_ALL, NO_DRAINERS]));
-    let drainer = ground.serve(&[BUFFER_ALL]);
+        proxies.each_ref().map(|proxy| deployment.serve_by_redis(proxy, &[BUFFER_ALL, NO_DRAINERS]));
+    let drainer = deployment.serve(&[BUFFER_ALL]);
     drainer.signal(Signal::STOP);
     proxies[0].trap("marker", Direction::ToServer, Action::Hold);
     let (owner_admin, other_admin) = (owner.admin(), other.admin());
@@ -224,33 +224,33 @@ fn a_conflicting_trigger_leaves_the_claim_of_a_run_that_is_just_placed() {
         let goes_on = || second.is_finished() || proxies[1].is_caught();
         wait::until("the other is answered, or buffers a run", PATIENCE, goes_on).unwrap();
         drainer.signal(Signal::CONT);
-        wait::until("the first run is drained", PATIENCE, || ground.buffered() == 0).unwrap();
+        wait::until("the first run is drained", PATIENCE, || deployment.buffered() == 0).unwrap();
         proxies[1].release();
         (first, second.join().unwrap())
     });
     assert_eq!(second.expect(422)["code"], "conflict");
     let admin = drainer.admin();
-    ground.settle(&admin);
-    assert_eq!(ground.executed(), ["\"marker\""]);
+    deployment.settle(&admin);
+    assert_eq!(deployment.executed(), ["\"marker\""]);
     assert_eq!(dead_letters(&admin), Vec::<Value>::new());
     assert_eq!(post(&admin, &trigger("k", "marker")).expect(200)["id"], first["id"]);
 }
 
 /// Loses all claims, as a failover may.
-fn lose_claims(ground: &Ground) {
-    let claims = ground.redis_keys("*claims:{*");
+fn lose_claims(deployment: &Deployment) {
+    let claims = deployment.redis_keys("*claims:{*");
     assert_eq!(claims.len(), 1, "{claims:?}");
-    ground.redis.tell(&["DEL", &claims[0]]).unwrap();
+    deployment.redis.tell(&["DEL", &claims[0]]).unwrap();
 }
 
 // A trigger read the ledger before it had the claim, and not again. When Redis lost the claim of an earlier winner, and that one's run was
 // drained meanwhile, it buffered a second run, which became an alias.
 #[test]
 fn the_next_winner_of_a_lost_claim_finds_the_drained_run() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let late = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
-    let other = ground.serve(&[BUFFER_ALL]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let late = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
+    let other = deployment.serve(&[BUFFER_ALL]);
     let admin = other.admin();
     to_redis.trap_any(&CLAIM, Direction::ToServer, Action::Hold);
     let late = late.admin();
@@ -258,14 +258,14 @@ fn the_next_winner_of_a_lost_claim_finds_the_drained_run() {
         let second = scope.spawn(move || post(&late, &trigger("k", "payload")).json());
         to_redis.caught("the late one asks for the claim");
         let first = post(&admin, &trigger("k", "payload")).expect(202);
-        wait::until("the first run is drained", PATIENCE, || ground.buffered() == 0).unwrap();
-        lose_claims(&ground);
+        wait::until("the first run is drained", PATIENCE, || deployment.buffered() == 0).unwrap();
+        lose_claims(&deployment);
         to_redis.release();
         (first, second.join().unwrap())
     });
     assert_eq!((&second["id"], &second["cached"]), (&first["id"], &json!(true)), "{second}");
-    ground.settle(&admin);
-    assert_eq!((runs(&admin).len(), ground.executed().len()), (1, 1));
+    deployment.settle(&admin);
+    assert_eq!((runs(&admin).len(), deployment.executed().len()), (1, 1));
     assert_eq!(dead_letters(&admin), Vec::<Value>::new());
 }
 
@@ -273,10 +273,11 @@ fn the_next_winner_of_a_lost_claim_finds_the_drained_run() {
 // acknowledged: neither is lost, and neither is an alias. The second is a dead letter under its own id.
 #[test]
 fn two_winners_of_a_lost_claim_are_two_runs_under_their_own_ids() {
-    let ground = Ground::new();
-    let proxies = [ground.redis_proxy(), ground.redis_proxy()];
-    let servers = proxies.each_ref().map(|proxy| ground.serve_by_redis(proxy, &[BUFFER_ALL, NO_DRAINERS]));
-    let drainer = ground.serve(&[BUFFER_ALL]);
+    let deployment = Deployment::new();
+    let proxies = [deployment.redis_proxy(), deployment.redis_proxy()];
+    let servers =
+        proxies.each_ref().map(|proxy| deployment.serve_by_redis(proxy, &[BUFFER_ALL, NO_DRAINERS]));
+    let drainer = deployment.serve(&[BUFFER_ALL]);
     let admin = drainer.admin();
     for proxy in &proxies {
         proxy.trap("marker", Direction::ToServer, Action::Hold);
@@ -288,17 +289,17 @@ fn two_winners_of_a_lost_claim_are_two_runs_under_their_own_ids() {
         });
         let first = scope.spawn(first);
         proxies[0].caught("the first has won, and is about to buffer its run");
-        lose_claims(&ground);
+        lose_claims(&deployment);
         let second = scope.spawn(second);
         proxies[1].caught("so has the second");
         proxies[0].release();
         let first = first.join().unwrap();
-        wait::until("the first run is drained", PATIENCE, || ground.buffered() == 0).unwrap();
+        wait::until("the first run is drained", PATIENCE, || deployment.buffered() == 0).unwrap();
         proxies[1].release();
         (first, second.join().unwrap())
     });
-    ground.settle(&admin);
-    assert_eq!(ground.executed().len(), 1);
+    deployment.settle(&admin);
+    assert_eq!(deployment.executed().len(), 1);
     for told in [&first, &second] {
         assert_eq!(show(&admin, &id_of(told))["id"], told["id"], "found under its own id");
     }

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
-use super::{BUFFER_ALL, Ground, NO_DRAINERS, buffer, cancel, id_of, post, runs, show, trigger};
+use super::{BUFFER_ALL, Deployment, NO_DRAINERS, buffer, cancel, id_of, post, runs, show, trigger};
 use crate::kit::{Action, Direction, Http, PATIENCE, metric, run, semel};
 
 fn claims(admin: &Http, outcome: &str) -> f64 {
@@ -42,10 +42,10 @@ fn a_wait_longer_than_a_claim_is_refused_by_the_config_check() {
 // It is told to come back, and the claim is not bypassed: there is one run.
 #[test]
 fn a_wait_that_ends_is_answered_with_503_and_counted() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let owner = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
-    let waiting = ground.serve(&[BUFFER_ALL, "wait = \"200ms\"\n"]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let owner = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
+    let waiting = deployment.serve(&[BUFFER_ALL, "wait = \"200ms\"\n"]);
     let (owner, admin) = (owner.admin(), waiting.admin());
     to_redis.trap("marker", Direction::ToServer, Action::Hold);
     let first = std::thread::scope(|scope| {
@@ -65,23 +65,23 @@ fn a_wait_that_ends_is_answered_with_503_and_counted() {
     let counted = ["timed_out", "waited", "won", "failed_open"].map(|outcome| claims(&admin, outcome));
     assert_eq!(counted, [2.0, 2.0, 0.0, 0.0], "timed_out, waited, won, failed_open");
     assert_eq!(post(&admin, &trigger("k", "marker")).expect(200)["id"], first["id"]);
-    ground.settle(&admin);
-    assert_eq!((runs(&admin).len(), ground.executed().len()), (1, 1));
+    deployment.settle(&admin);
+    assert_eq!((runs(&admin).len(), deployment.executed().len()), (1, 1));
 }
 
 // A trigger that started again and again went to the ledger without the claim in the end, and nothing counted it.
 #[test]
 fn a_trigger_that_never_gets_the_claim_does_not_bypass_it() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let server = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let server = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, NO_DRAINERS]);
     let admin = server.admin();
     buffer(&admin, &trigger("k", "payload"));
     // Redis loses the run and not its claim, and the claim comes back whenever it is forgotten.
-    let [claim] = &ground.redis_keys("*claims:{*")[..] else { panic!("one claim") };
-    ground.redis.tell(&["COPY", claim, "a-copy"]).unwrap();
-    for key in ground.redis_keys("semel:burst:{*") {
-        ground.redis.tell(&["DEL", &key]).unwrap();
+    let [claim] = &deployment.redis_keys("*claims:{*")[..] else { panic!("one claim") };
+    deployment.redis.tell(&["COPY", claim, "a-copy"]).unwrap();
+    for key in deployment.redis_keys("semel:burst:{*") {
+        deployment.redis.tell(&["DEL", &key]).unwrap();
     }
     let asked = admin.clone();
     let told = std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn a_trigger_that_never_gets_the_claim_does_not_bypass_it() {
             if told.is_finished() {
                 return told.join().unwrap();
             }
-            ground.redis.tell(&["COPY", "a-copy", claim, "REPLACE"]).unwrap();
+            deployment.redis.tell(&["COPY", "a-copy", claim, "REPLACE"]).unwrap();
             to_redis.trap("forget\r\n", Direction::ToServer, Action::HoldReply);
             to_redis.release();
         }
@@ -110,14 +110,14 @@ fn a_trigger_that_never_gets_the_claim_does_not_bypass_it() {
 // Whoever cancels a run that a drainer holds is told to come back, and the run is not cancelled behind its back.
 #[test]
 fn a_cancellation_of_a_run_in_transit_is_answered_with_503() {
-    let ground = Ground::new();
-    let to_redis = ground.redis_proxy();
-    let producer = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let producer = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = producer.admin();
     let id = buffer(&admin, &trigger("k", "marker"));
     to_redis.trap("marker", Direction::ToClient, Action::Hold);
     // What is held for longer than Redis may take is lost: the run is drained when the lease has expired.
-    let drainer = ground.serve_by_redis(&to_redis, &[BUFFER_ALL, "drainers = 1\n", "lease = \"4s\"\n"]);
+    let drainer = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, "drainers = 1\n", "lease = \"4s\"\n"]);
     to_redis.caught("the drainer has leased the run");
     drainer.signal(Signal::STOP);
     let told = cancel(&admin, &id);
@@ -125,16 +125,16 @@ fn a_cancellation_of_a_run_in_transit_is_answered_with_503() {
     assert!(told.header("retry-after").is_some());
     drainer.signal(Signal::CONT);
     to_redis.release();
-    ground.settle(&admin);
-    assert_eq!((show(&admin, &id)["status"].clone(), ground.executed().len()), (json!("done"), 1));
+    deployment.settle(&admin);
+    assert_eq!((show(&admin, &id)["status"].clone(), deployment.executed().len()), (json!("done"), 1));
 }
 
 // Callers come one after the other, so every number is known.
 #[test]
 fn buffer_gauges_and_claim_counters_are_exact() {
-    let ground = Ground::new();
-    let to_postgres = ground.postgres_proxy();
-    let server = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+    let deployment = Deployment::new();
+    let to_postgres = deployment.postgres_proxy();
+    let server = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
     let admin = server.admin();
     let of = |tenant: &str, key: &str| json!({ "target": "crm", "payload": "marker", "idempotency_key": key, "tenant": tenant });
     let mut ids = Vec::new();
@@ -157,7 +157,7 @@ fn buffer_gauges_and_claim_counters_are_exact() {
     assert_eq!(decided, [7.0, 0.0, 0.0, 0.0]);
     // A server counts what is buffered when it starts, and then now and then.
     let depth_is = |expected: [f64; 2]| {
-        let server = ground.serve(&[BUFFER_ALL, NO_DRAINERS]);
+        let server = deployment.serve(&[BUFFER_ALL, NO_DRAINERS]);
         let watching = server.admin();
         let depth =
             || ["queued", "in_transit"].map(|part| metric(&watching, &format!("semel_buffer_{part}")));
@@ -168,15 +168,15 @@ fn buffer_gauges_and_claim_counters_are_exact() {
     assert!(depth_is([7.0, 0.0]) > 0.0);
     // A drainer holds a batch of the tenant whose turn it is.
     to_postgres.trap("marker", Direction::ToServer, Action::Hold);
-    let drainer = ground.serve_by_postgres(&to_postgres, &[BUFFER_ALL, "drainers = 1\n", "batch = 2\n"]);
+    let drainer = deployment.serve_by_postgres(&to_postgres, &[BUFFER_ALL, "drainers = 1\n", "batch = 2\n"]);
     to_postgres.caught("the drainer has leased a batch");
     assert!(depth_is([5.0, 2.0]) > 0.0);
     to_postgres.release();
-    ground.settle(&admin);
+    deployment.settle(&admin);
     let drains = ["drained", "collided", "dead", "given_back", "reclaimed", "refused_change", "failure"].map(
         |outcome| metric(&drainer.admin(), &format!("semel_buffer_drained_total{{outcome=\"{outcome}\"}}")),
     );
     assert_eq!(drains, [7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     assert!(depth_is([0.0, 0.0]).abs() < f64::EPSILON);
-    assert_eq!(ground.executed().len(), 7);
+    assert_eq!(deployment.executed().len(), 7);
 }

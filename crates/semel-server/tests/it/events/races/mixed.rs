@@ -14,8 +14,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
-use self::history::{Answered, History, Operation, Request};
-use super::Ground;
+use self::history::{History, Operation, Reply, Request};
+use super::Deployment;
 use crate::kit::{Http, PATIENCE, Semel};
 
 const SERVERS: usize = 3;
@@ -33,7 +33,7 @@ fn in_full() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
 }
 
-struct Scene {
+struct Workload {
     servers: Vec<Mutex<Semel>>,
     history: History,
     operations: usize,
@@ -43,34 +43,34 @@ struct Scene {
 #[test]
 fn mixed_operations_over_three_processes_with_kills_are_exact() {
     let (operations, kills) = if in_full() { (20_000, 100) } else { (480, 4) };
-    let ground = Ground::new();
+    let deployment = Deployment::new();
     let seed: u64 = rand::random();
     println!("seed {seed}");
-    let scene = Scene {
-        servers: (0..SERVERS).map(|_| Mutex::new(ground.serve(GATE))).collect(),
+    let workload = Workload {
+        servers: (0..SERVERS).map(|_| Mutex::new(deployment.serve(GATE))).collect(),
         history: History::default(),
         operations,
         begun: AtomicUsize::new(0),
     };
     std::thread::scope(|scope| {
-        let scene = &scene;
+        let workload = &workload;
         for client in 0..CLIENTS as u64 {
-            scope.spawn(move || scene.act(StdRng::seed_from_u64(seed ^ client)));
+            scope.spawn(move || workload.act(StdRng::seed_from_u64(seed ^ client)));
         }
         for kill in 1..=kills {
-            let due = || scene.begun.load(Ordering::SeqCst) >= operations * kill / (kills + 1);
+            let due = || workload.begun.load(Ordering::SeqCst) >= operations * kill / (kills + 1);
             wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
-            let successor = ground.serve(GATE);
-            let victim = std::mem::replace(&mut *scene.servers[kill % SERVERS].lock(), successor);
+            let successor = deployment.serve(GATE);
+            let victim = std::mem::replace(&mut *workload.servers[kill % SERVERS].lock(), successor);
             without_redis(&victim);
             victim.kill();
         }
     });
     // What is promised here holds while Redis answers.
-    scene.servers.iter().for_each(|server| without_redis(&server.lock()));
-    let admin = scene.servers[0].lock().admin();
-    ground.settle(&admin);
-    let told = scene.history.check(&ground, &admin);
+    workload.servers.iter().for_each(|server| without_redis(&server.lock()));
+    let admin = workload.servers[0].lock().admin();
+    deployment.settle(&admin);
+    let told = workload.history.check(&deployment, &admin);
     println!("{kills} kills, {told}");
 }
 
@@ -81,7 +81,7 @@ fn without_redis(server: &Semel) {
     assert!(told.is_empty(), "Redis did not answer: {told:?}");
 }
 
-impl Scene {
+impl Workload {
     /// One client: acts until all operations are begun.
     fn act(&self, mut random: StdRng) {
         loop {
@@ -101,8 +101,8 @@ impl Scene {
                 _ => Request::Trigger { key, variant: 0, waits: false },
             };
             let start = self.history.now();
-            let answered = send(&server, &request);
-            self.history.add(Operation { request, start, end: self.history.now(), answered });
+            let reply = send(&server, &request);
+            self.history.add(Operation { request, start, end: self.history.now(), reply });
         }
     }
 }
@@ -116,7 +116,7 @@ fn body_of(key: usize, variant: usize) -> Value {
     })
 }
 
-fn send(server: &Http, request: &Request) -> Answered {
+fn send(server: &Http, request: &Request) -> Reply {
     let answer = match request {
         Request::Trigger { key, variant, waits } => {
             let path = if *waits { "/v1/runs?wait=true&timeout=300ms" } else { "/v1/runs" };
@@ -135,12 +135,12 @@ fn send(server: &Http, request: &Request) -> Answered {
     };
     match answer {
         // Nobody listened: it was not sent.
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Answered::NotSent,
-        Err(_) => Answered::Unknown,
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Reply::NotSent,
+        Err(_) => Reply::Unknown,
         Ok(answer) if answer.status == 503 => {
             assert!(answer.header("retry-after").is_some(), "{}", answer.text());
-            Answered::Unknown
+            Reply::Unknown
         }
-        Ok(answer) => Answered::Told { status: answer.status, body: answer.json() },
+        Ok(answer) => Reply::Received { status: answer.status, body: answer.json() },
     }
 }

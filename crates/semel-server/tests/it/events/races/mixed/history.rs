@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::super::{Ground, dead_letters, id_of, runs, show};
+use super::super::{Deployment, dead_letters, id_of, runs, show};
 use crate::kit::Http;
 
 /// What a client asked for.
@@ -21,8 +21,8 @@ pub(super) enum Request {
 
 /// What a client was told.
 #[derive(Clone, Debug)]
-pub(super) enum Answered {
-    Told {
+pub(super) enum Reply {
+    Received {
         status: u16,
         body: Value,
     },
@@ -38,7 +38,7 @@ pub(super) struct Operation {
     pub(super) request: Request,
     pub(super) start: u64,
     pub(super) end: u64,
-    pub(super) answered: Answered,
+    pub(super) reply: Reply,
 }
 
 /// All calls so far.
@@ -92,8 +92,8 @@ impl History {
     }
 
     pub(super) fn add(&self, operation: Operation) {
-        if let (Request::Trigger { key, .. }, Answered::Told { status: 200..=299, body }) =
-            (&operation.request, &operation.answered)
+        if let (Request::Trigger { key, .. }, Reply::Received { status: 200..=299, body }) =
+            (&operation.request, &operation.reply)
         {
             let (mut known, id) = (self.known.lock(), id_of(body));
             let of_key = known.entry(*key).or_default();
@@ -112,19 +112,19 @@ impl History {
     }
 
     /// Compares all that clients were told with how it ended.
-    pub(super) fn check(&self, ground: &Ground, admin: &Http) -> Summary {
+    pub(super) fn check(&self, deployment: &Deployment, admin: &Http) -> Summary {
         let operations = self.operations.lock();
-        let mut keys: BTreeMap<usize, OfKey> = BTreeMap::new();
-        let mut changes: BTreeMap<String, OfRun> = BTreeMap::new();
+        let mut keys: BTreeMap<usize, KeyHistory> = BTreeMap::new();
+        let mut changes: BTreeMap<String, RunHistory> = BTreeMap::new();
         let mut summary = Summary { operations: operations.len(), ..Summary::default() };
         for operation in operations.iter() {
-            let unknown = matches!(operation.answered, Answered::Unknown);
+            let unknown = matches!(operation.reply, Reply::Unknown);
             summary.unknown += usize::from(unknown);
             match &operation.request {
                 Request::Trigger { key, variant, .. } => {
-                    let status = match operation.answered {
-                        Answered::Told { status, .. } => status,
-                        Answered::Unknown | Answered::NotSent => 0,
+                    let status = match operation.reply {
+                        Reply::Received { status, .. } => status,
+                        Reply::Unknown | Reply::NotSent => 0,
                     };
                     summary.buffered += usize::from(status == 202);
                     summary.direct += usize::from(status == 201);
@@ -140,7 +140,7 @@ impl History {
         let mut ledger: BTreeMap<usize, BTreeMap<String, Run>> = BTreeMap::new();
         let mut done = BTreeSet::new();
         let executed: BTreeSet<String> =
-            ground.sink.seen().iter().map(|one| one.header("semel-event-id").to_owned()).collect();
+            deployment.sink.seen().iter().map(|one| one.header("semel-event-id").to_owned()).collect();
         for listed in runs(admin) {
             let id = id_of(&listed);
             let (key, run) = read_run(&show(admin, &id), &id);
@@ -208,7 +208,7 @@ fn read_run(shown: &Value, id: &str) -> (usize, Run) {
 
 /// What clients asked of one run.
 #[derive(Default)]
-struct OfRun {
+struct RunHistory {
     acknowledged: BTreeSet<String>,
     perhaps: BTreeSet<String>,
     cancels: Vec<(u64, Cancel)>,
@@ -221,30 +221,30 @@ enum Cancel {
     Unknown,
 }
 
-impl OfRun {
+impl RunHistory {
     fn add_increment(&mut self, operation: &Operation, number: usize) {
         let name = format!("op{number}");
-        match &operation.answered {
-            Answered::Told { status, body } => {
+        match &operation.reply {
+            Reply::Received { status, body } => {
                 assert_eq!(*status, 200, "{operation:?}");
                 assert_eq!(body["metadata"][&name], 1, "{operation:?}");
                 self.acknowledged.insert(name);
             }
-            Answered::Unknown => drop(self.perhaps.insert(name)),
-            Answered::NotSent => {}
+            Reply::Unknown => drop(self.perhaps.insert(name)),
+            Reply::NotSent => {}
         }
     }
 
     fn add_cancel(&mut self, operation: &Operation) {
-        let cancel = match &operation.answered {
-            Answered::Told { status: 200, body } => {
+        let cancel = match &operation.reply {
+            Reply::Received { status: 200, body } => {
                 assert_eq!(body["status"], "cancelled", "{operation:?}");
                 Cancel::Acknowledged
             }
-            Answered::Told { status: 409, .. } => Cancel::Refused,
-            Answered::Told { .. } => panic!("{operation:?}"),
-            Answered::Unknown => Cancel::Unknown,
-            Answered::NotSent => return,
+            Reply::Received { status: 409, .. } => Cancel::Refused,
+            Reply::Received { .. } => panic!("{operation:?}"),
+            Reply::Unknown => Cancel::Unknown,
+            Reply::NotSent => return,
         };
         self.cancels.push((operation.end, cancel));
     }
@@ -280,8 +280,8 @@ impl OfRun {
 
 /// What clients asked of one key.
 #[derive(Default)]
-struct OfKey {
-    told: BTreeMap<String, Told>,
+struct KeyHistory {
+    told: BTreeMap<String, RunAnswers>,
     /// Triggers that may have made a run: their payload, and when they began.
     perhaps: Vec<(usize, u64)>,
     /// Triggers that were told of another payload: their own, and when they began and ended.
@@ -292,7 +292,7 @@ struct OfKey {
 }
 
 /// What clients were told of one run.
-struct Told {
+struct RunAnswers {
     variant: usize,
     first: usize,
     /// The end of the first call, and the start of the last call, that were answered with it: it held its key from one to the
@@ -309,15 +309,15 @@ struct Reset {
     acknowledged: bool,
 }
 
-impl OfKey {
+impl KeyHistory {
     fn add_trigger(&mut self, operation: &Operation, variant: usize) {
         let Operation { start, end, .. } = *operation;
-        let ended = if matches!(operation.answered, Answered::Unknown) { u64::MAX } else { end };
+        let ended = if matches!(operation.reply, Reply::Unknown) { u64::MAX } else { end };
         self.triggers.push((variant, start, ended));
-        match &operation.answered {
-            Answered::Told { status: status @ 200..=202, body } => {
+        match &operation.reply {
+            Reply::Received { status: status @ 200..=202, body } => {
                 assert_eq!(*status == 200, body["cached"] == true, "{operation:?}");
-                let told = self.told.entry(id_of(body)).or_insert(Told {
+                let told = self.told.entry(id_of(body)).or_insert(RunAnswers {
                     variant,
                     first: 0,
                     earliest_end: u64::MAX,
@@ -330,20 +330,20 @@ impl OfKey {
                 told.latest_start = told.latest_start.max(start);
                 told.earliest_start = told.earliest_start.min(start);
             }
-            Answered::Told { status: 422, .. } => self.conflicts.push((variant, start, end)),
-            Answered::Told { .. } => panic!("{operation:?}"),
-            Answered::Unknown => self.perhaps.push((variant, start)),
-            Answered::NotSent => {}
+            Reply::Received { status: 422, .. } => self.conflicts.push((variant, start, end)),
+            Reply::Received { .. } => panic!("{operation:?}"),
+            Reply::Unknown => self.perhaps.push((variant, start)),
+            Reply::NotSent => {}
         }
     }
 
     fn add_reset(&mut self, operation: &Operation) {
         let Operation { start, end, .. } = *operation;
-        match &operation.answered {
-            Answered::Told { status: 200, .. } => self.resets.push(Reset { start, end, acknowledged: true }),
-            Answered::Told { .. } => panic!("{operation:?}"),
-            Answered::Unknown => self.resets.push(Reset { start, end: u64::MAX, acknowledged: false }),
-            Answered::NotSent => {}
+        match &operation.reply {
+            Reply::Received { status: 200, .. } => self.resets.push(Reset { start, end, acknowledged: true }),
+            Reply::Received { .. } => panic!("{operation:?}"),
+            Reply::Unknown => self.resets.push(Reset { start, end: u64::MAX, acknowledged: false }),
+            Reply::NotSent => {}
         }
     }
 
@@ -385,7 +385,7 @@ impl OfKey {
                 );
             }
         }
-        let all: Vec<&Told> = self.told.values().collect();
+        let all: Vec<&RunAnswers> = self.told.values().collect();
         let mut used = vec![false; self.resets.len()];
         let mut left: Vec<bool> = vec![true; all.len()];
         let ids: Vec<&String> = self.told.keys().collect();
@@ -393,7 +393,13 @@ impl OfKey {
     }
 
     /// Whether the runs that are left can follow the last one and the reset before it.
-    fn order(&self, all: &[&Told], left: &mut [bool], used: &mut [bool], last: Option<(usize, u64)>) -> bool {
+    fn order(
+        &self,
+        all: &[&RunAnswers],
+        left: &mut [bool],
+        used: &mut [bool],
+        last: Option<(usize, u64)>,
+    ) -> bool {
         if left.iter().all(|left| !left) {
             return true;
         }
