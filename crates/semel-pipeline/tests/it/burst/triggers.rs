@@ -304,7 +304,7 @@ async fn a_key_lives_as_long_as_it_was_asked_to() {
     for limit in [SHUT, WIDE] {
         let ground = Ground::new(&redis, limit).await;
         let tenant = format!("s{}", limit.threshold);
-        let short = Ask { lifetime: Some(Duration::from_millis(60)), ..ask(&tenant, Some("k"), "{}") };
+        let short = Ask { lifetime: Some(Duration::from_millis(600)), ..ask(&tenant, Some("k"), "{}") };
         let (ids, first) = crowd(&[Arc::clone(&ground.triggers)], &short, 10).await;
         assert_eq!((ids.len(), first), (1, 1));
         let id = *ids.first().expect("there is one");
