@@ -175,3 +175,10 @@ pub(crate) fn metric(admin: &Http, name: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
     line.unwrap_or_else(|| panic!("{name} in {text}")).parse().expect("a number")
 }
+
+/// A Redis that keeps what it has acknowledged when it is killed. One that syncs every second delays its writes while the disk is busy,
+/// and then loses them.
+pub(crate) fn durable_redis() -> semel_testbed::Redis {
+    let persistence = semel_testbed::redis::Persistence::Always;
+    semel_testbed::Redis::options().persistence(persistence).start().unwrap()
+}

@@ -27,7 +27,7 @@ struct Deployment {
 
 impl Deployment {
     fn new() -> Self {
-        let (redis, postgres) = (Redis::start().unwrap(), Postgres::start().unwrap());
+        let (redis, postgres) = (crate::kit::durable_redis(), Postgres::start().unwrap());
         Self { redis, postgres, sink: Sink::start(), folder: tempfile::tempdir().unwrap() }
     }
 

@@ -39,7 +39,7 @@ struct Deployment {
 impl Deployment {
     fn new() -> Self {
         Self {
-            redis: Redis::start().unwrap(),
+            redis: crate::kit::durable_redis(),
             postgres: Postgres::start().unwrap(),
             sink: Sink::start(),
             folder: tempfile::tempdir().unwrap(),

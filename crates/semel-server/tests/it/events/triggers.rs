@@ -27,7 +27,8 @@ struct Deployment {
 
 impl Deployment {
     fn new(servers: usize) -> Self {
-        let (redis, postgres, sink) = (Redis::start().unwrap(), Postgres::start().unwrap(), Sink::start());
+        let (redis, postgres, sink) =
+            (crate::kit::durable_redis(), Postgres::start().unwrap(), Sink::start());
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n{}\n\
