@@ -167,10 +167,10 @@ fn a_buffered_run_and_the_claim_of_its_trigger_are_found() {
         let told = story(&admin, id).expect(200);
         assert_eq!((found(&told), id_of(&told, "run")), (pairs(&[("run", "buffered")]), plain.clone()));
     }
-    // Cancelled, it says so, and who did it.
+    // Cancelled, it is in the ledger. The story says so, and why.
     admin.post(&format!("/v1/runs/{plain}/cancel"), r#"{"reason":"a test"}"#).expect(200);
     let told = story(&admin, &plain).expect(200);
-    assert_eq!(found(&told), pairs(&[("run", "cancelled")]));
+    assert_eq!(found(&told), pairs(&[("event", ""), ("delivery", "cancelled")]));
     assert!(told["timeline"].to_string().contains("a test"), "{told:#}");
     drop(semel);
     // Drained: the same ids find the event and its delivery.
