@@ -469,7 +469,7 @@ impl Triggers {
                             Placed::Done(triggered) => return Ok(triggered),
                             Placed::Again => {}
                         },
-                        None if in_flight => return Err(TriggerError::Conflict),
+                        None if in_flight => self.await_claim(burst, id).await?,
                         // It is the claim of a run that does not hold the key any more.
                         None => drop(self.open(burst.claims.forget(id, Force::No).await)),
                     }
@@ -651,6 +651,29 @@ impl Triggers {
         }
         self.open(burst.claims.forget(claim, Force::No).await);
         Ok(())
+    }
+
+    /// Waits until a claim with another payload is resolved or given up. A claim is not a run: its owner may itself be refused.
+    ///
+    /// # Errors
+    /// [`TriggerError::Conflict`] if the owner is gone, because the key stays bound to the payload of that claim.
+    /// [`TriggerError::TimedOut`] if the owner still holds the claim after `wait`.
+    async fn await_claim(&self, burst: &Burst, claim: KeyId) -> Result<(), TriggerError> {
+        one(&self.counters.waited);
+        let (until, mut pause) = (Instant::now() + self.wait, PAUSE.0);
+        loop {
+            let found = self.open(burst.claims.store().get(claim).await).flatten();
+            match found.map(|found| found.phase()) {
+                None | Some(Phase::Done | Phase::Vacant | Phase::Expired) => return Ok(()),
+                Some(Phase::Lapsed) => return Err(TriggerError::Conflict),
+                // An owner that was refused releases its claim and then removes the binding.
+                Some(Phase::Bound) if Instant::now() >= until => return Err(TriggerError::Conflict),
+                Some(_) if Instant::now() >= until => return Err(self.timed_out(RETRY_AFTER)),
+                Some(_) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = pause.mul_f64(1.7).min(PAUSE.1);
+        }
     }
 
     /// Whether another trigger holds the claim, or has held it and may have placed its run.

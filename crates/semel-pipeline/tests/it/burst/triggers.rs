@@ -284,6 +284,36 @@ async fn a_claim_with_another_payload_does_not_take_the_key() {
 }
 
 // A claim that points at an id which no longer exists does not block its key
+// The owner of the claim may be refused itself. Then no run with another payload exists, and a 422 would be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_with_another_payload_is_waited_for() {
+    let redis = Redis::start().expect("a Redis");
+    for limit in [SHUT, WIDE] {
+        let ground = Ground::new(&redis, limit).await;
+        let tenant = format!("w{}", limit.threshold);
+        let burst = ground.triggers.burst().expect("there is one").clone();
+        let key = Dedupe::run_key(("p", &tenant, "crm"), "k");
+        let claim_id = key.id(&Secret::from_bytes([3; 32])).expect("it is valid");
+        let once = burst.claims.once(key).payload(Dedupe::run_payload("crm", b"[]"));
+        let held = once.mode(Mode::Keyed).claim().await.expect("Redis answers");
+        let Acquired::Won(claim) = held else { panic!("it is free") };
+        let running = claim.begin().await.expect("it begins");
+        let waiting = {
+            let (triggers, asked) = (Arc::clone(&ground.triggers), ask(&tenant, Some("k"), "{}"));
+            tokio::spawn(async move { triggers.trigger(&asked).await })
+        };
+        while ground.triggers.counters().waited.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert!(!waiting.is_finished(), "it is answered while the claim is held");
+        }
+        // As a trigger does that was refused.
+        running.release().await;
+        let _ = burst.claims.forget(claim_id, semel::record::Force::No).await.expect("Redis answers");
+        let triggered = waiting.await.expect("it ends").expect("it is triggered");
+        assert!(!triggered.cached);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_names_a_ghost_is_taken_away() {
     let redis = Redis::start().expect("a Redis");

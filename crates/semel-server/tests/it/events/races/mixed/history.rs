@@ -286,8 +286,6 @@ struct KeyHistory {
     perhaps: Vec<(usize, u64)>,
     /// Triggers that were told of another payload: their own, and when they began and ended.
     conflicts: Vec<(usize, u64, u64)>,
-    /// All triggers, in the same way. One whose answer was lost may go on for a while.
-    triggers: Vec<(usize, u64, u64)>,
     resets: Vec<Reset>,
 }
 
@@ -312,8 +310,6 @@ struct Reset {
 impl KeyHistory {
     fn add_trigger(&mut self, operation: &Operation, variant: usize) {
         let Operation { start, end, .. } = *operation;
-        let ended = if matches!(operation.reply, Reply::Unknown) { u64::MAX } else { end };
-        self.triggers.push((variant, start, ended));
         match &operation.reply {
             Reply::Received { status: status @ 200..=202, body } => {
                 assert_eq!(*status == 200, body["cached"] == true, "{operation:?}");
@@ -433,8 +429,8 @@ impl KeyHistory {
         false
     }
 
-    /// Who was told of another payload was told so while a run with another payload held the key, or a trigger with another payload
-    /// was in flight.
+    /// A trigger is told of another payload while a run with another payload holds the key, or after a trigger with another
+    /// payload lost its answer.
     fn check_conflicts(&self, key: usize) {
         for (variant, start, end) in &self.conflicts {
             let known = self.told.values().any(|told| {
@@ -443,13 +439,8 @@ impl KeyHistory {
                 let latest = ended.map(|reset| reset.end).min().unwrap_or(u64::MAX);
                 told.variant != *variant && told.earliest_start <= *end && *start <= latest
             });
-            let in_flight = |(asked, began, ended): &(usize, u64, u64)| {
-                asked != variant && began <= end && start <= ended
-            };
-            assert!(
-                known || self.triggers.iter().any(in_flight),
-                "k{key}: a conflict without another payload"
-            );
+            let lost = self.perhaps.iter().any(|(asked, began)| asked != variant && began <= end);
+            assert!(known || lost, "k{key}: a conflict without another payload");
         }
     }
 }
