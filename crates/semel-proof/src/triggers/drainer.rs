@@ -15,6 +15,8 @@ impl Step<'_> {
             Drainer::Idle => Drainer::AcceptBuffered(self.lease(run?, holder)?),
             Drainer::Turn(number) => match run {
                 Some(run) => Drainer::AcceptBuffered(self.lease(run, holder)?),
+                // The buffer keeps an empty tenant listed for 5 s after a refused put. Such a turn changes nothing: the drainer
+                // is idle again, in the state in which its turn began. So it needs no step of its own here.
                 None if self.world.redis.entries.iter().all(Option::is_none) => {
                     self.close_part(number);
                     Drainer::Leave(number)
