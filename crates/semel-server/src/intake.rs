@@ -78,7 +78,7 @@ impl Intake {
                 }
                 Arc::new(triggers(burst)?)
             }
-            Err(error) if is_away(&error) => {
+            Err(error) if is_unreachable(&error) => {
                 tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
                 let triggers = Arc::new(triggers(None)?.await_bursts());
                 let settings = (gate.clone(), Arc::clone(secret), Arc::clone(&claims));
@@ -168,9 +168,10 @@ impl Drainers {
     }
 }
 
-/// Whether Redis does not answer, rather than refuses us.
-fn is_away(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<store::Error>().is_some_and(|error| error.kind() == ErrorKind::Unavailable)
+/// Whether Redis does not answer, rather than refuses us. A call whose answer was lost counts: Redis may stop between two calls.
+fn is_unreachable(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<store::Error>().map(store::Error::kind);
+    matches!(kind, Some(ErrorKind::Unavailable | ErrorKind::Ambiguous))
 }
 
 /// Tries again until Redis answers, and drains from then on.

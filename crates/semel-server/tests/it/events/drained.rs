@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
-use semel_testbed::{Postgres, Redis, wait};
+use semel_testbed::{FaultProxy, Postgres, Redis, wait};
 use serde_json::{Value, json};
 
 use super::target;
@@ -33,17 +33,40 @@ impl Deployment {
 
     /// Starts a server; `gate` are settings of `[gate]`.
     fn serve(&self, gate: &str) -> Semel {
+        self.serve_with(&self.redis.url(), gate)
+    }
+
+    /// The same with a Redis at another address.
+    fn serve_with(&self, redis: &str, gate: &str) -> Semel {
         let text = format!(
             "drain = \"2s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n[ledger]\nlease = \"2s\"\n{}\n\
              [gate]\nmode = \"on\"\nbuffer = \"{}\"\nlease = \"2s\"\ncapacity = 1000000\n{gate}",
             self.postgres.url(),
             target("crm", &self.sink, ""),
-            self.redis.url(),
+            redis,
         );
         let file = self.folder.path().join("semel.toml");
         std::fs::write(&file, text).unwrap();
         Semel::with_config(&file, &[])
     }
+}
+
+// A server that starts while Redis stops must not end: its ledger can take every trigger.
+#[test]
+fn a_server_starts_though_redis_stops_between_two_of_its_calls() {
+    let deployment = Deployment::new();
+    let mut hits = 0;
+    // What a server asks of Redis before it is ready.
+    for call in ["HELLO", "INFO", "CONFIG", "TIME", "SCRIPT", "EVAL", "GET", "SET"] {
+        let proxy = FaultProxy::before(deployment.redis.addr()).unwrap();
+        proxy.drop_reply_to(call.as_bytes());
+        let server = deployment.serve_with(&format!("redis://{}", proxy.addr()), "");
+        let body = json!({ "target": "crm", "payload": call, "idempotency_key": call });
+        let triggered = server.admin().post("/v1/runs", &body.to_string());
+        assert_eq!(triggered.status, 201, "{call}: {}", triggered.text());
+        hits += usize::from(server.log().contains("triggers go to the ledger until Redis answers"));
+    }
+    assert!(hits > 0, "no call was lost");
 }
 
 /// What callers were told of one run.
