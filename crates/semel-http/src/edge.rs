@@ -13,6 +13,8 @@ mod body;
 mod call;
 mod chunks;
 mod connection;
+#[cfg(test)]
+mod fuzz;
 mod head;
 mod link;
 mod options;

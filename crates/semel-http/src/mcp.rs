@@ -7,6 +7,8 @@
 //! - [`tools`]: which tools need a key.
 
 pub(crate) mod call;
+#[cfg(test)]
+mod fuzz;
 pub(crate) mod json;
 pub(crate) mod request;
 pub(crate) mod sse;

@@ -41,6 +41,8 @@
 //! is about to come back. A producer that dies after its announcement leaves a tenant on the list with nothing to drain, for as long.
 
 mod entry;
+#[cfg(test)]
+mod fuzz;
 mod put;
 mod script;
 

@@ -33,6 +33,7 @@
 //! - [`postgres`]: one server, and standbys of it.
 //! - [`proxy`]: the fault proxy.
 //! - [`resp`]: the least client for Redis, for the harness and for short questions in tests.
+//! - [`fuzz`]: a fuzzer for stable Rust.
 //! - [`wait`]: waiting for a condition with a deadline.
 //! - `daemon`, `process`, `folder`, `ports`, `programs`: what all servers share: start and restart, the process tree,
 //!   the folder and its watcher, ports, and where the programs are.
@@ -46,6 +47,7 @@ pub mod cluster;
 mod daemon;
 mod error;
 mod folder;
+pub mod fuzz;
 mod ports;
 pub mod postgres;
 mod process;

@@ -143,3 +143,54 @@ fn broken_files_are_refused_in_words() {
     }
     assert!(refused > 500, "{refused}");
 }
+
+#[test]
+fn fuzz_storyboard() {
+    let tokens = [
+        "- ",
+        ": ",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "id: ",
+        "phases:",
+        "steps:",
+        "task: ",
+        "validations:",
+        "check: ",
+        "path: ",
+        "value: ",
+        "&a ",
+        "*a",
+        "|\n",
+        ">\n",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "'",
+        "# ",
+        "!!",
+        "---\n",
+        "$context.",
+        "null",
+        "1e9",
+        "?",
+        "\t",
+    ];
+    let fuzz = semel_testbed::fuzz::Fuzz::new("storyboard", include_str!("../../fuzz/storyboard.seeds"));
+    fuzz.seed(include_str!("../../suites/template.yaml")).tokens(&tokens).run(|input| {
+        let text = String::from_utf8_lossy(input);
+        match Storyboard::parse("fuzz.yaml", &text) {
+            Ok(_) => String::new(),
+            // The first words of the first mistake: what follows quotes the file.
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!error.is_empty());
+                let mistake = error.lines().find(|line| line.contains("fuzz.yaml:")).unwrap_or(&error);
+                mistake.split(": ").nth(1).unwrap_or_default().split_whitespace().take(3).collect()
+            }
+        }
+    });
+}

@@ -74,3 +74,32 @@ fn unquote(quoted: &[u8]) -> Result<Vec<u8>, Malformed> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use semel_testbed::fuzz::Fuzz;
+
+    use super::parse;
+    use crate::profile::KeyLength;
+
+    /// The key as a quoted string.
+    fn quoted(key: &str) -> String {
+        format!("\"{}\"", key.replace('\\', "\\\\").replace('"', "\\\""))
+    }
+
+    #[test]
+    fn fuzz_key_header() {
+        let length = KeyLength { min: 1, max: 255 };
+        let fuzz = Fuzz::new("key_header", include_str!("../../fuzz/key_header.seeds"));
+        fuzz.tokens(&["\"", "\\", ",", ";a=1", " "]).run(|input| {
+            let key = parse(input, length).map_err(|malformed| malformed.to_string())?;
+            assert!((1..=255).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()));
+            assert_eq!(
+                parse(quoted(&key).as_bytes(), length).as_deref().ok(),
+                Some(&*key),
+                "quotes change nothing"
+            );
+            Ok::<_, String>((input.trim_ascii().starts_with(b"\""), key.len().ilog2()))
+        });
+    }
+}

@@ -21,6 +21,8 @@ use crate::problem::{Problem, Situation};
 /// The largest token that is looked at.
 const LONGEST: usize = 16 << 10;
 
+const FORM: &str = "the bearer token is not a signed JWT";
+
 /// Verifies bearer tokens and reads one claim of them.
 pub struct Verifier {
     claim: String,
@@ -150,6 +152,7 @@ struct SetKey {
     kid: Option<String>,
     alg: Option<String>,
     r#use: Option<String>,
+    key_ops: Option<Vec<String>>,
     crv: Option<String>,
     n: Option<String>,
     e: Option<String>,
@@ -164,7 +167,9 @@ fn read_set(json: &[u8]) -> Result<Vec<Key>, String> {
     for (index, key) in set.keys.into_iter().enumerate() {
         let number = index + 1;
         let key: SetKey = serde_json::from_value(key).map_err(|_| format!("key {number} has no \"kty\""))?;
-        if key.r#use.as_deref().is_some_and(|word| word != "sig") {
+        let for_others = key.r#use.as_deref().is_some_and(|word| word != "sig");
+        let signs_only = key.key_ops.as_ref().is_some_and(|all| !all.iter().any(|one| one == "verify"));
+        if for_others || signs_only {
             continue;
         }
         let part = |part: &Option<String>, name: &str| {
@@ -234,9 +239,8 @@ impl Verifier {
         }
     }
 
-    /// The claim of a token that holds, or why it does not. Words only: a token is never quoted.
-    fn verify(&self, token: &[u8]) -> Result<String, &'static str> {
-        const FORM: &str = "the bearer token is not a signed JWT";
+    /// The payload of a token whose signature is valid, or why there is none. Words only: a token is never quoted.
+    fn signed_payload(&self, token: &[u8]) -> Result<Vec<u8>, &'static str> {
         if token.len() > LONGEST {
             return Err("the bearer token is too long");
         }
@@ -255,8 +259,14 @@ impl Verifier {
         if !self.keys.iter().any(|key| key.fits(&head) && key.holds(signed, &mark)) {
             return Err("the bearer token is not signed by a key that is known here");
         }
+        decode(claims).ok_or(FORM)
+    }
+
+    /// The claim of a valid token, or why it is not valid.
+    fn verify(&self, token: &[u8]) -> Result<String, &'static str> {
+        let claims = self.signed_payload(token)?;
         let claims: serde_json::Map<String, serde_json::Value> =
-            decode(claims).and_then(|json| serde_json::from_slice(&json).ok()).ok_or(FORM)?;
+            serde_json::from_slice(&claims).map_err(|_| FORM)?;
         self.check_times(&claims)?;
         if let Some(issuer) = &self.issuer
             && claims.get("iss").and_then(|iss| iss.as_str()) != Some(issuer)
@@ -348,3 +358,6 @@ impl fmt::Debug for VerifierBuilder {
         f.debug_struct("VerifierBuilder").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -150,6 +150,40 @@ mod tests {
         decode(&message(fields), "orders", &secret, now, |_| vec!["crm".to_owned()])
     }
 
+    /// Fields are separated by NUL: a name, its value, the next name.
+    #[test]
+    fn fuzz_stream_entry() {
+        let fuzz =
+            semel_testbed::fuzz::Fuzz::new("stream_entry", include_str!("../../fuzz/stream_entry.seeds"));
+        fuzz.tokens(&[
+            "\0",
+            "type\0",
+            "payload\0",
+            "dedupe_key\0",
+            "tenant\0",
+            "order_key\0",
+            "content_type\0",
+        ])
+        .run(|input| {
+            let parts: Vec<&[u8]> = input.split(|byte| *byte == 0).collect();
+            let fields = parts.chunks_exact(2);
+            let fields: Vec<(Bytes, Bytes)> = fields
+                .map(|pair| (Bytes::copy_from_slice(pair[0]), Bytes::copy_from_slice(pair[1])))
+                .collect();
+            let message = Message { id: "1-1".to_owned(), fields, given_out: 1 };
+            assert!(
+                serde_json::from_slice::<serde_json::Value>(&raw(&message)).is_ok(),
+                "a dead letter can be read"
+            );
+            let secret = Secret::from_bytes([7; 32]);
+            let event = decode(&message, "orders", &secret, Timestamp::from_micros(1), |_| Vec::new())
+                // Names that a producer made up tell nothing about behaviour.
+                .map_err(|why| why.split('`').step_by(2).collect::<String>())?;
+            assert!(event.dedupe.is_some() && !event.event_type.is_empty());
+            Ok::<_, String>((event.order_key.is_some(), event.tenant.is_empty(), event.headers.len().min(3)))
+        });
+    }
+
     // P8
     #[test]
     fn a_message_with_its_three_fields_is_an_event() {

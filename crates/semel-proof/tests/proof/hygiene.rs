@@ -80,6 +80,22 @@ fn every_licence_is_allowed() {
 }
 
 #[test]
+fn the_rules_for_cargo_deny_are_the_same() {
+    let rules = std::fs::read_to_string(root().join("deny.toml")).expect("it is there");
+    let section = |name: &str| {
+        let from = rules.find(name).unwrap_or_else(|| panic!("{name} in deny.toml"));
+        rules[from..].split("\n]").next().unwrap_or_default()
+    };
+    let quoted = |text: &str, nth: usize| -> BTreeSet<String> {
+        text.lines().filter_map(|line| line.split('"').nth(nth)).map(str::to_owned).collect()
+    };
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
+    assert_eq!(quoted(section("allow = ["), 1), owned(ALLOWED));
+    let doubles: Vec<&str> = DOUBLES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(quoted(section("\nskip = ["), 1), owned(&doubles));
+}
+
+#[test]
 fn licence_expressions_are_read_as_they_are_meant() {
     assert!(is_allowed("MIT OR GPL-3.0"));
     assert!(is_allowed("(MIT OR Apache-2.0) AND Unicode-3.0"));

@@ -26,6 +26,57 @@ fn parse_with(text: &str, args: &ServeArgs) -> Result<Config, Vec<String>> {
 }
 
 #[test]
+fn fuzz_config() {
+    let tokens = [
+        "[gateway]\n",
+        "[[routes]]\n",
+        "[store]\n",
+        "[[targets]]\n",
+        "[admin]\n",
+        "[gate]\n",
+        " = ",
+        "\"5s\"",
+        "true",
+        "-1",
+        "\"${X}\"",
+        "'''",
+        "listen",
+        "upstream",
+        "key",
+        "match",
+        "path",
+        "mode",
+        "scope",
+        "retention",
+        "url",
+        "name",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\n",
+        "#",
+        "9223372036854775807",
+    ];
+    let fuzz =
+        semel_testbed::fuzz::Fuzz::new("config", include_str!("../../fuzz/config.seeds")).seed(EXAMPLE);
+    fuzz.tokens(&tokens).run(|input| {
+        let text = String::from_utf8_lossy(input);
+        let problems = match parse(&text) {
+            Ok(config) => {
+                assert_eq!(parse(&text).map(|again| again.fixed()), Ok(config.fixed()));
+                return (0, String::new());
+            }
+            Err(problems) => problems,
+        };
+        assert!(!problems.is_empty() && problems.iter().all(|problem| !problem.is_empty()));
+        // The first words of the first problem: what follows quotes the file.
+        let kind = problems[0].split(':').next_back().unwrap_or_default();
+        (problems.len().min(8), kind.split_whitespace().take(3).collect())
+    });
+}
+
+#[test]
 fn the_example_can_be_read() {
     let config = parse(EXAMPLE).unwrap();
     let gateway = config.gateway.unwrap();

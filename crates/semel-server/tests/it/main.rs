@@ -1,6 +1,7 @@
 //! The binary, from outside: started as a user starts it, read by its ready line.
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
+mod abuse;
 mod access;
 mod admin_tls;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]

@@ -2,6 +2,7 @@
 
 mod corpus;
 mod exclusions;
+mod fuzz;
 mod generate;
 mod numbers;
 mod oracle;

@@ -2,6 +2,7 @@
 
 mod codec;
 mod fence;
+mod fuzz;
 mod operator;
 mod sweep;
 mod table;
