@@ -59,6 +59,7 @@ pub struct RoutePolicy {
     pub(crate) verify: Option<CallTemplate>,
     pub(crate) fingerprint: Fingerprinting,
     pub(crate) headers: HeaderRules,
+    pub(crate) uncompared: Vec<HeaderName>,
     pub(crate) stored_headers: StoredHeaders,
     pub(crate) request_limit: usize,
     pub(crate) response_limit: usize,
@@ -155,30 +156,78 @@ pub struct HeaderRules {
     pub strip: Vec<HeaderName>,
 }
 
+/// Headers by which an upstream may tell accounts apart, whatever the scope: sessions, keys of an API, tenants. A request that
+/// differs in one of them is another request.
+pub const ACCOUNT_HEADERS: [HeaderName; 15] = [
+    http::header::COOKIE,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-account"),
+    HeaderName::from_static("x-account-id"),
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("x-customer-id"),
+    HeaderName::from_static("x-org-id"),
+    HeaderName::from_static("x-organization-id"),
+    HeaderName::from_static("x-tenant"),
+    HeaderName::from_static("x-tenant-id"),
+    HeaderName::from_static("x-user"),
+    HeaderName::from_static("x-user-id"),
+    HeaderName::from_static("stripe-account"),
+    HeaderName::from_static("stripe-context"),
+];
+
+/// Headers by which a client has a request taken for one of another method.
+pub(crate) const METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
+
 impl Default for HeaderRules {
     /// Whatever can change an answer is either compared or does not reach the handler.
     fn default() -> Self {
-        let names = |names: &[&'static str]| names.iter().copied().map(HeaderName::from_static).collect();
+        let names = |names: &[&'static str]| -> Vec<HeaderName> {
+            names.iter().copied().map(HeaderName::from_static).collect()
+        };
+        let mut fingerprint = names(&[
+            "accept",
+            "accept-charset",
+            "accept-language",
+            "content-encoding",
+            "content-type",
+            "host",
+            "prefer",
+            "x-forwarded-host",
+            "x-forwarded-port",
+            "x-forwarded-prefix",
+            "x-forwarded-proto",
+            "x-http-method-override",
+            "x-original-url",
+            "x-rewrite-url",
+        ]);
+        // Behind those that were compared before: what is stored of requests without them stays the same.
+        fingerprint.extend(METHOD_OVERRIDES.into_iter().filter(|name| *name != "x-http-method-override"));
+        fingerprint.extend(ACCOUNT_HEADERS);
         Self {
-            fingerprint: names(&[
-                "accept",
-                "accept-charset",
-                "accept-language",
-                "content-encoding",
-                "content-type",
-                "host",
-                "prefer",
-                "x-forwarded-host",
-                "x-forwarded-port",
-                "x-forwarded-prefix",
-                "x-forwarded-proto",
-                "x-http-method-override",
-                "x-original-url",
-                "x-rewrite-url",
-            ]),
+            fingerprint,
             // A retry from another network has another address; a replay must be readable without gzip.
-            strip: names(&["accept-encoding", "forwarded", "x-forwarded-for", "x-real-ip"]),
+            strip: names(&["accept-encoding", "forwarded", "true-client-ip", "x-forwarded-for", "x-real-ip"]),
         }
+    }
+}
+
+impl HeaderRules {
+    /// Compares these headers too, and none of `except`.
+    #[must_use]
+    pub fn comparing(mut self, more: Vec<HeaderName>, except: &[HeaderName]) -> Self {
+        self.fingerprint.extend(more);
+        let mut seen = Vec::new();
+        self.fingerprint.retain(|name| {
+            let is_new = !seen.contains(name);
+            seen.push(name.clone());
+            is_new && !except.contains(name)
+        });
+        self
     }
 }
 
@@ -290,6 +339,16 @@ impl RoutePolicy {
     /// What becomes of doubt on it, for whoever warns of weak promises.
     pub fn on_doubt(&self) -> OnDoubt {
         self.on_doubt
+    }
+
+    /// Who asks, where it is another than the guard's.
+    pub fn scope(&self) -> Option<&Scope> {
+        self.scope.as_ref()
+    }
+
+    /// Headers that select an account and were taken out of the comparison by hand, for warnings.
+    pub fn uncompared(&self) -> &[HeaderName] {
+        &self.uncompared
     }
 
     /// What happens on it while the store is away, for whoever warns of weak promises.

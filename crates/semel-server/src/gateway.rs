@@ -19,7 +19,7 @@ use semel_http::edge::{self, Departed, Options, Plain, Shortcut, Taken, Tls};
 use semel_http::observe::{Counters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
-use semel_http::{Body, Guard, Scope, Situation};
+use semel_http::{Body, Guard, Situation};
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -139,7 +139,7 @@ impl Live {
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
-        let by_credential = matches!(&config.scope, Scope::Header(name) if *name == header::AUTHORIZATION);
+        let by_credential = config.scope.headers().any(|name| *name == header::AUTHORIZATION);
         Ok(Self { guard: guard.build()?, proxy, told_of_jwt: AtomicBool::new(!by_credential) })
     }
 }

@@ -34,7 +34,7 @@ pub struct GuardBuilder {
     engine: Engine,
     profile: Profile,
     namespace: String,
-    scope: Scope,
+    scope: Option<Scope>,
     routes: Vec<RoutePolicy>,
     fallback: Option<RoutePolicy>,
     caller: Option<Arc<dyn Caller>>,
@@ -48,7 +48,7 @@ impl GuardBuilder {
             engine,
             profile: Profile::default(),
             namespace: "http".to_owned(),
-            scope: Scope::default(),
+            scope: None,
             routes: Vec::new(),
             fallback: None,
             caller: None,
@@ -69,9 +69,10 @@ impl GuardBuilder {
         self
     }
 
-    /// Who asks. Default: the hash of the header `authorization`.
+    /// Who asks. Default: the profile's ([`Profile::scope`]), which is the hash of the header `authorization`, and with it the
+    /// account behind that credential where the profile knows how clients select one.
     pub fn scope(mut self, scope: Scope) -> Self {
-        self.scope = scope;
+        self.scope = Some(scope);
         self
     }
 
@@ -140,12 +141,18 @@ impl GuardBuilder {
                 Some(Tools::new(tools))
             }
         };
-        let of = |number, policy: RoutePolicy| Route {
-            limiter: policy.limits.map(Limiter::new),
-            terms: Arc::new(policy.terms),
-            plainly: Plainly::of(&policy, &scope, &profile.codec),
-            policy,
-            number,
+        let scope = scope.unwrap_or_else(|| profile.scope());
+        let of = |number, mut policy: RoutePolicy| {
+            // What tells principals apart is the same in all requests of one.
+            let scope = policy.scope.as_ref().unwrap_or(&scope);
+            policy.headers.fingerprint.retain(|name| !scope.headers().any(|known| known == name));
+            Route {
+                limiter: policy.limits.map(Limiter::new),
+                terms: Arc::new(policy.terms),
+                plainly: Plainly::of(&policy, scope, &profile.codec),
+                policy,
+                number,
+            }
         };
         let routes =
             routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();

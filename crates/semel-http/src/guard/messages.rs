@@ -27,7 +27,7 @@ use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
 use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
-use crate::policy::{RoutePolicy, StoreDown};
+use crate::policy::{ACCOUNT_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
@@ -224,7 +224,7 @@ impl Inner {
             }
             None => None,
         };
-        let payload = fingerprint(parts, &call.tool, text).map_err(malformed)?;
+        let payload = fingerprint(policy, parts, &call.tool, text).map_err(malformed)?;
         let key_at = key_to_replace(policy, body)?;
         let watch = capabilities_of(policy, call);
         Ok(Admitted { principal, account, key, key_at, payload, asked, watch })
@@ -403,12 +403,23 @@ fn key_of(key: &RawValue, length: KeyLength) -> Result<String, Problem> {
     Ok(key.into_owned())
 }
 
-/// What counts as the same call: where it went, the tool, and its arguments without what differs between two tries.
-fn fingerprint(parts: &Parts, tool: &str, arguments: &RawValue) -> Result<Payload, CanonicalError> {
+/// What counts as the same call: where it went, the headers that select an account, the tool, and its arguments without what
+/// differs between two tries.
+fn fingerprint(
+    policy: &RoutePolicy,
+    parts: &Parts,
+    tool: &str,
+    arguments: &RawValue,
+) -> Result<Payload, CanonicalError> {
     let arguments = arguments.get().as_bytes();
     let mut canonical = Vec::with_capacity(arguments.len());
     canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;
     let path = parts.uri.path().trim_end_matches('/');
-    let hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
+    let mut hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
+    for name in policy.headers.fingerprint.iter().filter(|name| ACCOUNT_HEADERS.contains(name)) {
+        for value in parts.headers.get_all(name) {
+            hasher = hasher.part(name).part(value);
+        }
+    }
     Ok(hasher.part(tool).part(&canonical).finish())
 }

@@ -56,6 +56,7 @@ impl PolicyBuilder {
             verify: None,
             fingerprint: Fingerprinting::Exact,
             headers: HeaderRules::default(),
+            uncompared: Vec::new(),
             stored_headers: StoredHeaders::All,
             request_limit: 1 << 20,
             response_limit: 1 << 20,
@@ -197,6 +198,12 @@ impl PolicyBuilder {
     /// What happens to headers that change an answer.
     pub fn headers(mut self, headers: HeaderRules) -> Self {
         self.policy.headers = headers;
+        self
+    }
+
+    /// Notes which headers were taken out of the comparison by hand, for [`RoutePolicy::uncompared`].
+    pub fn uncompared(mut self, names: Vec<HeaderName>) -> Self {
+        self.policy.uncompared = names;
         self
     }
 

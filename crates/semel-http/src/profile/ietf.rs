@@ -43,6 +43,7 @@ impl Profile {
             shape: Shape::Problem,
             tellings: Situation::ALL.map(telling),
             key_header: HeaderName::from_static("idempotency-key"),
+            account_headers: Vec::new(),
             key_length: KeyLength { min: 1, max: 255 },
             methods: vec![Method::POST, Method::PATCH],
             pin: Pin::Deterministic,

@@ -17,7 +17,7 @@ use super::problem::{Problems, meant};
 use super::reader::Table;
 use super::routes::{self, Routes, Usual};
 use super::secrets::{self, Environment};
-use super::values::{address, choice, count, duration, parse_address, size, text, texts};
+use super::values::{address, choice, count, duration, one_or_several, parse_address, size, text, texts};
 use crate::cli::ServeArgs;
 
 /// Everything the gateway needs to know.
@@ -65,7 +65,7 @@ impl Gateway {
             .or(table.get("profile", |value| profile(&text(value)?)))
             .unwrap_or_default();
         let profile = tools(&mut table, profile);
-        let scope = scope(&mut table, args, environment);
+        let scope = scope(&mut table, args, environment, &profile);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
         let tls = Certificate::read(&mut table);
@@ -116,6 +116,9 @@ impl Gateway {
     /// Every weaker promise it was configured into, in plain words.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        let routes =
+            self.routes.iter().filter_map(|route| Some((format!("{}: ", route.pattern()), route.scope()?)));
+        let scopes = [(String::new(), &self.scope)].into_iter().chain(routes);
         let mut warn = |text: String| warnings.push(text);
         if matches!(self.scope, Scope::SingleTenant) {
             warn("scope = \"single-tenant\": all clients are one principal, so a client that sends another's key and \
@@ -128,8 +131,30 @@ impl Gateway {
                 self.listen
             ));
         }
+        for (place, scope) in scopes {
+            if scope.is_freely_chosen() {
+                warn(format!(
+                    "{place}scope = \"{scope}\": any client can write what is there, so a client that sends another's name, key \
+                     and request gets the other's answer; add \"authorization\" as the first part, or let a proxy in front \
+                     set it"
+                ));
+            }
+            if scope.takes_any_token() {
+                warn(format!(
+                    "{place}scope = \"{scope}\": tokens are accepted whoever issued them for whatever audience, if one of the \
+                     keys signed them; set `issuer` or `audience` in `jwt`"
+                ));
+            }
+        }
         for route in self.routes.iter().chain([&self.fallback]) {
             let pattern = route.pattern();
+            if !route.uncompared().is_empty() {
+                let names: Vec<&str> = route.uncompared().iter().map(HeaderName::as_str).collect();
+                warn(format!(
+                    "{pattern}: fingerprint_headers_exclude: requests that differ only in {} share one answer",
+                    names.join(", ")
+                ));
+            }
             if route.store_down() == StoreDown::Open {
                 warn(format!(
                     "{pattern}: store_down = \"open\": while the store is away, requests run unprotected and retries \
@@ -193,23 +218,32 @@ fn tools(table: &mut Table<'_>, mut profile: Profile) -> Profile {
     profile
 }
 
-/// Who asks, with the keys that verify a JWT where it is one.
-fn scope(table: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Option<Scope> {
+/// Who asks, with the keys that verify a JWT where it is one. The flag separates parts with commas.
+fn scope(
+    table: &mut Table<'_>,
+    args: &ServeArgs,
+    environment: &Environment<'_>,
+    profile: &Profile,
+) -> Option<Scope> {
     let problems = table.problems();
     let verifier = verifier(table, environment);
-    let written = table.located("scope", text);
-    let (word, place) = match (&args.scope, written) {
-        (Some(flag), _) => (flag.clone(), None),
+    let written = table.located("scope", one_or_several);
+    let (parts, place) = match (&args.scope, written) {
+        (Some(flag), _) => (flag.split(',').map(str::to_owned).collect(), None),
         (None, Some(written)) => (written.value, Some(written.span)),
-        (None, None) => ("authorization".to_owned(), None),
+        (None, None) => (Vec::new(), None),
     };
-    if verifier.is_some() && !word.starts_with("jwt:") {
+    if verifier.is_some() && !parts.iter().any(|part| part.starts_with("jwt:")) {
+        let scope = if parts.is_empty() { profile.scope().to_string() } else { parts.join(",") };
         problems.at(
             &table.span(),
-            format!("jwt: is not used, because scope is {word:?}; set scope = \"jwt:sub\""),
+            format!("jwt: is not used, because scope is {scope:?}; set scope = \"jwt:sub\""),
         );
     }
-    match Scope::parse(&word, verifier) {
+    if parts.is_empty() && args.scope.is_none() && place.is_none() {
+        return Some(profile.scope());
+    }
+    match Scope::parse_parts(&parts, verifier) {
         Ok(scope) => Some(scope),
         Err(error) => {
             match place {

@@ -16,7 +16,7 @@ use toml::de::DeValue;
 
 use super::gateway::STORE_DOWN;
 use super::reader::Table;
-use super::values::{choice, count, duration, size, switch, text, texts};
+use super::values::{choice, count, duration, one_or_several, size, switch, text, texts};
 
 const MODES: [(&str, Mode); 3] = [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
 const IN_FLIGHT: [(&str, InFlight); 2] = [("wait", InFlight::Wait), ("reject", InFlight::Reject)];
@@ -155,8 +155,7 @@ fn upstream(value: &DeValue<'_>) -> Result<(String, Upstream), String> {
 
 /// A route's own scope. A JWT is verified for the whole gateway, not for one route.
 fn scope(value: &DeValue<'_>) -> Result<Scope, String> {
-    let word = text(value)?;
-    Scope::parse(&word, None::<VerifierBuilder>).map_err(|error| error.to_string())
+    Scope::parse_parts(&one_or_several(value)?, None::<VerifierBuilder>).map_err(|error| error.to_string())
 }
 
 fn bytes(value: &DeValue<'_>) -> Result<usize, String> {
@@ -281,14 +280,11 @@ fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder, usual: &HeaderRu
         (Some(Word::Exact), None) => route = route.fingerprint(Fingerprinting::Exact),
         (None, None) => {}
     }
-    let (compared, stripped) =
-        (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
-    if compared.is_some() || stripped.is_some() {
-        let usual = usual.clone();
-        let fingerprint = compared.unwrap_or(usual.fingerprint);
-        route = route.headers(HeaderRules { fingerprint, strip: stripped.unwrap_or(usual.strip) });
-    }
-    route
+    let compared = table.get("fingerprint_headers", headers).unwrap_or_default();
+    let except = table.get("fingerprint_headers_exclude", headers).unwrap_or_default();
+    let mut rules = usual.clone().comparing(compared, &except);
+    rules.strip = table.get("strip_headers", headers).unwrap_or(rules.strip);
+    route.headers(rules).uncompared(except)
 }
 
 /// `limits = { writes = { per_second = 10, burst = 100 }, reads = { … } }`
