@@ -37,6 +37,7 @@ impl Profile {
                 | Situation::Expired => "idempotency_error",
                 Situation::StoreUnavailable
                 | Situation::VerifyUnavailable
+                | Situation::Overloaded
                 | Situation::UpstreamUnreachable
                 | Situation::UpstreamUnknown => "api_error",
                 Situation::KeyMissing
@@ -44,6 +45,8 @@ impl Profile {
                 | Situation::ScopeMissing
                 | Situation::CredentialRefused
                 | Situation::BodyMalformed
+                | Situation::Ambiguous
+                | Situation::NoRoute
                 | Situation::BodyTooLarge
                 | Situation::BodyTimeout
                 | Situation::RateLimited => "invalid_request_error",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderName;
+use semel_http::capacity::CapacityLimits;
 use semel_http::edge::{Limits, Patience};
 use semel_http::policy::{OnDoubt, StoreDown};
 use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
@@ -37,6 +38,7 @@ pub(crate) struct Gateway {
     pub(crate) fallback: RoutePolicy,
     pub(crate) tls: Option<Certificate>,
     pub(crate) limits: Limits,
+    pub(crate) capacity: CapacityLimits,
     pub(crate) patience: Patience,
 }
 
@@ -70,7 +72,7 @@ impl Gateway {
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
         let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table);
-        let limits = limits(&mut table);
+        let (limits, capacity) = limits(&mut table);
         let (patience, proxy) = timeouts(&mut table, proxy);
         let span = table.span();
         table.done();
@@ -103,6 +105,7 @@ impl Gateway {
             fallback: fallback?,
             tls,
             limits,
+            capacity,
             patience,
         })
     }
@@ -292,9 +295,9 @@ fn proxy(table: &mut Table<'_>) -> ProxyOptions {
     proxy
 }
 
-fn limits(table: &mut Table<'_>) -> Limits {
-    let mut limits = Limits::default();
-    let Some(mut table) = table.table("limits") else { return limits };
+fn limits(table: &mut Table<'_>) -> (Limits, CapacityLimits) {
+    let (mut limits, mut capacity) = (Limits::default(), CapacityLimits::default());
+    let Some(mut table) = table.table("limits") else { return (limits, capacity) };
     let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
     let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
     limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
@@ -303,8 +306,21 @@ fn limits(table: &mut Table<'_>) -> Limits {
     limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);
     limits.target_bytes = table.get("target", size).map_or(limits.target_bytes, as_usize);
     limits.body_bytes = table.get("body", size).unwrap_or(limits.body_bytes);
+    capacity.calls = table.get("calls", count(1, 1_000_000)).map_or(capacity.calls, as_usize);
+    capacity.calls_per_upstream =
+        table.get("calls_per_upstream", count(1, 1_000_000)).map_or(capacity.calls_per_upstream, as_usize);
+    capacity.buffered_bytes = table.get("buffered", buffered).unwrap_or(capacity.buffered_bytes);
     table.done();
-    limits
+    (limits, capacity)
+}
+
+/// How many bytes of requests may wait in memory. Less than a small body would refuse nearly everything.
+fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
+    const LEAST: u64 = 64 << 10;
+    match size(value)? {
+        bytes if bytes < LEAST => Err(format!("expected at least \"64KiB\", found {bytes} bytes")),
+        bytes => Ok(bytes),
+    }
 }
 
 fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyOptions) {
