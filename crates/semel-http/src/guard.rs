@@ -18,6 +18,7 @@
 //! and keeps. Everything between them is the same.
 
 mod admit;
+mod ambiguous;
 mod builder;
 mod claim;
 mod doubt;
@@ -202,6 +203,15 @@ impl Guard {
         }
         let route = inner.find(method, path);
         let (policy, number) = (&route.policy, route.number);
+        let problem = match (number, inner.unmatched) {
+            (None, Unmatched::Deny) => Some(Situation::NoRoute.into()),
+            _ => inner.ambiguity(route, method, request.uri(), request.headers()),
+        };
+        if let Some(problem) = problem {
+            let answer = inner.refuse(policy, &Asked::Request, &problem);
+            let answer = inner.say(number, None, arrived, answer);
+            return Box::pin(async { Ok(answer) });
+        }
         let passed = if !policy.guards(method) {
             Some(Outcome::PassedOn)
         } else if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional

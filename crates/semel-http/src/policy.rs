@@ -18,6 +18,7 @@
 
 mod builder;
 mod error;
+pub(crate) mod path;
 mod pattern;
 mod template;
 
@@ -42,6 +43,7 @@ use crate::scope::Scope;
 pub struct RoutePolicy {
     pub(crate) pattern: Pattern,
     pub(crate) guarding: Guarding,
+    pub(crate) ambiguous: Ambiguous,
     pub(crate) methods: Vec<Method>,
     pub(crate) upstream: Option<Arc<str>>,
     pub(crate) key: KeySource,
@@ -76,6 +78,17 @@ pub enum Guarding {
     Guarded,
     /// All of them are passed on untouched; the route only names an upstream.
     PassThrough,
+}
+
+/// What becomes of requests that two servers may read differently: paths with segments of dots, escaped slashes or backslashes, `\\`,
+/// `;`, control characters or escapes of escapes, and headers by which a request says that it has another method or path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ambiguous {
+    /// They are refused, as `ambiguous_request`.
+    #[default]
+    Refuse,
+    /// They are passed on. A path is refused even then where it can be read as one above the root, or as one of another route.
+    Allow,
 }
 
 /// Whether a request without a key is refused.
@@ -158,7 +171,7 @@ pub struct HeaderRules {
 
 /// Headers by which an upstream may tell accounts apart, whatever the scope: sessions, keys of an API, tenants. A request that
 /// differs in one of them is another request.
-pub const ACCOUNT_HEADERS: [HeaderName; 15] = [
+pub static ACCOUNT_HEADERS: [HeaderName; 15] = [
     http::header::COOKIE,
     HeaderName::from_static("api-key"),
     HeaderName::from_static("x-account"),
@@ -177,7 +190,7 @@ pub const ACCOUNT_HEADERS: [HeaderName; 15] = [
 ];
 
 /// Headers by which a client has a request taken for one of another method.
-pub(crate) const METHOD_OVERRIDES: [HeaderName; 3] = [
+pub(crate) static METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-method-override"),
@@ -206,8 +219,8 @@ impl Default for HeaderRules {
             "x-rewrite-url",
         ]);
         // Behind those that were compared before: what is stored of requests without them stays the same.
-        fingerprint.extend(METHOD_OVERRIDES.into_iter().filter(|name| *name != "x-http-method-override"));
-        fingerprint.extend(ACCOUNT_HEADERS);
+        fingerprint.extend(METHOD_OVERRIDES.iter().filter(|name| *name != "x-http-method-override").cloned());
+        fingerprint.extend(ACCOUNT_HEADERS.iter().cloned());
         Self {
             fingerprint,
             // A retry from another network has another address; a replay must be readable without gzip.

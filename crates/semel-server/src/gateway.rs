@@ -112,6 +112,9 @@ impl Gateway {
             limits: config.limits,
             patience: config.patience,
             key_headers,
+            trusted_headers: config.trusted_headers.clone(),
+            hosts: config.hosts.clone(),
+            upgrades: config.upgrades.clone(),
             drain,
             // Whoever hangs up on a payment must not stop it half-way.
             departed: Departed::Finish,
@@ -147,6 +150,7 @@ impl Live {
             .scope(config.scope.clone())
             .fallback(config.fallback.clone())
             .capacity(capacity.clone(), config.capacity)
+            .unmatched(config.unmatched)
             .caller(Arc::new(ServiceCaller(proxy.clone())))
             .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
             .observe(Arc::new(Log::new(patterns)));

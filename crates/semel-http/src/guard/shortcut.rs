@@ -19,7 +19,7 @@ use crate::codec::Codec;
 use crate::edge::{Plain, Shortcut, Taken};
 use crate::key_source::{KeySource, parse};
 use crate::observe::Outcome;
-use crate::policy::{Fingerprinting, RoutePolicy};
+use crate::policy::{Fingerprinting, RoutePolicy, path};
 use crate::request_fingerprint::{self, Asked};
 use crate::scope::{Principal, Scope};
 use crate::stored;
@@ -140,7 +140,9 @@ impl Inner {
             None => &[],
         };
         let known = self.recent.recalls(self.recent.trace(key, scope));
-        if !known || !policy.guards(&method) || request.body.len() > policy.request_limit {
+        let is_plain = path::ambiguity(path).is_none()
+            && super::ambiguous::overrides().all(|name| request.values(name).next().is_none());
+        if !known || !is_plain || !policy.guards(&method) || request.body.len() > policy.request_limit {
             return None;
         }
         let arrived = Instant::now();

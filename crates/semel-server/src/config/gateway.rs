@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use http::HeaderName;
 use semel_http::capacity::CapacityLimits;
-use semel_http::edge::{Limits, Patience};
-use semel_http::policy::{OnDoubt, StoreDown};
+use semel_http::edge::{self, Limits, Patience};
+use semel_http::guard::Unmatched;
+use semel_http::policy::{Ambiguous, OnDoubt, StoreDown};
 use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{Codec, KeyedTools, Profile, RoutePolicy, Scope};
@@ -18,7 +19,9 @@ use super::problem::{Problems, meant};
 use super::reader::Table;
 use super::routes::{self, Routes, Usual};
 use super::secrets::{self, Environment};
-use super::values::{address, choice, count, duration, one_or_several, parse_address, size, text, texts};
+use super::values::{
+    address, choice, count, duration, one_or_several, parse_address, size, switch, text, texts,
+};
 use crate::cli::ServeArgs;
 
 /// Everything the gateway needs to know.
@@ -39,11 +42,21 @@ pub(crate) struct Gateway {
     pub(crate) tls: Option<Certificate>,
     pub(crate) limits: Limits,
     pub(crate) capacity: CapacityLimits,
+    pub(crate) unmatched: Unmatched,
+    /// The only hosts that requests may be for; empty for any.
+    pub(crate) hosts: Vec<String>,
+    /// The protocols that connections may be upgraded to.
+    pub(crate) upgrades: Vec<String>,
+    /// Headers that the upstream trusts.
+    pub(crate) trusted_headers: Vec<HeaderName>,
     pub(crate) patience: Patience,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
     [("closed", StoreDown::Closed), ("open", StoreDown::Open)];
+
+pub(super) const AMBIGUOUS: [(&str, Ambiguous); 2] =
+    [("refuse", Ambiguous::Refuse), ("allow", Ambiguous::Allow)];
 
 impl Gateway {
     /// Reads it; `None` without an upstream.
@@ -70,6 +83,14 @@ impl Gateway {
         let scope = scope(&mut table, args, environment, &profile);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
+        let ambiguous = table.get("ambiguous", choice(&AMBIGUOUS)).unwrap_or_default();
+        let ignore_case = table.get("ignore_case", switch).unwrap_or(false);
+        let unmatched = [("fallback", Unmatched::Fallback), ("deny", Unmatched::Deny)];
+        let unmatched = table.get("unmatched", choice(&unmatched)).unwrap_or_default();
+        let hosts = table.get("hosts", hosts).unwrap_or_default();
+        let upgrades = table.get("upgrades", upgrades).unwrap_or_else(|| edge::Options::default().upgrades);
+        let mut trusted_headers = edge::usually_trusted();
+        trusted_headers.extend(table.get("trusted_headers", routes::headers).unwrap_or_default());
         let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table);
         let (limits, capacity) = limits(&mut table);
@@ -77,7 +98,8 @@ impl Gateway {
         let span = table.span();
         table.done();
 
-        let usual = Usual::new(&profile, store_down, proxy.host);
+        let mut usual = Usual::new(&profile, store_down, proxy.host);
+        (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
         let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
@@ -106,6 +128,10 @@ impl Gateway {
             tls,
             limits,
             capacity,
+            unmatched,
+            hosts,
+            upgrades,
+            trusted_headers,
             patience,
         })
     }
@@ -314,6 +340,33 @@ fn limits(table: &mut Table<'_>) -> (Limits, CapacityLimits) {
     (limits, capacity)
 }
 
+/// Names or addresses, with a port or without.
+fn hosts(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
+    let sound = |host: String| match host.parse::<http::uri::Authority>() {
+        Ok(authority) if authority.as_str() == host && !host.contains('@') => Ok(host),
+        _ => Err(format!("{host:?} is not a host: write \"api.example.com\" or \"127.0.0.1:8080\"")),
+    };
+    texts(value)?.into_iter().map(sound).collect()
+}
+
+/// Names of protocols. HTTP/2 is none of them: in a tunnel, its requests would pass every policy.
+fn upgrades(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
+    let sound = |protocol: String| {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
+        let name = protocol.to_ascii_lowercase();
+        if name == "h2c" || name == "h2" || name.starts_with("http") {
+            Err(format!(
+                "{protocol:?} would let requests pass every policy; clients can speak HTTP/2 without it"
+            ))
+        } else if protocol.bytes().all(is_name) {
+            Ok(protocol)
+        } else {
+            Err(format!("{protocol:?} is not the name of one protocol, such as \"websocket\""))
+        }
+    };
+    texts(value)?.into_iter().map(sound).collect()
+}
+
 /// How many bytes of requests may wait in memory. Less than a small body would refuse nearly everything.
 fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
     const LEAST: u64 = 64 << 10;
@@ -335,6 +388,7 @@ fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyO
     set("body", &mut patience.body);
     set("idle", &mut patience.idle);
     set("write", &mut patience.write);
+    set("tunnel", &mut proxy.tunnel);
     set("connect", &mut proxy.connect);
     set("read", &mut proxy.read);
     proxy.total = table.get("total", duration);

@@ -6,15 +6,15 @@ use http::{HeaderName, StatusCode};
 use semel::Mode;
 use semel::canonical::Exclusions;
 use semel_http::policy::{
-    Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt,
-    OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
+    Absent, Ambiguous, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired,
+    OnDoubt, OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
 };
 use semel_http::proxy::{Host, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{KeySource, Profile, RoutePolicy, Scope};
 use toml::de::DeValue;
 
-use super::gateway::STORE_DOWN;
+use super::gateway::{AMBIGUOUS, STORE_DOWN};
 use super::reader::Table;
 use super::values::{choice, count, duration, one_or_several, size, switch, text, texts};
 
@@ -42,6 +42,8 @@ pub(super) struct Usual<'a> {
     pub(super) profile: &'a Profile,
     pub(super) store_down: StoreDown,
     pub(super) headers: HeaderRules,
+    pub(super) ambiguous: Ambiguous,
+    pub(super) ignore_case: bool,
 }
 
 impl<'a> Usual<'a> {
@@ -51,11 +53,15 @@ impl<'a> Usual<'a> {
             // The upstream answers under its own name, whichever gateway a retry comes through.
             headers.fingerprint.retain(|name| *name != http::header::HOST);
         }
-        Self { profile, store_down, headers }
+        Self { profile, store_down, headers, ambiguous: Ambiguous::default(), ignore_case: false }
     }
 
     pub(super) fn builder(&self, pattern: &str) -> PolicyBuilder {
-        RoutePolicy::builder(self.profile, pattern).store_down(self.store_down).headers(self.headers.clone())
+        let builder = RoutePolicy::builder(self.profile, pattern)
+            .store_down(self.store_down)
+            .headers(self.headers.clone())
+            .ambiguous(self.ambiguous);
+        if self.ignore_case { builder.ignore_case() } else { builder }
     }
 }
 
@@ -96,6 +102,7 @@ fn route(
     if table.get("guard", switch) == Some(false) {
         route = route.pass_through();
     }
+    route = set(route, table.get("ambiguous", choice(&AMBIGUOUS)), PolicyBuilder::ambiguous);
     let mode = table.get("mode", choice(&MODES));
     route = set(route, mode, PolicyBuilder::mode);
     route = key(table, route, usual.profile, &mut routes.key_headers);
@@ -166,7 +173,7 @@ fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
     CallTemplate::parse(&text(value)?).map_err(|error| error.to_string())
 }
 
-fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
+pub(super) fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
     let name = |name: String| {
         HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| format!("{name:?} cannot be the name of a header"))
