@@ -13,6 +13,8 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 
+use crate::capacity::CallPlace;
+
 /// Any error.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -24,9 +26,13 @@ pub struct Body(Kind);
 
 enum Kind {
     Empty,
-    Full { data: Bytes, trailers: Option<Box<HeaderMap>> },
+    Full {
+        data: Bytes,
+        trailers: Option<Box<HeaderMap>>,
+    },
     Trailers(Box<HeaderMap>),
-    Stream(UnsyncBoxBody<Bytes, BoxError>),
+    /// A stream of a call holds the place of that call.
+    Stream(UnsyncBoxBody<Bytes, BoxError>, Option<CallPlace>),
 }
 
 impl Body {
@@ -51,7 +57,7 @@ impl Body {
         match self.0 {
             Kind::Empty | Kind::Trailers(_) => Some(Bytes::new()),
             Kind::Full { data, .. } => Some(data),
-            Kind::Stream(_) => None,
+            Kind::Stream(..) => None,
         }
     }
 
@@ -79,7 +85,15 @@ impl Body {
                 Poll::Ready(self.0.take().map(Err))
             }
         }
-        Self(Kind::Stream(Broken(Some(error)).boxed_unsync()))
+        Self(Kind::Stream(Broken(Some(error)).boxed_unsync(), None))
+    }
+
+    /// The same body, which holds a place for as long as it streams.
+    pub(crate) fn holding(mut self, place: CallPlace) -> Self {
+        if let Kind::Stream(_, held) = &mut self.0 {
+            *held = Some(place);
+        }
+        self
     }
 
     /// Passes a stream on.
@@ -95,7 +109,7 @@ impl Body {
         }
         match body {
             Some(body) if !http_body::Body::is_end_stream(&body) => {
-                Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
+                Self(Kind::Stream(body.map_err(Into::into).boxed_unsync(), None))
             }
             _ => Self::empty(),
         }
@@ -147,7 +161,7 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Kind::Stream(stream) = &mut self.0 {
+        if let Kind::Stream(stream, _) = &mut self.0 {
             return Pin::new(stream).poll_frame(context);
         }
         Poll::Ready(match std::mem::replace(&mut self.0, Kind::Empty) {
@@ -158,7 +172,7 @@ impl http_body::Body for Body {
                 Some(Ok(Frame::data(data)))
             }
             Kind::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
-            Kind::Empty | Kind::Stream(_) => None,
+            Kind::Empty | Kind::Stream(..) => None,
         })
     }
 
@@ -166,7 +180,7 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty => true,
             Kind::Full { .. } | Kind::Trailers(_) => false,
-            Kind::Stream(stream) => stream.is_end_stream(),
+            Kind::Stream(stream, _) => stream.is_end_stream(),
         }
     }
 
@@ -174,7 +188,7 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty | Kind::Trailers(_) => SizeHint::with_exact(0),
             Kind::Full { data, .. } => SizeHint::with_exact(data.len() as u64),
-            Kind::Stream(stream) => stream.size_hint(),
+            Kind::Stream(stream, _) => stream.size_hint(),
         }
     }
 }
@@ -185,7 +199,7 @@ impl fmt::Debug for Body {
         match &self.0 {
             Kind::Empty | Kind::Trailers(_) => f.write_str("Body(empty)"),
             Kind::Full { data, .. } => write!(f, "Body({} bytes)", data.len()),
-            Kind::Stream(_) => f.write_str("Body(stream)"),
+            Kind::Stream(..) => f.write_str("Body(stream)"),
         }
     }
 }

@@ -40,7 +40,7 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 pub use self::body::Body;
-pub use self::options::{Departed, Limits, Options, Patience};
+pub use self::options::{Departed, Limits, Options, Patience, usually_trusted};
 pub use self::refusal::Refusal;
 pub use self::shortcut::{Plain, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};

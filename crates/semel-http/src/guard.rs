@@ -18,6 +18,7 @@
 //! and keeps. Everything between them is the same.
 
 mod admit;
+mod ambiguous;
 mod builder;
 mod claim;
 mod doubt;
@@ -34,30 +35,33 @@ mod tool_answer;
 use std::collections::HashSet;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use semel::key::{Hint, KeyId};
-use semel::record::Terms;
+use semel::record::{Phase, Terms};
 use semel::store::ErrorKind;
 use semel::{Engine, store};
 use tokio::time::Instant;
 use tower_service::Service;
 
 use self::admit::{Admission, Admitted};
-pub use self::builder::{GuardBuilder, Publish};
+pub use self::builder::{GuardBuilder, Publish, Unmatched};
 use self::claim::Claimed;
 use self::forward::{Call, Carries};
 use self::messages::Watch;
+use self::read::within;
 use self::run::Ran;
 use self::shortcut::{Plainly, Recent, Trace};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{BoxFuture, Caller, Upstream};
+use crate::capacity::{CallLimit, CallPlace, CallPlaces, Capacity, CapacityLimits};
 use crate::codec::Asked;
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
@@ -72,6 +76,8 @@ use crate::well_known;
 
 /// How often a request is claimed anew because its claim was lost before the call began, or its key was settled.
 const STARTS: usize = 3;
+/// A claim that takes longer than this waits for another request, or for a store that is slow.
+const WAITS: Duration = Duration::from_millis(50);
 /// When to come back to a store that is away.
 const STORE_AWAY: Duration = Duration::from_secs(1);
 
@@ -94,6 +100,10 @@ pub(crate) struct Inner {
     caller: Option<Arc<dyn Caller>>,
     observers: Vec<Arc<dyn Observer>>,
     well_known: Option<Bytes>,
+    /// What is in use of `limits`.
+    capacity: Capacity,
+    limits: CapacityLimits,
+    unmatched: Unmatched,
     /// Keys whose upstream is being asked: one question at a time.
     probing: Mutex<HashSet<KeyId>>,
     /// What the shortcut may try.
@@ -105,6 +115,8 @@ struct Route {
     /// The policy's, shared with the records.
     terms: Arc<Terms>,
     limiter: Option<Limiter>,
+    /// For its calls.
+    places: CallPlaces,
     /// Where its replays may take the short way.
     plainly: Option<Plainly>,
     /// Its number among the routes; none for the fallback.
@@ -191,6 +203,15 @@ impl Guard {
         }
         let route = inner.find(method, path);
         let (policy, number) = (&route.policy, route.number);
+        let problem = match (number, inner.unmatched) {
+            (None, Unmatched::Deny) => Some(Situation::NoRoute.into()),
+            _ => inner.ambiguity(route, method, request.uri(), request.headers()),
+        };
+        if let Some(problem) = problem {
+            let answer = inner.refuse(policy, &Asked::Request, &problem);
+            let answer = inner.say(number, None, arrived, answer);
+            return Box::pin(async { Ok(answer) });
+        }
         let passed = if !policy.guards(method) {
             Some(Outcome::PassedOn)
         } else if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional
@@ -304,8 +325,15 @@ impl Inner {
         let policy = &route.policy;
         let mut call = Box::new(Call::new(service, request, admitted.key_at.clone()));
         let mut away = None;
+        let mut place = match route.places.take() {
+            Ok(place) => Some(place),
+            // What was done already needs no call.
+            Err(_) if Box::pin(self.is_known(admitted)).await => None,
+            Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
+        };
         for _ in 0..STARTS {
-            let claim = match self.claim(route, admitted, call.request.headers()).await {
+            let claimed = self.claim_with(&mut place, route, admitted, call.request.headers()).await;
+            let claim = match claimed {
                 Claimed::Won(claim) => claim,
                 Claimed::Again => continue,
                 Claimed::Answer(answer) => return Ok(answer),
@@ -314,7 +342,13 @@ impl Inner {
                     break;
                 }
             };
-            let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call);
+            let held = match place.take().map_or_else(|| route.places.take(), Ok) {
+                Ok(held) => held,
+                // The claim is dropped, and so released: nothing has begun.
+                Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
+            };
+            place = Some(held.clone());
+            let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call, held);
             // Polled here, and moved to a task only where the client leaves, it saves a task and costs more all the same
             // (benches/proxy.rs): answers are then no longer written one after the other.
             match tokio::spawn(run).await {
@@ -341,8 +375,13 @@ impl Inner {
             Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
                 tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
                 let Call { mut service, request, .. } = *call;
+                let place = match place.map_or_else(|| route.places.take(), Ok) {
+                    Ok(place) => place,
+                    Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
+                };
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
-                Ok((unprotected(answer.map(Body::stream)), Outcome::Unprotected))
+                let answer = answer.map(|body| Body::stream(body).holding(place));
+                Ok((unprotected(answer), Outcome::Unprotected))
             }
             error => {
                 if let Some(error) = error {
@@ -352,6 +391,42 @@ impl Inner {
                 Ok(self.refuse(policy, &admitted.asked, &problem))
             }
         }
+    }
+
+    /// Claims with a place at hand. A duplicate that has to wait gives the place back: it makes no call.
+    async fn claim_with(
+        self: &Arc<Self>,
+        place: &mut Option<CallPlace>,
+        route: &Route,
+        admitted: &Admitted,
+        headers: &HeaderMap,
+    ) -> Claimed {
+        let mut claim = pin!(self.claim(route, admitted, headers));
+        if place.is_some() {
+            if let Some(claimed) = within(Instant::now() + WAITS, claim.as_mut()).await {
+                return claimed;
+            }
+            *place = None;
+        }
+        claim.await
+    }
+
+    /// Whether a key was used before, so that it may be answered without a call.
+    async fn is_known(&self, admitted: &Admitted) -> bool {
+        let found = self.engine.get(&self.key(admitted)).await;
+        matches!(found, Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant)
+    }
+
+    /// Refuses a request that would need a call more than there may be.
+    fn refuse_call(&self, policy: &RoutePolicy, admitted: &Admitted, limit: CallLimit) -> Answered {
+        self.capacity.refuse_call(limit);
+        let reason = match limit {
+            CallLimit::InAll => "as many calls are in flight as the gateway makes at once",
+            CallLimit::Upstream => {
+                "as many calls are in flight as the gateway makes at once to this upstream"
+            }
+        };
+        self.refuse(policy, &admitted.asked, &admit::overloaded(reason))
     }
 
     /// Where a route sends derived keys, sees to it that a call without a claim does not carry the client's own. False

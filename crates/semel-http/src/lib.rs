@@ -13,11 +13,13 @@
 //! - [`guard`], [`layer`]: the heart, and its form for `tower`.
 //! - [`edge`], [`proxy`]: the gateway's two ends: what listens, and what forwards.
 //! - [`call`]: the contract with what answers: how it says that it failed.
+//! - [`capacity`]: how much a process takes on at once.
 //! - [`stored`]: the kept answer, and the headers by which guard, client and upstream speak.
 //! - [`problem`]: why there is no answer. [`observe`]: what is counted. [`well_known`]: what is published.
 
 pub mod body;
 pub mod call;
+pub mod capacity;
 pub mod codec;
 pub mod edge;
 pub mod guard;

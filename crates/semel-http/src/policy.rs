@@ -18,6 +18,7 @@
 
 mod builder;
 mod error;
+pub(crate) mod path;
 mod pattern;
 mod template;
 
@@ -42,6 +43,7 @@ use crate::scope::Scope;
 pub struct RoutePolicy {
     pub(crate) pattern: Pattern,
     pub(crate) guarding: Guarding,
+    pub(crate) ambiguous: Ambiguous,
     pub(crate) methods: Vec<Method>,
     pub(crate) upstream: Option<Arc<str>>,
     pub(crate) key: KeySource,
@@ -59,6 +61,7 @@ pub struct RoutePolicy {
     pub(crate) verify: Option<CallTemplate>,
     pub(crate) fingerprint: Fingerprinting,
     pub(crate) headers: HeaderRules,
+    pub(crate) uncompared: Vec<HeaderName>,
     pub(crate) stored_headers: StoredHeaders,
     pub(crate) request_limit: usize,
     pub(crate) response_limit: usize,
@@ -75,6 +78,17 @@ pub enum Guarding {
     Guarded,
     /// All of them are passed on untouched; the route only names an upstream.
     PassThrough,
+}
+
+/// What becomes of requests that two servers may read differently: paths with segments of dots, escaped slashes or backslashes, `\\`,
+/// `;`, control characters or escapes of escapes, and headers by which a request says that it has another method or path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ambiguous {
+    /// They are refused, as `ambiguous_request`.
+    #[default]
+    Refuse,
+    /// They are passed on. A path is refused even then where it can be read as one above the root, or as one of another route.
+    Allow,
 }
 
 /// Whether a request without a key is refused.
@@ -155,30 +169,78 @@ pub struct HeaderRules {
     pub strip: Vec<HeaderName>,
 }
 
+/// Headers by which an upstream may tell accounts apart, whatever the scope: sessions, keys of an API, tenants. A request that
+/// differs in one of them is another request.
+pub static ACCOUNT_HEADERS: [HeaderName; 15] = [
+    http::header::COOKIE,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-account"),
+    HeaderName::from_static("x-account-id"),
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("x-customer-id"),
+    HeaderName::from_static("x-org-id"),
+    HeaderName::from_static("x-organization-id"),
+    HeaderName::from_static("x-tenant"),
+    HeaderName::from_static("x-tenant-id"),
+    HeaderName::from_static("x-user"),
+    HeaderName::from_static("x-user-id"),
+    HeaderName::from_static("stripe-account"),
+    HeaderName::from_static("stripe-context"),
+];
+
+/// Headers by which a client has a request taken for one of another method.
+pub(crate) static METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
+
 impl Default for HeaderRules {
     /// Whatever can change an answer is either compared or does not reach the handler.
     fn default() -> Self {
-        let names = |names: &[&'static str]| names.iter().copied().map(HeaderName::from_static).collect();
+        let names = |names: &[&'static str]| -> Vec<HeaderName> {
+            names.iter().copied().map(HeaderName::from_static).collect()
+        };
+        let mut fingerprint = names(&[
+            "accept",
+            "accept-charset",
+            "accept-language",
+            "content-encoding",
+            "content-type",
+            "host",
+            "prefer",
+            "x-forwarded-host",
+            "x-forwarded-port",
+            "x-forwarded-prefix",
+            "x-forwarded-proto",
+            "x-http-method-override",
+            "x-original-url",
+            "x-rewrite-url",
+        ]);
+        // Behind those that were compared before: what is stored of requests without them stays the same.
+        fingerprint.extend(METHOD_OVERRIDES.iter().filter(|name| *name != "x-http-method-override").cloned());
+        fingerprint.extend(ACCOUNT_HEADERS.iter().cloned());
         Self {
-            fingerprint: names(&[
-                "accept",
-                "accept-charset",
-                "accept-language",
-                "content-encoding",
-                "content-type",
-                "host",
-                "prefer",
-                "x-forwarded-host",
-                "x-forwarded-port",
-                "x-forwarded-prefix",
-                "x-forwarded-proto",
-                "x-http-method-override",
-                "x-original-url",
-                "x-rewrite-url",
-            ]),
+            fingerprint,
             // A retry from another network has another address; a replay must be readable without gzip.
-            strip: names(&["accept-encoding", "forwarded", "x-forwarded-for", "x-real-ip"]),
+            strip: names(&["accept-encoding", "forwarded", "true-client-ip", "x-forwarded-for", "x-real-ip"]),
         }
+    }
+}
+
+impl HeaderRules {
+    /// Compares these headers too, and none of `except`.
+    #[must_use]
+    pub fn comparing(mut self, more: Vec<HeaderName>, except: &[HeaderName]) -> Self {
+        self.fingerprint.extend(more);
+        let mut seen = Vec::new();
+        self.fingerprint.retain(|name| {
+            let is_new = !seen.contains(name);
+            seen.push(name.clone());
+            is_new && !except.contains(name)
+        });
+        self
     }
 }
 
@@ -290,6 +352,16 @@ impl RoutePolicy {
     /// What becomes of doubt on it, for whoever warns of weak promises.
     pub fn on_doubt(&self) -> OnDoubt {
         self.on_doubt
+    }
+
+    /// Who asks, where it is another than the guard's.
+    pub fn scope(&self) -> Option<&Scope> {
+        self.scope.as_ref()
+    }
+
+    /// Headers that select an account and were taken out of the comparison by hand, for warnings.
+    pub fn uncompared(&self) -> &[HeaderName] {
+        &self.uncompared
     }
 
     /// What happens on it while the store is away, for whoever warns of weak promises.

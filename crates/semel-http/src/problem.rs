@@ -45,11 +45,17 @@ pub enum Situation {
     UpstreamUnknown,
     /// The route's `verify` call did not get an answer that says yes or no.
     VerifyUnavailable,
+    /// As many calls are in flight, or as many bytes of requests in memory, as the process takes on.
+    Overloaded,
+    /// Two servers may read the request differently, so it could pass the route that is meant for it.
+    Ambiguous,
+    /// No route matches, and only requests of a route are passed on.
+    NoRoute,
 }
 
 impl Situation {
     /// Every situation, in the order of a profile's table.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::KeyMissing,
         Self::KeyMalformed,
         Self::ScopeMissing,
@@ -67,6 +73,9 @@ impl Situation {
         Self::UpstreamUnreachable,
         Self::UpstreamUnknown,
         Self::VerifyUnavailable,
+        Self::Overloaded,
+        Self::Ambiguous,
+        Self::NoRoute,
     ];
 
     /// The problem's code: the same in every profile, in metrics and in logs.
@@ -90,6 +99,9 @@ impl Situation {
             Self::UpstreamUnreachable => "upstream_unreachable",
             Self::UpstreamUnknown => "upstream_unknown",
             Self::VerifyUnavailable => "verify_unavailable",
+            Self::Overloaded => "overloaded",
+            Self::Ambiguous => "ambiguous_request",
+            Self::NoRoute => "no_route",
         }
     }
 
@@ -114,6 +126,9 @@ impl Situation {
             Self::UpstreamUnreachable => "The upstream cannot be reached",
             Self::UpstreamUnknown => "The upstream gave no answer",
             Self::VerifyUnavailable => "The credential cannot be checked",
+            Self::Overloaded => "The gateway has no capacity left",
+            Self::Ambiguous => "The request can be read in two ways",
+            Self::NoRoute => "No route matches the request",
         }
     }
 
@@ -152,6 +167,9 @@ impl Situation {
                 "it may or may not have taken effect; send the same request with the same key again to learn what is known"
             }
             Self::VerifyUnavailable => "send the same request with the same key again",
+            Self::Overloaded => "nothing happened; send the same request with the same key again",
+            Self::Ambiguous => "write the path plainly, and send the method and the path that are meant",
+            Self::NoRoute => "only requests that a route is configured for are passed on",
         }
     }
 }

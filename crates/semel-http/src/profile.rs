@@ -27,6 +27,7 @@ use crate::body::Body;
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};
 use crate::problem::{Problem, Shape, Situation, Telling};
+use crate::scope::Scope;
 
 /// A dialect of idempotency: how situations are told, and the defaults of a route.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +40,9 @@ pub struct Profile {
     pub tellings: [Telling; Situation::ALL.len()],
     /// The header that carries the key, where a route names no other source.
     pub key_header: HeaderName,
+    /// Headers by which a client selects one of the accounts behind its credential. They are parts of the scope where none is
+    /// configured.
+    pub account_headers: Vec<HeaderName>,
     /// How long a key may be.
     pub key_length: KeyLength,
     /// The methods that are guarded where no route says otherwise. Safe methods never are.
@@ -100,6 +104,16 @@ impl Profile {
             "adcp-mcp" => Some(Self::adcp_mcp()),
             _ => None,
         }
+    }
+
+    /// Who asks, where nobody says otherwise: the credential, and the account behind it that is selected.
+    #[must_use]
+    pub fn scope(&self) -> Scope {
+        if self.account_headers.is_empty() {
+            return Scope::default();
+        }
+        let accounts = self.account_headers.iter().cloned().map(Scope::Header);
+        Scope::Parts([Scope::default()].into_iter().chain(accounts).collect())
     }
 
     /// How a situation is told.

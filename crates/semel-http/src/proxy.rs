@@ -160,10 +160,11 @@ impl Errand {
                 Err(Unsent::Late) => return Err(Error::Timeout),
             }
         };
+        let entrance = self.entrance.take().filter(|entrance| entrance.agrees(response.headers()));
         let mut response = clean(response, &self.pool, self.is_head);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            match self.entrance.take() {
-                Some(entrance) => entrance.open(&mut response),
+            match entrance {
+                Some(entrance) => entrance.open(&mut response, self.pool.options.tunnel),
                 // Nobody asked for it, so nobody could understand it.
                 None => return Err(Error::Switched),
             }

@@ -2,6 +2,9 @@
 //!
 //! The same key of two principals names two effects, so the scope is part of every key. It is read from a credential
 //! and only its hash is used; nothing of it is stored.
+//!
+//! Where one credential acts for several accounts, the scope has several parts: the credential, and the headers that
+//! select the account.
 
 mod jwt;
 
@@ -25,6 +28,9 @@ pub enum Scope {
     Jwt(Arc<Verifier>),
     /// Everybody is one principal.
     SingleTenant,
+    /// Several parts together, of which two or more are never [`SingleTenant`](Self::SingleTenant) or lists themselves. The
+    /// first part must be in every request. A header among the others may be absent, which is an account of its own.
+    Parts(Arc<[Scope]>),
 }
 
 /// The principal of a request: a hash, never the credential. Two parts, so that no scheme can spell another's.
@@ -59,31 +65,110 @@ impl Scope {
         }
     }
 
+    /// Reads a scope of one or several parts, each as [`parse`](Self::parse) reads it. One part alone is the same as that part.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse); no part, a part twice, or `single-tenant` beside others.
+    pub fn parse_parts<T: AsRef<str>>(
+        parts: &[T],
+        mut verifier: Option<VerifierBuilder>,
+    ) -> Result<Self, PolicyError> {
+        let mut read: Vec<Self> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let text = part.as_ref();
+            // One verifier reads one claim.
+            let verifier = if text.starts_with("jwt:") { verifier.take() } else { None };
+            let part = Self::parse(text, verifier)?;
+            let alone = parts.len() > 1 && matches!(part, Self::SingleTenant);
+            if alone || read.iter().any(|known| known.to_string() == part.to_string()) {
+                return Err(PolicyError::ScopePart { part: text.to_owned() });
+            }
+            read.push(part);
+        }
+        match read.pop() {
+            None => Err(PolicyError::Scope { scope: String::new() }),
+            Some(only) if read.is_empty() => Ok(only),
+            Some(last) => {
+                read.push(last);
+                Ok(Self::Parts(read.into()))
+            }
+        }
+    }
+
+    /// The parts; one where it has no list of them.
+    pub fn parts(&self) -> &[Self] {
+        match self {
+            Self::Parts(parts) => parts,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// The headers that it is read from, that of a token left out.
+    pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
+        self.parts().iter().filter_map(|part| match part {
+            Self::Header(name) => Some(name),
+            _ => None,
+        })
+    }
+
+    /// Whether a client can choose its principal freely: the scope is made of headers that nobody verifies, and none of
+    /// them is a secret that others do not know.
+    pub fn is_freely_chosen(&self) -> bool {
+        self.parts().iter().all(|part| matches!(part, Self::Header(name) if !is_credential(name)))
+    }
+
+    /// Whether it is read from a token that was made for anybody: its verifier checks neither audience nor issuer.
+    pub fn takes_any_token(&self) -> bool {
+        self.parts().iter().any(|part| matches!(part, Self::Jwt(verifier) if !verifier.is_bound()))
+    }
+
     /// Who asks.
     pub(crate) fn principal(&self, headers: &HeaderMap) -> Result<Option<Principal>, Problem> {
         match self {
             Self::SingleTenant => Ok(None),
-            Self::Header(name) => {
-                let mut lines = headers.get_all(name).iter();
-                match (lines.next(), lines.next()) {
-                    (Some(value), None) if !value.is_empty() => {
-                        Ok(Some(Principal::of_header(name, value.as_bytes())))
-                    }
-                    (Some(_), Some(_)) => Err(Problem::new(
-                        Situation::ScopeMissing,
-                        format!("the header {name} says who asks and was sent more than once; send it once"),
-                    )),
-                    _ => Err(Problem::new(
-                        Situation::ScopeMissing,
-                        format!(
-                            "a request with an idempotency key must say who asks, in the header {name}; where there is only one tenant, the gateway can be run with --scope single-tenant"
-                        ),
-                    )),
-                }
-            }
+            Self::Header(name) => match only_value(name, headers)? {
+                Some(value) if !value.is_empty() => Ok(Some(Principal::of_header(name, value))),
+                _ => Err(Problem::new(
+                    Situation::ScopeMissing,
+                    format!(
+                        "a request with an idempotency key must say who asks, in the header {name}; where there is only one tenant, the gateway can be run with --scope single-tenant"
+                    ),
+                )),
+            },
             Self::Jwt(verifier) => verifier.principal(headers).map(Some),
+            Self::Parts(parts) => {
+                let mut found = Vec::with_capacity(parts.len());
+                for (number, part) in parts.iter().enumerate() {
+                    match part {
+                        Self::Header(name) if number > 0 => {
+                            let value = only_value(name, headers)?;
+                            found.extend(value.map(|value| Principal::of_header(name, value)));
+                        }
+                        part => found.extend(part.principal(headers)?),
+                    }
+                }
+                Ok(Principal::of_parts(&found))
+            }
         }
     }
+}
+
+/// The value of a header that may come once.
+fn only_value<'a>(name: &HeaderName, headers: &'a HeaderMap) -> Result<Option<&'a [u8]>, Problem> {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (_, Some(_)) => Err(Problem::new(
+            Situation::ScopeMissing,
+            format!("the header {name} says who asks and was sent more than once; send it once"),
+        )),
+        (value, None) => Ok(value.map(http::HeaderValue::as_bytes)),
+    }
+}
+
+/// Whether a header holds a secret by its name, so that nobody can send the value of another.
+fn is_credential(name: &HeaderName) -> bool {
+    let endings = ["authorization", "cookie", "api-key", "apikey", "token", "secret", "signature"];
+    endings.iter().any(|ending| name.as_str().ends_with(ending))
 }
 
 impl fmt::Debug for Scope {
@@ -99,6 +184,13 @@ impl fmt::Display for Scope {
             Self::Header(name) => write!(f, "header:{name}"),
             Self::Jwt(verifier) => write!(f, "jwt:{}", verifier.claim()),
             Self::SingleTenant => f.write_str("single-tenant"),
+            Self::Parts(parts) => {
+                for (number, part) in parts.iter().enumerate() {
+                    let comma = if number > 0 { "," } else { "" };
+                    write!(f, "{comma}{part}")?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -117,6 +209,19 @@ impl Principal {
     /// The one whom a header names.
     pub(crate) fn of_header(name: &HeaderName, value: &[u8]) -> Self {
         Self::new(&["header", name.as_str()], value)
+    }
+
+    /// The one whom several parts name together. Those that are there alone count: a part that is absent changes nothing,
+    /// so a scope can get more parts and the keys of requests without them stay the same.
+    pub(crate) fn of_parts(parts: &[Self]) -> Option<Self> {
+        match parts {
+            [] => None,
+            [only] => Some(*only),
+            several => Some(Self::new(
+                &["parts"],
+                several.iter().map(|part| part.0).collect::<Vec<_>>().as_flattened(),
+            )),
+        }
     }
 
     /// Whom an upstream takes the sender of these headers for: the principal where the scope tells one, or else the
@@ -146,5 +251,83 @@ impl Principal {
             key = key.scope(blake3::Hash::from_bytes(part.0).to_hex().as_bytes());
         }
         key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let line = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    fn principal(parts: &[&str], lines: &[(&'static str, &'static str)]) -> [u8; 32] {
+        let scope = Scope::parse_parts(parts, None).unwrap();
+        *scope.principal(&headers(lines)).unwrap().unwrap().as_bytes()
+    }
+
+    // Keys are stored under it: a change would run every key again.
+    #[test]
+    fn the_hash_of_one_part_never_changes() {
+        let text = b"\x06\0\0\0\0\0\0\0header\x0d\0\0\0\0\0\0\0authorization\x08\0\0\0\0\0\0\0Bearer a";
+        let lines = [("authorization", "Bearer a")];
+        assert_eq!(principal(&["authorization"], &lines), *blake3::hash(text).as_bytes());
+        // Nor where further parts are absent.
+        let parts = ["authorization", "header:stripe-account", "header:stripe-context"];
+        assert_eq!(principal(&parts, &lines), *blake3::hash(text).as_bytes());
+    }
+
+    #[test]
+    fn every_part_that_is_there_counts() {
+        let parts = ["authorization", "header:a", "header:b"];
+        let mut seen = std::collections::BTreeSet::new();
+        for lines in [
+            vec![("authorization", "x")],
+            vec![("authorization", "x"), ("a", "1")],
+            vec![("authorization", "x"), ("b", "1")],
+            vec![("authorization", "x"), ("a", "1"), ("b", "1")],
+            vec![("authorization", "x"), ("a", "")],
+            vec![("authorization", "y"), ("a", "1")],
+        ] {
+            assert!(seen.insert(principal(&parts, &lines)), "{lines:?}");
+        }
+        let scope = Scope::parse_parts(&parts, None).unwrap();
+        assert!(scope.principal(&headers(&[("a", "1")])).is_err(), "the first part is required");
+        let twice = headers(&[("authorization", "x"), ("a", "1"), ("a", "1")]);
+        assert!(scope.principal(&twice).is_err());
+        assert_eq!(scope.to_string(), "authorization,header:a,header:b");
+    }
+
+    #[test]
+    fn what_is_no_list_of_parts() {
+        for parts in
+            [&[][..], &["authorization", "authorization"], &["authorization", "single-tenant"], &["x"]]
+        {
+            assert!(Scope::parse_parts(parts, None).is_err(), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_anybody_can_write_are_no_credential() {
+        for (scope, free) in [
+            ("authorization", false),
+            ("header:x-api-key", false),
+            ("header:cookie", false),
+            ("header:x-auth-token", false),
+            ("header:x-tenant", true),
+            ("single-tenant", false),
+        ] {
+            assert_eq!(Scope::parse(scope, None).unwrap().is_freely_chosen(), free, "{scope}");
+        }
+        let both = Scope::parse_parts(&["authorization", "header:x-tenant"], None).unwrap();
+        assert!(!both.is_freely_chosen());
+        let neither = Scope::parse_parts(&["header:x-tenant", "header:x-user"], None).unwrap();
+        assert!(neither.is_freely_chosen());
     }
 }

@@ -118,7 +118,8 @@ impl Config {
     /// What a reload cannot change, in a form that can only be compared.
     pub(crate) fn fixed(&self) -> String {
         let gateway = self.gateway.as_ref().map(|gateway| {
-            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
+            let rules = (&gateway.key_headers, &gateway.trusted_headers, &gateway.hosts, &gateway.upgrades);
+            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, rules)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());

@@ -15,11 +15,12 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, Fate, ServiceCaller};
+use semel_http::capacity::Capacity;
 use semel_http::edge::{self, Departed, Options, Plain, Shortcut, Taken, Tls};
 use semel_http::observe::{Counters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
-use semel_http::{Body, Guard, Scope, Situation};
+use semel_http::{Body, Guard, Situation};
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -33,6 +34,7 @@ use crate::otlp::Exporter;
 pub(crate) struct Gateway {
     engine: Engine,
     counters: Arc<Counters>,
+    capacity: Capacity,
     live: Arc<RwLock<Arc<Live>>>,
     tls: Option<Tls>,
     requests: Arc<Requests>,
@@ -57,7 +59,8 @@ impl Gateway {
         requests: Arc<Requests>,
     ) -> anyhow::Result<Self> {
         let counters = Arc::new(Counters::new());
-        let live = Live::new(engine, config, &counters)?;
+        let capacity = Capacity::new();
+        let live = Live::new(engine, config, &counters, &capacity)?;
         let tls = match &config.tls {
             Some(files) => {
                 Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?)
@@ -65,7 +68,7 @@ impl Gateway {
             None => None,
         };
         let live = Arc::new(RwLock::new(Arc::new(live)));
-        Ok(Self { engine: engine.clone(), counters, live, tls, requests })
+        Ok(Self { engine: engine.clone(), counters, capacity, live, tls, requests })
     }
 
     /// Puts other routes and certificates in force. Requests under way keep the old ones.
@@ -73,7 +76,7 @@ impl Gateway {
     /// # Errors
     /// As [`new`](Self::new); then nothing has changed.
     pub(crate) fn replace(&self, config: &config::Gateway) -> anyhow::Result<()> {
-        let live = Live::new(&self.engine, config, &self.counters)?;
+        let live = Live::new(&self.engine, config, &self.counters, &self.capacity)?;
         if let Some(tls) = &self.tls {
             tls.reload().context("the gateway's certificate")?;
         }
@@ -84,6 +87,11 @@ impl Gateway {
     /// How often requests were answered how.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// How much is in use of what it takes on at once.
+    pub(crate) fn capacity(&self) -> &Capacity {
+        &self.capacity
     }
 
     /// What answers requests, and tells `exporter` of each.
@@ -104,6 +112,9 @@ impl Gateway {
             limits: config.limits,
             patience: config.patience,
             key_headers,
+            trusted_headers: config.trusted_headers.clone(),
+            hosts: config.hosts.clone(),
+            upgrades: config.upgrades.clone(),
             drain,
             // Whoever hangs up on a payment must not stop it half-way.
             departed: Departed::Finish,
@@ -119,7 +130,12 @@ impl Gateway {
 }
 
 impl Live {
-    fn new(engine: &Engine, config: &config::Gateway, counters: &Arc<Counters>) -> anyhow::Result<Self> {
+    fn new(
+        engine: &Engine,
+        config: &config::Gateway,
+        counters: &Arc<Counters>,
+        capacity: &Capacity,
+    ) -> anyhow::Result<Self> {
         let mut proxy =
             Proxy::new(config.upstream.clone(), config.proxy.clone()).context("the gateway's upstream")?;
         for (name, upstream) in &config.upstreams {
@@ -133,13 +149,15 @@ impl Live {
             .namespace(&config.namespace)
             .scope(config.scope.clone())
             .fallback(config.fallback.clone())
+            .capacity(capacity.clone(), config.capacity)
+            .unmatched(config.unmatched)
             .caller(Arc::new(ServiceCaller(proxy.clone())))
             .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
             .observe(Arc::new(Log::new(patterns)));
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
-        let by_credential = matches!(&config.scope, Scope::Header(name) if *name == header::AUTHORIZATION);
+        let by_credential = config.scope.headers().any(|name| *name == header::AUTHORIZATION);
         Ok(Self { guard: guard.build()?, proxy, told_of_jwt: AtomicBool::new(!by_credential) })
     }
 }

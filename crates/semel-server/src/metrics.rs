@@ -8,6 +8,7 @@ use std::time::Duration;
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
 use semel::store::RedisStore;
+use semel_http::capacity::Capacity;
 use semel_http::observe::Counters;
 
 use crate::otlp::Exporter;
@@ -37,7 +38,7 @@ pub(crate) struct Metrics {
     store_up: AtomicU64,
     reloads: Family<2>,
     /// Answers of the gateway, where there is one.
-    gateway: OnceLock<Arc<Counters>>,
+    gateway: OnceLock<(Arc<Counters>, Capacity)>,
     redis: OnceLock<Arc<RedisStore>>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
@@ -84,9 +85,9 @@ impl Metrics {
     }
 
     /// Shows these counters too.
-    pub(crate) fn watch_gateway(&self, counters: Arc<Counters>) {
+    pub(crate) fn watch_gateway(&self, counters: Arc<Counters>, capacity: Capacity) {
         // There is one gateway in a process.
-        let _ = self.gateway.set(counters);
+        let _ = self.gateway.set((counters, capacity));
     }
 
     /// What is counted of deliveries.
@@ -150,11 +151,12 @@ impl Metrics {
                 lost,
             );
         }
-        if let Some(gateway) = self.gateway.get() {
+        if let Some((gateway, capacity)) = self.gateway.get() {
             head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
             for (outcome, count) in gateway.iter() {
                 let _ = writeln!(text, "semel_requests_total{{outcome=\"{outcome}\"}} {count}");
             }
+            write_capacity(&mut text, capacity);
         }
         self.held.write(&mut text, "semel_effect_seconds", "From the claim until the outcome was kept.");
         self.waited.write(&mut text, "semel_wait_seconds", "How long callers waited for an effect.");
@@ -197,6 +199,21 @@ impl Observer for Metrics {
             _ => {}
         }
     }
+}
+
+fn write_capacity(text: &mut String, capacity: &Capacity) {
+    let calls = capacity.calls_in_flight();
+    gauge(text, "semel_gateway_calls_in_flight", "Guarded calls in flight at upstreams.", calls);
+    let refused = "semel_gateway_calls_refused_total";
+    head(text, refused, "counter", "Requests refused because of a limit on guarded calls.");
+    for (limit, count) in capacity.calls_refused() {
+        let _ = writeln!(text, "{refused}{{limit=\"{limit}\"}} {count}");
+    }
+    let buffered = capacity.buffered_bytes();
+    gauge(text, "semel_gateway_request_bytes_buffered", "Bytes of request bodies in memory.", buffered);
+    let refused = "semel_gateway_bodies_refused_total";
+    head(text, refused, "counter", "Requests refused because there was no room for their body.");
+    let _ = writeln!(text, "{refused} {}", capacity.bodies_refused());
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {

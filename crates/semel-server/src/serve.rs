@@ -166,7 +166,7 @@ impl Server {
                     tracing::warn!(target: "semel", "{warning}");
                 }
                 let gateway = Arc::new(Gateway::new(&engine, settings, requests)?);
-                metrics.watch_gateway(Arc::clone(gateway.counters()));
+                metrics.watch_gateway(Arc::clone(gateway.counters()), gateway.capacity().clone());
                 Some((settings, gateway, bind(settings.listen, "gateway").await?))
             }
             None => None,

@@ -200,7 +200,7 @@ fn check_http2(request: &Request<Incoming>, rules: &Rules) -> Result<(), Refusal
             return Err(Refusal::Malformed("the Host is not a host"));
         }
         _ if hosts.next().is_some() => return Err(Refusal::Malformed("there is more than one Host")),
-        _ => {}
+        (host, named) => rules.host(host.or(named))?,
     }
     if headers.get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
         return Err(Refusal::Malformed("there is more than one Content-Length"));

@@ -60,7 +60,7 @@ pub(super) fn read<'a>(
             seen.note(name, value);
         }
     }
-    fields.judge(&request)
+    fields.judge(&request, rules)
 }
 
 /// What to say about a head that is too large, from as much of it as there is.
@@ -188,7 +188,7 @@ struct Fields<'a> {
     chunked: bool,
     keys: Keys,
     connection_upgrade: bool,
-    upgrade: bool,
+    upgrade: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -218,7 +218,12 @@ impl<'a> Fields<'a> {
         match name.len() {
             4 if is(name, b"host") => set_once(&mut self.host, value, "there is more than one Host")?,
             6 if is(name, b"expect") && !is(value, b"100-continue") => return Err(Refusal::Expectation),
-            7 if is(name, b"upgrade") => self.upgrade = !is(value, b"h2c"),
+            7 if is(name, b"upgrade") => {
+                if !is_protocol(value) {
+                    return Err(Refusal::Malformed("the Upgrade is not the name of one protocol"));
+                }
+                set_once(&mut self.upgrade, value, "there is more than one Upgrade")?;
+            }
             10 if is(name, b"connection") => {
                 rules.connection_value(value)?;
                 self.connection_upgrade |=
@@ -241,7 +246,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn judge(&self, request: &RequestLine<'_>) -> Result<Head, Refusal> {
+    fn judge(&self, request: &RequestLine<'_>, rules: &Rules) -> Result<Head, Refusal> {
         match (self.host, request.authority) {
             (None, _) if request.version == Version::Http11 => {
                 return Err(Refusal::Malformed("there is no Host"));
@@ -255,6 +260,7 @@ impl<'a> Fields<'a> {
             (None, Some(_)) => return Err(Refusal::Malformed("the target names a host and Host does not")),
             _ => {}
         }
+        rules.host(self.host)?;
         let framing = match (self.length, self.chunked) {
             (Some(_), true) => {
                 return Err(Refusal::Malformed("Content-Length and Transfer-Encoding exclude each other"));
@@ -266,7 +272,7 @@ impl<'a> Fields<'a> {
             (None | Some(0), false) => Framing::None,
             (Some(length), false) => Framing::Length(length),
         };
-        let upgrade = self.upgrade
+        let upgrade = self.upgrade.is_some_and(|protocol| rules.allows_upgrade(protocol))
             && self.connection_upgrade
             && request.get
             && request.version == Version::Http11
@@ -280,6 +286,12 @@ fn set_once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<()
         None => Ok(()),
         Some(_) => Err(Refusal::Malformed(twice)),
     }
+}
+
+/// Whether a value names one protocol, perhaps with its version: `websocket`, `TLS/1.0`.
+fn is_protocol(value: &[u8]) -> bool {
+    let mut parts = value.splitn(2, |byte| *byte == b'/');
+    parts.all(|part| !part.is_empty() && part.iter().all(|byte| TOKEN[usize::from(*byte)]))
 }
 
 fn length(value: &[u8]) -> Result<u64, Refusal> {

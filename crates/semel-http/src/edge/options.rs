@@ -7,6 +7,7 @@ use http::HeaderName;
 
 use super::shortcut::Shortcut;
 use super::tls::Tls;
+use crate::policy::{ACCOUNT_HEADERS, METHOD_OVERRIDES};
 
 /// How a listener behaves. The defaults suit an API on the open net.
 #[derive(Debug, Clone)]
@@ -19,6 +20,13 @@ pub struct Options {
     pub patience: Patience,
     /// The headers that carry keys. A request that is ambiguous about one of them is refused.
     pub key_headers: Vec<HeaderName>,
+    /// Headers that the service trusts, beside those that decide about every request. `Connection` must not remove one of them, and
+    /// none may come under a name that some servers fold into it (`X_User_Id`), or as a trailer.
+    pub trusted_headers: Vec<HeaderName>,
+    /// The hosts that requests may be for: a name or an address, with its port where only that one is meant. Empty: any.
+    pub hosts: Vec<String>,
+    /// The protocols that a connection may be upgraded to; requests for others are answered in HTTP.
+    pub upgrades: Vec<String>,
     /// How long requests in flight may take to finish once the listener closes.
     pub drain: Duration,
     /// What becomes of a request whose client closes its connection, on HTTP/1.
@@ -34,11 +42,49 @@ impl Default for Options {
             limits: Limits::default(),
             patience: Patience::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
+            trusted_headers: usually_trusted(),
+            hosts: Vec::new(),
+            upgrades: vec!["websocket".to_owned()],
             drain: Duration::from_secs(30),
             departed: Departed::Finish,
             shortcut: None,
         }
     }
+}
+
+/// Headers by which services are told who asks, for whom, and how: those that select an account, those that say that a request is
+/// another, and those that proxies set after they have authenticated somebody.
+#[must_use]
+pub fn usually_trusted() -> Vec<HeaderName> {
+    let more = [
+        "remote-user",
+        "true-client-ip",
+        "x-auth-request-email",
+        "x-auth-request-groups",
+        "x-auth-request-user",
+        "x-authenticated-user",
+        "x-authenticated-userid",
+        "x-client-cert",
+        "x-email",
+        "x-forwarded-client-cert",
+        "x-forwarded-email",
+        "x-forwarded-groups",
+        "x-forwarded-prefix",
+        "x-forwarded-user",
+        "x-groups",
+        "x-original-url",
+        "x-remote-user",
+        "x-rewrite-url",
+        "x-roles",
+        "x-scope",
+        "x-scopes",
+        "x-ssl-client-dn",
+        "x-ssl-client-verify",
+        "x-user-email",
+        "x-user-roles",
+    ];
+    let more = more.into_iter().map(HeaderName::from_static);
+    ACCOUNT_HEADERS.iter().chain(&METHOD_OVERRIDES).cloned().chain(more).collect()
 }
 
 /// What becomes of a request on HTTP/1 whose client closes its side of the connection before the answer. On HTTP/2 a

@@ -32,6 +32,9 @@ pub enum Refusal {
     /// An expectation other than `100-continue`.
     #[error("only the expectation 100-continue is known here")]
     Expectation,
+    /// A host that is not served here.
+    #[error("this gateway does not serve the host that the request is for")]
+    Host,
     /// A version of HTTP that is not spoken here.
     #[error("HTTP/1.0, HTTP/1.1 and HTTP/2 are spoken here")]
     Version,
@@ -47,6 +50,7 @@ impl Refusal {
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::Host => StatusCode::MISDIRECTED_REQUEST,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Expectation => StatusCode::EXPECTATION_FAILED,
             Self::Version => StatusCode::HTTP_VERSION_NOT_SUPPORTED,
@@ -63,6 +67,7 @@ impl Refusal {
             Self::TargetTooLong => "target_too_long",
             Self::BodyTooLarge => "body_too_large",
             Self::TooSlow => "request_timeout",
+            Self::Host => "misdirected_request",
             Self::Method => "method_not_allowed",
             Self::Expectation => "expectation_failed",
             Self::Version => "version_not_supported",

@@ -39,11 +39,48 @@ const DECIDING: [&str; 20] = [
 pub(super) struct Rules {
     pub(super) limits: Limits,
     keys: Vec<HeaderName>,
+    trusted: Vec<HeaderName>,
+    hosts: Vec<String>,
+    upgrades: Vec<String>,
 }
 
 impl Rules {
     pub(super) fn new(options: &Options) -> Self {
-        Self { limits: options.limits, keys: options.key_headers.clone() }
+        let Options { limits, key_headers, trusted_headers, hosts, upgrades, .. } = options;
+        Self {
+            limits: *limits,
+            keys: key_headers.clone(),
+            trusted: trusted_headers.clone(),
+            hosts: hosts.clone(),
+            upgrades: upgrades.clone(),
+        }
+    }
+
+    /// Whether a connection may be upgraded to this protocol.
+    pub(super) fn allows_upgrade(&self, protocol: &[u8]) -> bool {
+        self.upgrades.iter().any(|allowed| is(protocol, allowed))
+    }
+
+    /// Judges which host a request is for. Its form was judged before.
+    pub(super) fn host(&self, host: Option<&[u8]>) -> Result<(), Refusal> {
+        if self.hosts.is_empty() {
+            return Ok(());
+        }
+        let host = host.unwrap_or_default();
+        let name = match memchr::memrchr(b':', host) {
+            // The colons of an address stand in brackets.
+            Some(colon) if memchr::memchr(b']', &host[colon..]).is_none() => &host[..colon],
+            _ => host,
+        };
+        match self.hosts.iter().any(|allowed| is(host, allowed) || is(name, allowed)) {
+            true => Ok(()),
+            false => Err(Refusal::Host),
+        }
+    }
+
+    /// The names of all headers on which others decide, those of keys left out.
+    fn deciding(&self) -> impl Iterator<Item = &str> {
+        DECIDING.into_iter().chain(self.trusted.iter().map(HeaderName::as_str))
     }
 
     /// Which of the key headers `name` is, in any case.
@@ -59,7 +96,7 @@ impl Rules {
         if self.keys.iter().any(|key| folds_into(name, key.as_str())) {
             return Err(Refusal::Key("the key header is written with an underscore"));
         }
-        if DECIDING.iter().any(|deciding| folds_into(name, deciding)) {
+        if self.deciding().any(|deciding| folds_into(name, deciding)) {
             return Err(Refusal::Malformed(
                 "a header name with an underscore that some servers read as another",
             ));
@@ -84,7 +121,11 @@ impl Rules {
     /// Judges a `Connection` value: it must not take away what the next server decides by.
     pub(super) fn connection_value(&self, value: &[u8]) -> Result<(), Refusal> {
         for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
-            if self.key_header(token).is_some() || DECIDING.iter().any(|name| is(token, name)) {
+            // Nearly all name nothing else.
+            if is(token, "close") || is(token, "keep-alive") {
+                continue;
+            }
+            if self.key_header(token).is_some() || self.deciding().any(|name| is(token, name)) {
                 return Err(Refusal::Malformed("Connection names a header that must reach the server"));
             }
         }
@@ -97,7 +138,7 @@ impl Rules {
         if self.key_header(name).is_some() {
             return Err(Refusal::Key("the key comes in a trailer"));
         }
-        if DECIDING.iter().any(|deciding| is(name, deciding))
+        if self.deciding().any(|deciding| is(name, deciding))
             || is(name, "te")
             || is(name, "trailer")
             || is(name, "upgrade")

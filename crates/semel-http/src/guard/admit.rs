@@ -1,22 +1,28 @@
 //! Admission: everything that is checked before the store is touched (R1).
 
 use std::ops::Range;
+use std::time::Duration;
 
-use http::header::CONTENT_LENGTH;
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderMap};
 use http::request::Parts;
 use semel::fingerprint::Payload;
 use tokio::time::Instant;
 
 use super::Inner;
 use super::messages::Watch;
-use super::read::{Read, Stopped, Whole, read};
+use super::read::{Look, Read, Stopped, Whole, read_until};
 use crate::body::Body;
+use crate::capacity::{BodyRoom, NoRoom};
 use crate::codec::Asked;
 use crate::key_source::{KeySource, Sought};
 use crate::policy::{KeyRequired, RoutePolicy};
 use crate::problem::{Problem, Situation};
 use crate::request_fingerprint;
 use crate::scope::Principal;
+
+/// When to come back to a process that is at its limits.
+const OVERLOADED: Duration = Duration::from_secs(1);
 
 /// What a request that may be claimed is known by.
 pub(super) struct Admitted {
@@ -66,8 +72,8 @@ impl Inner {
         if declared_length(parts).is_some_and(|length| length > policy.request_limit as u64) {
             return refused_as(too_large(policy));
         }
-        let (data, trailers) = match read_request(policy, body).await {
-            Ok(whole) => whole.join(),
+        let (data, trailers) = match self.read_request(policy, body).await {
+            Ok(read) => read,
             Err(problem) => return refused_as(problem),
         };
         let key = match key {
@@ -118,14 +124,50 @@ fn refused_as(problem: Problem) -> Admission {
     Admission::Refused(Asked::Request, problem)
 }
 
-/// Reads the body of a request to its end.
-pub(super) async fn read_request(policy: &RoutePolicy, body: Body) -> Result<Whole, Problem> {
-    match read(body, policy.request_limit, Instant::now() + policy.body_timeout).await {
-        Read::Whole(whole) => Ok(whole),
-        Read::Partly(_, Stopped::TooLarge) => Err(too_large(policy)),
-        Read::Partly(_, _) => Err(Situation::BodyTimeout.into()),
-        Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body was cut off")),
+impl Inner {
+    /// Reads the body of a request to its end.
+    pub(super) async fn read_request(
+        &self,
+        policy: &RoutePolicy,
+        body: Body,
+    ) -> Result<(Bytes, Option<HeaderMap>), Problem> {
+        let mut room = self.room();
+        let deadline = Instant::now() + policy.body_timeout;
+        let read = read_until(body, policy.request_limit, deadline, Some(&mut room), |_| Look::On).await;
+        match read {
+            Read::Whole(whole) => keep_room(room, whole),
+            Read::Partly(_, Stopped::NoRoom) => Err(no_room(&room)),
+            Read::Partly(_, Stopped::TooLarge) => Err(too_large(policy)),
+            Read::Partly(_, _) => Err(Situation::BodyTimeout.into()),
+            Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body was cut off")),
+        }
     }
+
+    /// Room for the body of a request.
+    pub(super) fn room(&self) -> BodyRoom {
+        BodyRoom::new(&self.capacity, &self.limits)
+    }
+}
+
+/// The bytes of a body that was read. They hold its room until they were passed on.
+pub(super) fn keep_room(room: BodyRoom, whole: Whole) -> Result<(Bytes, Option<HeaderMap>), Problem> {
+    let (data, trailers) = whole.join();
+    match room.keep(data) {
+        Ok(data) => Ok((data, trailers)),
+        Err(NoRoom) => Err(overloaded("the gateway holds as many bytes of requests in memory as it may")),
+    }
+}
+
+/// Counts a body that found no room.
+pub(super) fn no_room(room: &BodyRoom) -> Problem {
+    room.refuse();
+    overloaded("the gateway holds as many bytes of requests in memory as it may")
+}
+
+/// The process is at one of its limits. Nothing happened.
+pub(super) fn overloaded(reason: &str) -> Problem {
+    let detail = format!("{reason}; {}", Situation::Overloaded.detail());
+    Problem::new(Situation::Overloaded, detail).retry_after(OVERLOADED)
 }
 
 pub(super) fn declared_length(parts: &Parts) -> Option<u64> {

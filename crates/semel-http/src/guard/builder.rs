@@ -10,6 +10,7 @@ use semel::Engine;
 use super::shortcut::{Plainly, Recent};
 use super::{Guard, Inner, Route};
 use crate::call::Caller;
+use crate::capacity::{Capacity, CapacityLimits};
 use crate::codec::{Codec, KeyedTools};
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
@@ -28,18 +29,31 @@ pub enum Publish {
     Nothing,
 }
 
+/// What becomes of requests that no route matches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unmatched {
+    /// They have the policy of the fallback.
+    #[default]
+    Fallback,
+    /// They are refused with `no_route`, whatever their method.
+    Deny,
+}
+
 /// Settings of a [`Guard`].
 #[must_use = "nothing is built until build is called"]
 pub struct GuardBuilder {
     engine: Engine,
     profile: Profile,
     namespace: String,
-    scope: Scope,
+    scope: Option<Scope>,
     routes: Vec<RoutePolicy>,
     fallback: Option<RoutePolicy>,
     caller: Option<Arc<dyn Caller>>,
     observers: Vec<Arc<dyn Observer>>,
     publish: Publish,
+    capacity: Capacity,
+    limits: CapacityLimits,
+    unmatched: Unmatched,
 }
 
 impl GuardBuilder {
@@ -48,12 +62,15 @@ impl GuardBuilder {
             engine,
             profile: Profile::default(),
             namespace: "http".to_owned(),
-            scope: Scope::default(),
+            scope: None,
             routes: Vec::new(),
             fallback: None,
             caller: None,
             observers: Vec::new(),
             publish: Publish::WellKnown,
+            capacity: Capacity::default(),
+            limits: CapacityLimits::default(),
+            unmatched: Unmatched::default(),
         }
     }
 
@@ -69,9 +86,10 @@ impl GuardBuilder {
         self
     }
 
-    /// Who asks. Default: the hash of the header `authorization`.
+    /// Who asks. Default: the profile's ([`Profile::scope`]), which is the hash of the header `authorization`, and with it the
+    /// account behind that credential where the profile knows how clients select one.
     pub fn scope(mut self, scope: Scope) -> Self {
-        self.scope = scope;
+        self.scope = Some(scope);
         self
     }
 
@@ -105,12 +123,35 @@ impl GuardBuilder {
         self
     }
 
+    /// How much is taken on at once, and where that is counted: guards that replace each other share a [`Capacity`]. Default: one
+    /// of its own, with the default limits.
+    pub fn capacity(mut self, capacity: Capacity, limits: CapacityLimits) -> Self {
+        (self.capacity, self.limits) = (capacity, limits);
+        self
+    }
+
+    /// What becomes of requests that no route matches. Default: they have the policy of the fallback.
+    pub fn unmatched(mut self, unmatched: Unmatched) -> Self {
+        self.unmatched = unmatched;
+        self
+    }
+
     /// Builds the guard.
     ///
     /// # Errors
     /// The first setting that cannot work, as a sentence that says what to do.
     pub fn build(self) -> Result<Guard, PolicyError> {
-        let Self { engine, profile, namespace, scope, routes, fallback, caller, observers, publish } = self;
+        let Self { engine, profile, namespace, scope, routes, fallback, .. } = self;
+        let Self { caller, observers, publish, capacity, limits, unmatched, .. } = self;
+        for (setting, limit) in [
+            ("calls", limits.calls as u64),
+            ("calls_per_upstream", limits.calls_per_upstream as u64),
+            ("buffered_bytes", limits.buffered_bytes),
+        ] {
+            if limit == 0 {
+                return Err(PolicyError::Zero { setting });
+            }
+        }
         let length = namespace.len();
         if !(1..=semel::key::MAX_NAMESPACE).contains(&length) {
             return Err(PolicyError::Namespace { length });
@@ -140,12 +181,22 @@ impl GuardBuilder {
                 Some(Tools::new(tools))
             }
         };
-        let of = |number, policy: RoutePolicy| Route {
-            limiter: policy.limits.map(Limiter::new),
-            terms: Arc::new(policy.terms),
-            plainly: Plainly::of(&policy, &scope, &profile.codec),
-            policy,
-            number,
+        let scope = scope.unwrap_or_else(|| profile.scope());
+        let of = |number, mut policy: RoutePolicy| {
+            // What tells principals apart is the same in all requests of one.
+            let scope = policy.scope.as_ref().unwrap_or(&scope);
+            let buffered = usize::try_from(limits.buffered_bytes).unwrap_or(usize::MAX);
+            // A larger one would never find room.
+            policy.request_limit = policy.request_limit.min(buffered);
+            policy.headers.fingerprint.retain(|name| !scope.headers().any(|known| known == name));
+            Route {
+                limiter: policy.limits.map(Limiter::new),
+                places: capacity.places(policy.upstream.clone(), &limits),
+                terms: Arc::new(policy.terms),
+                plainly: Plainly::of(&policy, scope, &profile.codec),
+                policy,
+                number,
+            }
         };
         let routes =
             routes.into_iter().enumerate().map(|(number, policy)| of(Some(number), policy)).collect();
@@ -161,6 +212,9 @@ impl GuardBuilder {
             caller,
             observers,
             well_known,
+            capacity: capacity.clone(),
+            limits,
+            unmatched,
             probing: Mutex::default(),
             recent: Recent::new(),
         };

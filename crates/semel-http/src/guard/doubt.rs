@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, COOKIE};
+use http::header::AUTHORIZATION;
 use http::{HeaderMap, Response, StatusCode};
 use semel::key::KeyId;
 use semel::record::{Phase, Ruling, Settlement};
@@ -13,8 +13,7 @@ use super::admit::Admitted;
 use super::read::{Read, read};
 use super::{Inner, name_upstream};
 use crate::body::Body;
-use crate::policy::{Absent, CallTemplate, OnDoubt, Probe, RoutePolicy};
-use crate::scope::Scope;
+use crate::policy::{ACCOUNT_HEADERS, Absent, CallTemplate, OnDoubt, Probe, RoutePolicy};
 use crate::stored;
 
 /// How long a probe may take.
@@ -135,12 +134,13 @@ impl Inner {
     ) -> Option<Response<Body>> {
         let caller = self.caller.as_ref()?;
         let mut of_client = HeaderMap::new();
-        let scope = match policy.scope.as_ref().unwrap_or(&self.scope) {
-            Scope::Header(name) if *name != AUTHORIZATION && *name != COOKIE => Some(name.clone()),
-            _ => None,
-        };
-        for name in [AUTHORIZATION, COOKIE].into_iter().chain(scope) {
-            for value in headers.get_all(&name) {
+        let scope = policy.scope.as_ref().unwrap_or(&self.scope);
+        // Without the account that was acted for, the upstream would be asked about another.
+        for name in [AUTHORIZATION].iter().chain(&ACCOUNT_HEADERS).chain(scope.headers()) {
+            if of_client.contains_key(name) {
+                continue;
+            }
+            for value in headers.get_all(name) {
                 of_client.append(name.clone(), value.clone());
             }
         }

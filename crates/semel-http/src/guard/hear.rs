@@ -120,7 +120,7 @@ pub(super) async fn hear(
         let is_enough = found.is_some() || (until == Until::AnyEvent && others > 0);
         if is_enough { Look::Found } else { Look::On }
     };
-    match read_until(body, limit, deadline, look).await {
+    match read_until(body, limit, deadline, None, look).await {
         Read::Partly(mut rest, stopped) => match found {
             Some(Event { data, place }) => {
                 let spoken = Spoken::Among { read: rest.take_read(), place, rest };
@@ -140,7 +140,8 @@ pub(super) async fn hear(
 fn silence(stopped: Stopped) -> Silence {
     match stopped {
         Stopped::TooLarge => Silence::TooLarge,
-        Stopped::Streaming => Silence::Late,
+        // Answers take no room.
+        Stopped::Streaming | Stopped::NoRoom => Silence::Late,
         Stopped::Found => Silence::Others,
     }
 }

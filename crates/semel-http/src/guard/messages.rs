@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING,
 };
@@ -15,11 +16,12 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::admit::{Admission, Admitted, declared_length, key_to_replace, read_request, too_large};
+use super::admit::{Admission, Admitted, declared_length, keep_room, key_to_replace, no_room, too_large};
 use super::hear::{Hearing, Until, hear};
-use super::read::{Look, Read, Whole, read_until};
+use super::read::{Look, Read, Stopped, read_until};
 use super::{Inner, name_upstream};
 use crate::body::Body;
+use crate::capacity::BodyRoom;
 use crate::codec::Asked;
 use crate::key_source::check;
 use crate::mcp::call::{Form, Judged, changed, judge};
@@ -27,7 +29,7 @@ use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
 use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
-use crate::policy::{RoutePolicy, StoreDown};
+use crate::policy::{ACCOUNT_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
@@ -104,10 +106,15 @@ fn begins_as_message(data: &[u8]) -> bool {
 
 /// Reads a file that may be a message: nothing of one that does not begin so. One of unknown length is not looked at: its
 /// client may wait for an answer before it sends the first byte.
-async fn read_if_message(policy: &RoutePolicy, parts: &Parts, body: Body) -> Result<Whole, Body> {
+async fn read_if_message(
+    policy: &RoutePolicy,
+    parts: &Parts,
+    body: Body,
+    mut room: BodyRoom,
+) -> Result<(Bytes, Option<HeaderMap>), Unread> {
     let length = declared_length(parts).or_else(|| body.size_hint().exact());
     if length.is_none_or(|length| length > policy.request_limit as u64) {
-        return Err(body);
+        return Err(Unread::File(body));
     }
     let mut begun = false;
     let look = |piece: &[u8]| {
@@ -115,11 +122,20 @@ async fn read_if_message(policy: &RoutePolicy, parts: &Parts, body: Body) -> Res
         // A piece of white space alone does not say.
         if begun || piece.trim_ascii().is_empty() { Look::On } else { Look::Found }
     };
-    match read_until(body, policy.request_limit, Instant::now() + policy.body_timeout, look).await {
-        Read::Whole(whole) => Ok(whole),
-        Read::Partly(rest, _) => Err(rest.into_body()),
-        Read::Cut(error) => Err(Body::broken(error)),
+    let deadline = Instant::now() + policy.body_timeout;
+    match read_until(body, policy.request_limit, deadline, Some(&mut room), look).await {
+        Read::Whole(whole) => keep_room(room, whole).map_err(Unread::Refused),
+        Read::Partly(_, Stopped::NoRoom) => Err(Unread::Refused(no_room(&room))),
+        Read::Partly(rest, _) => Err(Unread::File(rest.into_body())),
+        Read::Cut(error) => Err(Unread::File(Body::broken(error))),
     }
+}
+
+/// A file that was not read to its end.
+enum Unread {
+    /// It is no message.
+    File(Body),
+    Refused(Problem),
 }
 
 /// Whether the gateway may say that keys are honoured: every call with a key is guarded on this route, whatever becomes of
@@ -142,13 +158,14 @@ impl Inner {
             |problem| Admission::Refused(Asked::Message(Arc::new(request::unread(&parts.headers))), problem);
         let is_too_large = declared_length(parts).is_some_and(|length| length > policy.request_limit as u64);
         let (data, trailers) = match kind {
-            Kind::File => match read_if_message(policy, parts, body).await {
-                Ok(whole) => whole.join(),
-                Err(file) => return Admission::Watched(file, Watch::Nothing),
+            Kind::File => match read_if_message(policy, parts, body, self.room()).await {
+                Ok(read) => read,
+                Err(Unread::File(file)) => return Admission::Watched(file, Watch::Nothing),
+                Err(Unread::Refused(problem)) => return unread(problem),
             },
             Kind::Message | Kind::Perhaps if is_too_large => return unread(too_large(policy)),
-            Kind::Message | Kind::Perhaps => match read_request(policy, body).await {
-                Ok(whole) => whole.join(),
+            Kind::Message | Kind::Perhaps => match self.read_request(policy, body).await {
+                Ok(read) => read,
                 Err(problem) => return unread(problem),
             },
         };
@@ -224,7 +241,7 @@ impl Inner {
             }
             None => None,
         };
-        let payload = fingerprint(parts, &call.tool, text).map_err(malformed)?;
+        let payload = fingerprint(policy, parts, &call.tool, text).map_err(malformed)?;
         let key_at = key_to_replace(policy, body)?;
         let watch = capabilities_of(policy, call);
         Ok(Admitted { principal, account, key, key_at, payload, asked, watch })
@@ -403,12 +420,23 @@ fn key_of(key: &RawValue, length: KeyLength) -> Result<String, Problem> {
     Ok(key.into_owned())
 }
 
-/// What counts as the same call: where it went, the tool, and its arguments without what differs between two tries.
-fn fingerprint(parts: &Parts, tool: &str, arguments: &RawValue) -> Result<Payload, CanonicalError> {
+/// What counts as the same call: where it went, the headers that select an account, the tool, and its arguments without what
+/// differs between two tries.
+fn fingerprint(
+    policy: &RoutePolicy,
+    parts: &Parts,
+    tool: &str,
+    arguments: &RawValue,
+) -> Result<Payload, CanonicalError> {
     let arguments = arguments.get().as_bytes();
     let mut canonical = Vec::with_capacity(arguments.len());
     canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;
     let path = parts.uri.path().trim_end_matches('/');
-    let hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
+    let mut hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
+    for name in policy.headers.fingerprint.iter().filter(|name| ACCOUNT_HEADERS.contains(name)) {
+        for value in parts.headers.get_all(name) {
+            hasher = hasher.part(name).part(value);
+        }
+    }
     Ok(hasher.part(tool).part(&canonical).finish())
 }

@@ -11,6 +11,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, timeout_at};
 
 use crate::body::{Body, BoxError};
+use crate::capacity::BodyRoom;
 
 /// What came of reading a body.
 pub(super) enum Read {
@@ -30,6 +31,8 @@ pub(super) enum Stopped {
     Streaming,
     /// What was looked for is there.
     Found,
+    /// There is no room for it.
+    NoRoom,
 }
 
 impl Stopped {
@@ -37,7 +40,7 @@ impl Stopped {
     pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::TooLarge => "it was larger than the limit",
-            Self::Streaming | Self::Found => "it was streamed",
+            Self::Streaming | Self::Found | Self::NoRoom => "it was streamed",
         }
     }
 }
@@ -74,7 +77,7 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// Reads a body of at most `limit` bytes, until `deadline`.
 pub(super) fn read(body: Body, limit: usize, deadline: Instant) -> impl Future<Output = Read> + Send {
-    read_until(body, limit, deadline, |_| Look::On)
+    read_until(body, limit, deadline, None, |_| Look::On)
 }
 
 /// Whether to read on.
@@ -84,49 +87,106 @@ pub(super) enum Look {
     Found,
 }
 
-/// The same, until `look` has found in a piece what it looks for.
+/// The same, until `look` has found in a piece what it looks for. What is read takes `room`, where it has to.
 pub(super) async fn read_until(
     mut body: Body,
     limit: usize,
     deadline: Instant,
+    mut room: Option<&mut BodyRoom>,
     mut look: impl FnMut(&[u8]) -> Look,
 ) -> Read {
-    let mut whole = Whole::default();
+    let mut gathered = Gathered::default();
     if body.is_end_stream() {
-        return Read::Whole(whole);
+        return Read::Whole(gathered.into_whole());
     }
     if body.size_hint().lower() > limit as u64 {
         return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
     }
     let mut length = 0;
     loop {
-        let next = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let next = poll_fn(|context| {
+            if let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) {
+                return Poll::Ready(Some(frame));
+            }
+            match &room {
+                Some(room) => room.poll_evicted(context).map(|()| None),
+                None => Poll::Pending,
+            }
+        });
         let frame = match within(deadline, next).await {
-            Some(Some(Ok(frame))) => frame,
-            Some(Some(Err(error))) => return Read::Cut(error),
-            Some(None) => return Read::Whole(whole),
-            None => return Read::Partly(Resumed::new(whole, body), Stopped::Streaming),
+            Some(Some(Some(Ok(frame)))) => frame,
+            Some(Some(Some(Err(error)))) => return Read::Cut(error),
+            Some(Some(None)) => return Read::Whole(gathered.into_whole()),
+            Some(None) => return Read::Partly(gathered.resume(body), Stopped::NoRoom),
+            None => return Read::Partly(gathered.resume(body), Stopped::Streaming),
         };
         match frame.into_data() {
             Ok(data) => {
+                if let Some(room) = &mut room
+                    && room.take(data.len()).is_err()
+                {
+                    return Read::Partly(gathered.resume(body), Stopped::NoRoom);
+                }
                 length += data.len();
                 let looked = look(&data);
-                if !data.is_empty() {
-                    whole.pieces.push(data);
-                }
+                gathered.add(data);
                 if looked == Look::Found {
-                    return Read::Partly(Resumed::new(whole, body), Stopped::Found);
+                    return Read::Partly(gathered.resume(body), Stopped::Found);
                 }
                 if length > limit {
-                    return Read::Partly(Resumed::new(whole, body), Stopped::TooLarge);
+                    return Read::Partly(gathered.resume(body), Stopped::TooLarge);
                 }
             }
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
-                    whole.trailers = Some(trailers);
+                    gathered.whole.trailers = Some(trailers);
                 }
             }
         }
+    }
+}
+
+/// What was read so far. Small pieces are joined as they come: a body of single bytes would take many times its size.
+#[derive(Default)]
+struct Gathered {
+    whole: Whole,
+    small: BytesMut,
+}
+
+impl Gathered {
+    /// What is joined, and until it makes a piece of this size.
+    const SMALL: usize = 1_024;
+    const PIECE: usize = 64 << 10;
+
+    fn add(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        let is_first = self.whole.pieces.is_empty() && self.small.is_empty();
+        if data.len() < Self::SMALL && !is_first {
+            self.small.extend_from_slice(&data);
+            if self.small.len() >= Self::PIECE {
+                self.flush();
+            }
+        } else {
+            self.flush();
+            self.whole.pieces.push(data);
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.small.is_empty() {
+            self.whole.pieces.push(self.small.split().freeze());
+        }
+    }
+
+    fn into_whole(mut self) -> Whole {
+        self.flush();
+        self.whole
+    }
+
+    fn resume(self, rest: Body) -> Resumed {
+        Resumed::new(self.into_whole(), rest)
     }
 }
 

@@ -11,6 +11,7 @@ use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
 use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotected};
 use crate::body::Body;
 use crate::call::{CallError, Fate};
+use crate::capacity::CallPlace;
 use crate::codec::Asked;
 use crate::observe::Outcome;
 use crate::policy::{RoutePolicy, Verdict};
@@ -33,6 +34,8 @@ impl Inner {
         claim: Claim,
         // Boxed, because the future of this is moved into its task as a whole.
         mut call: Box<Call<S>>,
+        // Held until everything is written, and for as long as the answer streams.
+        place: CallPlace,
     ) -> Ran<S>
     where
         S: Callee<R>,
@@ -64,7 +67,7 @@ impl Inner {
             Ok(answer) => answer,
             Err(error) => return Ran::Answered(Box::pin(self.failed(policy, &asked, running, &error)).await),
         };
-        let mut answer = answer.map(Body::stream);
+        let mut answer = answer.map(|body| Body::stream(body).holding(place.clone()));
         let steering = Steering::take(answer.headers_mut());
         Ran::Answered(match policy.verdict(answer.status()) {
             Verdict::Keep if !steering.discard => match &asked {

@@ -19,7 +19,7 @@ use crate::codec::Codec;
 use crate::edge::{Plain, Shortcut, Taken};
 use crate::key_source::{KeySource, parse};
 use crate::observe::Outcome;
-use crate::policy::{Fingerprinting, RoutePolicy};
+use crate::policy::{Fingerprinting, RoutePolicy, path};
 use crate::request_fingerprint::{self, Asked};
 use crate::scope::{Principal, Scope};
 use crate::stored;
@@ -27,27 +27,44 @@ use crate::stored;
 /// How a route's requests are told by their headers alone.
 pub(super) struct Plainly {
     key: HeaderName,
-    scope: Option<HeaderName>,
+    /// The first is in every request.
+    scope: Vec<HeaderName>,
 }
 
 impl Plainly {
     /// `None` where a route asks for more than headers and exact bytes.
     pub(super) fn of(policy: &RoutePolicy, scope: &Scope, codec: &Codec) -> Option<Self> {
         let (KeySource::Header(key), Codec::Http) = (&policy.key, codec) else { return None };
-        let scope = match policy.scope.as_ref().unwrap_or(scope) {
-            Scope::Header(name) => Some(name.clone()),
-            Scope::SingleTenant => None,
-            Scope::Jwt(_) => return None,
-        };
+        if scope.parts().iter().any(|part| matches!(part, Scope::Jwt(_))) {
+            return None;
+        }
+        let scope = scope.headers().cloned().collect();
         let plain = policy.verify.is_none()
             && policy.limits.is_none()
             && matches!(policy.fingerprint, Fingerprinting::Exact);
         plain.then(|| Self { key: key.clone(), scope })
     }
 
+    /// Who asks; none where the headers leave that open.
+    fn principal(&self, request: &Plain<'_>) -> Option<Option<Principal>> {
+        let part = |name: &HeaderName| {
+            let mut values = request.values(name.as_str());
+            match (values.next(), values.next()) {
+                (Some(value), None) => Some(Some(Principal::of_header(name, value))),
+                (None, _) => Some(None),
+                _ => None,
+            }
+        };
+        if let [name] = self.scope.as_slice() {
+            return part(name);
+        }
+        let parts: Option<Vec<Option<Principal>>> = self.scope.iter().map(part).collect();
+        Some(Principal::of_parts(&parts?.into_iter().flatten().collect::<Vec<_>>()))
+    }
+
     /// What a request is recalled by.
     pub(super) fn trace(&self, headers: &HeaderMap, recent: &Recent) -> Option<Trace> {
-        let scope = match &self.scope {
+        let scope = match self.scope.first() {
             Some(name) => headers.get(name)?.as_bytes(),
             None => &[],
         };
@@ -118,17 +135,19 @@ impl Inner {
         let Route { policy, plainly, number, .. } = self.find(&method, path);
         let plainly = plainly.as_ref()?;
         let key = request.value(plainly.key.as_str())?;
-        let scope = match &plainly.scope {
-            Some(name) => Some((name, request.value(name.as_str()).filter(|value| !value.is_empty())?)),
-            None => None,
+        let scope: &[u8] = match plainly.scope.first() {
+            Some(name) => request.value(name.as_str()).filter(|value| !value.is_empty())?,
+            None => &[],
         };
-        let known = self.recent.recalls(self.recent.trace(key, scope.map_or(&[], |(_, value)| value)));
-        if !known || !policy.guards(&method) || request.body.len() > policy.request_limit {
+        let known = self.recent.recalls(self.recent.trace(key, scope));
+        let is_plain = path::ambiguity(path).is_none()
+            && super::ambiguous::overrides().all(|name| request.values(name).next().is_none());
+        if !known || !is_plain || !policy.guards(&method) || request.body.len() > policy.request_limit {
             return None;
         }
         let arrived = Instant::now();
         let key = parse(key, policy.key_length).ok()?;
-        let principal = scope.map(|(name, value)| Principal::of_header(name, value));
+        let principal = plainly.principal(request)?;
         let asked = Asked { method: method.as_str(), path, query };
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);

@@ -7,8 +7,9 @@ use http::{HeaderName, Method, StatusCode};
 use semel::record::{Mode, Terms, TermsError};
 
 use super::{
-    CallTemplate, Derived, Fingerprinting, Guarding, HeaderRules, InFlight, InsertLimits, KeyRequired,
-    OnDoubt, OnServerError, Pattern, Pin, PolicyError, Probe, RoutePolicy, StoreDown, StoredHeaders,
+    Ambiguous, CallTemplate, Derived, Fingerprinting, Guarding, HeaderRules, InFlight, InsertLimits,
+    KeyRequired, OnDoubt, OnServerError, Pattern, Pin, PolicyError, Probe, RoutePolicy, StoreDown,
+    StoredHeaders,
 };
 use crate::codec::Codec;
 use crate::key_source::KeySource;
@@ -34,6 +35,7 @@ impl PolicyBuilder {
         let policy = RoutePolicy {
             pattern: everything,
             guarding: Guarding::Guarded,
+            ambiguous: Ambiguous::Refuse,
             methods: profile.methods.clone(),
             upstream: None,
             key: profile.codec.key_source(profile),
@@ -56,6 +58,7 @@ impl PolicyBuilder {
             verify: None,
             fingerprint: Fingerprinting::Exact,
             headers: HeaderRules::default(),
+            uncompared: Vec::new(),
             stored_headers: StoredHeaders::All,
             request_limit: 1 << 20,
             response_limit: 1 << 20,
@@ -101,6 +104,18 @@ impl PolicyBuilder {
     /// Guards nothing: the route only names an upstream.
     pub fn pass_through(mut self) -> Self {
         self.policy.guarding = Guarding::PassThrough;
+        self
+    }
+
+    /// What becomes of requests that two servers may read differently. Default: they are refused.
+    pub fn ambiguous(mut self, ambiguous: Ambiguous) -> Self {
+        self.policy.ambiguous = ambiguous;
+        self
+    }
+
+    /// Compares the path without regard to the case of ASCII letters, for upstreams that do.
+    pub fn ignore_case(mut self) -> Self {
+        self.pattern = self.pattern.map(Pattern::ignoring_case);
         self
     }
 
@@ -197,6 +212,12 @@ impl PolicyBuilder {
     /// What happens to headers that change an answer.
     pub fn headers(mut self, headers: HeaderRules) -> Self {
         self.policy.headers = headers;
+        self
+    }
+
+    /// Notes which headers were taken out of the comparison by hand, for [`RoutePolicy::uncompared`].
+    pub fn uncompared(mut self, names: Vec<HeaderName>) -> Self {
+        self.policy.uncompared = names;
         self
     }
 

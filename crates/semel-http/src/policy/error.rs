@@ -192,6 +192,14 @@ pub enum PolicyError {
         /// As given.
         scope: String,
     },
+    /// A part of a scope that cannot stand beside the others.
+    #[error(
+        "the part {part:?} of the scope cannot be: every part stands there once, and \"single-tenant\" stands alone"
+    )]
+    ScopePart {
+        /// As given.
+        part: String,
+    },
     /// A claim of a token that nobody can check.
     #[error(
         "the scope jwt:{claim} needs a secret or a key set (jwks): an unverified claim is anybody's word"

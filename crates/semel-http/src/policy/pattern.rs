@@ -17,6 +17,14 @@ pub struct Pattern {
     method: Option<Method>,
     segments: Vec<Segment>,
     rest: Rest,
+    case: Case,
+}
+
+/// How letters are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Exact,
+    Ignored,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +87,14 @@ impl Pattern {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { text: text.trim().to_owned(), method, segments, rest })
+        Ok(Self { text: text.trim().to_owned(), method, segments, rest, case: Case::Exact })
+    }
+
+    /// The same, whatever the case of ASCII letters in the path.
+    #[must_use]
+    pub fn ignoring_case(mut self) -> Self {
+        self.case = Case::Ignored;
+        self
     }
 
     /// The method it names; none where it is for all guarded ones.
@@ -112,7 +127,12 @@ impl Pattern {
     fn matches_segments<'a>(&self, mut path: impl Iterator<Item = &'a str>) -> bool {
         for wanted in &self.segments {
             let Some(segment) = path.next() else { return false };
-            if matches!(wanted, Segment::Exact(exact) if exact != segment) {
+            let Segment::Exact(exact) = wanted else { continue };
+            let is_same = match self.case {
+                Case::Exact => exact == segment,
+                Case::Ignored => exact.eq_ignore_ascii_case(segment),
+            };
+            if !is_same {
                 return false;
             }
         }

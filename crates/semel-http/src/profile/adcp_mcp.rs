@@ -51,6 +51,8 @@ fn code(situation: Situation) -> (&'static str, &'static str) {
         | Situation::KeyMalformed
         | Situation::ScopeMissing
         | Situation::BodyMalformed
+        | Situation::Ambiguous
+        | Situation::NoRoute
         | Situation::BodyTooLarge => ("INVALID_REQUEST", "correctable"),
         Situation::CredentialRefused => ("AUTH_REQUIRED", "correctable"),
         Situation::Conflict => ("IDEMPOTENCY_CONFLICT", "correctable"),
@@ -61,6 +63,7 @@ fn code(situation: Situation) -> (&'static str, &'static str) {
         Situation::BodyTimeout
         | Situation::InDoubt
         | Situation::StoreUnavailable
+        | Situation::Overloaded
         | Situation::UpstreamUnreachable
         | Situation::UpstreamUnknown
         | Situation::VerifyUnavailable => ("SERVICE_UNAVAILABLE", "transient"),

@@ -15,6 +15,7 @@ fn telling(situation: Situation) -> Telling {
         Situation::KeyMissing
         | Situation::KeyMalformed
         | Situation::ScopeMissing
+        | Situation::Ambiguous
         | Situation::BodyMalformed => (StatusCode::BAD_REQUEST, Retry::Useless),
         Situation::CredentialRefused => (StatusCode::UNAUTHORIZED, Retry::Useless),
         Situation::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, Retry::Useless),
@@ -23,7 +24,8 @@ fn telling(situation: Situation) -> Telling {
         Situation::InFlight => (StatusCode::CONFLICT, Retry::Useful),
         Situation::Expired => (StatusCode::GONE, Retry::Useless),
         Situation::InDoubt | Situation::OutcomeNotKept => (StatusCode::CONFLICT, Retry::Useless),
-        Situation::StoreUnavailable | Situation::VerifyUnavailable => {
+        Situation::NoRoute => (StatusCode::NOT_FOUND, Retry::Useless),
+        Situation::StoreUnavailable | Situation::VerifyUnavailable | Situation::Overloaded => {
             (StatusCode::SERVICE_UNAVAILABLE, Retry::Useful)
         }
         Situation::RateLimited => (StatusCode::TOO_MANY_REQUESTS, Retry::Useful),
@@ -43,6 +45,7 @@ impl Profile {
             shape: Shape::Problem,
             tellings: Situation::ALL.map(telling),
             key_header: HeaderName::from_static("idempotency-key"),
+            account_headers: Vec::new(),
             key_length: KeyLength { min: 1, max: 255 },
             methods: vec![Method::POST, Method::PATCH],
             pin: Pin::Deterministic,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::{HeaderName, Method, StatusCode};
 
 use super::Profile;
 use crate::policy::{OnServerError, Pin};
@@ -10,6 +10,10 @@ use crate::problem::{Shape, Situation};
 
 /// Read by these clients, which otherwise retry every 409.
 const DO_NOT_RETRY: Option<(&str, &str)> = Some(("stripe-should-retry", "false"));
+
+/// A platform acts for its connected accounts under one credential, and names the account in one of these.
+const ACCOUNT_HEADERS: [HeaderName; 2] =
+    [HeaderName::from_static("stripe-account"), HeaderName::from_static("stripe-context")];
 
 impl Profile {
     /// Everything that began is kept, a 500 too; an expired key runs again; errors as `{"error": …}`.
@@ -21,6 +25,7 @@ impl Profile {
             pin: Pin::All,
             on_5xx: OnServerError::Pin,
             memory: Duration::ZERO,
+            account_headers: ACCOUNT_HEADERS.to_vec(),
             ..Self::ietf()
         };
         for situation in Situation::ALL {
@@ -32,6 +37,7 @@ impl Profile {
                 | Situation::Expired => "idempotency_error",
                 Situation::StoreUnavailable
                 | Situation::VerifyUnavailable
+                | Situation::Overloaded
                 | Situation::UpstreamUnreachable
                 | Situation::UpstreamUnknown => "api_error",
                 Situation::KeyMissing
@@ -39,6 +45,8 @@ impl Profile {
                 | Situation::ScopeMissing
                 | Situation::CredentialRefused
                 | Situation::BodyMalformed
+                | Situation::Ambiguous
+                | Situation::NoRoute
                 | Situation::BodyTooLarge
                 | Situation::BodyTimeout
                 | Situation::RateLimited => "invalid_request_error",

@@ -27,7 +27,7 @@ pub enum Error {
     /// The route names an upstream that is not configured.
     #[error("the route names an upstream that is not configured")]
     NoUpstream,
-    /// The target does not fit behind the upstream's prefix.
+    /// The target does not fit behind the upstream's prefix, or leads out of it.
     #[error("the request target cannot be forwarded")]
     Target,
     /// The client's own body failed while it was passed on.
@@ -94,8 +94,7 @@ impl Error {
             | Self::Cut(_)
             | Self::Switched => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Target => StatusCode::URI_TOO_LONG,
-            Self::RequestBody(_) => StatusCode::BAD_REQUEST,
+            Self::Target | Self::RequestBody(_) => StatusCode::BAD_REQUEST,
         }
     }
 }

@@ -22,6 +22,21 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Where a client or a proxy says who a request comes from and by which way.
+static CLAIMS: [HeaderName; 12] = [
+    X_FORWARDED_FOR,
+    X_FORWARDED_HOST,
+    X_FORWARDED_PROTO,
+    header::FORWARDED,
+    HeaderName::from_static("cf-connecting-ip"),
+    HeaderName::from_static("fastly-client-ip"),
+    HeaderName::from_static("true-client-ip"),
+    HeaderName::from_static("x-client-ip"),
+    HeaderName::from_static("x-cluster-client-ip"),
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-real-ip"),
+];
 
 /// Drops what is meant for this hop.
 pub(super) fn drop_hop_by_hop(headers: &mut HeaderMap) {
@@ -67,10 +82,9 @@ pub(super) fn forward(
     peer: Option<&Peer>,
     host: Option<&HeaderValue>,
 ) {
-    let claims = [X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, header::FORWARDED];
-    let claimed = headers.keys().any(|name| claims.contains(name));
+    let claimed = headers.keys().any(|name| CLAIMS.contains(name));
     if claimed && policy != Forwarded::Append {
-        for name in &claims {
+        for name in &CLAIMS {
             headers.remove(name);
         }
     }

@@ -18,6 +18,8 @@ pub struct Options {
     pub total: Option<Duration>,
     /// How long an unused connection is kept.
     pub idle: Duration,
+    /// How long a tunnel may be silent in both directions.
+    pub tunnel: Duration,
     /// How many unused connections are kept.
     pub idle_connections: usize,
     /// Which `Host` the upstream sees.
@@ -37,6 +39,7 @@ impl Default for Options {
             read: Duration::from_secs(60),
             total: None,
             idle: Duration::from_secs(30),
+            tunnel: Duration::from_secs(5 * 60),
             idle_connections: 256,
             host: Host::Upstream,
             forwarded: Forwarded::Replace,
@@ -65,10 +68,11 @@ pub enum Host {
     Client,
 }
 
-/// What becomes of `X-Forwarded-For`, `-Proto`, `-Host` and `Forwarded`.
+/// What becomes of `X-Forwarded-For`, `-Proto`, `-Host`, `-Port` and `-Prefix`, of `Forwarded`, and of the headers that name the
+/// client's address alone: `X-Real-IP`, `True-Client-IP`, `X-Client-IP`, `X-Cluster-Client-IP`, `CF-Connecting-IP`, `Fastly-Client-IP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarded {
-    /// Written anew: what the client says of itself is not believed.
+    /// The first three are written anew and the others removed: what the client says of itself is not believed.
     Replace,
     /// The client's is kept and extended: it is a proxy that can be trusted.
     Append,

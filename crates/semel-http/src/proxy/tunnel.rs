@@ -1,8 +1,17 @@
 //! What follows a `101 Switching Protocols`: bytes, both ways.
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 
 use crate::Body;
 use crate::edge::Ending;
@@ -31,14 +40,19 @@ impl Entrance {
         headers.insert(header::UPGRADE, self.protocol.clone());
     }
 
-    /// Joins both sides where the upstream has agreed. The tunnel lives in a task of its own until one side closes, or
-    /// the listener ends.
-    pub(super) fn open<B>(self, response: &mut Response<B>) {
+    /// Whether the head of an answer names no other protocol than the one that was asked for.
+    pub(super) fn agrees(&self, headers: &HeaderMap) -> bool {
+        let asked = self.protocol.as_bytes();
+        headers.get_all(header::UPGRADE).iter().all(|named| named.as_bytes().eq_ignore_ascii_case(asked))
+    }
+
+    /// Joins both sides where the upstream has agreed. The tunnel lives in a task of its own until one side closes, nothing has
+    /// passed for `idle`, or the listener ends.
+    pub(super) fn open<B>(self, response: &mut Response<B>, idle: Duration) {
         debug_assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS, "asked only then");
         let upstream = hyper::upgrade::on(&mut *response);
-        let protocol = response.headers().get(header::UPGRADE).cloned().unwrap_or(self.protocol);
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        response.headers_mut().insert(header::UPGRADE, protocol);
+        response.headers_mut().insert(header::UPGRADE, self.protocol);
         let (client, mut ending) = (self.client, self.ending);
         let ended = async move {
             match &mut ending {
@@ -50,12 +64,75 @@ impl Entrance {
             let (Ok(client), Ok(upstream)) = (client.await, upstream.await) else {
                 return;
             };
-            let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+            let moved = Arc::new(Mutex::new(Instant::now()));
+            let mut client = Watched { io: TokioIo::new(client), moved: Arc::clone(&moved) };
+            let mut upstream = Watched { io: TokioIo::new(upstream), moved: Arc::clone(&moved) };
             // How a tunnel ends is the business of those who talk through it.
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
+                () = silence(&moved, idle) => tracing::debug!("a tunnel is closed: nothing has passed for {idle:?}"),
                 () = ended => {}
             }
         });
+    }
+}
+
+/// Returns once nothing has moved for so long.
+async fn silence(moved: &Mutex<Instant>, idle: Duration) {
+    loop {
+        let over = *moved.lock() + idle;
+        if over <= Instant::now() {
+            return;
+        }
+        tokio::time::sleep_until(over).await;
+    }
+}
+
+/// One side of a tunnel, which notes when bytes pass.
+struct Watched<IO> {
+    io: IO,
+    moved: Arc<Mutex<Instant>>,
+}
+
+impl<IO> Watched<IO> {
+    fn note(&self) {
+        *self.moved.lock() = Instant::now();
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.note();
+        }
+        polled
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write(context, bytes);
+        if let Poll::Ready(Ok(1..)) = polled {
+            self.note();
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
     }
 }

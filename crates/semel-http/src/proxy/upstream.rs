@@ -6,6 +6,8 @@ use std::str::FromStr;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Uri};
 
+use crate::policy::path;
+
 /// A server behind the gateway, checked: `http://HOST[:PORT][/PREFIX]` or `https://…`.
 ///
 /// ```
@@ -106,6 +108,10 @@ impl Upstream {
         if self.prefix.is_empty() || target.as_str() == "*" {
             return Some(target);
         }
+        // Whatever a server makes of it, it stays below the prefix.
+        if path::ambiguity(target.path()).is_some() && path::most_lenient(target.path()).is_none() {
+            return None;
+        }
         PathAndQuery::try_from(format!("{}{target}", self.prefix)).ok()
     }
 }
@@ -170,5 +176,9 @@ mod tests {
         assert_eq!(target("/x?y=1"), "/base/x?y=1");
         assert_eq!(target("http://other/x"), "/base/x");
         assert_eq!(target("*"), "*");
+        assert_eq!(target("/x/../y"), "/base/x/../y");
+        for path in ["/../y", "/x/../../y", "/%2e%2e/y", "/..%2fy", "/..;/y"] {
+            assert_eq!(upstream.target(path.parse().unwrap()), None, "{path}");
+        }
     }
 }

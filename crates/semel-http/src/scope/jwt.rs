@@ -214,6 +214,11 @@ impl Verifier {
         &self.claim
     }
 
+    /// Whether it checks for whom a token was made, or by whom.
+    pub(super) fn is_bound(&self) -> bool {
+        self.issuer.is_some() || self.audience.is_some()
+    }
+
     /// Who asks, by the claim of the request's bearer token.
     pub(crate) fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         let mut lines = headers.get_all(AUTHORIZATION).iter();

@@ -3,7 +3,7 @@
 use http::{Method, Request};
 use semel::canonical::Exclusions;
 use semel_http::Body;
-use semel_http::policy::{Fingerprinting, HeaderRules};
+use semel_http::policy::{Ambiguous, Fingerprinting, HeaderRules};
 
 use crate::kit::{Kit, Upstream, post, post_body, with};
 
@@ -95,15 +95,22 @@ async fn poisoning_pairwise() {
         ("x-http-method-override", "PUT", "DELETE"),
         ("x-original-url", "/a", "/b"),
         ("x-rewrite-url", "/a", "/b"),
+        ("x-method-override", "PUT", "DELETE"),
+        ("true-client-ip", "10.0.0.1", "10.0.0.2"),
+        ("cookie", "session=a", "session=b"),
+        ("x-api-key", "a", "b"),
+        ("stripe-account", "a", "b"),
+        ("x-tenant-id", "a", "b"),
     ];
+    let kit = || Kit::route(Upstream::counting(), |route| route.ambiguous(Ambiguous::Allow));
     for (name, one, other) in headers {
         for pair in [(Some(one), Some(other)), (Some(one), None), (None, Some(other))] {
             let request = |value: Option<&str>| match value {
                 Some(value) => with(post("k"), name, value),
                 None => post("k"),
             };
-            let replayed = same(&Kit::new(Upstream::counting()), request(pair.0), request(pair.1)).await;
-            let kit = Kit::new(Upstream::counting());
+            let replayed = same(&kit(), request(pair.0), request(pair.1)).await;
+            let kit = kit();
             kit.send(with(post("k"), name, one)).await;
             let reaches = kit.upstream.last().headers.get_all(name).iter().any(|value| value == one);
             assert_eq!(replayed, !reaches, "{name} {pair:?}: compared, or it does not reach the handler");

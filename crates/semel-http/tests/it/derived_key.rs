@@ -7,7 +7,7 @@ use semel::Mode;
 use semel::store::ErrorKind;
 use semel::testkit::fault::{Call, Fault, When};
 use semel_http::call::CallError;
-use semel_http::policy::{KeyRequired, PolicyBuilder, StoreDown};
+use semel_http::policy::{Ambiguous, KeyRequired, PolicyBuilder, StoreDown};
 use semel_http::{Body, KeySource, Profile, RoutePolicy};
 
 use crate::kit::{Kit, Seen, Upstream, post_body, with};
@@ -164,6 +164,7 @@ async fn keys_made_of_the_request_leave_it_as_it_is() {
     let route = RoutePolicy::builder(&Profile::ietf(), "POST /orders/{id}")
         .key(KeySource::route("order-{id}"), KeyRequired::Required)
         .mode(Mode::Keyed)
+        .ambiguous(Ambiguous::Allow)
         .build()
         .unwrap();
     let kit = Kit::with(Upstream::counting(), |guard| guard.route(route));

@@ -129,15 +129,16 @@ fn status(status: u16) -> Response<Body> {
 #[tokio::test]
 async fn a_probe_settles_what_happened() {
     let kit = Kit::route(probed(|_| status(201)), with_probe(Absent::Unknown));
-    kit.send(post("k/1")).await.assert_problem(502, "upstream_unknown");
-    let retry = kit.send(with(post("k/1"), "cookie", "a=1")).await;
+    let request = || with(with(post("k/1"), "cookie", "a=1"), "stripe-account", "acct");
+    kit.send(request()).await.assert_problem(502, "upstream_unknown");
+    let retry = kit.send(request()).await;
     assert_eq!((retry.status.as_u16(), retry.text(), retry.is_replay()), (201, "found", true));
     assert_eq!(retry.header("x-probed"), Some("1"));
     let asked = kit.upstream.last();
     assert_eq!(asked.uri, "/v1/payments/by-key/k%2F1", "the key that was sent, as one segment");
     assert_eq!(asked.headers["authorization"], "Bearer alice", "in the name of who asks");
-    assert_eq!(asked.headers["cookie"], "a=1");
-    assert!(kit.send(post("k/1")).await.is_replay());
+    assert_eq!((&asked.headers["cookie"], &asked.headers["stripe-account"]), (&"a=1".parse().unwrap(), &"acct".parse().unwrap()));
+    assert!(kit.send(request()).await.is_replay());
     assert_eq!(kit.upstream.calls(), 2, "one call, one probe");
 }
 

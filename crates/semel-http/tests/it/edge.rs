@@ -1,5 +1,6 @@
 //! The listening side: what gets in, what does not, and what becomes of connections.
 
+mod attacks;
 mod differential;
 mod guarded;
 mod http2;

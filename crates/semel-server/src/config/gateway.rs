@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderName;
-use semel_http::edge::{Limits, Patience};
-use semel_http::policy::{OnDoubt, StoreDown};
+use semel_http::capacity::CapacityLimits;
+use semel_http::edge::{self, Limits, Patience};
+use semel_http::guard::Unmatched;
+use semel_http::policy::{Ambiguous, OnDoubt, StoreDown};
 use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{Codec, KeyedTools, Profile, RoutePolicy, Scope};
@@ -17,7 +19,9 @@ use super::problem::{Problems, meant};
 use super::reader::Table;
 use super::routes::{self, Routes, Usual};
 use super::secrets::{self, Environment};
-use super::values::{address, choice, count, duration, parse_address, size, text, texts};
+use super::values::{
+    address, choice, count, duration, one_or_several, parse_address, size, switch, text, texts,
+};
 use crate::cli::ServeArgs;
 
 /// Everything the gateway needs to know.
@@ -37,11 +41,22 @@ pub(crate) struct Gateway {
     pub(crate) fallback: RoutePolicy,
     pub(crate) tls: Option<Certificate>,
     pub(crate) limits: Limits,
+    pub(crate) capacity: CapacityLimits,
+    pub(crate) unmatched: Unmatched,
+    /// The only hosts that requests may be for; empty for any.
+    pub(crate) hosts: Vec<String>,
+    /// The protocols that connections may be upgraded to.
+    pub(crate) upgrades: Vec<String>,
+    /// Headers that the upstream trusts.
+    pub(crate) trusted_headers: Vec<HeaderName>,
     pub(crate) patience: Patience,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
     [("closed", StoreDown::Closed), ("open", StoreDown::Open)];
+
+pub(super) const AMBIGUOUS: [(&str, Ambiguous); 2] =
+    [("refuse", Ambiguous::Refuse), ("allow", Ambiguous::Allow)];
 
 impl Gateway {
     /// Reads it; `None` without an upstream.
@@ -65,17 +80,26 @@ impl Gateway {
             .or(table.get("profile", |value| profile(&text(value)?)))
             .unwrap_or_default();
         let profile = tools(&mut table, profile);
-        let scope = scope(&mut table, args, environment);
+        let scope = scope(&mut table, args, environment, &profile);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
+        let ambiguous = table.get("ambiguous", choice(&AMBIGUOUS)).unwrap_or_default();
+        let ignore_case = table.get("ignore_case", switch).unwrap_or(false);
+        let unmatched = [("fallback", Unmatched::Fallback), ("deny", Unmatched::Deny)];
+        let unmatched = table.get("unmatched", choice(&unmatched)).unwrap_or_default();
+        let hosts = table.get("hosts", hosts).unwrap_or_default();
+        let upgrades = table.get("upgrades", upgrades).unwrap_or_else(|| edge::Options::default().upgrades);
+        let mut trusted_headers = edge::usually_trusted();
+        trusted_headers.extend(table.get("trusted_headers", routes::headers).unwrap_or_default());
         let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table);
-        let limits = limits(&mut table);
+        let (limits, capacity) = limits(&mut table);
         let (patience, proxy) = timeouts(&mut table, proxy);
         let span = table.span();
         table.done();
 
-        let usual = Usual::new(&profile, store_down, proxy.host);
+        let mut usual = Usual::new(&profile, store_down, proxy.host);
+        (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
         let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
@@ -103,6 +127,11 @@ impl Gateway {
             fallback: fallback?,
             tls,
             limits,
+            capacity,
+            unmatched,
+            hosts,
+            upgrades,
+            trusted_headers,
             patience,
         })
     }
@@ -116,6 +145,9 @@ impl Gateway {
     /// Every weaker promise it was configured into, in plain words.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        let routes =
+            self.routes.iter().filter_map(|route| Some((format!("{}: ", route.pattern()), route.scope()?)));
+        let scopes = [(String::new(), &self.scope)].into_iter().chain(routes);
         let mut warn = |text: String| warnings.push(text);
         if matches!(self.scope, Scope::SingleTenant) {
             warn("scope = \"single-tenant\": all clients are one principal, so a client that sends another's key and \
@@ -128,8 +160,30 @@ impl Gateway {
                 self.listen
             ));
         }
+        for (place, scope) in scopes {
+            if scope.is_freely_chosen() {
+                warn(format!(
+                    "{place}scope = \"{scope}\": any client can write what is there, so a client that sends another's name, key \
+                     and request gets the other's answer; add \"authorization\" as the first part, or let a proxy in front \
+                     set it"
+                ));
+            }
+            if scope.takes_any_token() {
+                warn(format!(
+                    "{place}scope = \"{scope}\": tokens are accepted whoever issued them for whatever audience, if one of the \
+                     keys signed them; set `issuer` or `audience` in `jwt`"
+                ));
+            }
+        }
         for route in self.routes.iter().chain([&self.fallback]) {
             let pattern = route.pattern();
+            if !route.uncompared().is_empty() {
+                let names: Vec<&str> = route.uncompared().iter().map(HeaderName::as_str).collect();
+                warn(format!(
+                    "{pattern}: fingerprint_headers_exclude: requests that differ only in {} share one answer",
+                    names.join(", ")
+                ));
+            }
             if route.store_down() == StoreDown::Open {
                 warn(format!(
                     "{pattern}: store_down = \"open\": while the store is away, requests run unprotected and retries \
@@ -193,23 +247,32 @@ fn tools(table: &mut Table<'_>, mut profile: Profile) -> Profile {
     profile
 }
 
-/// Who asks, with the keys that verify a JWT where it is one.
-fn scope(table: &mut Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Option<Scope> {
+/// Who asks, with the keys that verify a JWT where it is one. The flag separates parts with commas.
+fn scope(
+    table: &mut Table<'_>,
+    args: &ServeArgs,
+    environment: &Environment<'_>,
+    profile: &Profile,
+) -> Option<Scope> {
     let problems = table.problems();
     let verifier = verifier(table, environment);
-    let written = table.located("scope", text);
-    let (word, place) = match (&args.scope, written) {
-        (Some(flag), _) => (flag.clone(), None),
+    let written = table.located("scope", one_or_several);
+    let (parts, place) = match (&args.scope, written) {
+        (Some(flag), _) => (flag.split(',').map(str::to_owned).collect(), None),
         (None, Some(written)) => (written.value, Some(written.span)),
-        (None, None) => ("authorization".to_owned(), None),
+        (None, None) => (Vec::new(), None),
     };
-    if verifier.is_some() && !word.starts_with("jwt:") {
+    if verifier.is_some() && !parts.iter().any(|part| part.starts_with("jwt:")) {
+        let scope = if parts.is_empty() { profile.scope().to_string() } else { parts.join(",") };
         problems.at(
             &table.span(),
-            format!("jwt: is not used, because scope is {word:?}; set scope = \"jwt:sub\""),
+            format!("jwt: is not used, because scope is {scope:?}; set scope = \"jwt:sub\""),
         );
     }
-    match Scope::parse(&word, verifier) {
+    if parts.is_empty() && args.scope.is_none() && place.is_none() {
+        return Some(profile.scope());
+    }
+    match Scope::parse_parts(&parts, verifier) {
         Ok(scope) => Some(scope),
         Err(error) => {
             match place {
@@ -258,9 +321,9 @@ fn proxy(table: &mut Table<'_>) -> ProxyOptions {
     proxy
 }
 
-fn limits(table: &mut Table<'_>) -> Limits {
-    let mut limits = Limits::default();
-    let Some(mut table) = table.table("limits") else { return limits };
+fn limits(table: &mut Table<'_>) -> (Limits, CapacityLimits) {
+    let (mut limits, mut capacity) = (Limits::default(), CapacityLimits::default());
+    let Some(mut table) = table.table("limits") else { return (limits, capacity) };
     let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
     let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
     limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
@@ -269,8 +332,48 @@ fn limits(table: &mut Table<'_>) -> Limits {
     limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);
     limits.target_bytes = table.get("target", size).map_or(limits.target_bytes, as_usize);
     limits.body_bytes = table.get("body", size).unwrap_or(limits.body_bytes);
+    capacity.calls = table.get("calls", count(1, 1_000_000)).map_or(capacity.calls, as_usize);
+    capacity.calls_per_upstream =
+        table.get("calls_per_upstream", count(1, 1_000_000)).map_or(capacity.calls_per_upstream, as_usize);
+    capacity.buffered_bytes = table.get("buffered", buffered).unwrap_or(capacity.buffered_bytes);
     table.done();
-    limits
+    (limits, capacity)
+}
+
+/// Names or addresses, with a port or without.
+fn hosts(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
+    let sound = |host: String| match host.parse::<http::uri::Authority>() {
+        Ok(authority) if authority.as_str() == host && !host.contains('@') => Ok(host),
+        _ => Err(format!("{host:?} is not a host: write \"api.example.com\" or \"127.0.0.1:8080\"")),
+    };
+    texts(value)?.into_iter().map(sound).collect()
+}
+
+/// Names of protocols. HTTP/2 is none of them: in a tunnel, its requests would pass every policy.
+fn upgrades(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
+    let sound = |protocol: String| {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
+        let name = protocol.to_ascii_lowercase();
+        if name == "h2c" || name == "h2" || name.starts_with("http") {
+            Err(format!(
+                "{protocol:?} would let requests pass every policy; clients can speak HTTP/2 without it"
+            ))
+        } else if protocol.bytes().all(is_name) {
+            Ok(protocol)
+        } else {
+            Err(format!("{protocol:?} is not the name of one protocol, such as \"websocket\""))
+        }
+    };
+    texts(value)?.into_iter().map(sound).collect()
+}
+
+/// How many bytes of requests may wait in memory. Less than a small body would refuse nearly everything.
+fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
+    const LEAST: u64 = 64 << 10;
+    match size(value)? {
+        bytes if bytes < LEAST => Err(format!("expected at least \"64KiB\", found {bytes} bytes")),
+        bytes => Ok(bytes),
+    }
 }
 
 fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyOptions) {
@@ -285,6 +388,7 @@ fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyO
     set("body", &mut patience.body);
     set("idle", &mut patience.idle);
     set("write", &mut patience.write);
+    set("tunnel", &mut proxy.tunnel);
     set("connect", &mut proxy.connect);
     set("read", &mut proxy.read);
     proxy.total = table.get("total", duration);

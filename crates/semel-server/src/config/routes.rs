@@ -6,17 +6,17 @@ use http::{HeaderName, StatusCode};
 use semel::Mode;
 use semel::canonical::Exclusions;
 use semel_http::policy::{
-    Absent, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired, OnDoubt,
-    OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
+    Absent, Ambiguous, CallTemplate, Fingerprinting, HeaderRules, InFlight, InsertLimits, KeyRequired,
+    OnDoubt, OnServerError, Pin, PolicyBuilder, Probe, Rate, StoreDown, StoredHeaders,
 };
 use semel_http::proxy::{Host, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{KeySource, Profile, RoutePolicy, Scope};
 use toml::de::DeValue;
 
-use super::gateway::STORE_DOWN;
+use super::gateway::{AMBIGUOUS, STORE_DOWN};
 use super::reader::Table;
-use super::values::{choice, count, duration, size, switch, text, texts};
+use super::values::{choice, count, duration, one_or_several, size, switch, text, texts};
 
 const MODES: [(&str, Mode); 3] = [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
 const IN_FLIGHT: [(&str, InFlight); 2] = [("wait", InFlight::Wait), ("reject", InFlight::Reject)];
@@ -42,6 +42,8 @@ pub(super) struct Usual<'a> {
     pub(super) profile: &'a Profile,
     pub(super) store_down: StoreDown,
     pub(super) headers: HeaderRules,
+    pub(super) ambiguous: Ambiguous,
+    pub(super) ignore_case: bool,
 }
 
 impl<'a> Usual<'a> {
@@ -51,11 +53,15 @@ impl<'a> Usual<'a> {
             // The upstream answers under its own name, whichever gateway a retry comes through.
             headers.fingerprint.retain(|name| *name != http::header::HOST);
         }
-        Self { profile, store_down, headers }
+        Self { profile, store_down, headers, ambiguous: Ambiguous::default(), ignore_case: false }
     }
 
     pub(super) fn builder(&self, pattern: &str) -> PolicyBuilder {
-        RoutePolicy::builder(self.profile, pattern).store_down(self.store_down).headers(self.headers.clone())
+        let builder = RoutePolicy::builder(self.profile, pattern)
+            .store_down(self.store_down)
+            .headers(self.headers.clone())
+            .ambiguous(self.ambiguous);
+        if self.ignore_case { builder.ignore_case() } else { builder }
     }
 }
 
@@ -96,6 +102,7 @@ fn route(
     if table.get("guard", switch) == Some(false) {
         route = route.pass_through();
     }
+    route = set(route, table.get("ambiguous", choice(&AMBIGUOUS)), PolicyBuilder::ambiguous);
     let mode = table.get("mode", choice(&MODES));
     route = set(route, mode, PolicyBuilder::mode);
     route = key(table, route, usual.profile, &mut routes.key_headers);
@@ -155,8 +162,7 @@ fn upstream(value: &DeValue<'_>) -> Result<(String, Upstream), String> {
 
 /// A route's own scope. A JWT is verified for the whole gateway, not for one route.
 fn scope(value: &DeValue<'_>) -> Result<Scope, String> {
-    let word = text(value)?;
-    Scope::parse(&word, None::<VerifierBuilder>).map_err(|error| error.to_string())
+    Scope::parse_parts(&one_or_several(value)?, None::<VerifierBuilder>).map_err(|error| error.to_string())
 }
 
 fn bytes(value: &DeValue<'_>) -> Result<usize, String> {
@@ -167,7 +173,7 @@ fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
     CallTemplate::parse(&text(value)?).map_err(|error| error.to_string())
 }
 
-fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
+pub(super) fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
     let name = |name: String| {
         HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| format!("{name:?} cannot be the name of a header"))
@@ -281,14 +287,11 @@ fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder, usual: &HeaderRu
         (Some(Word::Exact), None) => route = route.fingerprint(Fingerprinting::Exact),
         (None, None) => {}
     }
-    let (compared, stripped) =
-        (table.get("fingerprint_headers", headers), table.get("strip_headers", headers));
-    if compared.is_some() || stripped.is_some() {
-        let usual = usual.clone();
-        let fingerprint = compared.unwrap_or(usual.fingerprint);
-        route = route.headers(HeaderRules { fingerprint, strip: stripped.unwrap_or(usual.strip) });
-    }
-    route
+    let compared = table.get("fingerprint_headers", headers).unwrap_or_default();
+    let except = table.get("fingerprint_headers_exclude", headers).unwrap_or_default();
+    let mut rules = usual.clone().comparing(compared, &except);
+    rules.strip = table.get("strip_headers", headers).unwrap_or(rules.strip);
+    route.headers(rules).uncompared(except)
 }
 
 /// `limits = { writes = { per_second = 10, burst = 100 }, reads = { … } }`

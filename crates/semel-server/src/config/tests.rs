@@ -88,6 +88,7 @@ fn the_example_can_be_read() {
     let bare = parse("[gateway]\nupstream = \"http://127.0.0.1:3000\"").unwrap();
     let usual = bare.gateway.unwrap();
     assert_eq!(format!("{:?}", gateway.limits), format!("{:?}", usual.limits));
+    assert_eq!(gateway.capacity, usual.capacity);
     assert_eq!(format!("{:?}", gateway.patience), format!("{:?}", usual.patience));
     assert_eq!(format!("{:?}", gateway.proxy), format!("{:?}", usual.proxy));
     assert_eq!(

@@ -28,6 +28,15 @@ pub(super) fn texts(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     }
 }
 
+/// A text, or a list of them.
+pub(super) fn one_or_several(value: &DeValue<'_>) -> Result<Vec<String>, String> {
+    match value {
+        DeValue::Array(_) => texts(value),
+        DeValue::String(_) => Ok(vec![text(value)?]),
+        other => Err(format!("expected text in quotes or a list of texts, found {}", other.type_str())),
+    }
+}
+
 /// Yes or no.
 pub(super) fn switch(value: &DeValue<'_>) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| format!("expected true or false, found {}", value.type_str()))

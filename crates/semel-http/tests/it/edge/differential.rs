@@ -132,6 +132,15 @@ fn read_one(bytes: &[u8]) -> Option<(Read, &[u8], bool)> {
     if options.iter().any(|option| folds.contains(&&**option)) {
         return None;
     }
+    let is_protocol = |value: &[u8]| {
+        let text = String::from_utf8_lossy(value).into_owned();
+        text.splitn(2, '/').all(|part| !part.is_empty() && symbols(part))
+    };
+    match of("upgrade")[..] {
+        [] => {}
+        [protocol] if is_protocol(protocol) => {}
+        _ => return None,
+    }
     if of("expect").iter().any(|value| !value.eq_ignore_ascii_case(b"100-continue")) {
         return None;
     }

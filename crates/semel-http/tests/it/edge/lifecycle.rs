@@ -168,13 +168,13 @@ async fn drain_lets_requests_finish() {
 // sigterm_drain: a tunnel is cut with the rest.
 #[tokio::test]
 async fn a_forced_drain_cuts_tunnels() {
-    let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     let upstream = Upstream::start(move |_| vec![send(switched), Step::Echo]).await;
     let mut options = small();
     options.drain = Duration::from_millis(200);
     let mut gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
     let mut client = gateway.connect().await;
-    client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n").await;
+    client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
     client.until("\r\n\r\n").await;
     client.send("hello").await;
     client.until("hello").await;

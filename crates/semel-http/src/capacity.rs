@@ -1,0 +1,420 @@
+//! Bounds on what a process takes on at once: calls in flight at upstreams, and bytes of requests that wait in memory.
+//!
+//! An effect outlives its connection, so limits on connections do not bound the calls at an upstream. And a body is read before
+//! anybody is authenticated, so the bytes of all of them together need a bound. Both are checked before a key is claimed: a
+//! request that is refused here has left no trace.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How long a body may arrive undisturbed. One that takes longer makes room where there is none left for others.
+const UNDISTURBED: Duration = Duration::from_secs(1);
+
+/// How much a guard takes on at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapacityLimits {
+    /// Guarded calls in flight, in all.
+    pub calls: usize,
+    /// Guarded calls in flight at one upstream.
+    pub calls_per_upstream: usize,
+    /// Bytes of request bodies that are read and not yet passed on, in all.
+    pub buffered_bytes: u64,
+}
+
+impl Default for CapacityLimits {
+    fn default() -> Self {
+        Self { calls: 2_048, calls_per_upstream: 1_024, buffered_bytes: 64 << 20 }
+    }
+}
+
+/// What is in use. Clones share everything; guards that replace each other share one, so that a reload forgets no call.
+#[derive(Clone, Default)]
+pub struct Capacity {
+    usage: Arc<Usage>,
+}
+
+#[derive(Default)]
+struct Usage {
+    calls: Arc<AtomicUsize>,
+    /// By the name of the upstream; none is the first one.
+    upstreams: Mutex<HashMap<Option<Arc<str>>, Arc<AtomicUsize>>>,
+    refused_in_all: AtomicU64,
+    refused_by_upstream: AtomicU64,
+    bodies: Mutex<Bodies>,
+    refused_bodies: AtomicU64,
+}
+
+impl Capacity {
+    /// Nothing is in use yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Guarded calls in flight, those whose clients have left included.
+    #[must_use]
+    pub fn calls_in_flight(&self) -> usize {
+        self.usage.calls.load(Ordering::Relaxed)
+    }
+
+    /// How many requests were refused because of each limit on calls, by its name in metrics.
+    #[must_use]
+    pub fn calls_refused(&self) -> [(&'static str, u64); 2] {
+        let Usage { refused_in_all, refused_by_upstream, .. } = &*self.usage;
+        [
+            (CallLimit::InAll.name(), refused_in_all.load(Ordering::Relaxed)),
+            (CallLimit::Upstream.name(), refused_by_upstream.load(Ordering::Relaxed)),
+        ]
+    }
+
+    /// Bytes of request bodies in memory.
+    #[must_use]
+    pub fn buffered_bytes(&self) -> u64 {
+        self.usage.bodies.lock().used
+    }
+
+    /// How many bodies were refused for want of room.
+    #[must_use]
+    pub fn bodies_refused(&self) -> u64 {
+        self.usage.refused_bodies.load(Ordering::Relaxed)
+    }
+
+    /// The places for calls to an upstream.
+    pub(crate) fn places(&self, upstream: Option<Arc<str>>, limits: &CapacityLimits) -> CallPlaces {
+        let of_upstream = Arc::clone(self.usage.upstreams.lock().entry(upstream).or_default());
+        CallPlaces { of_upstream, in_all: Arc::clone(&self.usage.calls), limits: *limits }
+    }
+
+    /// Counts a request that found no place.
+    pub(crate) fn refuse_call(&self, limit: CallLimit) {
+        let counter = match limit {
+            CallLimit::InAll => &self.usage.refused_in_all,
+            CallLimit::Upstream => &self.usage.refused_by_upstream,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Capacity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capacity")
+            .field("calls", &self.calls_in_flight())
+            .field("buffered_bytes", &self.buffered_bytes())
+            .finish()
+    }
+}
+
+// === calls ===
+
+/// Which limit on calls was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallLimit {
+    InAll,
+    Upstream,
+}
+
+impl CallLimit {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::InAll => "process",
+            Self::Upstream => "upstream",
+        }
+    }
+}
+
+/// The places for calls of one route.
+pub(crate) struct CallPlaces {
+    of_upstream: Arc<AtomicUsize>,
+    in_all: Arc<AtomicUsize>,
+    limits: CapacityLimits,
+}
+
+impl CallPlaces {
+    /// Takes a place, where there is one.
+    pub(crate) fn take(&self) -> Result<CallPlace, CallLimit> {
+        let of_upstream =
+            Counted::take(&self.of_upstream, self.limits.calls_per_upstream).ok_or(CallLimit::Upstream)?;
+        let in_all = Counted::take(&self.in_all, self.limits.calls).ok_or(CallLimit::InAll)?;
+        Ok(CallPlace { _counted: Arc::new([of_upstream, in_all]) })
+    }
+}
+
+/// A place for one call. It is free again when the last clone is dropped.
+#[derive(Clone)]
+pub(crate) struct CallPlace {
+    _counted: Arc<[Counted; 2]>,
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn take(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
+        let more = |count: usize| (count < limit).then_some(count + 1);
+        count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+// === bytes ===
+
+#[derive(Default)]
+struct Bodies {
+    used: u64,
+    started: u64,
+    /// Those that have not arrived to their end, the oldest first.
+    arriving: BTreeMap<u64, Arriving>,
+}
+
+struct Arriving {
+    bytes: u64,
+    since: Instant,
+    signal: Arc<Signal>,
+}
+
+/// Tells a body that it has to make room.
+#[derive(Default)]
+struct Signal {
+    evicted: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// There is no room for a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoRoom;
+
+impl Bodies {
+    /// Whether there is room for so many bytes more, of all bodies or of those that `number` may push out: the ones that have
+    /// been arriving for long. They are told, and no longer count.
+    fn make_room(&mut self, bytes: u64, limit: u64, number: u64) -> Result<(), NoRoom> {
+        let Some(mut missing) = self.used.saturating_add(bytes).checked_sub(limit).filter(|left| *left > 0)
+        else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        let mut victims = Vec::new();
+        for (victim, arriving) in &self.arriving {
+            if missing == 0 || now.saturating_duration_since(arriving.since) < UNDISTURBED {
+                break;
+            }
+            if *victim != number {
+                victims.push(*victim);
+                missing = missing.saturating_sub(arriving.bytes);
+            }
+        }
+        if missing > 0 {
+            return Err(NoRoom);
+        }
+        for victim in victims {
+            if let Some(arriving) = self.arriving.remove(&victim) {
+                self.used = self.used.saturating_sub(arriving.bytes);
+                arriving.signal.evict();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Signal {
+    fn evict(&self) {
+        self.evicted.store(true, Ordering::Release);
+        if let Some(waker) = self.waker.lock().take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The room that an arriving body takes. Dropped, it is given back.
+pub(crate) struct BodyRoom {
+    usage: Arc<Usage>,
+    limit: u64,
+    place: Option<(u64, Arc<Signal>)>,
+}
+
+impl BodyRoom {
+    pub(crate) fn new(capacity: &Capacity, limits: &CapacityLimits) -> Self {
+        Self { usage: Arc::clone(&capacity.usage), limit: limits.buffered_bytes, place: None }
+    }
+
+    /// Takes room for the next bytes.
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        let bytes = bytes as u64;
+        let mut bodies = self.usage.bodies.lock();
+        let (number, signal) = self.place.get_or_insert_with(|| {
+            bodies.started += 1;
+            let number = bodies.started;
+            let signal = Arc::new(Signal::default());
+            let arriving = Arriving { bytes: 0, since: Instant::now(), signal: Arc::clone(&signal) };
+            bodies.arriving.insert(number, arriving);
+            (number, signal)
+        });
+        let taken = match signal.evicted.load(Ordering::Acquire) {
+            true => Err(NoRoom),
+            false => bodies.make_room(bytes, self.limit, *number),
+        };
+        if taken.is_ok() {
+            bodies.used += bytes;
+            if let Some(arriving) = bodies.arriving.get_mut(number) {
+                arriving.bytes += bytes;
+            }
+        }
+        taken
+    }
+
+    /// Ready once the body has to make room for others.
+    pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> Poll<()> {
+        let Some((_, signal)) = &self.place else { return Poll::Pending };
+        *signal.waker.lock() = Some(context.waker().clone());
+        if signal.evicted.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Counts a body that was refused.
+    pub(crate) fn refuse(&self) {
+        self.usage.refused_bodies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The body has arrived as these bytes. Its room is given back when the last clone of them is dropped.
+    pub(crate) fn keep(mut self, data: Bytes) -> Result<Bytes, NoRoom> {
+        let Some((number, _)) = self.place.take() else { return Ok(data) };
+        // Evicted in the last moment: its room was given to another.
+        let Some(arriving) = self.usage.bodies.lock().arriving.remove(&number) else {
+            self.refuse();
+            return Err(NoRoom);
+        };
+        let room = KeptRoom { usage: Arc::clone(&self.usage), bytes: arriving.bytes };
+        Ok(Bytes::from_owner(KeptBody { data, _room: room }))
+    }
+}
+
+impl Drop for BodyRoom {
+    fn drop(&mut self) {
+        if let Some((number, _)) = &self.place {
+            let mut bodies = self.usage.bodies.lock();
+            if let Some(arriving) = bodies.arriving.remove(number) {
+                bodies.used = bodies.used.saturating_sub(arriving.bytes);
+            }
+        }
+    }
+}
+
+/// The room of a body that has arrived.
+struct KeptRoom {
+    usage: Arc<Usage>,
+    bytes: u64,
+}
+
+impl Drop for KeptRoom {
+    fn drop(&mut self) {
+        let mut bodies = self.usage.bodies.lock();
+        bodies.used = bodies.used.saturating_sub(self.bytes);
+    }
+}
+
+struct KeptBody {
+    data: Bytes,
+    _room: KeptRoom,
+}
+
+impl AsRef<[u8]> for KeptBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: CapacityLimits = CapacityLimits { calls: 3, calls_per_upstream: 2, buffered_bytes: 100 };
+
+    #[test]
+    fn places_are_limited_by_upstream_and_in_all() {
+        let capacity = Capacity::new();
+        let (one, two) = (capacity.places(None, &LIMITS), capacity.places(Some("two".into()), &LIMITS));
+        let first = one.take().unwrap_or_else(|_| panic!("a place"));
+        let held = (one.take().is_ok_and(|_| true), first.clone());
+        assert!(held.0);
+        let second = one.take();
+        assert_eq!(one.take().err(), Some(CallLimit::Upstream));
+        let third = two.take();
+        assert_eq!(two.take().err(), Some(CallLimit::InAll));
+        assert_eq!(
+            capacity.calls_in_flight(),
+            3,
+            "a place that was not had in all is given back to the upstream"
+        );
+        drop(first);
+        assert_eq!(capacity.calls_in_flight(), 3, "a clone still holds it");
+        drop((held, second, third));
+        assert_eq!(capacity.calls_in_flight(), 0);
+        assert!(one.take().is_ok() && two.take().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn room_comes_back_however_a_body_ends() {
+        let capacity = Capacity::new();
+        let room = || BodyRoom::new(&capacity, &LIMITS);
+        let mut dropped = room();
+        dropped.take(60).unwrap();
+        assert_eq!(room().take(50), Err(NoRoom));
+        drop(dropped);
+        assert_eq!(capacity.buffered_bytes(), 0);
+        let mut whole = room();
+        whole.take(40).unwrap();
+        whole.take(20).unwrap();
+        let data = whole.keep(Bytes::from_static(&[7; 60])).unwrap();
+        let part = data.slice(3..5);
+        drop(data);
+        assert_eq!((capacity.buffered_bytes(), part.as_ref()), (60, &[7, 7][..]));
+        drop(part);
+        assert_eq!(capacity.buffered_bytes(), 0);
+        assert_eq!(room().keep(Bytes::new()), Ok(Bytes::new()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_slow_body_makes_room_and_a_young_one_does_not() {
+        let capacity = Capacity::new();
+        let room = || BodyRoom::new(&capacity, &LIMITS);
+        let (mut oldest, mut older, mut new) = (room(), room(), room());
+        oldest.take(40).unwrap();
+        tokio::time::advance(Duration::from_millis(10)).await;
+        older.take(40).unwrap();
+        assert_eq!(new.take(50), Err(NoRoom), "all of them are young");
+        tokio::time::advance(UNDISTURBED).await;
+        new.take(50).unwrap();
+        let context = Context::from_waker(Waker::noop());
+        assert_eq!(oldest.poll_evicted(&context), Poll::Ready(()));
+        assert_eq!(older.poll_evicted(&context), Poll::Pending);
+        assert_eq!(oldest.take(1), Err(NoRoom));
+        assert_eq!(oldest.keep(Bytes::from_static(b"x")), Err(NoRoom));
+        assert_eq!(capacity.buffered_bytes(), 90);
+        drop((older, new));
+        assert_eq!(capacity.buffered_bytes(), 0);
+    }
+
+    // What has arrived is about to be passed on, and is never taken away.
+    #[tokio::test(start_paused = true)]
+    async fn a_whole_body_is_not_evicted() {
+        let capacity = Capacity::new();
+        let mut whole = BodyRoom::new(&capacity, &LIMITS);
+        whole.take(90).unwrap();
+        let data = whole.keep(Bytes::from_static(&[7; 90])).unwrap();
+        tokio::time::advance(UNDISTURBED * 2).await;
+        assert_eq!(BodyRoom::new(&capacity, &LIMITS).take(20), Err(NoRoom));
+        drop(data);
+        assert_eq!(capacity.buffered_bytes(), 0);
+    }
+}

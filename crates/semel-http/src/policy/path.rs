@@ -1,0 +1,183 @@
+//! Paths that two servers may read differently.
+//!
+//! A route decides by the path that the gateway reads. An upstream that reads another one, because it decodes once more or drops
+//! what the gateway keeps, would act outside of the route that is meant for the path.
+
+/// Why two servers may read a path differently.
+pub(crate) fn ambiguity(path: &str) -> Option<&'static str> {
+    let is_special = |byte: u8| matches!(byte, b'%' | b'\\' | b';');
+    if !path.bytes().any(is_special) && !path.contains("/.") {
+        return None;
+    }
+    let bytes = path.as_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
+        let found = match byte {
+            b'\\' => Some("a backslash"),
+            b';' => Some("a parameter of a segment (;)"),
+            b'%' => escape(&bytes[at..]),
+            _ => None,
+        };
+        if found.is_some() {
+            return found;
+        }
+    }
+    // Nothing but letters, digits and the like is escaped by now.
+    let is_dots = |segment: &str| matches!(decode(segment).as_slice(), b"." | b"..");
+    path.split('/').any(is_dots).then_some("a segment of dots")
+}
+
+/// What is wrong with the escape that these bytes begin with.
+fn escape(bytes: &[u8]) -> Option<&'static str> {
+    match escaped(bytes) {
+        None => Some("a percent sign that escapes nothing"),
+        Some(b'/') => Some("an escaped slash"),
+        Some(b'\\') => Some("an escaped backslash"),
+        Some(b';') => Some("an escaped semicolon"),
+        Some(byte) if byte.is_ascii_control() => Some("an escaped control character"),
+        Some(0xC0 | 0xC1) => Some("bytes that are no UTF-8"),
+        Some(b'%') => {
+            // Once more decoded, it would be one of those above.
+            let twice = [&b"%"[..], bytes.get(3..).unwrap_or_default()].concat();
+            let is_special = |byte: u8| matches!(byte, b'.' | b'%') || escape(&twice).is_some();
+            escaped(&twice).is_some_and(is_special).then_some("a character that is escaped twice")
+        }
+        Some(_) => None,
+    }
+}
+
+/// The byte that an escape at the start stands for.
+fn escaped(bytes: &[u8]) -> Option<u8> {
+    let [b'%', high, low, ..] = bytes else { return None };
+    Some(hex(*high)? << 4 | hex(*low)?)
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+fn decode(text: &str) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        match escaped(rest) {
+            Some(byte) => {
+                decoded.push(byte);
+                rest = &rest[3..];
+            }
+            None => {
+                decoded.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    decoded
+}
+
+/// A path as the most lenient server reads it: decoded as often as that changes anything, backslashes taken for slashes, parameters
+/// dropped, dots resolved. None where it leaves the root, or cannot be read.
+pub(crate) fn most_lenient(path: &str) -> Option<String> {
+    let mut text = path.to_owned();
+    // Each turn makes it shorter. Nobody decodes that often, and a path that needs more is up to no good.
+    for turn in 0.. {
+        let decoded = String::from_utf8(decode(&text)).ok().filter(|_| turn < 5)?;
+        if decoded == text {
+            break;
+        }
+        text = decoded;
+    }
+    if text.bytes().any(|byte| byte.is_ascii_control()) {
+        return None;
+    }
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in text.split(['/', '\\']) {
+        match segment.split(';').next().unwrap_or_default() {
+            "" | "." => {}
+            ".." => {
+                segments.pop()?;
+            }
+            segment => segments.push(segment),
+        }
+    }
+    Some(format!("/{}", segments.join("/")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_read_in_two_ways() {
+        for path in [
+            "/a%2Fb",
+            "/a%2fb",
+            "/a%5Cb",
+            "/a\\b",
+            "/a;b",
+            "/a;",
+            "/a%3Bb",
+            "/a%00",
+            "/a%0d",
+            "/a%7F",
+            "/a%",
+            "/a%2",
+            "/a%zz",
+            "/a%c0%af",
+            "/a%C1%9c",
+            "/.",
+            "/..",
+            "/a/.",
+            "/a/./b",
+            "/a/../b",
+            "/a/%2e/b",
+            "/a/%2E./b",
+            "/a/.%2e",
+            "/a%252fb",
+            "/a%252e%252e/b",
+            "/a%25252e",
+            "/a%255cb",
+            "/a%2500",
+        ] {
+            assert!(ambiguity(path).is_some(), "{path}");
+        }
+        for path in [
+            "/",
+            "/a/b",
+            "/a%20b",
+            "/100%25",
+            "/100%25/x",
+            "/%41",
+            "/...",
+            "/.a",
+            "/a.",
+            "/a..b",
+            "/%2Ea",
+            "/%E2%82%AC",
+            "/a%2520b",
+            "//a",
+            "*",
+        ] {
+            assert_eq!(ambiguity(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_most_lenient_reading() {
+        for (path, read) in [
+            ("/a/b", Some("/a/b")),
+            ("//a//b/", Some("/a/b")),
+            ("/a%2Fb", Some("/a/b")),
+            ("/a%252Fb", Some("/a/b")),
+            ("/a;x=1/b", Some("/a/b")),
+            ("/a/..;/b", Some("/b")),
+            ("/a/..%5Cb", Some("/b")),
+            ("/a/../../b", None),
+            ("/..%2fb", None),
+            ("/%25252e%25252e/b", None),
+            ("/a%00b", None),
+            ("/a%c0%af", None),
+            ("/", Some("/")),
+        ] {
+            assert_eq!(most_lenient(path).as_deref(), read, "{path}");
+        }
+    }
+}

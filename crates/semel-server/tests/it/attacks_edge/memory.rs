@@ -1,0 +1,70 @@
+//! Bodies that are half sent.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use semel_testbed::wait;
+
+use super::{connect, gateway, read_status};
+use crate::kit::{PATIENCE, Upstream, metric};
+
+fn head(key: &str, length: usize) -> String {
+    format!("POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {key}\r\nContent-Length: {length}\r\n\r\n")
+}
+
+/// Bodies are read before anybody is authenticated, so all of them together have a bound.
+#[test]
+fn half_sent_bodies_take_no_more_memory_than_their_budget() {
+    let upstream = Upstream::start();
+    let settings = "scope = \"single-tenant\"\n[gateway.limits]\nbuffered = \"256KiB\"";
+    let routes = "[[route]]\nmatch = \"POST /pay\"\nrequest_limit = \"128KiB\"\n";
+    let (_folder, semel) = gateway(&upstream.url(), settings, routes);
+    let buffered = || metric(&semel.admin(), "semel_gateway_request_bytes_buffered");
+    let mut half_sent = Vec::new();
+    for number in 0..8 {
+        let mut stream = connect(&semel);
+        stream.write_all(head(&format!("half-{number}"), 100_000).as_bytes()).unwrap();
+        // The gateway may have refused the request already, and closed the connection.
+        let _ = stream.write_all(&[b'x'; 90_000]);
+        half_sent.push(stream);
+    }
+    let admin = semel.admin();
+    let refused = || metric(&admin, "semel_gateway_bodies_refused_total");
+    wait::until("refusals", PATIENCE, || refused() >= 5.0).unwrap();
+    assert!(buffered() <= 262_144.0, "{}", buffered());
+    let statuses: Vec<u16> = half_sent.drain(3..).map(|stream| read_status(&stream)).collect();
+    assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
+    drop(half_sent);
+    wait::until("the end of all", PATIENCE, || buffered() == 0.0).unwrap();
+    assert_eq!(upstream.total(), 0);
+    let honest = semel.gateway().with("idempotency-key", "whole");
+    assert_eq!(honest.post("/pay", &"y".repeat(100_000)).status, 201);
+    assert_eq!(buffered(), 0.0);
+}
+
+/// Where slow bodies hold the whole budget, the one that has been read for longest makes room for a quick one.
+#[test]
+fn slow_bodies_do_not_lock_out_an_honest_client() {
+    let upstream = Upstream::start();
+    let settings = "scope = \"single-tenant\"\n[gateway.limits]\nbuffered = \"256KiB\"";
+    let routes = "[[route]]\nmatch = \"POST /pay\"\nrequest_limit = \"128KiB\"\n";
+    let (_folder, semel) = gateway(&upstream.url(), settings, routes);
+    let slow: Vec<_> = (0..2)
+        .map(|number| {
+            let mut stream = connect(&semel);
+            stream.write_all(head(&format!("slow-{number}"), 130_000).as_bytes()).unwrap();
+            stream.write_all(&[b'x'; 125_000]).unwrap();
+            stream
+        })
+        .collect();
+    let buffered = || metric(&semel.admin(), "semel_gateway_request_bytes_buffered");
+    wait::until("two slow bodies", PATIENCE, || buffered() == 250_000.0).unwrap();
+    std::thread::sleep(Duration::from_millis(1_200));
+    for number in 0..5 {
+        let honest = semel.gateway().with("idempotency-key", &format!("honest-{number}"));
+        assert_eq!(honest.post("/pay", &"y".repeat(50_000)).status, 201);
+    }
+    assert_eq!(read_status(&slow[0]), 503, "the oldest made room");
+    assert_eq!(upstream.total(), 5);
+    wait::until("one slow body", PATIENCE, || buffered() == 125_000.0).unwrap();
+}
