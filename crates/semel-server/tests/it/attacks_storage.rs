@@ -1,0 +1,3 @@
+//! Attacks on what is kept: stores that are filled, files that others can read, secrets that targets echo.
+
+mod exhaustion;
