@@ -3,3 +3,4 @@
 mod echoed_secrets;
 mod exhaustion;
 mod file_rights;
+mod unencrypted;
