@@ -65,6 +65,7 @@ pub struct RoutePolicy {
     pub(crate) stored_headers: StoredHeaders,
     pub(crate) request_limit: usize,
     pub(crate) response_limit: usize,
+    pub(crate) refusal_limit: usize,
     pub(crate) body_timeout: Duration,
     pub(crate) store_down: StoreDown,
     pub(crate) limits: Option<InsertLimits>,

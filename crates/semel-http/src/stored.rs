@@ -109,6 +109,11 @@ pub(crate) fn tombstone(reason: &str) -> Outcome {
     Outcome::tombstone(KIND, reason)
 }
 
+/// What is kept of a refusal that is too large to be kept. The status is, so that a retry learns how it ended.
+pub(crate) fn large_refusal(status: StatusCode, bytes: usize) -> Outcome {
+    tombstone(&format!("it was a {} of {bytes} bytes, more than is kept of a refusal", status.as_u16()))
+}
+
 fn encode(
     status: StatusCode,
     headers: &HeaderMap,

@@ -137,6 +137,10 @@ impl Transfer {
                     }
                     Ok(())
                 }
+                // It stays where it is, for a version that reads it.
+                Err(Unreadable { newer_format: Some(_), why, .. }) => {
+                    Err(DrainError::Buffer(StoreError::new(store::ErrorKind::Incompatible, why.clone())))
+                }
                 Err(unreadable) => self.set_aside_unreadable(&leased, run.id, unreadable).await,
             }
         });
@@ -300,8 +304,16 @@ impl Transfer {
         &self,
         leased: &Leased,
         id: EventId,
-        Unreadable { bytes, why }: &Unreadable,
+        Unreadable { bytes, why, newer_format }: &Unreadable,
     ) -> Result<(), DrainError> {
+        if newer_format.is_some() {
+            tracing::warn!(target: "semel", run_id = %id, error = why, "a buffered run was written by a later version; it stays in the buffer");
+            let held = (leased.tenant.as_str(), leased.token.as_str());
+            if self.buffer.give_back(held, id, PAUSES[PAUSES.len() - 1], false).await? {
+                count(&self.counters.given_back, 1);
+            }
+            return Ok(());
+        }
         self.set_aside(leased, id, bytes.clone(), Cause::Undecodable, why).await
     }
 

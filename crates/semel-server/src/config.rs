@@ -32,6 +32,7 @@ pub(crate) use self::intake::{Gate, Intake};
 pub(crate) use self::pipeline::{LedgerPlace, Pipeline};
 pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
+use self::sealing::PlainLedger;
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
 pub(crate) use self::targets::targets;
@@ -145,13 +146,37 @@ impl Config {
         let gateway = Gateway::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment, gateway.as_ref());
         let downstreams = downstream::read(&mut root, environment);
-        let pipeline = Pipeline::read(&mut root, &records, environment);
+        let mut pipeline = Pipeline::read(&mut root, &records, environment);
         let intake = Intake::read(&mut root, pipeline.ledger.is_some(), environment);
+        if sealing.as_ref().is_some_and(|sealing| sealing.ledger == PlainLedger::Refuse) {
+            refuse_plain_ledger(&root, &mut pipeline, &intake);
+        }
         let log = Log::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
         Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, intake, log, drain }
     }
+}
+
+/// Outcomes are sealed, events and buffered runs are not. Where something asks for a ledger or a buffer, the operator has to
+/// accept that; where nothing does, there is none.
+fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intake) {
+    let asking = [
+        ("[ledger]", pipeline.is_asked_for),
+        ("[[target]]", !pipeline.targets.is_empty()),
+        ("[[source]]", !intake.sources.is_empty()),
+        ("[gate]", intake.gate.buffer.is_some()),
+    ];
+    let asking: Vec<&str> = asking.iter().filter(|(_, asks)| *asks).map(|(name, _)| *name).collect();
+    if asking.is_empty() {
+        pipeline.ledger = None;
+        return;
+    }
+    root.problems().whole(format!(
+        "[store.encryption] seals outcomes, and {} would keep events, dead letters and buffered runs unencrypted: set ledger = \
+         \"plain\" in [store.encryption] to accept that, or remove them",
+        asking.join(", ")
+    ));
 }
 
 impl Log {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
-use semel::store::RedisStore;
+use semel::store::{LimitedStore, RedisStore};
 use semel_http::capacity::Capacity;
 use semel_http::observe::Counters;
 
@@ -40,6 +40,7 @@ pub(crate) struct Metrics {
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<(Arc<Counters>, Capacity)>,
     redis: OnceLock<Arc<RedisStore>>,
+    limits: OnceLock<Arc<LimitedStore>>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
 }
@@ -77,6 +78,16 @@ impl Metrics {
     /// Shows whether this store lost data.
     pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
         let _ = self.redis.set(store);
+    }
+
+    /// Shows how far this store is from its limits.
+    pub(crate) fn watch_limits(&self, store: Arc<LimitedStore>) {
+        let _ = self.limits.set(store);
+    }
+
+    /// Whether new keys are refused at present because the store holds as much as it may.
+    pub(crate) fn store_is_full(&self) -> bool {
+        self.limits.get().is_some_and(|limits| limits.is_full())
     }
 
     /// Shows how many spans this exporter dropped.
@@ -151,6 +162,9 @@ impl Metrics {
                 lost,
             );
         }
+        if let Some(limits) = self.limits.get() {
+            write_limits(&mut text, limits);
+        }
         if let Some((gateway, capacity)) = self.gateway.get() {
             head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
             for (outcome, count) in gateway.iter() {
@@ -214,6 +228,25 @@ fn write_capacity(text: &mut String, capacity: &Capacity) {
     let refused = "semel_gateway_bodies_refused_total";
     head(text, refused, "counter", "Requests refused because there was no room for their body.");
     let _ = writeln!(text, "{refused} {}", capacity.bodies_refused());
+}
+
+fn write_limits(text: &mut String, limits: &LimitedStore) {
+    if let Some(bytes) = limits.bytes() {
+        gauge(text, "semel_store_bytes", "What the store holds, as last measured.", bytes);
+    }
+    if let Some(most) = limits.limits().max_bytes {
+        gauge(text, "semel_store_max_bytes", "The most that the store may hold.", most);
+        let full = u8::from(limits.is_full());
+        gauge(text, "semel_store_full", "Whether new keys are refused because the store is full.", full);
+    }
+    let metric = "semel_new_keys_refused_total";
+    head(text, metric, "counter", "New keys that a limit of the store refused.");
+    let _ = writeln!(
+        text,
+        "{metric}{{reason=\"bytes\"}} {}\n{metric}{{reason=\"rate\"}} {}",
+        limits.refused_for_bytes(),
+        limits.refused_for_rate()
+    );
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {

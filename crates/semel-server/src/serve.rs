@@ -101,12 +101,12 @@ impl Server {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
         }
-        let Opened { store, redis, embedded, warnings } = stores::open(&config.records).await?;
+        let Opened { store, redis, embedded, limited, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
         // Everything above speaks to the sealed store, so that nothing is ever written in plain.
-        let sealed = config.sealing.as_ref().map(|Sealing { ring, plain }| {
+        let sealed = config.sealing.as_ref().map(|Sealing { ring, plain, .. }| {
             tracing::info!(target: "semel", key = ring.current_id(), "outcomes are sealed at rest");
             Arc::new(EncryptedStore::over(Arc::clone(&store), ring.clone()).plain(*plain))
         });
@@ -137,6 +137,13 @@ impl Server {
             .observe(Arc::clone(&metrics) as Arc<dyn semel::engine::Observer>)
             .build()?;
         engine.verify(3).await.context("the store does not keep what it should")?;
+        if let Some(limited) = limited {
+            metrics.watch_limits(Arc::clone(&limited));
+            if limited.limits().max_bytes.is_some() {
+                // Ends with the runtime.
+                drop(tokio::spawn(stores::measure(limited, records.place.clone())));
+            }
+        }
         let secret = Arc::new(secret);
         let ledger = ledgers::open(&config, embedded).await?;
         let pipeline = match ledger {

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use semel::store::{EmbeddedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, TieredStore};
+use semel::store::{
+    EmbeddedStore, LimitedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, StoreLimits,
+    TieredStore,
+};
 
 use crate::config::{Coordinate, Loss, Place, Records};
 
@@ -15,6 +18,8 @@ pub(crate) struct Opened {
     pub(crate) redis: Option<Arc<RedisStore>>,
     /// Where it is embedded: the ledger can live in the same file.
     pub(crate) embedded: Option<Arc<EmbeddedStore>>,
+    /// Where new keys are limited: below everything but the store itself.
+    pub(crate) limited: Option<Arc<LimitedStore>>,
     /// Weaker promises than one might expect, in plain words.
     pub(crate) warnings: Vec<String>,
 }
@@ -24,7 +29,40 @@ pub(crate) struct Opened {
 /// # Errors
 /// Says what is wrong with the store and what to do.
 pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
-    let plain = |store: Arc<dyn Store>, warnings| Opened { store, redis: None, embedded: None, warnings };
+    let mut opened = open_unlimited(records).await?;
+    if records.limits != StoreLimits::default() {
+        let limited = Arc::new(LimitedStore::over(Arc::clone(&opened.store), records.limits));
+        opened.store = Arc::clone(&limited) as Arc<dyn Store>;
+        opened.limited = Some(limited);
+    }
+    Ok(opened)
+}
+
+/// Measures what the store holds, for as long as the runtime lives.
+pub(crate) async fn measure(limited: Arc<LimitedStore>, place: Place) {
+    // A file and a table in memory are measured at once; a server has to be asked.
+    let every = match place {
+        Place::Memory | Place::Embedded { .. } => Duration::from_millis(200),
+        Place::Redis { .. } | Place::Postgres { .. } => Duration::from_secs(3),
+    };
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = limited.measure().await {
+            tracing::debug!(target: "semel", %error, "the size of the store was not measured");
+        }
+    }
+}
+
+async fn open_unlimited(records: &Records) -> anyhow::Result<Opened> {
+    let plain = |store: Arc<dyn Store>, warnings| Opened {
+        store,
+        redis: None,
+        embedded: None,
+        limited: None,
+        warnings,
+    };
     match &records.place {
         Place::Memory => {
             let warning = "the store is in memory: all keys are forgotten when this process ends, and a retry \

@@ -234,9 +234,15 @@ impl Engine {
                 hint: key.hint(),
             };
             let sent = instant();
-            let Ruling::Won(win) = self.inner.store.apply(id, Command::Claim(claim)).await? else {
-                return Err(VerifyError::Ruling);
+            let ruling = match self.inner.store.apply(id, Command::Claim(claim)).await {
+                // A store that takes no new keys works: it has answered, and serves the keys that it knows.
+                Err(error) if error.is_over_limit() => {
+                    slowest = slowest.max(instant().saturating_duration_since(sent));
+                    continue;
+                }
+                answered => answered?,
             };
+            let Ruling::Won(win) = ruling else { return Err(VerifyError::Ruling) };
             let won = instant();
             let Ruling::Accepted { .. } = self.inner.store.apply(id, Command::Release(win.grant)).await?
             else {

@@ -13,6 +13,7 @@ mod error;
 mod given;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod inline;
+mod limited;
 mod local;
 mod memory;
 #[cfg(feature = "postgres")]
@@ -50,6 +51,7 @@ pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified}
 #[cfg(feature = "encryption")]
 pub use self::encrypted::{EncryptedStore, Keyring, KeyringError, Plain, SealingKey, Sealings};
 pub use self::error::{Error, ErrorKind};
+pub use self::limited::{LimitedStore, NewKeyRate, StoreLimits};
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
@@ -127,6 +129,12 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Raises a high-water mark to `value`; a mark never goes down. Returns where it stands now.
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>>;
+
+    /// How many bytes the store holds at present, where it can tell cheaply: for [`LimitedStore`], which asks every
+    /// second or more often. The answer counts what stands, not what the files could hold.
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
 
     /// What survives, in a word that a start-up banner can print.
     fn durability(&self) -> Durability;

@@ -8,6 +8,7 @@ use semel::engine::{Acquired, Claim, RunError};
 use semel::key::Key;
 use semel::outcome::Outcome as Kept;
 use semel::record::Phase;
+use semel::store::ErrorKind;
 
 use super::admit::Admitted;
 use super::doubt::Settled;
@@ -169,6 +170,17 @@ impl Inner {
         error: RunError<std::convert::Infallible>,
     ) -> Claimed {
         match error {
+            // The store works. A request that were passed on unprotected here would let a flood switch protection off.
+            RunError::Store(error) if error.is_over_limit() => {
+                let situation = match error.kind() {
+                    ErrorKind::TooManyNewKeys => Situation::RateLimited,
+                    _ => Situation::StoreUnavailable,
+                };
+                let after = error.retry_after().unwrap_or(super::STORE_AWAY);
+                let detail = format!("{error}; {}", situation.detail());
+                let problem = Problem::new(situation, detail).retry_after(after);
+                Claimed::Answer(self.refuse(policy, asked, &problem))
+            }
             RunError::Store(error) => Claimed::StoreAway(error),
             RunError::Key(error) => {
                 let problem = Problem::new(Situation::KeyMalformed, error.to_string());

@@ -137,7 +137,13 @@ impl Inner {
                 let pieces = std::slice::from_ref(&data);
                 let rule = &policy.stored_headers;
                 let kept = stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule);
-                (kept, Body::with_trailers(data, trailers), Outcome::Ran)
+                let is_refusal = parts.status.is_client_error() || parts.status.is_server_error();
+                let (kept, word) = if is_refusal && kept.size() > policy.refusal_limit {
+                    (stored::large_refusal(parts.status, kept.size()), Outcome::Tombstone)
+                } else {
+                    (kept, Outcome::Ran)
+                };
+                (kept, Body::with_trailers(data, trailers), word)
             }
             Read::Partly(rest, stopped) => {
                 (stored::tombstone(stopped.reason()), rest.into_body(), Outcome::Tombstone)

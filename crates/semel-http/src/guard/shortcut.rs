@@ -1,7 +1,7 @@
 //! Replays without taking the request apart: the guard as a [`Shortcut`] of the listener.
 //!
 //! Only what the usual way would answer from the process's own memory, by the plainest of policies: a key in a header,
-//! a principal by a header or none, exact bytes, nothing to verify and nothing to budget. Everything else, and every
+//! a principal by a header or none, exact bytes, nothing to verify, within its budget of replays. Everything else, and every
 //! doubt, goes the usual way.
 
 use std::cell::RefCell;
@@ -18,6 +18,7 @@ use super::{Guard, Inner, Route};
 use crate::codec::Codec;
 use crate::edge::{Plain, Shortcut, Taken};
 use crate::key_source::{KeySource, parse};
+use crate::limits::Budget;
 use crate::observe::Outcome;
 use crate::policy::{Fingerprinting, RoutePolicy, path};
 use crate::request_fingerprint::{self, Asked};
@@ -39,9 +40,7 @@ impl Plainly {
             return None;
         }
         let scope = scope.headers().cloned().collect();
-        let plain = policy.verify.is_none()
-            && policy.limits.is_none()
-            && matches!(policy.fingerprint, Fingerprinting::Exact);
+        let plain = policy.verify.is_none() && matches!(policy.fingerprint, Fingerprinting::Exact);
         plain.then(|| Self { key: key.clone(), scope })
     }
 
@@ -132,7 +131,7 @@ impl Inner {
             None => (request.target, None),
         };
         let method = Method::from_bytes(request.method.as_bytes()).ok()?;
-        let Route { policy, plainly, number, .. } = self.find(&method, path);
+        let Route { policy, plainly, number, limiter, .. } = self.find(&method, path);
         let plainly = plainly.as_ref()?;
         let key = request.value(plainly.key.as_str())?;
         let scope: &[u8] = match plainly.scope.first() {
@@ -152,7 +151,15 @@ impl Inner {
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);
         let (id, outcome) = self.engine.at_hand(&named, payload)?;
+        let written = answer.len();
         let status = with_date(|date| stored::write(&outcome, date, answer))?;
+        if let Some(limiter) = limiter
+            && limiter.take(principal.as_ref(), Budget::Reads).is_err()
+        {
+            // The usual way says so.
+            answer.truncate(written);
+            return None;
+        }
         self.note(*number, Some(&key), arrived, status, Outcome::Replayed);
         Some(id)
     }

@@ -62,6 +62,7 @@ impl PolicyBuilder {
             stored_headers: StoredHeaders::All,
             request_limit: 1 << 20,
             response_limit: 1 << 20,
+            refusal_limit: 4 << 10,
             body_timeout: Duration::from_secs(30),
             store_down: StoreDown::Closed,
             limits: profile.limits,
@@ -239,6 +240,13 @@ impl PolicyBuilder {
         self
     }
 
+    /// The most that is kept of an answer with a status from 400 on, head and body, in bytes; a larger one leaves a
+    /// tombstone that names the status. Default 4 KiB: anybody can cause refusals, so they must not fill the store.
+    pub fn refusal_limit(mut self, bytes: usize) -> Self {
+        self.policy.refusal_limit = bytes;
+        self
+    }
+
     /// How long the body of a request with a key may take to arrive. Default 30 s.
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.policy.body_timeout = timeout;
@@ -251,7 +259,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How much one principal may cause. Default: the profile's, most of which have no limit.
+    /// How much one principal may cause. Default: the profile's.
     pub fn limits(mut self, limits: InsertLimits) -> Self {
         self.policy.limits = Some(limits);
         self

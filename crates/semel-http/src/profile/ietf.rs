@@ -6,8 +6,14 @@ use http::{HeaderName, Method, StatusCode};
 
 use super::{KeyLength, Profile, StoreLoss};
 use crate::codec::Codec;
-use crate::policy::{InFlight, OnDoubt, OnServerError, Pin};
+use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin, Rate};
 use crate::problem::{Retry, Shape, Situation, Telling};
+
+/// More than any one client needs, and a bound all the same: a client in a loop must not fill the store.
+const LIMITS: InsertLimits = InsertLimits {
+    writes: Rate { per_second: 5_000, burst: 20_000 },
+    reads: Rate { per_second: 20_000, burst: 100_000 },
+};
 
 /// How this profile tells of a situation.
 fn telling(situation: Situation) -> Telling {
@@ -56,7 +62,7 @@ impl Profile {
             grace: Duration::from_secs(60),
             memory: Duration::from_secs(24 * 60 * 60),
             retention_bounds: None,
-            limits: None,
+            limits: Some(LIMITS),
             store_loss: StoreLoss::Alarm,
             codec: Codec::Http,
         }

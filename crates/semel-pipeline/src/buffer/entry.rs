@@ -2,6 +2,9 @@
 //!
 //! The run is its head in JSON, with the length before it, and then the payload's bytes as they came. No script reads any
 //! of it, so nothing is ever re-encoded: an empty array stays one, a long number keeps its digits.
+//!
+//! The head names its format (`v`). Format 1 is the first; heads from before formats were named are of it too. A run of a
+//! later format stays in the buffer for a version of Semel that reads it. `fixtures/` holds a run of every format.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -43,6 +46,29 @@ pub struct Unreadable {
     pub bytes: Bytes,
     /// What is wrong with them.
     pub why: String,
+    /// The format of the run, where this version of Semel does not know it.
+    pub newer_format: Option<u32>,
+}
+
+/// The format of runs that this version writes, and the latest that it reads.
+const FORMAT: u32 = 1;
+
+/// Why bytes are no run.
+struct Wrong {
+    why: String,
+    newer_format: Option<u32>,
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Self {
+        Self { why, newer_format: None }
+    }
+}
+
+impl From<&str> for Wrong {
+    fn from(why: &str) -> Self {
+        why.to_owned().into()
+    }
 }
 
 impl Patch {
@@ -68,6 +94,8 @@ impl Patch {
 /// What is empty is left out: Redis keeps every byte, and most runs have little.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Head<'a> {
+    #[serde(default = "first_format")]
+    v: u32,
     id: EventId,
     #[serde(borrow)]
     tenant: Cow<'a, str>,
@@ -108,6 +136,17 @@ struct Key {
     generation: Generation,
 }
 
+/// All that is read of a head before its format is known.
+#[derive(serde::Deserialize)]
+struct HeadFormat {
+    #[serde(default = "first_format")]
+    v: u32,
+}
+
+const fn first_format() -> u32 {
+    1
+}
+
 fn is_first(generation: &Generation) -> bool {
     *generation == Generation::FIRST
 }
@@ -122,6 +161,7 @@ pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
         generation: dedupe.generation.unwrap_or_default(),
     });
     let head = Head {
+        v: FORMAT,
         id: run.id,
         tenant: run.tenant.as_str().into(),
         event_type: run.event_type.as_str().into(),
@@ -147,10 +187,16 @@ pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &Bytes) -> Result<NewEvent, String> {
+fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or("it is cut off")?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "its head is too long")?;
     let (text, _) = rest.split_at_checked(length).ok_or("it is cut off")?;
+    let HeadFormat { v } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if v > FORMAT {
+        let why =
+            format!("it has format {v}, and this version of Semel reads format {FORMAT}: upgrade Semel");
+        return Err(Wrong { why, newer_format: Some(v) });
+    }
     let head: Head<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let dedupe = match head.dedupe {
         None => None,
@@ -195,12 +241,12 @@ impl BufferedRun {
         changes: &Bytes,
         expires_at: Option<Timestamp>,
     ) -> Result<Self, Unreadable> {
-        let unreadable = |why: String| Unreadable { bytes: run.clone(), why };
+        let unreadable = |Wrong { why, newer_format }| Unreadable { bytes: run.clone(), why, newer_format };
         let mut read = decode(run).map_err(unreadable)?;
         if let Some(dedupe) = &mut read.dedupe {
             dedupe.expires_at = expires_at;
         }
-        Ok(Self { run: read, changes: Patch::read_all(changes).map_err(unreadable)? })
+        Ok(Self { run: read, changes: Patch::read_all(changes).map_err(|why| unreadable(why.into()))? })
     }
 
     /// The run as it stands.
@@ -265,6 +311,36 @@ mod tests {
                 BufferedRun::read(&Bytes::from(encode(&run)), &Bytes::new(), None).expect("it is whole");
             assert_eq!((read.run, read.changes.len()), (run, 0));
         }
+    }
+
+    fn fixture(hex: &str) -> Bytes {
+        let hex = hex.trim().as_bytes();
+        let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).expect("hex"), 16).expect("hex");
+        hex.chunks(2).map(byte).collect::<Vec<u8>>().into()
+    }
+
+    // What one version has buffered, the next one drains.
+    #[test]
+    fn runs_of_every_format_are_read() {
+        let unnamed = fixture(include_str!("fixtures/run-unnamed.hex"));
+        let first = fixture(include_str!("fixtures/run-1.hex"));
+        let read = |bytes: &Bytes| BufferedRun::read(bytes, &Bytes::new(), None).expect("it is whole").run;
+        let run = read(&first);
+        assert_eq!(read(&unnamed), run, "before formats were named, they were of the first");
+        assert_eq!(encode(&run), first, "this version writes format 1");
+        assert_eq!((run.tenant.as_str(), run.event_type.as_str()), ("acme", "crm"));
+        assert_eq!(run.payload, Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#));
+        assert_eq!((run.delay, run.notes.tags), (Duration::from_millis(1500), vec!["x".to_owned()]));
+    }
+
+    #[test]
+    fn a_run_of_a_later_format_is_told_from_a_damaged_one() {
+        let head = br#"{"v":2,"sealed":"whatever a later version needs"}"#;
+        let length = u32::try_from(head.len()).expect("it is short").to_le_bytes();
+        let bytes = Bytes::from([&length[..], head].concat());
+        let unreadable = BufferedRun::read(&bytes, &Bytes::new(), None).expect_err("it is newer");
+        assert_eq!(unreadable.newer_format, Some(2));
+        assert!(unreadable.why.contains("upgrade"), "{}", unreadable.why);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use semel::downstream::Scrubber;
 use semel::store::BoxFuture;
 use semel::time::{Clock, SystemClock};
 
-use super::scrub::excerpt;
+use super::scrub::{self, excerpt};
 use super::{Call, Outcome, SigningSecret, Target};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("semel-event-id");
@@ -30,6 +30,8 @@ pub struct HttpTarget {
     /// Path and query, behind the address.
     path: String,
     secret: Option<SigningSecret>,
+    /// Finds its credentials in what it says.
+    credentials: Scrubber,
     clock: Arc<dyn Clock>,
 }
 
@@ -91,7 +93,9 @@ impl HttpTarget {
             builder = builder.timeout(timeout);
         }
         let client = builder.build()?;
-        Ok(Self { client, path: path.to_owned(), secret: options.secret, clock: Arc::new(SystemClock) })
+        let credentials = scrub::of_target(bearer, options.secret.as_ref(), path);
+        let (path, secret, clock) = (path.to_owned(), options.secret, Arc::new(SystemClock));
+        Ok(Self { client, path, secret, credentials, clock })
     }
 
     fn request(&self, call: &Call) -> Result<Request, RequestError> {
@@ -134,14 +138,18 @@ impl HttpTarget {
         let judged = self.client.judge_sent(&request, &sent);
         match &sent {
             Sent::NotSent(Lost::Stopped) => Outcome::given_up(),
-            Sent::NotSent(lost) => Outcome::judged(judged, format!("not sent: {lost}")),
+            Sent::NotSent(lost) => {
+                Outcome::judged(judged, self.credentials.scrub(&format!("not sent: {lost}")))
+            }
             Sent::Unknown(lost) => {
-                Outcome::judged(judged, format!("sent, and nobody knows what came of it: {lost}"))
+                let error = format!("sent, and nobody knows what came of it: {lost}");
+                Outcome::judged(judged, self.credentials.scrub(&error))
             }
             Sent::Answered(response) if response.status.is_success() => Outcome::judged(judged, ""),
             Sent::Answered(response) => {
                 // A target may quote what it was sent.
-                let words = Scrubber::new(&call.key().to_string()).scrub(&excerpt(&response.body));
+                let secrets = self.credentials.clone().and(&call.key().to_string());
+                let words = excerpt(&response.body, &secrets);
                 Outcome::judged(judged, format!("answered with {}", response.status)).excerpt(words)
             }
         }

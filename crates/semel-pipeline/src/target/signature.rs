@@ -40,6 +40,13 @@ impl SigningSecret {
         Ok(Self(bytes))
     }
 
+    /// The secret as it is written down, and in hex: to be looked for in what others say.
+    #[cfg(feature = "http")]
+    pub(crate) fn texts(&self) -> [String; 2] {
+        let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        [BASE64.encode(&*self.0), hex]
+    }
+
     /// The value of `webhook-signature` for a message of this id, sent at this second, with this body.
     pub fn sign(&self, id: &str, seconds: u64, body: &[u8]) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");

@@ -89,6 +89,16 @@ impl From<semel_pipeline::ledger::Error> for Refusal {
 
 impl From<store::Error> for Refusal {
     fn from(error: store::Error) -> Self {
+        if error.is_over_limit() {
+            // Counted, and not logged each time: a flood must not fill the log.
+            let (status, code) = match error.kind() {
+                store::ErrorKind::TooManyNewKeys => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
+                _ => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),
+            };
+            let mut refusal = Self::new(status, code, error.to_string());
+            refusal.retry_after = error.retry_after().or(Some(Duration::from_secs(1)));
+            return refusal;
+        }
         tracing::warn!(target: "semel", %error, "the store did not do what the admin side asked");
         let mut refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", error.to_string());
         refusal.retry_after = Some(Duration::from_secs(1));

@@ -15,6 +15,8 @@ use super::values::{count, duration, size, text};
 pub(crate) struct Pipeline {
     /// Where events are kept; `None` where there is no such place.
     pub(crate) ledger: Option<LedgerPlace>,
+    /// Whether the file has a `[ledger]`; otherwise it is in the store where that can hold it.
+    pub(crate) is_asked_for: bool,
     /// How long what has ended is kept.
     pub(crate) retention: Duration,
     /// How long work is a worker's without a heartbeat.
@@ -59,6 +61,7 @@ impl std::fmt::Debug for LedgerPlace {
 impl Pipeline {
     pub(super) fn read(root: &mut Table<'_>, records: &Records, environment: &Environment<'_>) -> Self {
         let problems = root.problems();
+        let is_asked_for = root.has("ledger");
         let mut table = root.table("ledger").unwrap_or_else(|| Table::empty("[ledger]", problems));
         let url = url(&mut table, environment);
         let schema = table.located("schema", text);
@@ -96,6 +99,7 @@ impl Pipeline {
         }
         Self {
             ledger,
+            is_asked_for,
             retention,
             lease: lease.map_or(Duration::from_secs(30), |lease| lease.value),
             in_all: u32::try_from(in_all).unwrap_or(u32::MAX),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use semel::record::Terms;
-use semel::store::{AsyncCommit, OnCorruption, Pooling};
+use semel::store::{AsyncCommit, NewKeyRate, OnCorruption, Pooling, StoreLimits};
 use semel_http::profile::StoreLoss;
 
 use super::problem::Problems;
@@ -26,6 +26,8 @@ pub(crate) struct Records {
     pub(crate) waiters: Waiters,
     /// The largest outcome that is kept.
     pub(crate) max_outcome: usize,
+    /// What new keys may cost, whoever invents them.
+    pub(crate) limits: StoreLimits,
 }
 
 /// How many callers may wait.
@@ -151,10 +153,15 @@ impl Records {
             per_scope: as_usize(table.get("waiters_per_scope", count(1, 1_000_000)).unwrap_or(20_000)),
             in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
         };
+        let max_bytes = table.get("max_bytes", size);
+        let new_keys = new_keys(&mut table);
         let sealing = Sealing::read(&mut table, environment);
         table.done();
         let place = place(&url, coordinate, extras, gateway, problems);
-        (Self { place, timeout, hot_cache, waiters, max_outcome: as_usize(max_outcome) }, sealing)
+        let max_bytes = max_bytes.unwrap_or_else(|| usual_max_bytes(&place));
+        let limits = StoreLimits { max_bytes: (max_bytes > 0).then_some(max_bytes), new_keys };
+        let max_outcome = as_usize(max_outcome);
+        (Self { place, timeout, hot_cache, waiters, max_outcome, limits }, sealing)
     }
 }
 
@@ -290,6 +297,24 @@ fn place(
             url.refuse(problems, "url", EXPECTED);
             Place::Memory
         }
+    }
+}
+
+/// How many new keys all callers together may bring. A client can invent principals, so limits on each do not bound it.
+fn new_keys(table: &mut Table<'_>) -> Option<NewKeyRate> {
+    let most = u64::from(u32::MAX);
+    let per_second = table.get("new_keys_per_second", count(0, most)).unwrap_or(10_000);
+    let burst = table.get("new_keys_burst", count(1, most)).unwrap_or_else(|| (2 * per_second).min(most));
+    let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
+    (per_second > 0).then(|| NewKeyRate { per_second: as_u32(per_second), burst: as_u32(burst) })
+}
+
+/// What a store may hold where nobody said otherwise. A server of its own has limits of its own.
+fn usual_max_bytes(place: &Place) -> u64 {
+    match place {
+        Place::Memory => 256 << 20,
+        Place::Embedded { .. } => 8 << 30,
+        Place::Redis { .. } | Place::Postgres { .. } => 0,
     }
 }
 

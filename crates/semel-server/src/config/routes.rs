@@ -126,6 +126,7 @@ fn route(
     route = set(route, table.get("store_down", choice(&STORE_DOWN)), PolicyBuilder::store_down);
     route = set(route, table.get("request_limit", bytes), PolicyBuilder::request_limit);
     route = set(route, table.get("response_limit", bytes), PolicyBuilder::response_limit);
+    route = set(route, table.get("refusal_limit", bytes), PolicyBuilder::refusal_limit);
     route = set(route, table.get("verify", call), PolicyBuilder::verify);
     route = set(route, table.get("expired", count(400, 499)), |route, code| {
         let status = u16::try_from(code).ok().and_then(|code| StatusCode::from_u16(code).ok());

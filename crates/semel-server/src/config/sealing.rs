@@ -16,6 +16,16 @@ pub(crate) struct Sealing {
     pub(crate) ring: Keyring,
     /// What becomes of outcomes from before.
     pub(crate) plain: Plain,
+    /// Whether the operator accepts that events and buffered runs are kept as they are.
+    pub(crate) ledger: PlainLedger,
+}
+
+/// Whether a ledger and a buffer, which are not sealed, may be used beside sealed outcomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PlainLedger {
+    #[default]
+    Refuse,
+    Accept,
 }
 
 impl Sealing {
@@ -23,6 +33,8 @@ impl Sealing {
         let problems = store.problems();
         let mut table = store.table("encryption")?;
         let plain = table.get("plain", choice(&[("read", Plain::Read), ("refuse", Plain::Refuse)]));
+        let ledgers = [("refuse", PlainLedger::Refuse), ("plain", PlainLedger::Accept)];
+        let ledger = table.get("ledger", choice(&ledgers));
         let mut ring: Option<Keyring> = None;
         let keys = table.tables("key");
         if keys.is_empty() {
@@ -58,6 +70,6 @@ impl Sealing {
             }
         }
         table.done();
-        Some(Self { ring: ring?, plain: plain.unwrap_or_default() })
+        Some(Self { ring: ring?, plain: plain.unwrap_or_default(), ledger: ledger.unwrap_or_default() })
     }
 }

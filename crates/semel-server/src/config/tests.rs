@@ -225,6 +225,10 @@ fn mistakes_are_told_with_their_place() {
             &["cannot be the id of a sealing key"],
         ),
         (
+            "[store.encryption]\n[[store.encryption.key]]\nid = \"a\"\nvalue = { env = \"SEALING_KEY\" }\n[ledger]\n",
+            &["[ledger] would keep events, dead letters and buffered runs unencrypted"],
+        ),
+        (
             "[[downstream]]\nname = \"a\"\npattern = \"guess\"\n",
             &["semel.toml:3:11: pattern: expected \"derived-key\" or"],
         ),

@@ -1,15 +1,53 @@
 //! What the gateway says about answered requests: what somebody on call would ask about, aloud; the rest at `debug`.
 
+use std::time::Duration;
+
+use parking_lot::Mutex;
 use semel_http::observe::{Exchange, Observer, Outcome};
+use tokio::time::Instant;
+
+/// How many refusals are logged in a second. A flood of them must not fill the disk by way of the log.
+const REFUSALS_PER_SECOND: u32 = 20;
 
 /// Logs answers. Knows the routes' patterns, which are the operator's words, not a caller's.
 pub(super) struct Log {
     patterns: Vec<String>,
+    refusals: Mutex<Refusals>,
+}
+
+/// The refusals of the present second.
+#[derive(Default)]
+struct Refusals {
+    since: Option<Instant>,
+    logged: u32,
+    left_out: u64,
+}
+
+impl Refusals {
+    /// Whether one more is logged. Says how many were not, once their second is over.
+    fn is_logged(&mut self) -> bool {
+        let now = Instant::now();
+        let is_over = |since| now.saturating_duration_since(since) >= Duration::from_secs(1);
+        if self.since.is_none_or(is_over) {
+            if self.left_out > 0 {
+                let count = self.left_out;
+                tracing::info!(target: "semel::gateway", count, "more refused requests than are logged");
+            }
+            *self = Self { since: Some(now), logged: 0, left_out: 0 };
+        }
+        let is_logged = self.logged < REFUSALS_PER_SECOND;
+        if is_logged {
+            self.logged += 1;
+        } else {
+            self.left_out += 1;
+        }
+        is_logged
+    }
 }
 
 impl Log {
     pub(super) fn new(patterns: Vec<String>) -> Self {
-        Self { patterns }
+        Self { patterns, refusals: Mutex::default() }
     }
 }
 
@@ -27,7 +65,11 @@ impl Observer for Log {
         }
         match exchange.outcome {
             Outcome::Doubtful | Outcome::NotStored | Outcome::Unprotected => say!(warn),
-            Outcome::Refused(_) | Outcome::VerifyRefused | Outcome::Tombstone => say!(info),
+            Outcome::Refused(_) | Outcome::VerifyRefused | Outcome::Tombstone
+                if self.refusals.lock().is_logged() =>
+            {
+                say!(info);
+            }
             _ => say!(debug),
         }
     }

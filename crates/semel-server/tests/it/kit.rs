@@ -132,6 +132,11 @@ impl Semel {
         Http::new(self.url("gateway"))
     }
 
+    /// The id of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// All it has logged.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.log.path()).unwrap_or_default()

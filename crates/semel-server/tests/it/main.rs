@@ -7,6 +7,7 @@ mod admin_tls;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
 mod attacks_edge;
+mod attacks_storage;
 mod check;
 mod claims;
 mod commands;

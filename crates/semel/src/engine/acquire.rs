@@ -206,7 +206,10 @@ impl Inner {
                     return Ok((sent, ruling));
                 }
                 Err(error) => {
-                    self.events.emit(&ask.subject, &Event::StoreFailed { error: &error });
+                    // A limit that is reached is no failure of the store, and it counts its refusals itself.
+                    if !error.is_over_limit() {
+                        self.events.emit(&ask.subject, &Event::StoreFailed { error: &error });
+                    }
                     let unknown = error.kind() == ErrorKind::Ambiguous;
                     // Only if no earlier try can have been executed is there nothing to give back.
                     if tries == 1 && !unknown {

@@ -319,6 +319,19 @@ impl Store for EmbeddedStore {
         }))
     }
 
+    /// The pages in use, of records and of tables beside them. Pages that a sweep freed are used again and do not
+    /// count; nor does the log, which has a bound of its own.
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move {
+            let bytes = self.read(|connection| {
+                let number =
+                    |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+                Ok((number("page_count")? - number("freelist_count")?) * number("page_size")?)
+            })?;
+            Ok(u64::try_from(bytes).ok())
+        })
+    }
+
     fn durability(&self) -> Durability {
         Durability::Disk
     }

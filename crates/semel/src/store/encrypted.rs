@@ -258,7 +258,15 @@ impl Sealer {
             record.state = State::Expired;
             return Ok(snapshot);
         }
-        let (outcome, origin) = self.open(*id, outcome)?;
+        let (outcome, origin) = match self.open(*id, outcome) {
+            // A record whose key is lost can be listed, exported and forgotten: it is shown without its outcome. Whoever
+            // claims it still gets the error.
+            Err(error) if matches!(error.kind(), ErrorKind::Setup | ErrorKind::Incompatible) => {
+                record.state = State::Done(Arc::new(Outcome::tombstone(seal::SEALED, error.to_string())));
+                return Ok(snapshot);
+            }
+            opened => opened?,
+        };
         if let Some(Origin::Completed(grant)) = origin
             && grant != Grant::from_parts(record.owner, record.fence)
         {
@@ -321,6 +329,10 @@ impl<S: Store + ?Sized> Store for EncryptedStore<S> {
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         self.inner.raise_mark(mark, value)
+    }
+
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.used_bytes()
     }
 
     fn durability(&self) -> Durability {

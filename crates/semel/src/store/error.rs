@@ -2,12 +2,14 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 /// A store could not do what was asked. Whether it may have been done all the same is in the [`ErrorKind`].
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
+    retry_after: Option<Duration>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -21,6 +23,10 @@ pub enum ErrorKind {
     Ambiguous,
     /// There is no room; nothing was changed. Try again once there is.
     Full,
+    /// The store holds as much as it may, so it takes no new key; nothing was changed. Keys that it knows are served.
+    OverCapacity,
+    /// More new keys come than the limit allows; nothing was changed. Keys that the store knows are served.
+    TooManyNewKeys,
     /// A sync failed: what is on disk is no longer known. Nothing is acknowledged until a restart.
     Poisoned,
     /// What was read is not what was written. It is never served.
@@ -41,7 +47,7 @@ pub enum ErrorKind {
 impl Error {
     /// An error of this kind. The message names the thing and the way out; it never holds a key or a body.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, message: message.into(), retry_after: None, source: None }
     }
 
     /// The same error with the one that caused it.
@@ -51,6 +57,23 @@ impl Error {
         self
     }
 
+    /// The same error with when to try again.
+    #[must_use]
+    pub fn with_retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    /// When to try again, where the store knows.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Whether a limit on new keys refused a claim. The store works, and serves the keys that it knows.
+    pub const fn is_over_limit(&self) -> bool {
+        matches!(self.kind, ErrorKind::OverCapacity | ErrorKind::TooManyNewKeys)
+    }
+
     /// What sort of failure it was.
     pub const fn kind(&self) -> ErrorKind {
         self.kind
@@ -58,7 +81,8 @@ impl Error {
 
     /// Whether the same call may succeed later without anybody repairing anything.
     pub const fn is_retryable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Full)
+        self.is_over_limit()
+            || matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Full)
     }
 }
 

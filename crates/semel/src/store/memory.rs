@@ -69,7 +69,16 @@ impl MemoryStore {
             match shard.get_mut(id) {
                 Some(record) => {
                     let now = self.time_of(command, record);
-                    record.apply(command, now, floor)
+                    // A replay changes nothing, and must not pay for a look at its outcome.
+                    let is_replay = matches!(command, Command::Claim(_)) && record.phase(now) == Phase::Done;
+                    let before = if is_replay { 0 } else { outcome_bytes(record) };
+                    let ruling = record.apply(command, now, floor);
+                    if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
+                        let after = outcome_bytes(record);
+                        shard.outcome_bytes =
+                            shard.outcome_bytes.saturating_add(after).saturating_sub(before);
+                    }
+                    ruling
                 }
                 None => {
                     let mut record = None;
@@ -111,6 +120,7 @@ impl MemoryStore {
     /// Sweeps one shard as far as `limit` allows and says whether that was to its end.
     fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, limit: usize, swept: &mut Swept) -> ShardSwept {
         let mut end = ShardSwept::Whole;
+        let mut freed = 0;
         shard.retain(|record| match record.sweep(now) {
             Sweep::Keep => true,
             Sweep::Shrink(_) | Sweep::Remove if swept.removed + swept.shrunk >= limit => {
@@ -118,17 +128,28 @@ impl MemoryStore {
                 true
             }
             Sweep::Shrink(shrunk) => {
+                freed += outcome_bytes(record);
                 *record = shrunk;
                 swept.shrunk += 1;
                 true
             }
             Sweep::Remove => {
+                freed += outcome_bytes(record);
                 self.floor.fetch_max(record.fence.get(), Ordering::AcqRel);
                 swept.removed += 1;
                 false
             }
         });
+        shard.outcome_bytes = shard.outcome_bytes.saturating_sub(freed);
         end
+    }
+}
+
+/// What a record keeps beside itself.
+fn outcome_bytes(record: &Record) -> u64 {
+    match &record.state {
+        State::Done(outcome) => (size_of::<crate::outcome::Outcome>() + outcome.size()) as u64,
+        _ => 0,
     }
 }
 
@@ -214,6 +235,16 @@ impl Store for MemoryStore {
             let stands = marks.entry(mark).or_insert(value);
             *stands = value.max(*stands);
             Ok(*stands)
+        })
+    }
+
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move {
+            let bytes = |shard: &Mutex<Shard>| {
+                let shard = shard.lock();
+                shard.len() as u64 * Shard::BYTES_PER_RECORD + shard.outcome_bytes
+            };
+            Ok(Some(self.shards.iter().map(bytes).sum()))
         })
     }
 

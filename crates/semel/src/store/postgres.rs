@@ -378,6 +378,20 @@ impl Store for PostgresStore {
         }))
     }
 
+    /// The size of the table of records with its indexes. PostgreSQL gives room back to the system only with
+    /// `VACUUM FULL`; until then it counts, although new records use it.
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            let query = shared.settings.query(&shared.settings.statements.used_bytes);
+            let rows = shared.fetch(query).await;
+            let bytes =
+                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
+            let bytes = bytes.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            Ok(u64::try_from(bytes).ok())
+        }))
+    }
+
     fn durability(&self) -> Durability {
         match self.shared.settings.async_commit {
             AsyncCommit::Refuse => Durability::Disk,

@@ -467,6 +467,12 @@ impl Store for RedisStore {
         self.run(async move { shared.raise_mark(mark, value).await })
     }
 
+    /// What the server says that it uses, of all primaries together: also for data of others.
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.used_bytes().await.map(Some) })
+    }
+
     fn durability(&self) -> Durability {
         Durability::Server
     }

@@ -378,6 +378,10 @@ impl Store for TieredStore {
         self.tiers.postgres.raise_mark(mark, value)
     }
 
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.tiers.postgres.used_bytes()
+    }
+
     fn durability(&self) -> Durability {
         self.tiers.postgres.durability()
     }

@@ -218,6 +218,10 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         Box::pin(self.forward(Call::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
     }
 
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.used_bytes()
+    }
+
     fn durability(&self) -> Durability {
         self.inner.durability()
     }

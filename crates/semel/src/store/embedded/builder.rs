@@ -201,6 +201,7 @@ impl EmbeddedBuilder {
             ));
         }
         folder.discard_draft()?;
+        folder.make_draft()?;
         schema::create(&folder.draft(), Layout { page_size: self.page_size }, self.clock.now())
             .map_err(|error| cannot_create(&database, &error))?;
         folder.publish_draft()

@@ -46,7 +46,17 @@ impl Folder {
         // Only for people who wonder who holds it; nothing depends on it.
         let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         note.map_err(|error| setup(&lock_path, "the lock file cannot be written", error))?;
+        keep_private(path);
         Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Makes the file of a new database, empty and for its owner only. SQLite gives its logs the rights of their database.
+    pub(super) fn make_draft(&self) -> Result<(), Error> {
+        let path = self.draft();
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        private_file(&mut options);
+        options.open(&path).map(drop).map_err(|error| setup(&path, "the new file cannot be made", error))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -141,6 +151,53 @@ fn private_file(options: &mut OpenOptions) {
 
 #[cfg(not(unix))]
 fn private_file(_: &mut OpenOptions) {}
+
+/// Takes the rights of everybody else off the store's files, which hold the deployment's secret. A folder that others can
+/// enter may be shared with other programs, so its rights are only warned about.
+#[cfg(unix)]
+fn keep_private(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    const OTHERS: u32 = 0o077;
+    let mode = |path: &Path| fs::symlink_metadata(path).ok().map(|found| found.permissions().mode() & 0o7777);
+    if let Some(mode) = mode(folder).filter(|mode| mode & OTHERS != 0) {
+        tracing::warn!(
+            target: "semel", folder = %folder.display(), mode = format_args!("{mode:04o}"),
+            "others than its owner have rights on the store's folder: chmod 700 it"
+        );
+    }
+    for name in FILES {
+        let path = folder.join(name);
+        let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
+        let Some(mode) = mode(&path).filter(|mode| is_file && mode & OTHERS != 0) else { continue };
+        let file = path.display();
+        match fs::set_permissions(&path, fs::Permissions::from_mode(0o600)) {
+            Ok(()) => tracing::warn!(
+                target: "semel", %file, mode = format_args!("{mode:04o}"),
+                "others than its owner had rights on a file of the store; it is private now"
+            ),
+            Err(error) => tracing::warn!(
+                target: "semel", %file, mode = format_args!("{mode:04o}"), %error,
+                "others than its owner have rights on a file of the store, and they cannot be taken away: chmod 600 it"
+            ),
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn keep_private(_: &Path) {}
+
+/// Every file that a store has in its folder.
+#[cfg(unix)]
+const FILES: [&str; 8] = [
+    "semel.db",
+    "semel.db-wal",
+    "semel.db-shm",
+    "semel.db-journal",
+    "semel.new",
+    "semel.new-wal",
+    "semel.new-journal",
+    "lock",
+];
 
 fn locked(path: &Path, lock: &mut File) -> Error {
     let mut holder = String::new();

@@ -8,7 +8,7 @@ use super::*;
 use crate::fingerprint::Fingerprint;
 use crate::key::Hint;
 use crate::outcome::Body;
-use crate::record::{Begin, Claim, Fence, Owner, Terms};
+use crate::record::{Begin, Claim, Fence, Force, Owner, Terms};
 use crate::store::MemoryStore;
 use crate::time::ManualClock;
 
@@ -268,6 +268,25 @@ async fn a_missing_key_is_named_and_helps_when_it_is_back() {
     refused(bench.ask(record(1)).await, ErrorKind::Setup, &["another key than the `k1`", "put the one back"]);
     bench.store.rotate(ring("k2", 2).also_opens("k1", &key(1)).expect("a good id"));
     assert_eq!(*replayed(bench.ask(record(1)).await), *outcome("one"));
+}
+
+// One record under a lost key used to hide all others of its page, and could not be looked at before it was forgotten.
+#[tokio::test]
+async fn a_record_under_a_lost_key_is_listed_and_forgotten() {
+    let bench = Bench::new();
+    bench.done(record(1), "one").await;
+    bench.store.rotate(ring("k2", 2));
+    bench.done(record(2), "two").await;
+    let all = Scan { phase: None, after: None, limit: 10 };
+    let listed = bench.store.scan(all).await.expect("it is listed").items;
+    assert_eq!(listed.iter().map(Snapshot::phase).collect::<Vec<_>>(), [Phase::Done, Phase::Done]);
+    let lost = bench.store.get(record(1)).await.expect("it is shown").expect("it is known");
+    let State::Done(outcome) = &lost.record.state else { panic!("it is done") };
+    assert!(matches!(outcome.body(), Body::Tombstone(why) if why.contains("`k1`")), "{outcome:?}");
+    refused(bench.ask(record(1)).await, ErrorKind::Setup, &["`k1`"]);
+    accepted(&bench.store.apply(record(1), Command::Forget(Force::No)).await);
+    let forgotten = bench.store.get(record(1)).await.expect("it is shown").expect("a stub is left");
+    assert_eq!(forgotten.phase(), Phase::Vacant);
 }
 
 #[tokio::test]

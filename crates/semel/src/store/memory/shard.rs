@@ -15,6 +15,8 @@ pub(super) struct Shard {
     index: HashMap<KeyId, u32, BuildHasherDefault<IdHasher>>,
     places: Places,
     free: Vec<u32>,
+    /// What the outcomes of its records take.
+    pub(super) outcome_bytes: u64,
 }
 
 /// Numbered places for records, in chunks: one that is there is never moved, and only the last chunk has room to
@@ -94,6 +96,9 @@ impl Hasher for IdHasher {
 }
 
 impl Shard {
+    /// A record in its place and its entry in the index, which is up to half empty.
+    pub(super) const BYTES_PER_RECORD: u64 = (size_of::<Option<Record>>() + 48) as u64;
+
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
@@ -128,7 +133,7 @@ impl Shard {
 
     /// Looks at every record and removes those for which `keep` says so.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Record) -> bool) {
-        let Self { index, places, free } = self;
+        let Self { index, places, free, .. } = self;
         index.retain(|_, place| {
             let slot = places.at_mut(*place);
             let kept = slot.as_mut().is_some_and(&mut keep);

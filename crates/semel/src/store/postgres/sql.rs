@@ -110,6 +110,7 @@ pub(super) struct Statements {
     pub(super) read_secret: Statement,
     pub(super) read_mark: Statement,
     pub(super) raise_mark: Statement,
+    pub(super) used_bytes: Statement,
     pub(super) appear: Statement,
     pub(super) leave: Statement,
     pub(super) others: Statement,
@@ -168,6 +169,7 @@ impl Statements {
             ),
             read_secret: fill("SELECT bytes FROM {schema}.meta WHERE name = 'secret'"),
             read_mark: fill("SELECT value FROM {schema}.mark WHERE id = $1"),
+            used_bytes: fill("SELECT pg_total_relation_size('{schema}.record')"),
             raise_mark: fill(
                 "INSERT INTO {schema}.mark AS m (id, value) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE \
                  SET value = greatest(m.value, excluded.value) RETURNING value",

@@ -143,6 +143,23 @@ impl Shared {
         Ok(())
     }
 
+    /// How much memory the primaries use, all together.
+    pub(super) async fn used_bytes(&self) -> Result<u64, Error> {
+        let mut numbered = self.link.wire().await?;
+        let failed = |error, number| self.link.failed(error, number, Sent::Read);
+        let nodes = numbered.wire.primaries().await.map_err(|error| failed(error, numbered.number))?;
+        let mut bytes = 0_u64;
+        for node in &nodes {
+            let mut info = redis::cmd("INFO");
+            info.arg("memory");
+            let text =
+                numbered.wire.query_node(info, node).await.map_err(|error| failed(error, numbered.number))?;
+            let used = fields(&text).get("used_memory").and_then(|used| used.parse::<u64>().ok());
+            bytes = bytes.saturating_add(used.unwrap_or_default());
+        }
+        Ok(bytes)
+    }
+
     async fn facts(&self, numbered: &mut Numbered, node: &Node) -> Result<Facts, Error> {
         let mut info = redis::cmd("INFO");
         info.arg("all");

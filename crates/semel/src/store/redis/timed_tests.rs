@@ -111,6 +111,10 @@ impl Store for Timed {
         self.store.raise_mark(mark, value)
     }
 
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.store.used_bytes()
+    }
+
     fn durability(&self) -> Durability {
         self.store.durability()
     }

@@ -1,0 +1,383 @@
+//! Limits on what invented keys can cost: a store around any other one.
+//!
+//! Whoever can reach a gateway can invent keys, and principals to go with them. Limits for each principal do not bound
+//! that, so this store bounds all of it: the bytes that are kept, and the rate of new keys. Beyond a limit only *new*
+//! keys are refused. A key that the store knows is claimed, completed, replayed and settled as ever, so work in flight
+//! ends and retries get their answers.
+//!
+//! The bytes are measured from time to time ([`LimitedStore::measure`]). Between two measurements the store counts what
+//! it passes on, so a flood does not slip through in the meantime. Nothing is refused before the first measurement.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::{
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+};
+use crate::key::KeyId;
+use crate::record::{Command, Phase, Ruling, Settlement};
+use crate::secret::Secret;
+use crate::sync::Mutex;
+use crate::time::instant;
+
+/// About what a record takes beside its outcome, indexes included.
+const RECORD_BYTES: u64 = 512;
+/// When to come back to a store that is full. Records leave when their retention ends, which takes its time.
+const FULL_RETRY_AFTER: Duration = Duration::from_secs(10);
+const RATE_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What new keys may cost. `None` for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// The most bytes that the store may hold. New keys are refused from seven eighths of it on: the rest is for the
+    /// outcomes of work in flight.
+    pub max_bytes: Option<u64>,
+    /// How many new keys all callers together may bring.
+    pub new_keys: Option<NewKeyRate>,
+}
+
+/// New keys at a rate, with a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewKeyRate {
+    /// New keys a second.
+    pub per_second: u32,
+    /// New keys at once.
+    pub burst: u32,
+}
+
+impl StoreLimits {
+    /// From how many bytes on new keys are refused.
+    pub fn refuse_from(&self) -> Option<u64> {
+        self.max_bytes.map(|most| most - most / 8)
+    }
+}
+
+/// Refuses new keys beyond a limit, with [`ErrorKind::OverCapacity`] or [`ErrorKind::TooManyNewKeys`].
+///
+/// Call [`measure`](Self::measure) every second or more often where `max_bytes` is set.
+pub struct LimitedStore<S: ?Sized = dyn Store> {
+    limits: StoreLimits,
+    /// As last measured.
+    measured: AtomicU64,
+    is_measured: AtomicBool,
+    /// Passed on since then.
+    added: AtomicU64,
+    bucket: Mutex<Bucket>,
+    /// Since when new keys are refused for want of room.
+    full_since: Mutex<Option<Instant>>,
+    refused_for_bytes: AtomicU64,
+    refused_for_rate: AtomicU64,
+    inner: Arc<S>,
+}
+
+/// Tokens that come back at a rate. They can be owed: a claim pays when it has turned out to be new.
+#[derive(Clone, Copy)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn refill(&mut self, rate: NewKeyRate, now: Instant) {
+        let since = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens = (self.tokens + since * f64::from(rate.per_second)).min(f64::from(rate.burst));
+        self.at = now;
+    }
+}
+
+impl<S: Store + ?Sized> LimitedStore<S> {
+    /// Wraps a store.
+    pub fn over(inner: Arc<S>, limits: StoreLimits) -> Self {
+        let tokens = limits.new_keys.map_or(0.0, |rate| f64::from(rate.burst));
+        Self {
+            limits,
+            measured: AtomicU64::new(0),
+            is_measured: AtomicBool::new(false),
+            added: AtomicU64::new(0),
+            bucket: Mutex::new(Bucket { tokens, at: instant() }),
+            full_since: Mutex::new(None),
+            refused_for_bytes: AtomicU64::new(0),
+            refused_for_rate: AtomicU64::new(0),
+            inner,
+        }
+    }
+
+    /// Measures how much the store below holds. `None` where it cannot tell, and then nothing is refused for it.
+    ///
+    /// # Errors
+    /// Where the store below fails; the last measurement then stands.
+    pub async fn measure(&self) -> Result<Option<u64>, Error> {
+        let before = self.added.load(Ordering::Acquire);
+        let Some(bytes) = self.inner.used_bytes().await? else { return Ok(None) };
+        self.measured.store(bytes, Ordering::Release);
+        self.is_measured.store(true, Ordering::Release);
+        // What was passed on before the measurement is part of it.
+        self.added.fetch_sub(before, Ordering::AcqRel);
+        self.log_change(bytes);
+        Ok(Some(bytes))
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> &StoreLimits {
+        &self.limits
+    }
+
+    /// How many bytes the store holds: the last measurement, and what was passed on since. `None` before the first.
+    pub fn bytes(&self) -> Option<u64> {
+        let is_measured = self.is_measured.load(Ordering::Acquire);
+        is_measured.then(|| self.measured.load(Ordering::Acquire) + self.added.load(Ordering::Acquire))
+    }
+
+    /// Whether new keys are refused at present because the store holds as much as it may.
+    pub fn is_full(&self) -> bool {
+        matches!((self.bytes(), self.limits.refuse_from()), (Some(bytes), Some(most)) if bytes >= most)
+    }
+
+    /// How many new keys were refused because the store holds as much as it may.
+    pub fn refused_for_bytes(&self) -> u64 {
+        self.refused_for_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many new keys were refused because too many came at once.
+    pub fn refused_for_rate(&self) -> u64 {
+        self.refused_for_rate.load(Ordering::Relaxed)
+    }
+
+    /// The store below.
+    pub fn inner(&self) -> &Arc<S> {
+        &self.inner
+    }
+
+    /// Logs the first refusal and the end of refusals, not each of them: a flood must not fill the log either.
+    fn log_change(&self, bytes: u64) {
+        let mut since = self.full_since.lock();
+        let max_bytes = self.limits.max_bytes.unwrap_or_default();
+        match (self.is_full(), *since) {
+            (true, None) => {
+                *since = Some(instant());
+                tracing::warn!(
+                    target: "semel", store = %self.inner, bytes, max_bytes,
+                    "the store has reached its limit: new keys are refused, known keys are served; raise max_bytes or \
+                     shorten the retention"
+                );
+            }
+            (false, Some(began)) => {
+                *since = None;
+                let seconds = instant().saturating_duration_since(began).as_secs();
+                let refused = self.refused_for_bytes();
+                tracing::info!(target: "semel", store = %self.inner, bytes, seconds, refused, "the store takes new keys again");
+            }
+            (true, Some(_)) | (false, None) => {}
+        }
+    }
+
+    /// Why no new key may come now.
+    fn refusal(&self) -> Option<ErrorKind> {
+        if self.is_full() {
+            return Some(ErrorKind::OverCapacity);
+        }
+        let rate = self.limits.new_keys?;
+        let mut bucket = self.bucket.lock();
+        bucket.refill(rate, instant());
+        (bucket.tokens < 1.0).then_some(ErrorKind::TooManyNewKeys)
+    }
+
+    fn refuse(&self, kind: ErrorKind) -> Error {
+        if kind == ErrorKind::OverCapacity {
+            self.refused_for_bytes.fetch_add(1, Ordering::Relaxed);
+            return Error::new(
+                kind,
+                "the store holds as much as it may (max_bytes): it takes no new keys now",
+            )
+            .with_retry_after(FULL_RETRY_AFTER);
+        }
+        self.refused_for_rate.fetch_add(1, Ordering::Relaxed);
+        Error::new(kind, "more new keys come than the store may take (new_keys)")
+            .with_retry_after(RATE_RETRY_AFTER)
+    }
+
+    async fn claim(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        if let Some(kind) = self.refusal() {
+            let found = self.inner.get(id).await?;
+            if found.is_none_or(|snapshot| snapshot.phase() == Phase::Vacant) {
+                return Err(self.refuse(kind));
+            }
+        }
+        let ruling = self.inner.apply(id, command).await?;
+        if let Ruling::Won(win) = &ruling
+            && win.attempt == 1
+        {
+            self.added.fetch_add(RECORD_BYTES, Ordering::AcqRel);
+            if self.limits.new_keys.is_some() {
+                self.bucket.lock().tokens -= 1.0;
+            }
+        }
+        Ok(ruling)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for LimitedStore<S> {
+    fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
+        match &command {
+            Command::Claim(_) => return Box::pin(self.claim(id, command)),
+            Command::Complete { outcome, .. } | Command::Settle(Settlement::Done(outcome)) => {
+                self.added.fetch_add(outcome.size() as u64, Ordering::AcqRel);
+            }
+            _ => {}
+        }
+        self.inner.apply(id, command)
+    }
+
+    fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
+        self.inner.get(id)
+    }
+
+    fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
+        self.inner.scan(query)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
+        self.inner.sweep(limit)
+    }
+
+    fn watch(&self, id: KeyId) -> Watch {
+        self.inner.watch(id)
+    }
+
+    fn attach(&self, cache: Weak<dyn Invalidate>) {
+        self.inner.attach(cache);
+    }
+
+    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
+        self.inner.secret(candidate)
+    }
+
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.read_mark(mark)
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        self.inner.raise_mark(mark, value)
+    }
+
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.used_bytes()
+    }
+
+    fn durability(&self) -> Durability {
+        self.inner.durability()
+    }
+}
+
+impl<S: Store + ?Sized> fmt::Debug for LimitedStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitedStore")
+            .field("limits", &self.limits)
+            .field("bytes", &self.bytes())
+            .field("inner", &&*self.inner)
+            .finish()
+    }
+}
+
+impl<S: Store + ?Sized> fmt::Display for LimitedStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+    use crate::key::Hint;
+    use crate::outcome::Outcome;
+    use crate::record::{Begin, Claim, Owner, Terms};
+    use crate::store::MemoryStore;
+
+    fn id(number: u64) -> KeyId {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        bytes[8..].copy_from_slice(&number.to_be_bytes());
+        KeyId::from_bytes(bytes)
+    }
+
+    fn claim() -> Command {
+        Command::Claim(Claim {
+            owner: Owner::random(),
+            fingerprint: Fingerprint::from_bytes([1; 32]),
+            terms: Arc::new(Terms::default()),
+            begin: Begin::WithClaim,
+            hint: Hint::default(),
+        })
+    }
+
+    fn store(limits: StoreLimits) -> LimitedStore<MemoryStore> {
+        LimitedStore::over(Arc::new(MemoryStore::new()), limits)
+    }
+
+    async fn won(store: &LimitedStore<MemoryStore>, number: u64) -> crate::record::Win {
+        match store.apply(id(number), claim()).await {
+            Ok(Ruling::Won(win)) => win,
+            other => panic!("expected a win, got {other:?}"),
+        }
+    }
+
+    // Work in flight ends, its outcome is replayed, and only keys that nobody knows are refused.
+    #[tokio::test]
+    async fn beyond_max_bytes_only_new_keys_are_refused() {
+        let store = store(StoreLimits { max_bytes: Some(1 << 20), new_keys: None });
+        let in_flight = won(&store, 0).await;
+        store.measure().await.unwrap();
+        let mut taken = 1;
+        let refused = loop {
+            match store.apply(id(taken), claim()).await {
+                Ok(_) => taken += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(
+            (refused.kind(), refused.retry_after()),
+            (ErrorKind::OverCapacity, Some(FULL_RETRY_AFTER))
+        );
+        assert!((1_000..2_000).contains(&taken), "{taken} records of about {RECORD_BYTES} bytes");
+        assert!(store.is_full() && store.refused_for_bytes() == 1);
+
+        let outcome = Arc::new(Outcome::new("text", vec![b'x'; 100_000]));
+        let fingerprint = Fingerprint::from_bytes([1; 32]);
+        let complete = Command::Complete { grant: in_flight.grant, fingerprint, outcome, retention: None };
+        assert!(matches!(store.apply(id(0), complete).await.unwrap(), Ruling::Accepted { .. }));
+        assert!(matches!(store.apply(id(0), claim()).await.unwrap(), Ruling::Replay { .. }));
+        assert!(matches!(store.apply(id(1), claim()).await.unwrap(), Ruling::Busy { .. }));
+
+        // A measurement that finds less lets new keys in again.
+        let measured = store.measure().await.unwrap().unwrap();
+        assert!(measured < 1 << 20, "{measured}");
+        assert_eq!(store.bytes(), Some(measured));
+    }
+
+    #[tokio::test]
+    async fn new_keys_beyond_the_rate_are_refused_and_known_ones_are_not() {
+        let rate = NewKeyRate { per_second: 1, burst: 10 };
+        let store = store(StoreLimits { max_bytes: None, new_keys: Some(rate) });
+        for number in 0..10 {
+            won(&store, number).await;
+        }
+        let refused = store.apply(id(11), claim()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TooManyNewKeys);
+        assert!(refused.is_retryable() && refused.retry_after().is_some());
+        assert!(matches!(store.apply(id(3), claim()).await.unwrap(), Ruling::Busy { .. }));
+        assert_eq!((store.refused_for_rate(), store.refused_for_bytes()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn an_engine_over_a_full_store_is_healthy() {
+        let store = Arc::new(store(StoreLimits { max_bytes: Some(1), new_keys: None }));
+        store.measure().await.unwrap();
+        assert!(store.is_full());
+        let engine = crate::Engine::over(store).build().unwrap();
+        engine.verify(1).await.unwrap();
+    }
+}
