@@ -16,6 +16,7 @@ mod records;
 mod routes;
 mod sealing;
 mod secrets;
+mod sockets;
 mod targets;
 mod values;
 
@@ -34,6 +35,7 @@ pub(crate) use self::problem::{Invalid, Problem};
 pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
+pub(crate) use self::sockets::Sockets;
 pub(crate) use self::targets::targets;
 pub(crate) use self::values::{parse_duration, show_duration};
 
@@ -115,26 +117,18 @@ impl Config {
         Ok(read.expect("a file without problems was read"))
     }
 
-    /// What a reload cannot change, in a form that can only be compared.
+    /// The sockets it asks for.
+    pub(crate) fn sockets(&self) -> Sockets {
+        Sockets::of(self)
+    }
+
+    /// What a reload cannot change beside the sockets, in a form that can only be compared.
     pub(crate) fn fixed(&self) -> String {
-        let gateway = self.gateway.as_ref().map(|gateway| {
-            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, &gateway.key_headers)
-        });
+        let gateway =
+            self.gateway.as_ref().map(|gateway| (gateway.limits, gateway.patience, &gateway.key_headers));
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());
-        format!(
-            "{:?}",
-            (
-                self.admin.listen,
-                &self.admin.tls,
-                &self.records,
-                sealed,
-                self.log,
-                self.drain,
-                gateway,
-                pipeline
-            )
-        )
+        format!("{:?}", (&self.records, sealed, self.log, self.drain, gateway, pipeline))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {

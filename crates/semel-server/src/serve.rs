@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
-use crate::config::{Config, PROCESS, Sealing, downstream};
+use crate::config::{Config, PROCESS, Sealing, Sockets, downstream};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::logs;
@@ -79,7 +79,9 @@ pub(crate) struct Server {
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
-    /// What a reload cannot change.
+    /// The listeners that were opened. A reload that changes them is refused.
+    sockets: Sockets,
+    /// Other settings that a reload cannot change.
     fixed: String,
     exporter: Option<Arc<Exporter>>,
     /// Where outcomes are sealed: its keys can be changed.
@@ -94,7 +96,7 @@ impl Server {
     /// # Errors
     /// A store or a port that cannot be had.
     pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
-        let fixed = config.fixed();
+        let (sockets, fixed) = (config.sockets(), config.fixed());
         let metrics = Arc::new(Metrics::default());
         let exporter = Exporter::start(&PROCESS)?;
         if let Some(exporter) = &exporter {
@@ -149,13 +151,15 @@ impl Server {
             None => None,
         };
         let requests = Arc::new(Requests::default());
+        let listener = bind(config.admin.listen, "admin").await?;
+        let admin_at = listener.local_addr()?;
         let admin = Admin::new(Parts {
             engine: engine.clone(),
             secret,
             pipeline: pipeline.clone(),
             requests: Arc::clone(&requests),
             metrics: Arc::clone(&metrics),
-            access: Access::new(&config.admin, &config.tokens),
+            access: Access::new(&config.admin, admin_at, &config.tokens)?,
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
             reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
@@ -178,8 +182,6 @@ impl Server {
             Some(files) => Some(Tls::from_files(&files.cert, &files.key).context(ADMIN_CERTIFICATE)?),
             None => None,
         };
-        let listener = bind(config.admin.listen, "admin").await?;
-        let admin_at = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
         let mut listeners = Vec::new();
         let gateway = match gateway {
@@ -210,6 +212,7 @@ impl Server {
             gateway,
             closing,
             listeners,
+            sockets,
             fixed,
             exporter,
             sealed,
@@ -256,6 +259,9 @@ impl Server {
     }
 
     fn replace(&self, config: &Config) -> anyhow::Result<()> {
+        // The old sockets stay open: rules that were checked against another address would not protect them.
+        self.sockets.check_same(&config.sockets())?;
+        let access = Access::new(&config.admin, self.admin_at, &config.tokens)?;
         if self.sealed.is_some() != config.sealing.is_some() {
             anyhow::bail!("encryption is switched on or off only with a restart");
         }
@@ -270,31 +276,27 @@ impl Server {
             sealed.rotate(sealing.ring.clone());
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
         }
-        self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        self.admin.replace_access(access);
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
         if config.fixed() != self.fixed {
             tracing::warn!(
                 target: "semel",
-                "the new config changes what only a restart can: listeners and their limits, the store, logs, drain"
+                "the new config changes what only a restart can: the listeners' limits, the store, logs, drain"
             );
         }
         Ok(())
     }
 
     fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
-        match (&self.gateway, &config.gateway) {
-            (Some((gateway, _)), Some(settings)) => {
-                gateway.replace(settings)?;
-                for warning in settings.warnings() {
-                    tracing::warn!(target: "semel", "{warning}");
-                }
-                Ok(())
+        if let (Some((gateway, _)), Some(settings)) = (&self.gateway, &config.gateway) {
+            gateway.replace(settings)?;
+            for warning in settings.warnings() {
+                tracing::warn!(target: "semel", "{warning}");
             }
-            (None, None) => Ok(()),
-            _ => anyhow::bail!("a gateway comes or goes only with a restart"),
         }
+        Ok(())
     }
 
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.

@@ -1,5 +1,7 @@
 //! Who may do what on the admin side.
 
+use std::net::SocketAddr;
+
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use subtle::ConstantTimeEq as _;
@@ -110,7 +112,18 @@ impl Caller {
 }
 
 impl Access {
-    pub(crate) fn new(admin: &Admin, tokens: &[Token]) -> Self {
+    /// The rules for a listener that is bound to `bound`. The address in the config does not count: a socket can be
+    /// older than the config.
+    ///
+    /// # Errors
+    /// Beyond loopback, rules without tokens.
+    pub(crate) fn new(admin: &Admin, bound: SocketAddr, tokens: &[Token]) -> anyhow::Result<Self> {
+        if tokens.is_empty() && !bound.ip().is_loopback() {
+            anyhow::bail!(
+                "the admin listener is bound to {bound}, which others can reach, and the config has no [[token]]: add \
+                 one, or listen on 127.0.0.1 and restart"
+            );
+        }
         let tokens = tokens
             .iter()
             .map(|token| {
@@ -118,12 +131,12 @@ impl Access {
                 (blake3::hash(value.as_bytes()), Caller { name, tenant, role })
             })
             .collect();
-        let hosts = if admin.listen.ip().is_loopback() {
+        let hosts = if bound.ip().is_loopback() {
             Hosts::Local(admin.hosts.iter().map(|host| host.to_ascii_lowercase()).collect())
         } else {
             Hosts::Any
         };
-        Self { tokens, hosts }
+        Ok(Self { tokens, hosts })
     }
 
     /// Whether the request is meant for us, and not sent by a page that somebody else made (csrf, rebinding).

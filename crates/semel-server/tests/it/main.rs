@@ -5,6 +5,7 @@ mod access;
 mod admin_tls;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
+mod attacks_access;
 mod check;
 mod claims;
 mod commands;

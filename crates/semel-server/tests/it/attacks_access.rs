@@ -1,0 +1,3 @@
+//! Attacks on the process, the admin API and the command line.
+
+mod reload;
