@@ -176,6 +176,7 @@ impl Metrics {
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
             intake::write(&mut text, &pipeline.intake);
+            intake::write_run_waiters(&mut text, &pipeline.waiters);
         }
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());

@@ -23,7 +23,7 @@ use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
-use crate::pipeline::{Pipeline, Telling};
+use crate::pipeline::{Pipeline, RunWaiters, Telling};
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
@@ -144,7 +144,9 @@ impl Server {
         let pipeline = match ledger {
             Some(ledger) => {
                 let counters = Arc::clone(metrics.deliveries());
-                let telling = Arc::new(Telling { counters, exporter: exporter.clone() });
+                let waiters =
+                    Arc::new(RunWaiters::new(config.pipeline.run_waiters, config.pipeline.run_wait));
+                let telling = Arc::new(Telling { counters, exporter: exporter.clone(), waiters });
                 let settings = (&config.pipeline, &config.intake);
                 Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
             }
