@@ -181,8 +181,8 @@ impl Admin {
 
 /// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
 /// keys, and that nobody waits for a claim in the name of a client that is gone.
-pub(crate) fn listener(tls: Option<Tls>, drain: Duration) -> Options {
-    let limits = Limits { body_bytes: u64::MAX, ..Limits::default() };
+pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> Options {
+    let limits = Limits { body_bytes: u64::MAX, connections, ..Limits::default() };
     Options { tls, limits, drain, key_headers: Vec::new(), departed: Departed::Drop, ..Options::default() }
 }
 

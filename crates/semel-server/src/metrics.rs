@@ -10,6 +10,7 @@ use semel::engine::{Event, Observer, Subject};
 use semel::store::RedisStore;
 use semel_http::observe::Counters;
 
+use crate::descriptors::{self, Budget};
 use crate::otlp::Exporter;
 use crate::pipeline::Pipeline;
 
@@ -39,6 +40,8 @@ pub(crate) struct Metrics {
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<Arc<Counters>>,
     redis: OnceLock<Arc<RedisStore>>,
+    /// With the most connections of the gateway, where there is one.
+    descriptors: OnceLock<(Budget, Option<u32>)>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
 }
@@ -76,6 +79,11 @@ impl Metrics {
     /// Shows whether this store lost data.
     pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
         let _ = self.redis.set(store);
+    }
+
+    /// Shows who may have how many connections.
+    pub(crate) fn watch_descriptors(&self, budget: Budget, gateway: Option<u32>) {
+        let _ = self.descriptors.set((budget, gateway));
     }
 
     /// Shows how many spans this exporter dropped.
@@ -177,6 +185,22 @@ impl Metrics {
             self.deliveries.write(&mut text, pipeline);
             intake::write(&mut text, &pipeline.intake);
             intake::write_run_waiters(&mut text, &pipeline.waiters);
+        }
+        if let Some((budget, gateway)) = self.descriptors.get() {
+            gauge(&mut text, "process_max_fds", "How many files and connections may be open.", budget.limit);
+            if let Some(open) = descriptors::open() {
+                gauge(&mut text, "process_open_fds", "How many files and connections are open.", open);
+            }
+            head(
+                &mut text,
+                "semel_connections_max",
+                "gauge",
+                "How many connections a listener accepts at once.",
+            );
+            let _ = writeln!(text, "semel_connections_max{{listener=\"admin\"}} {}", budget.admin);
+            if let Some(gateway) = gateway {
+                let _ = writeln!(text, "semel_connections_max{{listener=\"gateway\"}} {gateway}");
+            }
         }
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());

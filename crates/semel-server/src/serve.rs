@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, Sockets, downstream};
+use crate::descriptors::{self, Budget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::logs;
@@ -79,6 +80,8 @@ pub(crate) struct Server {
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
+    /// File descriptors, and who gets them.
+    budget: Budget,
     /// The listeners that were opened. A reload that changes them is refused.
     sockets: Sockets,
     /// Other settings that a reload cannot change.
@@ -95,9 +98,18 @@ impl Server {
     ///
     /// # Errors
     /// A store or a port that cannot be had.
-    pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
+    pub(crate) async fn start(mut config: Config) -> anyhow::Result<Self> {
         let (sockets, fixed) = (config.sockets(), config.fixed());
+        let budget = Budget::new(descriptors::raise(), &config);
+        for warning in budget.warnings(&config) {
+            tracing::warn!(target: "semel", "{warning}");
+        }
+        budget.apply(&mut config);
         let metrics = Arc::new(Metrics::default());
+        metrics.watch_descriptors(
+            budget.clone(),
+            config.gateway.as_ref().map(|gateway| gateway.limits.connections),
+        );
         let exporter = Exporter::start(&PROCESS)?;
         if let Some(exporter) = &exporter {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
@@ -197,7 +209,7 @@ impl Server {
             }
             None => None,
         };
-        let options = admin::listener(admin_tls.clone(), config.drain);
+        let options = admin::listener(admin_tls.clone(), config.drain, budget.admin);
         let serving = edge::serve(listener, admin.router(), options, close(closed));
         listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.
@@ -214,6 +226,7 @@ impl Server {
             gateway,
             closing,
             listeners,
+            budget,
             sockets,
             fixed,
             exporter,
@@ -245,7 +258,7 @@ impl Server {
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
     fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
-        match config.and_then(|config| self.replace(&config)) {
+        match config.and_then(|config| self.replace(config)) {
             Ok(()) => {
                 self.metrics.reload(Ok(()));
                 tracing::info!(target: "semel", "the config was read anew");
@@ -260,7 +273,10 @@ impl Server {
         }
     }
 
-    fn replace(&self, config: &Config) -> anyhow::Result<()> {
+    fn replace(&self, mut config: Config) -> anyhow::Result<()> {
+        let needs_restart = config.fixed() != self.fixed;
+        self.budget.apply(&mut config);
+        let config = &config;
         // The old sockets stay open: rules that were checked against another address would not protect them.
         self.sockets.check_same(&config.sockets())?;
         let access = Access::new(&config.admin, self.admin_at, &config.tokens)?;
@@ -282,7 +298,7 @@ impl Server {
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
-        if config.fixed() != self.fixed {
+        if needs_restart {
             tracing::warn!(
                 target: "semel",
                 "the new config changes what only a restart can: the listeners' limits, the store, logs, drain"

@@ -1,4 +1,5 @@
 //! Attacks on the process, the admin API and the command line.
 
+mod descriptors;
 mod reload;
 mod waiting;
