@@ -18,6 +18,7 @@ mod sealing;
 mod secrets;
 mod sockets;
 mod targets;
+pub(crate) mod transport;
 mod values;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

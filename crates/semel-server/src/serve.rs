@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
-use crate::config::{Config, PROCESS, Sealing, Sockets, downstream};
+use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
 use crate::descriptors::{self, Budget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
@@ -115,6 +115,10 @@ impl Server {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
         }
+        // Before anything is sent to them.
+        for warning in transport::warnings(&config) {
+            tracing::warn!(target: "semel", "{warning}");
+        }
         let Opened { store, redis, embedded, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
@@ -193,7 +197,7 @@ impl Server {
             tracing::warn!(target: "semel", "{warning}");
         }
         let admin_tls = match &config.admin.tls {
-            Some(files) => Some(Tls::from_files(&files.cert, &files.key).context(ADMIN_CERTIFICATE)?),
+            Some(files) => Some(files.open().context(ADMIN_CERTIFICATE)?),
             None => None,
         };
         let (closing, closed) = watch::channel(false);

@@ -1,5 +1,7 @@
 //! Attacks on the process, the admin API and the command line.
 
+mod certificates;
 mod descriptors;
 mod reload;
+mod servers;
 mod waiting;
