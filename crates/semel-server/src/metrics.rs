@@ -37,6 +37,8 @@ pub(crate) struct Metrics {
     in_doubt: AtomicU64,
     store_up: AtomicU64,
     reloads: Family<2>,
+    /// Logins that were refused, by reason.
+    logins: Family<3>,
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<Arc<Counters>>,
     redis: OnceLock<Arc<RedisStore>>,
@@ -73,6 +75,7 @@ impl<const N: usize> Family<N> {
 
 const CLAIMS: [&str; 8] = ["won", "replay", "busy", "conflict", "in_doubt", "expired", "lost", "accepted"];
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const LOGINS: [&str; 3] = ["missing", "unknown", "throttled"];
 const RELOADS: [&str; 2] = ["taken", "refused"];
 
 impl Metrics {
@@ -111,6 +114,11 @@ impl Metrics {
     pub(crate) fn admin(&self, status: u16) {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         self.admin.add(CLASSES, CLASSES[class]);
+    }
+
+    /// A login at the admin side was refused for this reason.
+    pub(crate) fn login_refused(&self, reason: &str) {
+        self.logins.add(LOGINS, reason);
     }
 
     /// A new config was taken, or refused.
@@ -173,6 +181,13 @@ impl Metrics {
             "semel_admin_requests_total",
             "class",
             "Answers of the admin side.",
+        );
+        self.logins.write(
+            &mut text,
+            LOGINS,
+            "semel_admin_logins_refused_total",
+            "reason",
+            "Requests to the admin side without a token, with a wrong one, or from an address that sent too many.",
         );
         self.reloads.write(
             &mut text,

@@ -168,21 +168,44 @@ impl Access {
         Ok(())
     }
 
+    /// Whether there are tokens at all.
+    pub(super) fn needs_token(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
     /// Who asks.
-    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, LoginError> {
         if self.tokens.is_empty() {
             return Ok(Caller::local());
         }
         let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
         let Some(given) = given.and_then(bearer) else {
-            return Err(Refusal::unauthorised("a token is needed: Authorization: Bearer TOKEN"));
+            return Err(LoginError::Missing);
         };
         let given = blake3::hash(given.as_bytes());
         // All are compared, each in constant time: how long it takes says nothing about any of them.
         let found = self.tokens.iter().fold(None, |found, (hash, caller)| {
             if bool::from(hash.as_bytes().ct_eq(given.as_bytes())) { Some(caller) } else { found }
         });
-        found.cloned().ok_or_else(|| Refusal::unauthorised("the token is not known"))
+        found.cloned().ok_or(LoginError::Unknown)
+    }
+}
+
+/// Why nobody is logged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoginError {
+    /// There is no token.
+    Missing,
+    /// There is one that nobody has.
+    Unknown,
+}
+
+impl From<LoginError> for Refusal {
+    fn from(error: LoginError) -> Self {
+        Self::unauthorised(match error {
+            LoginError::Missing => "a token is needed: Authorization: Bearer TOKEN",
+            LoginError::Unknown => "the token is not known",
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod descriptors;
+mod logins;
 mod reload;
 mod servers;
 mod waiting;
