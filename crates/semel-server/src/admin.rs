@@ -2,6 +2,7 @@
 
 mod access;
 mod answer;
+mod audit;
 mod claims;
 mod deliveries;
 mod events;

@@ -11,6 +11,7 @@ use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
 use semel_http::edge::{self, Drained, Tls};
+use semel_pipeline::ledger::AuditLine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -38,6 +39,10 @@ const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secr
                                its data while no other process runs, no key is recognised again, and a process that \
                                misses the loss refuses requests until it is restarted; set `secret` in the config";
 
+/// Said where there is no durable place for the audit log.
+const AUDIT_IN_LOG: &str = "there is no ledger, so changes by hand (forget, settle) are written to this log only and not to a \
+                            durable audit log; set `url` in [ledger]";
+
 /// Runs the server until it is told to stop.
 ///
 /// # Errors
@@ -60,7 +65,7 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     let server = Server::start(config).await?;
     server.announce()?;
     while signals.next().await == Wish::Reload {
-        server.reload(args);
+        server.reload(args).await;
     }
     tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
     tokio::select! {
@@ -157,6 +162,9 @@ impl Server {
         engine.verify(3).await.context("the store does not keep what it should")?;
         let secret = Arc::new(secret);
         let ledger = ledgers::open(&config, embedded).await?;
+        if ledger.is_none() && !config.tokens.is_empty() {
+            tracing::warn!(target: "semel", "{AUDIT_IN_LOG}");
+        }
         let pipeline = match ledger {
             Some(ledger) => {
                 let counters = Arc::clone(metrics.deliveries());
@@ -260,12 +268,13 @@ impl Server {
     }
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
-    fn reload(&self, args: &ServeArgs) {
+    async fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
         match config.and_then(|config| self.replace(config)) {
             Ok(()) => {
                 self.metrics.reload(Ok(()));
                 tracing::info!(target: "semel", "the config was read anew");
+                self.audit_reload("reload").await;
             }
             Err(error) => {
                 self.metrics.reload(Err(()));
@@ -273,7 +282,22 @@ impl Server {
                     tracing::error!(target: "semel", "{line}");
                 }
                 tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
+                self.audit_reload("reload refused").await;
             }
+        }
+    }
+
+    /// A reload is a change by hand too: tokens and targets may be others from now on.
+    async fn audit_reload(&self, action: &str) {
+        let Some(pipeline) = &self.pipeline else { return };
+        let line = AuditLine {
+            who: "signal".to_owned(),
+            action: action.to_owned(),
+            subject: "config".to_owned(),
+            reason: "SIGHUP".to_owned(),
+        };
+        if let Err(error) = pipeline.ledger.audit(line).await {
+            tracing::warn!(target: "semel", %error, "the audit log does not have this reload");
         }
     }
 

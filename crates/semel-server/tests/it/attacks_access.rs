@@ -1,5 +1,6 @@
 //! Attacks on the process, the admin API and the command line.
 
+mod audit;
 mod certificates;
 mod descriptors;
 mod logins;
