@@ -387,6 +387,9 @@ pub(crate) enum ConfigCommand {
         /// Answer in JSON
         #[arg(long)]
         json: bool,
+        /// Also report everything that a server facing strangers should have and this one lacks
+        #[arg(long)]
+        production: bool,
     },
     /// Print a complete, commented example
     Example,

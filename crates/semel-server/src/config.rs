@@ -11,6 +11,7 @@ mod gateway;
 mod intake;
 mod pipeline;
 mod problem;
+mod production;
 mod reader;
 mod records;
 mod routes;
@@ -98,6 +99,21 @@ impl Config {
         let name = path.display().to_string();
         let text = read(path)?;
         Self::parse(&name, &text, args, environment)
+    }
+
+    /// Checks that a config is fit for production, beside being valid.
+    ///
+    /// # Errors
+    /// Every mistake in it; else everything that it lacks.
+    pub(crate) fn check_production(path: &Path, environment: &Environment<'_>) -> Result<(), Invalid> {
+        let (place, text) = (path.display().to_string(), read(path)?);
+        let config = Self::parse(&place, &text, &ServeArgs::default(), environment)?;
+        let gaps = production::gaps(&config, path, &text);
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        let problem = |message| Problem { place: place.clone(), position: None, message };
+        Err(Invalid(gaps.into_iter().map(problem).collect()))
     }
 
     /// Reads the text of a file.

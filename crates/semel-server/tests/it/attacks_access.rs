@@ -4,6 +4,7 @@ mod audit;
 mod certificates;
 mod descriptors;
 mod logins;
+mod production;
 mod reload;
 mod servers;
 mod waiting;
