@@ -1,5 +1,10 @@
 //! Nothing secret leaves in a report.
 
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use http::HeaderMap;
 use serde_json::{Map, Value};
 
@@ -54,33 +59,133 @@ pub(crate) fn is_secret(name: &str) -> bool {
     SECRET_NAMES.iter().any(|secret| name.contains(secret)) && !HARMLESS.contains(&name.as_str())
 }
 
-/// Takes secrets out, at any depth: by the name they stand under, and wherever a known one occurs.
+/// Takes secrets out, at any depth: by the name they stand under, and wherever a known one occurs, also encoded or cut.
 pub(crate) fn redact(value: &mut Value, known: &[String]) {
-    match value {
-        Value::String(text) => {
-            for secret in known {
-                if text.contains(secret.as_str()) {
-                    *text = text.replace(secret.as_str(), REDACTED);
-                }
-            }
-            if let Some(inner) = inner_json(text) {
-                let mut inner = inner;
-                redact(&mut inner, known);
-                *text = inner.to_string();
+    Scrubber::new(known).scrub_value(value);
+}
+
+/// Finds known secrets in texts.
+///
+/// It looks for pieces instead of whole secrets: whoever cuts a token, or quotes it in the middle of something that is encoded,
+/// leaves a piece of one of its forms.
+pub(crate) struct Scrubber {
+    /// Every piece of every form, in lower case.
+    pieces: HashSet<[u8; PIECE]>,
+    /// Forms that are shorter than a piece.
+    short: Vec<Vec<u8>>,
+}
+
+/// How long a piece is. Shorter ones would occur by chance.
+const PIECE: usize = 8;
+
+impl Scrubber {
+    pub(crate) fn new(known: &[String]) -> Self {
+        let mut scrubber = Self { pieces: HashSet::new(), short: Vec::new() };
+        for secret in known {
+            for form in forms(secret) {
+                scrubber.add(form.to_ascii_lowercase().as_bytes());
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| redact(item, known)),
-        Value::Object(members) => {
-            for (name, member) in members.iter_mut() {
-                if is_secret(name) && !member.is_null() {
-                    *member = Value::String(REDACTED.to_owned());
-                } else {
-                    redact(member, known);
-                }
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        scrubber
     }
+
+    fn add(&mut self, form: &[u8]) {
+        if (SHORTEST_SECRET..PIECE).contains(&form.len()) {
+            self.short.push(form.to_owned());
+        }
+        self.pieces.extend(form.windows(PIECE).filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok()));
+    }
+
+    /// A text without any piece of a secret.
+    pub(crate) fn scrub(&self, text: &str) -> String {
+        let lower = text.to_ascii_lowercase();
+        let lower = lower.as_bytes();
+        let mut secret = vec![false; lower.len()];
+        for (at, piece) in lower.windows(PIECE).enumerate() {
+            if <[u8; PIECE]>::try_from(piece).is_ok_and(|piece| self.pieces.contains(&piece)) {
+                secret[at..at + PIECE].fill(true);
+            }
+        }
+        for form in &self.short {
+            for (at, _) in lower.windows(form.len()).enumerate().filter(|(_, window)| window == form) {
+                secret[at..at + form.len()].fill(true);
+            }
+        }
+        let mut scrubbed = String::with_capacity(text.len());
+        let mut within = false;
+        for (at, character) in text.char_indices() {
+            let is_secret = secret[at..at + character.len_utf8()].contains(&true);
+            match (is_secret, within) {
+                (false, _) => scrubbed.push(character),
+                (true, false) => scrubbed.push_str(REDACTED),
+                (true, true) => {}
+            }
+            within = is_secret;
+        }
+        scrubbed
+    }
+
+    fn scrub_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                *text = self.scrub(text);
+                if let Some(mut inner) = inner_json(text) {
+                    self.scrub_value(&mut inner);
+                    *text = inner.to_string();
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.scrub_value(item)),
+            Value::Object(members) => {
+                let scrubbed = std::mem::take(members).into_iter().map(|(name, mut member)| {
+                    if is_secret(&name) && !member.is_null() {
+                        member = Value::String(REDACTED.to_owned());
+                    } else {
+                        self.scrub_value(&mut member);
+                    }
+                    (self.scrub(&name), member)
+                });
+                *members = scrubbed.collect();
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
+
+/// A secret as others may write it.
+fn forms(secret: &str) -> Vec<String> {
+    let bytes = secret.as_bytes();
+    let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    });
+    let percent = |always: bool| {
+        bytes.iter().fold(String::new(), |mut text, byte| {
+            if !always && (byte.is_ascii_alphanumeric() || b"-._~".contains(byte)) {
+                text.push(char::from(*byte));
+            } else {
+                let _ = write!(text, "%{byte:02x}");
+            }
+            text
+        })
+    };
+    let mut forms = vec![secret.to_owned(), hex, percent(false), percent(true)];
+    // What stands before a secret moves it within the groups of three bytes that base64 encodes.
+    for before in 0..3_usize {
+        let moved = [&vec![0; before][..], bytes].concat();
+        // The first and the last group also hold bytes of others.
+        let whole = moved.len() / 3 * 4;
+        let from = if before == 0 { 0 } else { 4 };
+        for encoded in [STANDARD_NO_PAD.encode(&moved), URL_SAFE_NO_PAD.encode(&moved)] {
+            forms.extend(encoded.get(from..whole).filter(|form| !form.is_empty()).map(str::to_owned));
+        }
+    }
+    // A credential of the scheme Basic is encoded itself: user and password are secret as well.
+    let decoded = STANDARD.decode(bytes).ok().and_then(|decoded| String::from_utf8(decoded).ok());
+    if let Some(decoded) = decoded.filter(|decoded| decoded.contains(':')) {
+        forms.extend(decoded.split_once(':').map(|(_, password)| password.to_owned()));
+        forms.push(decoded);
+    }
+    forms
 }
 
 /// JSON written into a text, as MCP's text content is.
@@ -150,6 +255,36 @@ mod tests {
             assert!(!text.contains(gone), "{gone} in {text}");
         }
         assert!(text.contains("stays") && text.contains("\\\"id\\\":1"), "{text}");
+    }
+
+    #[test]
+    fn no_encoded_or_cut_form_of_a_token_is_left() {
+        use base64::Engine as _;
+        use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+
+        let token = "tok/Live+9fK2mQ7xR4vB1nZ8";
+        let percent = "tok%2FLive%2B9fK2mQ7xR4vB1nZ8";
+        let hex: String = token.bytes().map(|byte| format!("{byte:02X}")).collect();
+        let mut echoes =
+            vec![token.to_owned(), percent.to_owned(), percent.to_lowercase(), hex, token.to_uppercase()];
+        for around in ["", "a", "ab", "abc", "user:"] {
+            echoes.push(STANDARD.encode(format!("{around}{token}")));
+            echoes.push(URL_SAFE.encode(format!("{around}{token}{around}")));
+        }
+        echoes.extend([token[..12].to_owned(), format!("{}…", &token[..10]), token[9..].to_owned()]);
+        for echo in echoes {
+            let mut value = json!({ "debug": [format!("got {echo} here")], echo.as_str(): 1 });
+            redact(&mut value, &[token.to_owned()]);
+            let text = value.to_string();
+            // Three bytes at each end may be encoded together with what stands around them.
+            let inner: String = echo.chars().skip(4).take(echo.len().saturating_sub(10).max(5)).collect();
+            assert!(!text.contains(&inner), "{inner} of {echo} in {text}");
+            assert!(text.contains("got ") && text.contains(" here"), "{text}");
+        }
+        let basic = STANDARD.encode("shop:pass-word-1");
+        let mut value = json!({ "debug": "the password pass-word-1 of shop is wrong" });
+        redact(&mut value, &[basic]);
+        assert_eq!(value, json!({ "debug": "the password [redacted] of shop is wrong" }));
     }
 
     #[test]

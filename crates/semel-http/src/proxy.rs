@@ -27,7 +27,7 @@ use tower_service::Service;
 
 pub use self::body::Reply;
 pub use self::error::Error;
-pub use self::options::{Forwarded, Host, Options, Protocol};
+pub use self::options::{ConnectionLimit, Forwarded, Host, Options, Protocol};
 pub use self::upstream::{Upstream, UpstreamError};
 
 use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};

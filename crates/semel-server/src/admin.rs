@@ -2,6 +2,7 @@
 
 mod access;
 mod answer;
+mod audit;
 mod claims;
 mod deliveries;
 mod events;
@@ -13,6 +14,7 @@ mod replays;
 mod runs;
 mod shown;
 mod story;
+mod throttle;
 mod told;
 
 use std::sync::Arc;
@@ -27,13 +29,14 @@ use axum::routing::{get, post};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
-use semel_http::edge::{Departed, Limits, Options, Tls};
+use semel_http::edge::{Departed, Limits, Options, Peer, Tls};
 
 pub(crate) use self::access::Access;
-use self::access::Right;
+use self::access::{Caller, LoginError, Right};
 use self::answer::Refusal;
 use self::claims::Claims;
 use self::health::Health;
+use self::throttle::{Failed, LoginThrottle};
 use crate::gateway::Requests;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
@@ -55,6 +58,7 @@ pub(crate) struct Admin {
     requests: Arc<Requests>,
     /// Changes when the config is read anew.
     access: RwLock<Arc<Access>>,
+    logins: LoginThrottle,
 }
 
 /// What the admin side is built from.
@@ -82,6 +86,7 @@ impl Admin {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
             access: RwLock::new(Arc::new(access)),
+            logins: LoginThrottle::default(),
             engine,
             metrics,
             secret,
@@ -100,6 +105,34 @@ impl Admin {
                           embedded:PATH or postgres://…";
             Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_configured", detail)
         })
+    }
+
+    /// Who asks. An address that sent many wrong tokens is not answered for a while.
+    fn log_in(&self, access: &Access, request: &Request) -> Result<Caller, Refusal> {
+        let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
+        if let Some(address) = address.filter(|_| access.needs_token())
+            && let Some(wait) = self.logins.wait(address)
+        {
+            self.metrics.login_refused("throttled");
+            return Err(Refusal::too_many_logins(wait));
+        }
+        let login = access.authenticate(request.headers());
+        match &login {
+            Ok(_) => {}
+            Err(LoginError::Missing) => self.metrics.login_refused("missing"),
+            Err(LoginError::Unknown) => {
+                self.metrics.login_refused("unknown");
+                let blocked = address.is_some_and(|address| self.logins.fail(address) == Failed::Blocked);
+                tracing::warn!(
+                    target: "semel::audit", audit = true,
+                    operation = "login",
+                    address = address.map(tracing::field::display),
+                    outcome = if blocked { "blocked" } else { "failed" },
+                    "a login failed: the token is not known"
+                );
+            }
+        }
+        Ok(login?)
     }
 
     /// Puts other tokens in force.
@@ -181,8 +214,8 @@ impl Admin {
 
 /// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
 /// keys, and that nobody waits for a claim in the name of a client that is gone.
-pub(crate) fn listener(tls: Option<Tls>, drain: Duration) -> Options {
-    let limits = Limits { body_bytes: u64::MAX, ..Limits::default() };
+pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> Options {
+    let limits = Limits { body_bytes: u64::MAX, connections, ..Limits::default() };
     Options { tls, limits, drain, key_headers: Vec::new(), departed: Departed::Drop, ..Options::default() }
 }
 
@@ -195,7 +228,7 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let admitted = access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
         None => Ok(None),
         Some(right) => {
-            let caller = access.authenticate(request.headers())?;
+            let caller = admin.log_in(&access, &request)?;
             user.clone_from(&caller.name);
             caller.may(right).map(|()| Some(caller))
         }

@@ -157,6 +157,12 @@ pub(crate) struct Remote {
     /// For https: PEM certificates of authorities to trust instead of the machine's
     #[arg(long, value_name = "FILE", env = "SEMEL_ADMIN_CA")]
     pub(crate) admin_ca: Option<PathBuf>,
+    /// For https: our own certificate, where the server wants one, as a PEM file
+    #[arg(long, value_name = "FILE", env = "SEMEL_ADMIN_CERT", requires = "admin_key")]
+    pub(crate) admin_cert: Option<PathBuf>,
+    /// The key of that certificate, as a PEM file
+    #[arg(long, value_name = "FILE", env = "SEMEL_ADMIN_KEY", requires = "admin_cert")]
+    pub(crate) admin_key: Option<PathBuf>,
     /// A token, where the server wants one
     #[arg(long, value_name = "TOKEN", env = "SEMEL_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
@@ -381,6 +387,9 @@ pub(crate) enum ConfigCommand {
         /// Answer in JSON
         #[arg(long)]
         json: bool,
+        /// Also report everything that a server facing strangers should have and this one lacks
+        #[arg(long)]
+        production: bool,
     },
     /// Print a complete, commented example
     Example,

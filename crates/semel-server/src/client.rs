@@ -36,14 +36,25 @@ pub(crate) enum Peer {
     Collector,
 }
 
+/// Whose certificates are trusted, and our own.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trust<'a> {
+    ca: Option<&'a Path>,
+    /// Certificate and key.
+    identity: Option<(&'a Path, &'a Path)>,
+}
+
 impl Client {
     /// A client of the server that the flags name.
     ///
     /// # Errors
     /// A URL that is none; certificates that cannot be read.
     pub(crate) fn of(remote: &Remote) -> anyhow::Result<Self> {
-        let ca = remote.admin_ca.as_deref();
-        Self::build(&remote.admin, Peer::Server, remote.token.as_deref(), ca)
+        let trust = Trust {
+            ca: remote.admin_ca.as_deref(),
+            identity: remote.admin_cert.as_deref().zip(remote.admin_key.as_deref()),
+        };
+        Self::build(&remote.admin, Peer::Server, remote.token.as_deref(), trust)
     }
 
     /// A client of a server that we started.
@@ -51,7 +62,7 @@ impl Client {
     /// # Errors
     /// A URL that is none.
     pub(crate) fn own(url: &str) -> anyhow::Result<Self> {
-        Self::build(url, Peer::Server, None, None)
+        Self::build(url, Peer::Server, None, Trust::default())
     }
 
     /// A client of a collector of spans, which trusts the certificates of a file instead of the machine's.
@@ -59,16 +70,20 @@ impl Client {
     /// # Errors
     /// A URL that is none; certificates that cannot be read.
     pub(crate) fn collector(url: &str, ca: Option<&Path>) -> anyhow::Result<Self> {
-        Self::build(url, Peer::Collector, None, ca)
+        Self::build(url, Peer::Collector, None, Trust { ca, identity: None })
     }
 
-    fn build(url: &str, peer: Peer, token: Option<&str>, ca: Option<&Path>) -> anyhow::Result<Self> {
+    fn build(url: &str, peer: Peer, token: Option<&str>, trust: Trust<'_>) -> anyhow::Result<Self> {
+        let Trust { ca, identity } = trust;
         // What may hold a password is not repeated.
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
         let mut builder = semel::client::Client::builder(url).context(Misused::new(shown))?;
         builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
         if let Some(token) = token {
             builder = builder.bearer(token)?;
+        }
+        if let Some((cert, key)) = identity {
+            builder = builder.identity(cert, key);
         }
         let server = Server::new(url, peer, ca);
         let mut unread = Vec::new();
@@ -91,6 +106,9 @@ impl Client {
                         "this machine trusts no authority at all{why}; name one with {setting}"
                     ))
                     .into()
+                }
+                BuildError::Identity { .. } => {
+                    Misused::new(format!("--admin-cert, --admin-key: {error}")).into()
                 }
                 BuildError::Ca { .. } => Misused::new(format!("{}: {error}", peer.ca_setting())).into(),
                 other => other.into(),

@@ -11,12 +11,15 @@ mod gateway;
 mod intake;
 mod pipeline;
 mod problem;
+mod production;
 mod reader;
 mod records;
 mod routes;
 mod sealing;
 mod secrets;
+mod sockets;
 mod targets;
+pub(crate) mod transport;
 mod values;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,6 +38,7 @@ pub(crate) use self::records::{Coordinate, Loss, Place, Records};
 use self::sealing::PlainLedger;
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
+pub(crate) use self::sockets::Sockets;
 pub(crate) use self::targets::targets;
 pub(crate) use self::values::{parse_duration, show_duration};
 
@@ -98,6 +102,21 @@ impl Config {
         Self::parse(&name, &text, args, environment)
     }
 
+    /// Checks that a config is fit for production, beside being valid.
+    ///
+    /// # Errors
+    /// Every mistake in it; else everything that it lacks.
+    pub(crate) fn check_production(path: &Path, environment: &Environment<'_>) -> Result<(), Invalid> {
+        let (place, text) = (path.display().to_string(), read(path)?);
+        let config = Self::parse(&place, &text, &ServeArgs::default(), environment)?;
+        let gaps = production::gaps(&config, path, &text);
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        let problem = |message| Problem { place: place.clone(), position: None, message };
+        Err(Invalid(gaps.into_iter().map(problem).collect()))
+    }
+
     /// Reads the text of a file.
     pub(crate) fn parse(
         file: &str,
@@ -116,27 +135,20 @@ impl Config {
         Ok(read.expect("a file without problems was read"))
     }
 
-    /// What a reload cannot change, in a form that can only be compared.
+    /// The sockets it asks for.
+    pub(crate) fn sockets(&self) -> Sockets {
+        Sockets::of(self)
+    }
+
+    /// What a reload cannot change beside the sockets, in a form that can only be compared.
     pub(crate) fn fixed(&self) -> String {
         let gateway = self.gateway.as_ref().map(|gateway| {
             let rules = (&gateway.key_headers, &gateway.trusted_headers, &gateway.hosts, &gateway.upgrades);
-            (gateway.listen, gateway.limits, gateway.patience, &gateway.tls, rules)
+            (gateway.limits, gateway.patience, rules)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());
-        format!(
-            "{:?}",
-            (
-                self.admin.listen,
-                &self.admin.tls,
-                &self.records,
-                sealed,
-                self.log,
-                self.drain,
-                gateway,
-                pipeline
-            )
-        )
+        format!("{:?}", (&self.records, sealed, self.log, self.drain, gateway, pipeline))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {

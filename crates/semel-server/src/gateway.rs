@@ -62,9 +62,7 @@ impl Gateway {
         let capacity = Capacity::new();
         let live = Live::new(engine, config, &counters, &capacity)?;
         let tls = match &config.tls {
-            Some(files) => {
-                Some(Tls::from_files(&files.cert, &files.key).context("the gateway's certificate")?)
-            }
+            Some(files) => Some(files.open().context("the gateway's certificate")?),
             None => None,
         };
         let live = Arc::new(RwLock::new(Arc::new(live)));

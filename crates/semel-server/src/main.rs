@@ -14,6 +14,7 @@
 //! - [`check`]: the tester of `semel-check`.
 //! - [`drill`]: what people fear, made to happen on purpose.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
+//! - [`descriptors`]: how many files and connections may be open, and who gets them.
 //! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
 
 mod admin;
@@ -22,6 +23,7 @@ mod cli;
 mod client;
 mod config;
 mod demo;
+mod descriptors;
 mod dlq;
 mod drill;
 mod events;

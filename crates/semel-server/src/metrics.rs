@@ -11,6 +11,7 @@ use semel::store::{LimitedStore, RedisStore};
 use semel_http::capacity::Capacity;
 use semel_http::observe::Counters;
 
+use crate::descriptors::{self, Budget};
 use crate::otlp::Exporter;
 use crate::pipeline::Pipeline;
 
@@ -37,10 +38,14 @@ pub(crate) struct Metrics {
     in_doubt: AtomicU64,
     store_up: AtomicU64,
     reloads: Family<2>,
+    /// Logins that were refused, by reason.
+    logins: Family<3>,
     /// Answers of the gateway, where there is one.
     gateway: OnceLock<(Arc<Counters>, Capacity)>,
     redis: OnceLock<Arc<RedisStore>>,
     limits: OnceLock<Arc<LimitedStore>>,
+    /// With the most connections of the gateway, where there is one.
+    descriptors: OnceLock<(Budget, Option<u32>)>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
 }
@@ -72,6 +77,7 @@ impl<const N: usize> Family<N> {
 
 const CLAIMS: [&str; 8] = ["won", "replay", "busy", "conflict", "in_doubt", "expired", "lost", "accepted"];
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const LOGINS: [&str; 3] = ["missing", "unknown", "throttled"];
 const RELOADS: [&str; 2] = ["taken", "refused"];
 
 impl Metrics {
@@ -88,6 +94,11 @@ impl Metrics {
     /// Whether new keys are refused at present because the store holds as much as it may.
     pub(crate) fn store_is_full(&self) -> bool {
         self.limits.get().is_some_and(|limits| limits.is_full())
+    }
+
+    /// Shows who may have how many connections.
+    pub(crate) fn watch_descriptors(&self, budget: Budget, gateway: Option<u32>) {
+        let _ = self.descriptors.set((budget, gateway));
     }
 
     /// Shows how many spans this exporter dropped.
@@ -115,6 +126,11 @@ impl Metrics {
     pub(crate) fn admin(&self, status: u16) {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         self.admin.add(CLASSES, CLASSES[class]);
+    }
+
+    /// A login at the admin side was refused for this reason.
+    pub(crate) fn login_refused(&self, reason: &str) {
+        self.logins.add(LOGINS, reason);
     }
 
     /// A new config was taken, or refused.
@@ -182,6 +198,13 @@ impl Metrics {
             "class",
             "Answers of the admin side.",
         );
+        self.logins.write(
+            &mut text,
+            LOGINS,
+            "semel_admin_logins_refused_total",
+            "reason",
+            "Requests to the admin side without a token, with a wrong one, or from an address that sent too many.",
+        );
         self.reloads.write(
             &mut text,
             RELOADS,
@@ -192,6 +215,23 @@ impl Metrics {
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
             intake::write(&mut text, &pipeline.intake);
+            intake::write_run_waiters(&mut text, &pipeline.waiters);
+        }
+        if let Some((budget, gateway)) = self.descriptors.get() {
+            gauge(&mut text, "process_max_fds", "How many files and connections may be open.", budget.limit);
+            if let Some(open) = descriptors::open() {
+                gauge(&mut text, "process_open_fds", "How many files and connections are open.", open);
+            }
+            head(
+                &mut text,
+                "semel_connections_max",
+                "gauge",
+                "How many connections a listener accepts at once.",
+            );
+            let _ = writeln!(text, "semel_connections_max{{listener=\"admin\"}} {}", budget.admin);
+            if let Some(gateway) = gateway {
+                let _ = writeln!(text, "semel_connections_max{{listener=\"gateway\"}} {gateway}");
+            }
         }
         head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());

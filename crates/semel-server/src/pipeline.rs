@@ -1,6 +1,7 @@
 //! Events and deliveries of a running server: the ledger, the targets, the worker.
 
 mod telling;
+mod waiters;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +12,10 @@ use semel::retry::Destinations;
 use semel::secret::Secret;
 use semel_pipeline::ledger::{Ledger, Working};
 use semel_pipeline::target::Registry;
-use semel_pipeline::worker::{Observer, Settings, Stopped, Worker};
+use semel_pipeline::worker::{Settings, Stopped, Worker};
 
 pub(crate) use self::telling::Telling;
+pub(crate) use self::waiters::RunWaiters;
 use crate::config::{self, targets};
 use crate::intake::Intake;
 use crate::ledgers::Opened;
@@ -34,6 +36,8 @@ pub(crate) struct Pipeline {
     retention: Duration,
     /// What brings things in.
     pub(crate) intake: Intake,
+    /// Callers that wait for a run to end.
+    pub(crate) waiters: Arc<RunWaiters>,
     /// There until it is stopped.
     worker: Mutex<Option<Worker>>,
 }
@@ -47,14 +51,15 @@ impl Pipeline {
         opened: Opened,
         (settings, intake): (&config::Pipeline, &config::Intake),
         secret: Arc<Secret>,
-        observer: Arc<dyn Observer>,
+        telling: Arc<Telling>,
     ) -> anyhow::Result<Arc<Self>> {
         let ledger = opened.ledger();
         let destinations = Destinations::default();
         let registry = Registry::new(targets(&settings.targets, &destinations)?);
         let worker = Settings { lease: settings.lease, in_all: settings.in_all, ..Settings::default() };
         let working = Arc::clone(&ledger) as Arc<dyn Working>;
-        let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, observer)
+        let waiters = Arc::clone(&telling.waiters);
+        let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, telling)
             .context("the delivery worker")?;
         for (name, registered) in registry.current().iter() {
             tracing::info!(
@@ -68,6 +73,7 @@ impl Pipeline {
         let intake = Intake::start(intake, opened, &registry, &secret).await?;
         Ok(Arc::new(Self {
             intake,
+            waiters,
             ledger,
             registry,
             destinations,

@@ -11,19 +11,21 @@ use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
 use semel_http::edge::{self, Drained, Tls};
+use semel_pipeline::ledger::AuditLine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
-use crate::config::{Config, PROCESS, Sealing, downstream};
+use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
+use crate::descriptors::{self, Budget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::logs;
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
-use crate::pipeline::{Pipeline, Telling};
+use crate::pipeline::{Pipeline, RunWaiters, Telling};
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
@@ -36,6 +38,10 @@ const ADMIN_CERTIFICATE: &str = "the admin side's certificate";
 const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secret is kept in Redis alone: if Redis loses \
                                its data while no other process runs, no key is recognised again, and a process that \
                                misses the loss refuses requests until it is restarted; set `secret` in the config";
+
+/// Said where there is no durable place for the audit log.
+const AUDIT_IN_LOG: &str = "there is no ledger, so changes by hand (forget, settle) are written to this log only and not to a \
+                            durable audit log; set `url` in [ledger]";
 
 /// Runs the server until it is told to stop.
 ///
@@ -59,7 +65,7 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     let server = Server::start(config).await?;
     server.announce()?;
     while signals.next().await == Wish::Reload {
-        server.reload(args);
+        server.reload(args).await;
     }
     tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
     tokio::select! {
@@ -79,7 +85,11 @@ pub(crate) struct Server {
     /// Turns true when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
-    /// What a reload cannot change.
+    /// File descriptors, and who gets them.
+    budget: Budget,
+    /// The listeners that were opened. A reload that changes them is refused.
+    sockets: Sockets,
+    /// Other settings that a reload cannot change.
     fixed: String,
     exporter: Option<Arc<Exporter>>,
     /// Where outcomes are sealed: its keys can be changed.
@@ -93,13 +103,26 @@ impl Server {
     ///
     /// # Errors
     /// A store or a port that cannot be had.
-    pub(crate) async fn start(config: Config) -> anyhow::Result<Self> {
-        let fixed = config.fixed();
+    pub(crate) async fn start(mut config: Config) -> anyhow::Result<Self> {
+        let (sockets, fixed) = (config.sockets(), config.fixed());
+        let budget = Budget::new(descriptors::raise(), &config);
+        for warning in budget.warnings(&config) {
+            tracing::warn!(target: "semel", "{warning}");
+        }
+        budget.apply(&mut config);
         let metrics = Arc::new(Metrics::default());
+        metrics.watch_descriptors(
+            budget.clone(),
+            config.gateway.as_ref().map(|gateway| gateway.limits.connections),
+        );
         let exporter = Exporter::start(&PROCESS)?;
         if let Some(exporter) = &exporter {
             tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
+        }
+        // Before anything is sent to them.
+        for warning in transport::warnings(&config) {
+            tracing::warn!(target: "semel", "{warning}");
         }
         let Opened { store, redis, embedded, limited, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
@@ -146,23 +169,30 @@ impl Server {
         }
         let secret = Arc::new(secret);
         let ledger = ledgers::open(&config, embedded).await?;
+        if ledger.is_none() && !config.tokens.is_empty() {
+            tracing::warn!(target: "semel", "{AUDIT_IN_LOG}");
+        }
         let pipeline = match ledger {
             Some(ledger) => {
                 let counters = Arc::clone(metrics.deliveries());
-                let telling = Arc::new(Telling { counters, exporter: exporter.clone() });
+                let waiters =
+                    Arc::new(RunWaiters::new(config.pipeline.run_waiters, config.pipeline.run_wait));
+                let telling = Arc::new(Telling { counters, exporter: exporter.clone(), waiters });
                 let settings = (&config.pipeline, &config.intake);
                 Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
             }
             None => None,
         };
         let requests = Arc::new(Requests::default());
+        let listener = bind(config.admin.listen, "admin").await?;
+        let admin_at = listener.local_addr()?;
         let admin = Admin::new(Parts {
             engine: engine.clone(),
             secret,
             pipeline: pipeline.clone(),
             requests: Arc::clone(&requests),
             metrics: Arc::clone(&metrics),
-            access: Access::new(&config.admin, &config.tokens),
+            access: Access::new(&config.admin, admin_at, &config.tokens)?,
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
             reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
@@ -182,11 +212,9 @@ impl Server {
             tracing::warn!(target: "semel", "{warning}");
         }
         let admin_tls = match &config.admin.tls {
-            Some(files) => Some(Tls::from_files(&files.cert, &files.key).context(ADMIN_CERTIFICATE)?),
+            Some(files) => Some(files.open().context(ADMIN_CERTIFICATE)?),
             None => None,
         };
-        let listener = bind(config.admin.listen, "admin").await?;
-        let admin_at = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
         let mut listeners = Vec::new();
         let gateway = match gateway {
@@ -200,7 +228,7 @@ impl Server {
             }
             None => None,
         };
-        let options = admin::listener(admin_tls.clone(), config.drain);
+        let options = admin::listener(admin_tls.clone(), config.drain, budget.admin);
         let serving = edge::serve(listener, admin.router(), options, close(closed));
         listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.
@@ -217,6 +245,8 @@ impl Server {
             gateway,
             closing,
             listeners,
+            budget,
+            sockets,
             fixed,
             exporter,
             sealed,
@@ -245,12 +275,13 @@ impl Server {
     }
 
     /// Reads the config again. What cannot be used is refused, and the old one stays in force.
-    fn reload(&self, args: &ServeArgs) {
+    async fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
-        match config.and_then(|config| self.replace(&config)) {
+        match config.and_then(|config| self.replace(config)) {
             Ok(()) => {
                 self.metrics.reload(Ok(()));
                 tracing::info!(target: "semel", "the config was read anew");
+                self.audit_reload("reload").await;
             }
             Err(error) => {
                 self.metrics.reload(Err(()));
@@ -258,11 +289,32 @@ impl Server {
                     tracing::error!(target: "semel", "{line}");
                 }
                 tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
+                self.audit_reload("reload refused").await;
             }
         }
     }
 
-    fn replace(&self, config: &Config) -> anyhow::Result<()> {
+    /// A reload is a change by hand too: tokens and targets may be others from now on.
+    async fn audit_reload(&self, action: &str) {
+        let Some(pipeline) = &self.pipeline else { return };
+        let line = AuditLine {
+            who: "signal".to_owned(),
+            action: action.to_owned(),
+            subject: "config".to_owned(),
+            reason: "SIGHUP".to_owned(),
+        };
+        if let Err(error) = pipeline.ledger.audit(line).await {
+            tracing::warn!(target: "semel", %error, "the audit log does not have this reload");
+        }
+    }
+
+    fn replace(&self, mut config: Config) -> anyhow::Result<()> {
+        let needs_restart = config.fixed() != self.fixed;
+        self.budget.apply(&mut config);
+        let config = &config;
+        // The old sockets stay open: rules that were checked against another address would not protect them.
+        self.sockets.check_same(&config.sockets())?;
+        let access = Access::new(&config.admin, self.admin_at, &config.tokens)?;
         if self.sealed.is_some() != config.sealing.is_some() {
             anyhow::bail!("encryption is switched on or off only with a restart");
         }
@@ -277,31 +329,27 @@ impl Server {
             sealed.rotate(sealing.ring.clone());
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
         }
-        self.admin.replace_access(Access::new(&config.admin, &config.tokens));
+        self.admin.replace_access(access);
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
-        if config.fixed() != self.fixed {
+        if needs_restart {
             tracing::warn!(
                 target: "semel",
-                "the new config changes what only a restart can: listeners and their limits, the store, logs, drain"
+                "the new config changes what only a restart can: the listeners' limits, the store, logs, drain"
             );
         }
         Ok(())
     }
 
     fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {
-        match (&self.gateway, &config.gateway) {
-            (Some((gateway, _)), Some(settings)) => {
-                gateway.replace(settings)?;
-                for warning in settings.warnings() {
-                    tracing::warn!(target: "semel", "{warning}");
-                }
-                Ok(())
+        if let (Some((gateway, _)), Some(settings)) = (&self.gateway, &config.gateway) {
+            gateway.replace(settings)?;
+            for warning in settings.warnings() {
+                tracing::warn!(target: "semel", "{warning}");
             }
-            (None, None) => Ok(()),
-            _ => anyhow::bail!("a gateway comes or goes only with a restart"),
         }
+        Ok(())
     }
 
     /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.

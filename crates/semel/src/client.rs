@@ -24,6 +24,7 @@ mod address;
 mod builder;
 mod control;
 mod error;
+mod link_local;
 mod look_up;
 mod pool;
 mod read;

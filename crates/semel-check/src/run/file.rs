@@ -12,6 +12,7 @@ use crate::answer::{Answer, Extraction};
 use crate::call::{Begun, Call};
 use crate::error::Error;
 use crate::gate::{self, Condition};
+use crate::redact::{Scrubber, secrets_in};
 use crate::report::{CaseReport, FileReport, Grade, Reason, Skip, StepReport};
 use crate::storyboard::{Action, Level, Phase, Seeding, Source, Step, Storyboard, Transport};
 use crate::substitute::{Scope, uuid_v4};
@@ -72,6 +73,7 @@ pub(super) async fn run(
         }
     }
     take_branches(storyboard, &file.contributions, &mut steps);
+    scrub_words(&mut steps, &Scrubber::new(&file.secrets));
     let mut notices = storyboard.notices.clone();
     notices.append(&mut file.notices);
     let cases = storyboard.phases.iter().map(|phase| CaseReport {
@@ -158,6 +160,7 @@ impl<'a> File<'a> {
         if let Some(secret) = storyboard.test_kit.pointer("/auth/api_key").and_then(Value::as_str) {
             self.secrets.push(secret.to_owned());
         }
+        secrets_in(&storyboard.test_kit, &mut self.secrets);
         if storyboard.transport == Transport::Mcp {
             self.begin().await?;
         }
@@ -371,6 +374,19 @@ fn take_branches(storyboard: &Storyboard, contributions: &BTreeSet<String>, step
                 step.skip =
                     Some(Skip::new(Reason::NotApplicable, format!("another branch of `{branch}` was taken")));
             }
+        }
+    }
+}
+
+/// Takes secrets out of sentences that may quote the target.
+fn scrub_words(steps: &mut [StepReport], scrubber: &Scrubber) {
+    let scrub = |text: &mut String| *text = scrubber.scrub(text);
+    for step in steps {
+        step.error.as_mut().into_iter().for_each(scrub);
+        step.skip.as_mut().into_iter().for_each(|skip| scrub(&mut skip.detail));
+        for validation in &mut step.validations {
+            validation.note.as_mut().into_iter().for_each(scrub);
+            validation.json_pointer.as_mut().into_iter().for_each(scrub);
         }
     }
 }

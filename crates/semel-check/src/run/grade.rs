@@ -8,7 +8,7 @@ use crate::answer::{Answer, shown};
 use crate::check::{Check, Kind, Severity, Verdict, View, across, one};
 use crate::invariant;
 use crate::path::Path;
-use crate::redact::redact;
+use crate::redact::{redact, secrets_in};
 use crate::report::{Outcome, Validation};
 use crate::storyboard::{Expects, Step};
 use crate::substitute::Unresolved;
@@ -229,22 +229,29 @@ impl Grader<'_> {
                     Severity::Required => Outcome::Failed,
                     Severity::Advisory => Outcome::Advisory,
                 };
-                validation.expected = Some(self.clean(expected));
-                validation.actual = Some(self.clean(actual));
+                let mut known = self.file.secrets.clone();
                 if let Some(exchange) = about {
-                    validation.request = Some(self.clean(exchange.asked.clone()));
-                    validation.response = Some(self.clean(shown(&exchange.answer)));
+                    // The answer may repeat them under a name that tells nothing.
+                    secrets_in(&exchange.asked, &mut known);
+                }
+                let clean = |value| clean(value, &known);
+                validation.expected = Some(clean(expected));
+                validation.actual = Some(clean(actual));
+                if let Some(exchange) = about {
+                    validation.request = Some(clean(exchange.asked.clone()));
+                    validation.response = Some(clean(shown(&exchange.answer)));
                 }
             }
         }
         validation
     }
+}
 
-    fn clean(&self, mut value: Value) -> Value {
-        redact(&mut value, &self.file.secrets);
-        cut(&mut value);
-        value
-    }
+/// Without secrets, and not too long. In this order: a secret that is cut would not be found.
+fn clean(mut value: Value, known: &[String]) -> Value {
+    redact(&mut value, known);
+    cut(&mut value);
+    value
 }
 
 /// Cuts long texts.

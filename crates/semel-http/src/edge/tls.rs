@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
 /// TLS for a listener: a certificate chain and its key, read from PEM files and read again on
@@ -17,7 +17,9 @@ use tokio_rustls::TlsAcceptor;
 #[derive(Debug, Clone)]
 pub struct Tls {
     files: Arc<Files>,
-    config: Arc<ServerConfig>,
+    /// Clients must show a certificate that one of these authorities signed.
+    client_ca: Option<PathBuf>,
+    config: Arc<RwLock<Arc<ServerConfig>>>,
 }
 
 #[derive(Debug)]
@@ -59,27 +61,60 @@ impl Tls {
         let (chain, key) = (chain.into(), key.into());
         let current = RwLock::new(load(&chain, &key)?);
         let files = Arc::new(Files { chain, key, current });
-        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::clone(&files) as Arc<dyn ResolvesServerCert>);
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { files, config: Arc::new(config) })
+        let config = Arc::new(RwLock::new(configure(&files, None)?));
+        Ok(Self { files, client_ca: None, config })
+    }
+
+    /// The same, for clients with a certificate only: one that an authority of this PEM file signed. Others end in the handshake.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is not PEM, or holds no authority.
+    pub fn require_clients_of(self, authorities: impl Into<PathBuf>) -> Result<Self, TlsError> {
+        let client_ca = authorities.into();
+        let config = configure(&self.files, Some(&client_ca))?;
+        Ok(Self { files: self.files, client_ca: Some(client_ca), config: Arc::new(RwLock::new(config)) })
     }
 
     /// Reads the files again. Connections that are open keep what they have; on an error everything stays as it was.
     ///
     /// # Errors
-    /// As [`from_files`](Self::from_files).
+    /// As [`from_files`](Self::from_files) and [`require_clients_of`](Self::require_clients_of).
     pub fn reload(&self) -> Result<(), TlsError> {
         let fresh = load(&self.files.chain, &self.files.key)?;
+        if let Some(client_ca) = &self.client_ca {
+            // A new one: no session of a client that is no longer trusted is resumed.
+            let config = configure(&self.files, Some(client_ca))?;
+            *self.config.write() = config;
+        }
         *self.files.current.write() = fresh;
         Ok(())
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.config))
+        TlsAcceptor::from(Arc::clone(&self.config.read()))
     }
+}
+
+fn configure(files: &Arc<Files>, client_ca: Option<&Path>) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let config =
+        ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let config = match client_ca {
+        None => config.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in read_certificates(path)? {
+                roots.add(certificate)?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            config.with_client_cert_verifier(
+                verifier.map_err(|error| rustls::Error::General(error.to_string()))?,
+            )
+        }
+    };
+    let mut config = config.with_cert_resolver(Arc::clone(files) as Arc<dyn ResolvesServerCert>);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
 }
 
 impl ResolvesServerCert for Files {

@@ -1,7 +1,10 @@
 //! How requests are forwarded.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How an upstream is spoken to. The defaults suit an HTTP/1.1 server nearby.
 #[derive(Debug, Clone)]
@@ -22,6 +25,8 @@ pub struct Options {
     pub tunnel: Duration,
     /// How many unused connections are kept.
     pub idle_connections: usize,
+    /// How many connections may be open, shared with all options that have a clone of it. Without one there is no limit.
+    pub connections: Option<ConnectionLimit>,
     /// Which `Host` the upstream sees.
     pub host: Host,
     /// What the upstream learns of the client.
@@ -41,10 +46,34 @@ impl Default for Options {
             idle: Duration::from_secs(30),
             tunnel: Duration::from_secs(5 * 60),
             idle_connections: 256,
+            connections: None,
             host: Host::Upstream,
             forwarded: Forwarded::Replace,
             via: None,
         }
+    }
+}
+
+/// How many connections to upstreams may be open at once, used and unused ones, tunnels too. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimit(Arc<Semaphore>);
+
+/// A place of a [`ConnectionLimit`].
+pub(super) struct ConnectionPlace {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl ConnectionLimit {
+    /// At most so many.
+    #[must_use]
+    pub fn new(connections: usize) -> Self {
+        Self(Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS))))
+    }
+
+    /// Waits for a place.
+    pub(super) async fn take(&self) -> ConnectionPlace {
+        // It is never closed.
+        ConnectionPlace { _permit: Arc::clone(&self.0).acquire_owned().await.ok() }
     }
 }
 

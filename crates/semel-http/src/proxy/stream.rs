@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::error::Error;
-use super::options::{Options, Protocol};
+use super::options::{ConnectionLimit, ConnectionPlace, Options, Protocol};
 use super::upstream::Upstream;
 use crate::edge::tls::{TlsError, read_certificates};
 
@@ -23,6 +23,7 @@ use crate::edge::tls::{TlsError, read_certificates};
 pub(super) struct Connector {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     protocol: Protocol,
+    limit: Option<ConnectionLimit>,
 }
 
 /// Which HTTP a fresh connection speaks.
@@ -35,7 +36,7 @@ pub(super) enum Spoken {
 impl Connector {
     pub(super) fn new(upstream: &Upstream, options: &Options) -> Result<Self, TlsError> {
         let tls = if upstream.is_tls() { Some(tls(upstream, options)?) } else { None };
-        Ok(Self { tls, protocol: options.protocol })
+        Ok(Self { tls, protocol: options.protocol, limit: options.connections.clone() })
     }
 
     /// What is spoken, where that is known before the connection is open.
@@ -48,6 +49,11 @@ impl Connector {
     }
 
     pub(super) async fn connect(&self, upstream: &Upstream) -> Result<(Stream, Spoken), Error> {
+        // Waited for no longer than connecting may take.
+        let place = match &self.limit {
+            Some(limit) => Some(limit.take().await),
+            None => None,
+        };
         let stream = match upstream.host.parse::<IpAddr>() {
             Ok(address) => TcpStream::connect((address, upstream.port)).await,
             Err(_) => TcpStream::connect((&*upstream.host, upstream.port)).await,
@@ -56,7 +62,8 @@ impl Connector {
         // Requests go out when they are ready.
         let _ = stream.set_nodelay(true);
         let Some((connector, name)) = &self.tls else {
-            return Ok((Stream::Plain(stream), self.known().unwrap_or(Spoken::Http1)));
+            let stream = Stream { link: Link::Plain(stream), _place: place };
+            return Ok((stream, self.known().unwrap_or(Spoken::Http1)));
         };
         let stream =
             connector.connect(name.clone(), stream).await.map_err(|error| Error::Handshake(error.into()))?;
@@ -67,7 +74,7 @@ impl Connector {
             }
             _ => Spoken::Http1,
         };
-        Ok((Stream::Tls(Box::new(stream)), spoken))
+        Ok((Stream { link: Link::Tls(Box::new(stream)), _place: place }, spoken))
     }
 }
 
@@ -97,7 +104,13 @@ fn tls(upstream: &Upstream, options: &Options) -> Result<(TlsConnector, ServerNa
 }
 
 /// An open connection.
-pub(super) enum Stream {
+pub(super) struct Stream {
+    link: Link,
+    /// Stays with the socket, also where it becomes a tunnel.
+    _place: Option<ConnectionPlace>,
+}
+
+enum Link {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
@@ -108,18 +121,18 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        match &mut self.get_mut().link {
+            Link::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Link::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        match &mut self.get_mut().link {
+            Link::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Link::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -128,30 +141,30 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        match &mut self.get_mut().link {
+            Link::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Link::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
+        match &self.link {
+            Link::Plain(stream) => stream.is_write_vectored(),
+            Link::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        match &mut self.get_mut().link {
+            Link::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Link::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        match &mut self.get_mut().link {
+            Link::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Link::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

@@ -64,6 +64,8 @@ pub struct HttpOptions {
     pub ca: Option<PathBuf>,
     /// How many connections may be open at once. Zero is as many as the client's default.
     pub connections: usize,
+    /// Whether it may be a link-local address or a cloud's metadata service, where machines get credentials.
+    pub allow_link_local: bool,
     /// How long one attempt may take.
     pub timeout: Option<std::time::Duration>,
 }
@@ -85,6 +87,9 @@ impl HttpTarget {
         }
         if let Some(ca) = options.ca {
             builder = builder.ca(ca);
+        }
+        if !options.allow_link_local {
+            builder = builder.refuse_link_local();
         }
         if options.connections > 0 {
             builder = builder.connections(options.connections, options.connections);
@@ -200,6 +205,10 @@ mod tests {
     fn what_is_no_endpoint_is_refused() {
         let new = |url: &str| HttpTarget::new(url, None, HttpOptions::default());
         assert!(new("http://127.0.0.1:9000/hook?x=1").is_ok());
+        let link_local = HttpOptions { allow_link_local: true, ..HttpOptions::default() };
+        assert!(HttpTarget::new("http://169.254.1.1/hook", None, link_local).is_ok());
+        let refused = new("http://169.254.169.254/latest/meta-data/").unwrap_err();
+        assert!(refused.to_string().contains("link-local"), "{refused}");
         for wrong in ["", "127.0.0.1/hook", "ftp://h/", "http://user:pw@h/", "http://h/a b", "http://h/#x"] {
             assert!(new(wrong).is_err(), "{wrong}");
         }

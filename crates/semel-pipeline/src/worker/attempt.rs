@@ -132,7 +132,13 @@ impl Shared {
     }
 
     fn hand_over(&self, work: &Work, settle: Settle, written: Option<oneshot::Sender<()>>) {
-        let settled = Settled { holding: work.holding, target: work.target.as_str().into(), settle, written };
+        let settled = Settled {
+            holding: work.holding,
+            event: work.event,
+            target: work.target.as_str().into(),
+            settle,
+            written,
+        };
         // The settler lives as long as the worker; without it nothing is written, and the ledger takes the work back.
         let _ = self.settled.send(settled);
     }

@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use crate::delivery::{Class, Ending, Settle, Work};
-use crate::id::EventKind;
+use crate::id::{EventId, EventKind};
 
 /// Is told how attempts end, on the path of the delivery: it must be quick and must not block.
 pub trait Observer: Send + Sync + 'static {
     /// An attempt ended, or was not made after all.
     fn attempted(&self, attempted: &Attempted<'_>);
+
+    /// The ledger has written how an attempt for this event ended: a read of the event shows it from now on.
+    fn written(&self, event: EventId) {
+        let _ = event;
+    }
 }
 
 /// Nobody listens.

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use crate::delivery::{Holding, Said, Settle};
+use crate::id::EventId;
 use crate::ledger::{Error, ErrorKind};
 
 /// The most that one call writes.
@@ -19,6 +20,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 #[derive(Debug)]
 pub(super) struct Settled {
     pub(super) holding: Holding,
+    pub(super) event: EventId,
     pub(super) target: Arc<str>,
     pub(super) settle: Settle,
     /// Is told when it is written, or given up.
@@ -36,6 +38,9 @@ pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settle
             shared.empty.notify_waiters();
         }
         shared.stir.notify_one();
+        for settled in &batch {
+            shared.observer.written(settled.event);
+        }
         for written in batch.drain(..).filter_map(|settled| settled.written) {
             // Who asked may have gone.
             let _ = written.send(());

@@ -1,5 +1,7 @@
 //! Who may do what on the admin side.
 
+use std::net::SocketAddr;
+
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use subtle::ConstantTimeEq as _;
@@ -110,7 +112,18 @@ impl Caller {
 }
 
 impl Access {
-    pub(crate) fn new(admin: &Admin, tokens: &[Token]) -> Self {
+    /// The rules for a listener that is bound to `bound`. The address in the config does not count: a socket can be
+    /// older than the config.
+    ///
+    /// # Errors
+    /// Beyond loopback, rules without tokens.
+    pub(crate) fn new(admin: &Admin, bound: SocketAddr, tokens: &[Token]) -> anyhow::Result<Self> {
+        if tokens.is_empty() && !bound.ip().is_loopback() {
+            anyhow::bail!(
+                "the admin listener is bound to {bound}, which others can reach, and the config has no [[token]]: add \
+                 one, or listen on 127.0.0.1 and restart"
+            );
+        }
         let tokens = tokens
             .iter()
             .map(|token| {
@@ -118,12 +131,12 @@ impl Access {
                 (blake3::hash(value.as_bytes()), Caller { name, tenant, role })
             })
             .collect();
-        let hosts = if admin.listen.ip().is_loopback() {
+        let hosts = if bound.ip().is_loopback() {
             Hosts::Local(admin.hosts.iter().map(|host| host.to_ascii_lowercase()).collect())
         } else {
             Hosts::Any
         };
-        Self { tokens, hosts }
+        Ok(Self { tokens, hosts })
     }
 
     /// Whether the request is meant for us, and not sent by a page that somebody else made (csrf, rebinding).
@@ -155,21 +168,44 @@ impl Access {
         Ok(())
     }
 
+    /// Whether there are tokens at all.
+    pub(super) fn needs_token(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
     /// Who asks.
-    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, LoginError> {
         if self.tokens.is_empty() {
             return Ok(Caller::local());
         }
         let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
         let Some(given) = given.and_then(bearer) else {
-            return Err(Refusal::unauthorised("a token is needed: Authorization: Bearer TOKEN"));
+            return Err(LoginError::Missing);
         };
         let given = blake3::hash(given.as_bytes());
         // All are compared, each in constant time: how long it takes says nothing about any of them.
         let found = self.tokens.iter().fold(None, |found, (hash, caller)| {
             if bool::from(hash.as_bytes().ct_eq(given.as_bytes())) { Some(caller) } else { found }
         });
-        found.cloned().ok_or_else(|| Refusal::unauthorised("the token is not known"))
+        found.cloned().ok_or(LoginError::Unknown)
+    }
+}
+
+/// Why nobody is logged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoginError {
+    /// There is no token.
+    Missing,
+    /// There is one that nobody has.
+    Unknown,
+}
+
+impl From<LoginError> for Refusal {
+    fn from(error: LoginError) -> Self {
+        Self::unauthorised(match error {
+            LoginError::Missing => "a token is needed: Authorization: Bearer TOKEN",
+            LoginError::Unknown => "the token is not known",
+        })
     }
 }
 

@@ -49,6 +49,13 @@ impl Refusal {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorised", detail)
     }
 
+    pub(super) fn too_many_logins(wait: Duration) -> Self {
+        let detail = "too many wrong tokens came from this address; come back after Retry-After, or from another address";
+        let mut refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_logins", detail);
+        refusal.set_retry_after(wait);
+        refusal
+    }
+
     /// What was sent cannot be used.
     pub(super) fn bad(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)

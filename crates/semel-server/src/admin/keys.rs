@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Named, Refusal};
+use super::audit::{self, to_the_end};
 use super::shown::{self, PHASES, Returned, phase_name};
 
 const MOST: usize = 1_000;
@@ -166,20 +167,6 @@ pub(super) async fn forget(
     to_the_end(async move { forget_key(&admin, &caller, &id, asked).await }).await
 }
 
-/// Runs what a person asked for in a task of its own: a client that hangs up midway leaves no gap in the audit log.
-async fn to_the_end(
-    action: impl Future<Output = Result<Response, Refusal>> + Send + 'static,
-) -> Result<Response, Refusal> {
-    let ended = tokio::spawn(action).await;
-    ended.unwrap_or_else(|error| {
-        Err(Refusal::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            format!("it was not finished: {error}"),
-        ))
-    })
-}
-
 async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> Result<Response, Refusal> {
     let Forget { reason, force } = asked;
     let force = if force { Force::Yes } else { Force::No };
@@ -187,15 +174,16 @@ async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> 
         caller.may(Right::Administrate)?;
     }
     let (id, before) = find(&admin.engine, id).await?;
-    let action = Action { caller, name: "forget", reason: answer::reason(&reason)?, before: &before };
+    let action = Action { admin, caller, name: "forget", reason: answer::reason(&reason)?, before: &before };
+    let kept = action.announce().await?;
     let ruling = admin.engine.forget(id, force).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
         let detail =
             format!("the key is {phase}: its effect may be running or have happened; force takes it away");
-        return Err(action.refused(detail).with("phase", phase.into()));
+        return Err(action.refused(detail).await.with("phase", phase.into()));
     }
-    action.done(&admin.engine, id).await
+    action.done(kept).await
 }
 
 #[derive(Deserialize)]
@@ -227,14 +215,15 @@ async fn settle_key(admin: &Admin, caller: &Caller, id: &str, asked: Settle) -> 
     };
     let (id, before) = find(&admin.engine, id).await?;
     let name = if settlement == Settlement::Run { "settle_run" } else { "settle_done" };
-    let action = Action { caller, name, reason: answer::reason(&reason)?, before: &before };
+    let action = Action { admin, caller, name, reason: answer::reason(&reason)?, before: &before };
+    let kept = action.announce().await?;
     let ruling = admin.engine.settle(id, settlement).await?;
     if let Ruling::Refused { phase } = ruling {
         let phase = phase_name(phase);
-        let refusal = action.refused(format!("the key is {phase}; only what is in doubt can be settled"));
-        return Err(refusal.with("phase", phase.into()));
+        let detail = format!("the key is {phase}; only what is in doubt can be settled");
+        return Err(action.refused(detail).await.with("phase", phase.into()));
     }
-    action.done(&admin.engine, id).await
+    action.done(kept).await
 }
 
 /// An answer of the gateway, given by hand.
@@ -282,6 +271,7 @@ async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
 
 /// A change by hand: who, what, why, before and after (audit).
 struct Action<'a> {
+    admin: &'a Admin,
     caller: &'a Caller,
     name: &'static str,
     reason: &'a str,
@@ -289,9 +279,15 @@ struct Action<'a> {
 }
 
 impl Action<'_> {
-    async fn done(self, engine: &Engine, id: KeyId) -> Result<Response, Refusal> {
+    /// Writes into the audit log what is about to be done.
+    async fn announce(&self) -> Result<audit::Kept, Refusal> {
+        audit::write(self.admin, self.caller, self.name, self.before.id.to_string(), self.reason).await
+    }
+
+    async fn done(self, kept: audit::Kept) -> Result<Response, Refusal> {
+        let id = self.before.id;
         // It is done, whether or not we can look at it.
-        let after = engine.store().get(id).await.ok().flatten();
+        let after = self.admin.engine.store().get(id).await.ok().flatten();
         let phase = after.as_ref().map_or("unknown", |after| phase_name(after.phase()));
         self.log(phase, "done");
         answer::json(&json!({
@@ -299,10 +295,13 @@ impl Action<'_> {
             "action": self.name,
             "before": phase_name(self.before.phase()),
             "after": phase,
+            "audit": kept.as_str(),
         }))
     }
 
-    fn refused(&self, detail: String) -> Refusal {
+    async fn refused(&self, detail: String) -> Refusal {
+        let subject = self.before.id.to_string();
+        audit::write_refused(self.admin, self.caller, self.name, subject, self.reason).await;
         self.log(phase_name(self.before.phase()), "refused");
         Refusal::new(StatusCode::CONFLICT, "refused", detail)
     }

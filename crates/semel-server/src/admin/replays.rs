@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use super::Admin;
 use super::access::Caller;
 use super::answer::{self, Named, Refusal};
+use super::audit::{self, to_the_end};
 use super::listing::{Asked, id_of, items};
 use super::shown::time;
 use crate::pipeline::Pipeline;
@@ -53,15 +54,19 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let pipeline = admin.pipeline()?;
     let wanted: Wanted = answer::body(&body)?;
+    to_the_end(async move { create_job(&admin, &caller, wanted).await }).await
+}
+
+async fn create_job(admin: &Admin, caller: &Caller, wanted: Wanted) -> Result<Response, Refusal> {
+    let pipeline = admin.pipeline()?;
     let mode = match &wanted.mode {
         None => Mode::Resume,
         Some(name) => Mode::from_name(name).ok_or_else(|| {
             Refusal::bad(format!("mode: expected one of {}", Mode::ALL.map(Mode::as_str).join(", ")))
         })?,
     };
-    let selection = selection(pipeline, &caller, &wanted)?;
+    let selection = selection(pipeline, caller, &wanted)?;
     let targets = known(pipeline);
     if wanted.dry_run {
         let plan = pipeline.ledger.plan(selection, mode, targets).await?;
@@ -81,14 +86,16 @@ pub(super) async fn create(
         by: caller.name.clone(),
         pace: pace(&wanted)?,
     };
-    let job = pipeline.ledger.create(job, targets).await?;
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: format!("replay {}", mode.as_str()),
-        subject: job.new.id.to_string(),
-        reason: job.new.reason.clone().unwrap_or_default(),
+    let (action, subject) = (format!("replay {}", mode.as_str()), job.id.to_string());
+    let reason = job.reason.clone().unwrap_or_default();
+    audit::write(admin, caller, &action, subject.clone(), &reason).await?;
+    let job = match pipeline.ledger.create(job, targets).await {
+        Ok(job) => job,
+        Err(error) => {
+            audit::write_refused(admin, caller, &action, subject, &reason).await;
+            return Err(error.into());
+        }
     };
-    pipeline.ledger.audit(line).await?;
     tracing::info!(
         target: "semel::audit", audit = true,
         user = caller.name,

@@ -26,6 +26,7 @@ use super::events::trace;
 use super::listing::{Asked, id_of, items};
 use super::shown::time;
 use super::told;
+use crate::config::show_duration;
 use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
@@ -34,8 +35,8 @@ const AROUND: usize = 256 << 10;
 const TAGS: (usize, usize) = (100, 255);
 /// How long a caller that waits for a run is kept waiting, where it does not say.
 const WAIT: Duration = Duration::from_secs(30);
-/// How often a run is looked at for a caller that waits for it.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// When a caller should come back that found no place to wait.
+const NO_PLACE: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -60,7 +61,11 @@ pub(super) async fn trigger(
     request: Request,
 ) -> Result<Response, Refusal> {
     let pipeline = admin.pipeline()?;
-    let wait = waits(query)?;
+    // Before the run is triggered: a caller that is refused has changed nothing.
+    let wait = match waits(query, pipeline.waiters.longest())? {
+        Some(limit) => Some((limit, pipeline.waiters.enter().ok_or_else(|| too_many_waiters(pipeline))?)),
+        None => None,
+    };
     let (parts, body) = request.into_parts();
     let most = pipeline.max_payload;
     let body = axum::body::to_bytes(body, most.saturating_add(AROUND)).await.map_err(|_| too_large(most))?;
@@ -109,8 +114,8 @@ pub(super) async fn trigger(
         outcome = if cached { "cached" } else { "accepted" },
     );
     let mut shown = json!({ "id": id, "cached": cached, "buffered": buffered });
-    if let Some(wait) = wait {
-        shown["status"] = json!(ended(pipeline, id, wait).await?);
+    if let Some((limit, _place)) = wait {
+        shown["status"] = json!(ended(pipeline, id, limit).await?);
     }
     let mut response = answer::json(&shown)?;
     *response.status_mut() = match (cached, buffered) {
@@ -125,14 +130,20 @@ pub(super) async fn trigger(
 }
 
 /// How long the caller waits for the run itself; `None` where it does not.
-fn waits(query: Vec<(String, String)>) -> Result<Option<Duration>, Refusal> {
-    let (mut wait, mut limit) = (false, WAIT);
+fn waits(query: Vec<(String, String)>, longest: Duration) -> Result<Option<Duration>, Refusal> {
+    let (mut wait, mut limit) = (false, WAIT.min(longest));
     for (name, value) in query {
         match (name.as_str(), value.as_str()) {
             ("wait", "true") => wait = true,
             ("wait", "false") => wait = false,
             ("timeout", text) => {
                 limit = answer::length("timeout", Some(text))?.unwrap_or(limit);
+                if limit > longest {
+                    let most = show_duration(longest);
+                    return Err(Refusal::bad(format!(
+                        "timeout: expected at most \"{most}\", which is `run_wait` in [limits]; ask again to wait longer"
+                    )));
+                }
             }
             ("wait", _) => return Err(Refusal::bad("wait: expected true or false")),
             (other, _) => {
@@ -145,17 +156,27 @@ fn waits(query: Vec<(String, String)>) -> Result<Option<Duration>, Refusal> {
 
 /// Waits until every delivery of a run has ended, but no longer than `limit`. Answers how it stands.
 async fn ended(pipeline: &Pipeline, id: EventId, limit: Duration) -> Result<String, Refusal> {
-    let until = Instant::now() + limit;
+    let deadline = Instant::now() + limit;
+    let mut watch = pipeline.waiters.watch(id);
     loop {
+        watch.mark_seen();
         let deliveries = pipeline.ledger.deliveries_of(id).await?;
-        let status = status(&deliveries);
         // A run without any is still in the buffer: Redis did not answer when it was to be moved.
         let open = deliveries.is_empty() || deliveries.iter().any(|told| !told.delivery.state.is_over());
-        if !open || Instant::now() >= until {
-            return Ok(status);
+        if !open || Instant::now() >= deadline {
+            return Ok(status(&deliveries));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        watch.changed(deadline).await;
     }
+}
+
+fn too_many_waiters(pipeline: &Pipeline) -> Refusal {
+    let most = pipeline.waiters.most();
+    let detail = format!(
+        "{most} callers already wait for runs, and nothing was triggered: trigger without wait=true, or come back later; \
+         `run_waiters` in [limits] allows more"
+    );
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_waiters", detail).after(NO_PLACE)
 }
 
 /// A run has one target; one that was executed again has several deliveries, and the last one counts.
@@ -399,6 +420,7 @@ pub(super) async fn cancel(
     let line =
         AuditLine { who: caller.name.clone(), action: "cancel".to_owned(), subject: id.to_string(), reason };
     pipeline.intake.triggers.cancel(id, &line).await.map_err(desk)?;
+    pipeline.waiters.wake(id);
     let located = pipeline.intake.triggers.locate(id).await.map_err(desk)?;
     view(pipeline, located, id, &caller).await
 }

@@ -142,6 +142,9 @@ impl Story<'_> {
     async fn key(&mut self, key: KeyId) -> Result<(), Refusal> {
         if let Some(snapshot) = self.admin.engine.store().get(key).await? {
             self.record(&snapshot, "key", "claim");
+            if let Ok(pipeline) = self.admin.pipeline() {
+                self.audit(pipeline, &key.to_string()).await?;
+            }
         }
         Ok(())
     }

@@ -19,6 +19,9 @@ pub(crate) struct Admin {
     pub(crate) tls: Option<Certificate>,
 }
 
+/// As for the secret of a JWT: what is shorter can be found by trying.
+const SHORTEST_TOKEN: usize = 32;
+
 /// Somebody who may use the admin side.
 #[derive(Clone)]
 pub(crate) struct Token {
@@ -81,6 +84,15 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
         let value = secrets::read(&mut table, "value", environment);
         table.done();
         let (Some(name), Some(role), Some((value, span))) = (name, role, value) else { continue };
+        if value.len() < SHORTEST_TOKEN {
+            problems.at(
+                &span,
+                format!(
+                    "value: the token is shorter than {SHORTEST_TOKEN} bytes and could be found by trying; make one with \
+                     `openssl rand -hex 32`"
+                ),
+            );
+        }
         if tokens.iter().any(|other| other.name == name.value) {
             let taken = format!("name: {:?} is taken by another token; names say who did what", name.value);
             problems.at(&name.span, taken);

@@ -19,9 +19,13 @@ pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     match command {
         ConfigCommand::Example => print!("{EXAMPLE}"),
         ConfigCommand::Schema => print!("{SCHEMA}"),
-        ConfigCommand::Check { file, json } => {
-            let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::default() };
-            let checked = Config::load(&args, &PROCESS);
+        ConfigCommand::Check { file, json, production } => {
+            let checked = if *production {
+                Config::check_production(file, &PROCESS)
+            } else {
+                let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::default() };
+                Config::load(&args, &PROCESS).map(drop)
+            };
             if *json {
                 println!("{}", report(checked.as_ref().err()));
             } else if checked.is_ok() {

@@ -10,6 +10,9 @@ use super::secrets::{self, Environment};
 use super::targets::{self, Target};
 use super::values::{count, duration, size, text};
 
+/// The most that `run_wait` can be: every waiter costs memory and a connection.
+const LONGEST_RUN_WAIT: Duration = Duration::from_secs(3600);
+
 /// Everything the pipeline needs to know.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
@@ -25,6 +28,10 @@ pub(crate) struct Pipeline {
     pub(crate) in_all: u32,
     /// The largest payload.
     pub(crate) max_payload: usize,
+    /// The longest that a caller may wait for a run to end.
+    pub(crate) run_wait: Duration,
+    /// How many callers may wait for runs at once.
+    pub(crate) run_waiters: usize,
     pub(crate) targets: Vec<Target>,
 }
 
@@ -85,7 +92,14 @@ impl Pipeline {
         let payload = limits.located("payload", size);
         let in_all = limits.get("deliveries", count(1, 100_000)).unwrap_or(256);
         let crashes = limits.get("crashes", count(1, 1_000)).unwrap_or(5);
+        let run_wait = limits.located("run_wait", duration);
+        let run_waiters = limits.get("run_waiters", count(1, 100_000)).unwrap_or(256);
         limits.done();
+        if let Some(wait) =
+            run_wait.as_ref().filter(|wait| wait.value.is_zero() || wait.value > LONGEST_RUN_WAIT)
+        {
+            problems.at(&wait.span, "run_wait: expected a duration above 0s and at most \"1h\"");
+        }
         if let Some(payload) = payload.as_ref().filter(|payload| !(1..=1 << 30).contains(&payload.value)) {
             problems.at(&payload.span, "payload: expected a size from \"1B\" to \"1GiB\"");
         }
@@ -105,13 +119,16 @@ impl Pipeline {
             in_all: u32::try_from(in_all).unwrap_or(u32::MAX),
             max_payload: usize::try_from(payload.map_or(1 << 20, |payload| payload.value))
                 .unwrap_or(usize::MAX),
+            run_wait: run_wait.map_or(Duration::from_secs(300), |wait| wait.value),
+            run_waiters: usize::try_from(run_waiters).unwrap_or(usize::MAX),
             targets,
         }
     }
 
     /// What a reload cannot change, in a form that can only be compared.
     pub(super) fn fixed(&self) -> String {
-        format!("{:?}", (&self.ledger, self.retention, self.lease, self.in_all, self.max_payload))
+        let limits = (self.in_all, self.max_payload, self.run_wait, self.run_waiters);
+        format!("{:?}", (&self.ledger, self.retention, self.lease, limits))
     }
 }
 

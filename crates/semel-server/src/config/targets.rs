@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::client::BuildError;
 use semel::retry::{Destinations, Limits, Retry};
 use semel_pipeline::target::{
-    EventTypes, Exhausted, HttpOptions, HttpTarget, Policy, SigningSecret, Targets,
+    EventTypes, Exhausted, HttpOptions, HttpTarget, HttpTargetError, Policy, SigningSecret, Targets,
 };
 
 use super::reader::{Located, Table};
 use super::secrets::{self, Environment};
-use super::values::{choice, count, duration, text, texts};
+use super::transport;
+use super::values::{choice, count, duration, switch, text, texts};
 
 const ON_EXHAUSTED: [(&str, Exhausted); 2] = [("dlq", Exhausted::Dlq), ("blocked", Exhausted::Blocked)];
 /// A target's own default: nobody waits for a delivery, so there may be more of them, and later.
@@ -25,6 +27,17 @@ pub(crate) struct Target {
     target: Arc<HttpTarget>,
     events: EventTypes,
     policy: Policy,
+    pub(super) security: Security,
+}
+
+/// What a target's settings mean for who can read or forge deliveries.
+#[derive(Clone, Debug)]
+pub(super) struct Security {
+    /// Beyond loopback, the host that is spoken to without TLS.
+    pub(super) plain_host: Option<String>,
+    /// Whether deliveries are signed or carry a token.
+    pub(super) authenticated: bool,
+    pub(super) allow_link_local: bool,
 }
 
 /// The targets, as the delivery loop knows them.
@@ -33,7 +46,7 @@ pub(crate) struct Target {
 /// Never for targets that were read from a file: their names are checked.
 pub(crate) fn targets(read: &[Target], destinations: &Destinations) -> anyhow::Result<Targets> {
     read.iter().try_fold(Targets::new(), |targets, target| {
-        let Target { name, target, events, policy } = target;
+        let Target { name, target, events, policy, security: _ } = target;
         let with = targets.with(name, Arc::clone(target) as _, events.clone(), policy.clone(), destinations);
         Ok(with?)
     })
@@ -58,6 +71,7 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
         let secret = signing_secret(&mut table, environment);
         let bearer = secrets::read(&mut table, "bearer", environment);
         let ca = table.get("ca", text).map(PathBuf::from);
+        let allow_link_local = table.get("allow_link_local", switch).unwrap_or_default();
         table.done();
         let (Some(name), Some(url)) = (name, url) else { continue };
         if targets.iter().any(|other| other.name == name.value) {
@@ -66,9 +80,17 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
             problems.at(&name.span, taken);
             continue;
         }
+        let plain_host =
+            url.value.starts_with("http:").then(|| transport::hosts(&url.value)).into_iter().flatten();
+        let security = Security {
+            plain_host: plain_host.into_iter().find(|host| !transport::is_local(host)),
+            authenticated: secret.is_some() || bearer.is_some(),
+            allow_link_local,
+        };
         let options = HttpOptions {
             secret,
             ca,
+            allow_link_local,
             connections: usize::try_from(policy.concurrency).unwrap_or(usize::MAX),
             timeout: Some(policy.timeout),
         };
@@ -79,7 +101,12 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
                 target: Arc::new(target),
                 events: events.unwrap_or_else(EventTypes::all),
                 policy,
+                security,
             }),
+            Err(HttpTargetError::Build(BuildError::LinkLocal)) => problems.at(
+                &url.span,
+                format!("url: {}; if it is meant, set allow_link_local = true", BuildError::LinkLocal),
+            ),
             Err(error) => problems.at(&url.span, format!("url: {error}")),
         }
     }

@@ -14,7 +14,7 @@ use crate::cli::ServeArgs;
 
 /// Every variable has a value of its own.
 const EVERYTHING: Environment<'static> =
-    Environment(&|name| Some(format!("a secret of some length for {name}")));
+    Environment(&|name| Some(format!("a secret of more than 32 bytes for {name}")));
 
 fn parse(text: &str) -> Result<Config, Vec<String>> {
     parse_with(text, &ServeArgs::default())
@@ -102,6 +102,33 @@ fn the_example_can_be_read() {
     assert_eq!((&shown.ledger, shown.retention, shown.lease), (&usual.ledger, usual.retention, usual.lease));
     assert_eq!((shown.max_payload, shown.in_all), (usual.max_payload, usual.in_all));
     assert_eq!((shown.targets.len(), shown.targets[0].name.as_str()), (1, "ledger"));
+}
+
+#[test]
+fn a_short_token_is_refused_with_the_way_out() {
+    let text = "[[token]]\nname = \"a\"\nrole = \"admin\"\nvalue = { env = \"X\" }\n";
+    let parse = |length: usize| {
+        let environment = |_: &str| Some("x".repeat(length));
+        Config::parse("semel.toml", text, &ServeArgs::default(), &Environment(&environment))
+    };
+    let refused = parse(31).unwrap_err().to_string();
+    assert!(refused.starts_with("semel.toml:4:9: value: the token is shorter than 32 bytes"), "{refused}");
+    assert!(refused.contains("openssl rand -hex 32") && !refused.contains("xxx"), "{refused}");
+    assert!(parse(32).is_ok());
+}
+
+#[test]
+fn connections_without_tls_are_named() {
+    let text = "[store]\nurl = \"redis://:hunter2@cache.internal\"\n[ledger]\nurl = \"postgres://u:hunter2@10.0.0.1/x\"\n\
+                [[source]]\nkind = \"redis-stream\"\nurl = \"redis://127.0.0.1\"\nstream = \"s\"\ngroup = \"g\"\n";
+    let warnings = super::transport::warnings(&parse(text).unwrap()).join("\n");
+    assert!(
+        warnings.contains("[store] url: the connection to cache.internal is not encrypted"),
+        "{warnings}"
+    );
+    assert!(warnings.contains("[ledger] url: the connection to 10.0.0.1 is not encrypted"), "{warnings}");
+    assert!(warnings.contains("sslmode=verify-full") && warnings.contains("rediss"), "{warnings}");
+    assert!(!warnings.contains("hunter2") && !warnings.contains("[[source]]"), "{warnings}");
 }
 
 #[test]
@@ -217,6 +244,15 @@ fn mistakes_are_told_with_their_place() {
             "[[token]]\nname = \"a\"\nrole = \"viewer\"\nvalue = { env = \"X\" }\ntenant = \"t\"\n",
             &["semel.toml:5:10: tenant: goes with the role producer"],
         ),
+        (
+            "[[target]]\nname = \"t\"\nurl = \"http://169.254.169.254/latest\"\n",
+            &["semel.toml:3:7: url: the host is a link-local address", "set allow_link_local = true"],
+        ),
+        (
+            "[[target]]\nname = \"t\"\nurl = \"http://metadata.google.internal\"\n",
+            &["semel.toml:3:7: url: the host is a link-local address or a cloud's metadata service"],
+        ),
+        ("[limits]\nrun_wait = \"3650d\"\n", &["semel.toml:2:12: run_wait: expected a duration above 0s"]),
         ("[[route]]\nmode = \"marked\"\n", &["semel.toml:1:1: [[route]] needs `match`"]),
         ("secret = { file = \"/no/such/file\" }\n", &["semel.toml:1:10: secret: /no/such/file: "]),
         ("[store.encryption]\n", &["semel.toml:1:1: [store.encryption] needs keys"]),

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use semel_pipeline::gate::Why;
 
-use super::head;
+use super::{gauge, head};
 use crate::intake::Intake;
+use crate::pipeline::RunWaiters;
 
 /// Writes a family of counters that differ in one label.
 fn family(text: &mut String, metric: &str, help: &str, label: &str, counts: &[(&str, &AtomicU64)]) {
@@ -111,4 +112,26 @@ pub(super) fn write(text: &mut String, intake: &Intake) {
             );
         }
     }
+}
+
+/// Callers that wait for runs, and their limits.
+pub(super) fn write_run_waiters(text: &mut String, waiters: &RunWaiters) {
+    gauge(text, "semel_run_waiters", "Callers that wait for a run to end.", waiters.waiting());
+    gauge(text, "semel_run_waiters_max", "How many callers may wait for runs at once.", waiters.most());
+    let longest = waiters.longest().as_secs_f64();
+    gauge(text, "semel_run_wait_max_seconds", "The longest that a caller may wait for a run.", longest);
+    head(
+        text,
+        "semel_run_waiters_refused_total",
+        "counter",
+        "Callers that found no place to wait for a run.",
+    );
+    let _ = writeln!(text, "semel_run_waiters_refused_total {}", waiters.refused());
+    head(
+        text,
+        "semel_run_waiter_reads_total",
+        "counter",
+        "Reads of the ledger for callers that wait for a run.",
+    );
+    let _ = writeln!(text, "semel_run_waiter_reads_total {}", waiters.reads());
 }

@@ -1,19 +1,22 @@
-//! Who is told of attempts: the counters, and a collector of traces where there is one.
+//! Who is told of attempts: the counters, a collector of traces where there is one, and callers that wait for a run.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::id::EventId;
 use semel_pipeline::target::Sampled;
 use semel_pipeline::worker::{Attempted, Observer};
 
+use super::waiters::RunWaiters;
 use crate::metrics::Deliveries;
 use crate::otlp::{Exporter, Kind, Span};
 
-/// Tells both.
+/// Tells all of them.
 pub(crate) struct Telling {
     pub(crate) counters: Arc<Deliveries>,
     pub(crate) exporter: Option<Arc<Exporter>>,
+    pub(crate) waiters: Arc<RunWaiters>,
 }
 
 impl Observer for Telling {
@@ -26,6 +29,10 @@ impl Observer for Telling {
                 exporter.take(shown(attempted, &span));
             }
         }
+    }
+
+    fn written(&self, event: EventId) {
+        self.waiters.wake(event);
     }
 }
 

@@ -28,7 +28,7 @@ fn start(folder: &Path) -> Semel {
 }
 
 fn token(role: &str) -> String {
-    format!("{role}-token-of-some-length")
+    format!("{role}-token-of-more-than-32-bytes")
 }
 
 fn as_role(admin: &Http, role: &str) -> Http {
@@ -69,7 +69,7 @@ fn every_role_has_its_rights_and_no_others() {
             "{method} {path}"
         );
         let wrong =
-            admin.with("authorization", "Bearer viewer-token-of-some-lengtH").send(method, path, body);
+            admin.with("authorization", "Bearer viewer-token-of-more-than-32-byteS").send(method, path, body);
         assert_eq!(wrong.status, 401, "{method} {path}");
     }
     for path in ["/healthz", "/readyz", "/metrics"] {

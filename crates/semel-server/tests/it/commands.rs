@@ -143,7 +143,7 @@ fn config_files_are_checked() {
     let checked = semel()
         .args(["config", "check", &path])
         .env("SEMEL_SECRET", "0123456789abcdef")
-        .env("BILLING_TOKEN", "t")
+        .env("BILLING_TOKEN", "0123456789abcdef0123456789abcdef")
         .env("ACQUIRER_KEY", "0123456789abcdef")
         .env("SEMEL_SEAL_2026_11", "0123456789abcdef0123456789abcdef")
         .output();

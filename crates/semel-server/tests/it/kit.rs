@@ -67,8 +67,13 @@ impl Semel {
 
     /// Starts a server that may have so many files and connections open.
     pub(crate) fn with_descriptors(most: usize, args: &[&str]) -> Self {
+        Self::with_ulimit(&format!("-n {most}"), args)
+    }
+
+    /// Starts a server behind `ulimit` with these flags.
+    pub(crate) fn with_ulimit(flags: &str, args: &[&str]) -> Self {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]);
+        command.args(["-c", &format!("ulimit {flags}; exec \"$0\" \"$@\"")]);
         command.arg(semel().get_program()).args([
             "serve",
             "--admin",
@@ -87,7 +92,8 @@ impl Semel {
         Self::spawn(command)
     }
 
-    fn spawn(mut command: Command) -> Self {
+    /// Starts a server by this command.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         let log = tempfile::NamedTempFile::new().expect("a temporary file");
         command.stderr(log.reopen().expect("the file can be opened again"));
         Self::spawn_with(command, log)
@@ -151,6 +157,10 @@ impl Semel {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("it runs");
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Ends it as a crash would.

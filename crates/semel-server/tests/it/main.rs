@@ -6,6 +6,7 @@ mod access;
 mod admin_tls;
 #[path = "../../../semel-http/examples/naive_agent/agent.rs"]
 mod agent;
+mod attacks_access;
 mod attacks_edge;
 mod attacks_storage;
 mod check;

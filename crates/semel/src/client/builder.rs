@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use super::address::{Address, AddressError};
 use super::pool::{Limits, Pool};
 use super::request::RequestError;
-use super::stream::Trust;
+use super::stream::{Dialing, Identity, LinkLocal, Trust};
 use super::{Client, Inner, Refine, Response};
 use crate::retry::{Destination, Judged, LONGEST, Retry};
 use crate::time::{Clock, SystemClock};
@@ -19,7 +19,7 @@ use crate::time::{Clock, SystemClock};
 #[must_use = "nothing is built until build is called"]
 pub struct Builder {
     address: Address,
-    trust: Trust,
+    dialing: Dialing,
     headers: HeaderMap,
     user_header: HeaderName,
     retry: Retry,
@@ -42,6 +42,17 @@ pub enum BuildError {
         /// Why.
         reason: String,
     },
+    /// A certificate of our own, or its key, cannot be used.
+    #[error("cannot read our own certificate from {path}: {reason}")]
+    Identity {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A host that [`Builder::refuse_link_local`] refuses.
+    #[error("the host is a link-local address or a cloud's metadata service, which is refused")]
+    LinkLocal,
     /// None of the given certificates can be used.
     #[error("there is no certificate to trust")]
     NoRoots,
@@ -62,7 +73,7 @@ impl Builder {
         );
         Ok(Self {
             address: Address::parse(url)?,
-            trust: Trust::Web,
+            dialing: Dialing { trust: Trust::Web, identity: None, link_local: LinkLocal::Allow },
             headers,
             user_header: HeaderName::from_static("x-user-id"),
             retry: Retry::default(),
@@ -106,14 +117,27 @@ impl Builder {
 
     /// Certificates to trust instead of the web's, as a PEM file.
     pub fn ca(mut self, path: impl Into<PathBuf>) -> Self {
-        self.trust = Trust::File(path.into());
+        self.dialing.trust = Trust::File(path.into());
         self
     }
 
     /// Certificates to trust instead of the web's: those of the machine, for instance. What cannot be read of them is
     /// passed over.
     pub fn roots(mut self, roots: impl IntoIterator<Item = CertificateDer<'static>>) -> Self {
-        self.trust = Trust::These(roots.into_iter().collect());
+        self.dialing.trust = Trust::These(roots.into_iter().collect());
+        self
+    }
+
+    /// A certificate of our own for servers that ask for one, and its key, as PEM files.
+    pub fn identity(mut self, chain: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.dialing.identity = Some(Identity { chain: chain.into(), key: key.into() });
+        self
+    }
+
+    /// Refuses link-local addresses and those of metadata services, where machines of a cloud get credentials: as the host, and
+    /// whenever the host's name leads to one.
+    pub fn refuse_link_local(mut self) -> Self {
+        self.dialing.link_local = LinkLocal::Refuse;
         self
     }
 
@@ -176,7 +200,7 @@ impl Builder {
     /// # Errors
     /// Certificates that cannot be read.
     pub fn build(self) -> Result<Client, BuildError> {
-        let pool = Pool::new(self.address, &self.trust, self.limits)?;
+        let pool = Pool::new(self.address, &self.dialing, self.limits)?;
         Ok(Client {
             inner: Arc::new(Inner {
                 pool,

@@ -20,7 +20,7 @@ use super::address::Address;
 use super::builder::BuildError;
 use super::control::{Gate, SendControl, Stopped};
 use super::error::Lost;
-use super::stream::{Connector, Trust};
+use super::stream::{Connector, Dialing};
 use super::{Response, Sent};
 
 pub(super) type Message = http::Request<Full<Bytes>>;
@@ -80,8 +80,8 @@ enum Handed {
 }
 
 impl Pool {
-    pub(super) fn new(address: Address, trust: &Trust, limits: Limits) -> Result<Self, BuildError> {
-        let connector = Connector::new(&address, trust)?;
+    pub(super) fn new(address: Address, dialing: &Dialing, limits: Limits) -> Result<Self, BuildError> {
+        let connector = Connector::new(&address, dialing)?;
         let room = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
         Ok(Self { address, connector, limits, idle: Mutex::default(), room })
     }

@@ -1,15 +1,15 @@
 //! A connection to a service, plain or TLS.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -20,6 +20,7 @@ use super::address::Address;
 use super::builder::BuildError;
 use super::control::{Gate, Gated};
 use super::error::Lost;
+use super::link_local::{is_local_address, is_local_host};
 
 /// Whose word on a server's name is taken.
 #[derive(Debug)]
@@ -60,32 +61,81 @@ impl Trust {
     }
 }
 
+/// A certificate of our own, as PEM files.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) chain: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+impl Identity {
+    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), BuildError> {
+        let unreadable = |path: &PathBuf, reason: String| BuildError::Identity { path: path.clone(), reason };
+        let in_chain = |error: pem::Error| unreadable(&self.chain, error.to_string());
+        let chain = CertificateDer::pem_file_iter(&self.chain).map_err(in_chain)?;
+        let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(in_chain)?;
+        if chain.is_empty() {
+            return Err(unreadable(&self.chain, "it holds no certificate".into()));
+        }
+        let key = PrivateKeyDer::from_pem_file(&self.key);
+        Ok((chain, key.map_err(|error| unreadable(&self.key, error.to_string()))?))
+    }
+}
+
+/// Whether connections to link-local and metadata addresses are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkLocal {
+    Allow,
+    Refuse,
+}
+
+/// How connections are opened.
+#[derive(Debug)]
+pub(super) struct Dialing {
+    pub(super) trust: Trust,
+    pub(super) identity: Option<Identity>,
+    pub(super) link_local: LinkLocal,
+}
+
 /// Opens connections to one service.
 pub(super) struct Connector {
     tls: Option<(TlsConnector, ServerName<'static>)>,
+    link_local: LinkLocal,
 }
 
 impl Connector {
-    pub(super) fn new(address: &Address, trust: &Trust) -> Result<Self, BuildError> {
-        if !address.is_tls() {
-            return Ok(Self { tls: None });
+    pub(super) fn new(address: &Address, dialing: &Dialing) -> Result<Self, BuildError> {
+        let link_local = dialing.link_local;
+        if link_local == LinkLocal::Refuse && is_local_host(&address.host) {
+            return Err(BuildError::LinkLocal);
         }
-        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        if !address.is_tls() {
+            return Ok(Self { tls: None, link_local });
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(trust.roots()?)
-            .with_no_client_auth();
+            .with_root_certificates(dialing.trust.roots()?);
+        let mut config = match &dialing.identity {
+            Some(identity) => {
+                let (chain, key) = identity.read()?;
+                config.with_client_auth_cert(chain, key)?
+            }
+            None => config.with_no_client_auth(),
+        };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Early data can be replayed by whoever is between.
         config.enable_early_data = false;
         let name = ServerName::try_from(address.host.to_string()).map_err(|_| BuildError::Host)?;
-        Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)) })
+        Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)), link_local })
     }
 
     /// Opens a connection whose writes pass this gate.
     pub(super) async fn connect(&self, address: &Address, gate: &Arc<Gate>) -> Result<Stream, Lost> {
-        let stream = match address.host.parse::<IpAddr>() {
-            Ok(ip) => TcpStream::connect((ip, address.port)).await,
-            Err(_) => TcpStream::connect((&*address.host, address.port)).await,
+        let stream = match (address.host.parse::<IpAddr>(), self.link_local) {
+            // A literal address was checked when the client was built.
+            (Ok(ip), _) => TcpStream::connect((ip, address.port)).await,
+            (Err(_), LinkLocal::Allow) => TcpStream::connect((&*address.host, address.port)).await,
+            (Err(_), LinkLocal::Refuse) => connect_checked(&address.host, address.port).await,
         };
         let stream = stream.map_err(Lost::Connect)?;
         // Requests go out when they are ready.
@@ -98,6 +148,24 @@ impl Connector {
                 Ok(Stream::Tls(Box::new(stream)))
             }
         }
+    }
+}
+
+/// Connects to a name, but to none of its addresses that are link-local. Checked here and not earlier: a name can point elsewhere
+/// every time it is asked for.
+async fn connect_checked(host: &str, port: u16) -> io::Result<TcpStream> {
+    let found: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
+    let allowed: Vec<SocketAddr> =
+        found.iter().copied().filter(|address| !is_local_address(address.ip())).collect();
+    match (found.first(), allowed.is_empty()) {
+        (Some(local), true) => {
+            let why = format!(
+                "the name leads to {}, a link-local or metadata address, which is refused",
+                local.ip()
+            );
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+        }
+        _ => TcpStream::connect(&allowed[..]).await,
     }
 }
 
@@ -158,5 +226,21 @@ impl AsyncWrite for Stream {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // ssrf: a name is checked by what it leads to, when it is used.
+    #[tokio::test]
+    async fn a_name_that_leads_to_the_local_link_is_not_called() {
+        let refused = connect_checked("169.254.169.254", 80).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(refused.to_string().contains("169.254.169.254, a link-local"), "{refused}");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(connect_checked("127.0.0.1", port).await.is_ok());
     }
 }

@@ -87,8 +87,13 @@ fn roles_hold_for_events_too() {
     ]
     .concat();
     let bench = Bench::new(&config);
-    let semel = bench.start_with(&[("SHOP", "shop-token"), ("EYE", "eye-token"), ("HAND", "hand-token")]);
-    let of = |token: &str| semel.admin().with("authorization", &format!("Bearer {token}"));
+    let value = |token: &str| format!("{token}-of-more-than-32-bytes-in-all");
+    let semel = bench.start_with(&[
+        ("SHOP", &value("shop-token")),
+        ("EYE", &value("eye-token")),
+        ("HAND", &value("hand-token")),
+    ]);
+    let of = |token: &str| semel.admin().with("authorization", &format!("Bearer {}", value(token)));
     let mut body = event("a", "1");
     assert_eq!(of("eye-token").post("/v1/events", &body.to_string()).status, 403);
     assert_eq!(of("hand-token").post("/v1/events", &body.to_string()).status, 403);
