@@ -16,7 +16,8 @@ use http_body_util::BodyExt;
 use rustix::time::{ClockId, clock_gettime};
 use semel::Engine;
 use semel::store::MemoryStore;
-use semel_http::{Body, Guard};
+use semel_http::policy::{InsertLimits, Rate};
+use semel_http::{Body, Guard, Profile};
 use tower_service::Service;
 
 const REQUESTS: usize = 20_000;
@@ -107,8 +108,11 @@ fn main() -> ExitCode {
     let check = std::env::args().any(|argument| argument == "--check");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let engine = Engine::builder(MemoryStore::new()).hot_cache(256 << 20, std::time::Duration::from_secs(60));
-    let guard =
-        Guard::builder(engine.build().expect("the defaults work")).build().expect("the defaults work");
+    // One client sends everything, far above the limit of a principal: the limit is kept, and is not reached.
+    let rate = Rate { per_second: u32::MAX, burst: u32::MAX };
+    let profile = Profile { limits: Some(InsertLimits { writes: rate, reads: rate }), ..Profile::ietf() };
+    let guard = Guard::builder(engine.build().expect("the defaults work")).profile(profile);
+    let guard = guard.build().expect("the defaults work");
     let echo = Echo(vec![b'x'; 200].into());
     let kinds = [
         ("the service alone", Kind::Bare, f64::INFINITY),

@@ -23,8 +23,9 @@ use hyper_util::rt::TokioIo;
 use semel::Engine;
 use semel::store::MemoryStore;
 use semel_http::layer::Guarded;
+use semel_http::policy::{InsertLimits, Rate};
 use semel_http::proxy::{self, Proxy};
-use semel_http::{Guard, edge};
+use semel_http::{Guard, Profile, edge};
 use tokio::net::TcpListener;
 
 /// As in the `semel` binary.
@@ -81,7 +82,11 @@ async fn upstream(listener: TcpListener) {
 async fn gateway(listener: TcpListener, to: String) {
     let proxy = Proxy::new(to.parse().expect("a URL"), proxy::Options::default()).expect("no TLS");
     let engine = Engine::builder(MemoryStore::new()).build().expect("an engine");
-    let guard = Guard::builder(engine).build().expect("a guard");
+    // One client sends everything, far above the limit of a principal: the limit is kept, and is not reached.
+    let rate = Rate { per_second: u32::MAX, burst: u32::MAX };
+    let limits = Some(InsertLimits { writes: rate, reads: rate });
+    let profile = Profile { limits, ..Profile::ietf() };
+    let guard = Guard::builder(engine).profile(profile).build().expect("a guard");
     let options = edge::Options { shortcut: Some(Arc::new(guard.clone())), ..edge::Options::default() };
     edge::serve(listener, Guarded::new(guard, proxy), options, std::future::pending()).await;
 }

@@ -77,6 +77,28 @@ async fn exactly_the_limit_is_kept() {
     assert!(kit.send(post("k")).await.is_replay());
 }
 
+// Anybody can cause refusals: a large one is not kept, is not run again, and a retry learns its status.
+#[tokio::test]
+async fn a_large_refusal_leaves_a_tombstone_that_names_its_status() {
+    let page = |bytes: usize| {
+        Upstream::new(move |_, _| async move {
+            Ok(Response::builder().status(404).body(Body::from("x".repeat(bytes))).unwrap())
+        })
+    };
+    let kit = Kit::new(page(5_000));
+    let first = kit.send(post("k")).await;
+    assert_eq!((first.status.as_u16(), first.body.len(), first.is_stored()), (404, 5_000, false));
+    let again = kit.send(post("k")).await;
+    again.assert_problem(409, "outcome_not_kept");
+    assert!(again.text().contains("a 404 of"), "{}", again.text());
+    assert_eq!((kit.upstream.calls(), kit.count(Outcome::Tombstone)), (1, 1));
+
+    for kit in [Kit::new(page(3_000)), Kit::route(page(5_000), |route| route.refusal_limit(8_000))] {
+        kit.send(post("k")).await;
+        assert!(kit.send(post("k")).await.is_replay());
+    }
+}
+
 // sse: the first event reaches the client while the stream goes on; the tombstone stands before it.
 #[tokio::test]
 async fn event_streams_are_passed_on_as_they_come() {

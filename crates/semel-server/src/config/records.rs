@@ -26,7 +26,7 @@ pub(crate) struct Records {
     pub(crate) waiters: Waiters,
     /// The largest outcome that is kept.
     pub(crate) max_outcome: usize,
-    /// What new keys may cost, whoever invents them.
+    /// What the new keys of all callers may cost.
     pub(crate) limits: StoreLimits,
 }
 

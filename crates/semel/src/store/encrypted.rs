@@ -259,8 +259,8 @@ impl Sealer {
             return Ok(snapshot);
         }
         let (outcome, origin) = match self.open(*id, outcome) {
-            // A record whose key is lost can be listed, exported and forgotten: it is shown without its outcome. Whoever
-            // claims it still gets the error.
+            // A record whose key is lost can be listed, exported and forgotten: it is shown without its outcome. A
+            // claim of it still gets the error.
             Err(error) if matches!(error.kind(), ErrorKind::Setup | ErrorKind::Incompatible) => {
                 record.state = State::Done(Arc::new(Outcome::tombstone(seal::SEALED, error.to_string())));
                 return Ok(snapshot);

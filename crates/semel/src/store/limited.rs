@@ -1,7 +1,7 @@
 //! Limits on what invented keys can cost: a store around any other one.
 //!
-//! Whoever can reach a gateway can invent keys, and principals to go with them. Limits for each principal do not bound
-//! that, so this store bounds all of it: the bytes that are kept, and the rate of new keys. Beyond a limit only *new*
+//! A client that can reach a gateway can invent keys, and principals to go with them. Limits for each principal do not
+//! bound that, so this store bounds all of it: the bytes that are kept, and the rate of new keys. Beyond a limit only *new*
 //! keys are refused. A key that the store knows is claimed, completed, replayed and settled as ever, so work in flight
 //! ends and retries get their answers.
 //!

@@ -8,8 +8,9 @@ use semel::store::MemoryStore;
 use semel_http::edge::{Options, Plain, Shortcut, Taken};
 use semel_http::layer::Guarded;
 use semel_http::observe::{Counters, Outcome};
+use semel_http::policy::{InsertLimits, Rate};
 use semel_http::proxy::{self, Proxy};
-use semel_http::{Guard, Scope};
+use semel_http::{Guard, Profile, Scope};
 
 use crate::edge_kit::{Gateway, Seen, Step, Upstream, send, small, status};
 
@@ -35,9 +36,14 @@ struct Two {
 
 impl Two {
     async fn before(upstream: &Upstream, scope: Scope) -> Self {
+        Self::with_profile(upstream, scope, Profile::ietf()).await
+    }
+
+    async fn with_profile(upstream: &Upstream, scope: Scope, profile: Profile) -> Self {
         let engine = Engine::builder(MemoryStore::new()).build().unwrap();
         let counters = Arc::new(Counters::new());
-        let guard = Guard::builder(engine).scope(scope).observe(Arc::clone(&counters) as _).build().unwrap();
+        let guard = Guard::builder(engine).profile(profile).scope(scope);
+        let guard = guard.observe(Arc::clone(&counters) as _).build().unwrap();
         let proxy = Proxy::new(upstream.url().parse().unwrap(), proxy::Options::default()).unwrap();
         let service = Guarded::new(guard.clone(), proxy);
         let shortcut = Arc::new(Counted(guard, AtomicUsize::new(0)));
@@ -127,6 +133,28 @@ async fn the_short_way_says_what_the_usual_way_says() {
         8 * 5,
         "each replay was counted, whichever way it took"
     );
+}
+
+// The short way is no way around the limits.
+#[tokio::test]
+async fn replays_on_the_short_way_use_the_budget_of_replays() {
+    let upstream = Upstream::start(answers).await;
+    let rate = |burst| Rate { per_second: 1, burst };
+    let limits = Some(InsertLimits { writes: rate(10), reads: rate(3) });
+    let profile = Profile { limits, ..Profile::ietf() };
+    let two = Two::with_profile(&upstream, Scope::SingleTenant, profile).await;
+    let mut client = two.short.connect().await;
+    client.send("GET /plain HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    client.until("ok").await;
+    let request = post("/plain", "idempotency-key: k\r\n", "abc");
+    for _ in 0..4 {
+        client.send(&request).await;
+        client.until("\r\n\r\nok").await;
+    }
+    assert_eq!(two.taken(), 3);
+    client.send(&request).await;
+    assert!(client.until("\r\n\r\n").await.starts_with("HTTP/1.1 429"));
+    assert_eq!(two.taken(), 3);
 }
 
 // What is not the same request, and what asks something of its connection, is not answered by it.

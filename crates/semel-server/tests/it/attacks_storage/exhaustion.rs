@@ -192,7 +192,7 @@ fn peak_memory(semel: &Semel) -> u64 {
 fn invented_principals_exhaust_neither_memory_nor_the_store() {
     let is_long = std::env::var_os("SEMEL_PROVE").is_some();
     let (keys, max_bytes, most_on_disk) =
-        if is_long { (5_000_000, 512 * MIB, 512 * MIB) } else { (10_000, 8 * MIB, 8 * MIB + LOG) };
+        if is_long { (5_000_000, 512 * MIB, 512 * MIB) } else { (6_000, 4 * MIB, 4 * MIB + LOG) };
     let (api, folder) = (Api::start(), tempfile::tempdir().unwrap());
     let semel = start(folder.path(), &api, &format!("max_bytes = {max_bytes}\n"));
     let (gateway, admin) = (semel.gateway().with("authorization", "Bearer honest"), semel.admin());

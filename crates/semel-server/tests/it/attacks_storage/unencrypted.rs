@@ -64,7 +64,7 @@ fn records_under_a_lost_key_are_listed_shown_and_forgotten() {
     assert_eq!(lost["outcome"]["kept"], false, "{lost}");
     let id = lost["id"].as_str().unwrap();
     let shown = admin.get(&format!("/v1/keys/{id}")).expect(200);
-    assert!(shown["not_kept"].as_str().unwrap().contains(OLD.0), "{shown}");
+    assert!(shown["returned"]["not_kept"].as_str().unwrap().contains(OLD.0), "{shown}");
     let forget = r#"{"reason": "its key is lost"}"#;
     admin.post(&format!("/v1/keys/{id}/forget"), forget).expect(200);
     assert_eq!((pay(&semel, "lost").status, upstream.calls("lost")), (201, 2));
