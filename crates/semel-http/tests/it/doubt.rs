@@ -137,7 +137,10 @@ async fn a_probe_settles_what_happened() {
     let asked = kit.upstream.last();
     assert_eq!(asked.uri, "/v1/payments/by-key/k%2F1", "the key that was sent, as one segment");
     assert_eq!(asked.headers["authorization"], "Bearer alice", "in the name of who asks");
-    assert_eq!((&asked.headers["cookie"], &asked.headers["stripe-account"]), (&"a=1".parse().unwrap(), &"acct".parse().unwrap()));
+    assert_eq!(
+        (&asked.headers["cookie"], &asked.headers["stripe-account"]),
+        (&"a=1".parse().unwrap(), &"acct".parse().unwrap())
+    );
     assert!(kit.send(request()).await.is_replay());
     assert_eq!(kit.upstream.calls(), 2, "one call, one probe");
 }

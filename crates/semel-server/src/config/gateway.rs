@@ -170,8 +170,8 @@ impl Gateway {
             }
             if scope.takes_any_token() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": tokens are accepted whoever issued them for whatever audience, if one of the \
-                     keys signed them; set `issuer` or `audience` in `jwt`"
+                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, also one that was made \
+                     for another service; set `issuer` or `audience` in `jwt`"
                 ));
             }
         }

@@ -193,6 +193,23 @@ fn mistakes_are_told_with_their_place() {
             "[store]\nurl = \"memory:\"\n[[target]]\nname = \"a\"\nurl = \"http://h\"\n",
             &["[[target]] needs a ledger"],
         ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nscope = [\"authorization\", \"single-tenant\"]\n",
+            &["semel.toml:3:9: scope: the part \"single-tenant\" of the scope cannot be"],
+        ),
+        ("[gateway]\nupstream = \"http://h\"\nscope = []\n", &["semel.toml:3:9: scope: "]),
+        (
+            "[gateway]\nupstream = \"http://h\"\nupgrades = [\"h2c\"]\n",
+            &["semel.toml:3:12: upgrades: \"h2c\" would let requests pass every policy"],
+        ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nhosts = [\"http://a\"]\n",
+            &["semel.toml:3:9: hosts: \"http://a\" is not a host"],
+        ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nlimits = { buffered = \"1KiB\" }\n",
+            &["semel.toml:3:23: buffered: expected at least \"64KiB\""],
+        ),
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {
@@ -330,6 +347,16 @@ fn weaker_promises_are_named() {
         "POST /b: mode",
         "POST /c: on_doubt",
         "* /**: store_down",
+    ] {
+        assert!(warnings.contains(expected), "{expected} in {warnings}");
+    }
+    let text = "[gateway]\nupstream = \"http://h\"\nscope = [\"jwt:sub\", \"header:x-tenant\"]\njwt = { secret = { env = \"X\" } }\n\
+                [[route]]\nmatch = \"POST /a\"\nscope = \"header:x-tenant\"\nfingerprint_headers_exclude = [\"cookie\"]\n";
+    let warnings = parse(text).unwrap().gateway.unwrap().warnings().join("\n");
+    for expected in [
+        "scope = \"jwt:sub,header:x-tenant\": every token that one of the keys has signed is accepted",
+        "POST /a: scope = \"header:x-tenant\": any client can write",
+        "POST /a: fingerprint_headers_exclude: requests that differ only in cookie",
     ] {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
     }

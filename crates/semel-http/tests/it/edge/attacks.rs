@@ -18,7 +18,8 @@ use tower_service::Service;
 
 use crate::edge_kit::{Gateway, eventually, small};
 
-type Answering = std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, std::convert::Infallible>> + Send>>;
+type Answering =
+    std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, std::convert::Infallible>> + Send>>;
 
 /// Answers once it is told to, and counts the calls until then.
 #[derive(Clone)]
