@@ -350,7 +350,7 @@ fn weaker_promises_are_named() {
     ] {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
     }
-    let text = "[gateway]\nupstream = \"http://h\"\nscope = [\"jwt:sub\", \"header:x-tenant\"]\njwt = { secret = { env = \"X\" } }\n\
+    let text = "[gateway]\nupstream = \"http://h\"\nscope = [\"jwt:sub\", \"header:x-tenant\"]\njwt = { secret = { env = \"JWT_SECRET\" } }\n\
                 [[route]]\nmatch = \"POST /a\"\nscope = \"header:x-tenant\"\nfingerprint_headers_exclude = [\"cookie\"]\n";
     let warnings = parse(text).unwrap().gateway.unwrap().warnings().join("\n");
     for expected in [
