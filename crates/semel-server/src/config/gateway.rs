@@ -100,6 +100,7 @@ impl Gateway {
 
         let mut usual = Usual::new(&profile, store_down, proxy.host);
         (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
+        usual.upstream.clone_from(&upstream);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
         let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();

@@ -249,6 +249,19 @@ fn routes_are_checked() {
     }
 }
 
+// One upstream has one limit on calls, and one set of connections.
+#[test]
+fn an_upstream_is_one_however_it_is_spelled() {
+    let text = "[gateway]\nupstream = \"http://h:80\"\n\
+                [[route]]\nmatch = \"POST /a\"\nupstream = \"http://h:80/\"\n\
+                [[route]]\nmatch = \"POST /b\"\nupstream = \"http://other/x\"\n\
+                [[route]]\nmatch = \"POST /c\"\nupstream = \"http://other/x/\"\n";
+    let gateway = parse(text).unwrap().gateway.unwrap();
+    let named: Vec<Option<&str>> = gateway.routes.iter().map(|route| route.upstream()).collect();
+    assert_eq!(named, [None, Some("http://other/x"), Some("http://other/x")]);
+    assert_eq!(gateway.upstreams.len(), 1);
+}
+
 // bad_config: targets, with the line of each mistake.
 #[test]
 fn targets_are_checked() {

@@ -1,6 +1,7 @@
 //! Bodies that are half sent.
 
 use std::io::Write as _;
+use std::net::TcpStream;
 
 use semel_testbed::wait;
 
@@ -9,6 +10,13 @@ use crate::kit::{PATIENCE, Upstream, metric};
 
 fn head(key: &str, length: usize) -> String {
     format!("POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {key}\r\nContent-Length: {length}\r\n\r\n")
+}
+
+fn is_answered(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let read = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    read.is_ok_and(|bytes| bytes > 0)
 }
 
 /// Bodies are read before anybody is authenticated, so all of them together have a bound.
@@ -29,9 +37,12 @@ fn half_sent_bodies_take_no_more_memory_than_their_budget() {
     }
     let admin = semel.admin();
     let refused = || metric(&admin, "semel_gateway_bodies_refused_total");
-    wait::until("refusals", PATIENCE, || refused() >= 5.0).unwrap();
-    assert!(buffered() <= 262_144.0, "{}", buffered());
-    let statuses: Vec<u16> = half_sent.drain(3..).map(|stream| read_status(&stream)).collect();
+    // Which of them find room is a matter of luck; two do at most.
+    let settled = || refused() >= 6.0 && buffered() == (8.0 - refused()) * 90_000.0;
+    wait::until("room for all that are left", PATIENCE, settled).unwrap();
+    let answered = || half_sent.iter().filter(|stream| is_answered(stream)).count();
+    wait::until("the answers", PATIENCE, || answered() as f64 == refused()).unwrap();
+    let statuses: Vec<u16> = half_sent.iter().filter(|stream| is_answered(stream)).map(read_status).collect();
     assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
     drop(half_sent);
     wait::until("the end of all", PATIENCE, || buffered() == 0.0).unwrap();
