@@ -197,8 +197,8 @@ struct Signal {
 pub(crate) struct NoRoom;
 
 impl Bodies {
-    /// Whether there is room for so many bytes more, of all bodies or of those that `number` may push out: the ones that have
-    /// been arriving for long. They are told, and no longer count.
+    /// Makes room for more bytes of the body `number`. Where the limit is reached, the bodies that have been arriving for longest
+    /// are evicted: they are told, and no longer count.
     fn make_room(&mut self, bytes: u64, limit: u64, number: u64) -> Result<(), NoRoom> {
         let Some(mut missing) = self.used.saturating_add(bytes).checked_sub(limit).filter(|left| *left > 0)
         else {

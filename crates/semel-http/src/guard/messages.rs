@@ -29,7 +29,7 @@ use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
 use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
-use crate::policy::{ACCOUNT_HEADERS, RoutePolicy, StoreDown};
+use crate::policy::{RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
@@ -52,6 +52,21 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
     ])
     .expect("pointers of our own")
 });
+
+/// Headers about the form of a message or the way it took. The same call may come in another form.
+const FORM: [&str; 11] = [
+    "accept",
+    "accept-charset",
+    "accept-language",
+    "content-encoding",
+    "content-type",
+    "host",
+    "prefer",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-prefix",
+    "x-forwarded-proto",
+];
 
 /// What is looked for in the answer to a message that is passed on.
 pub(super) enum Watch {
@@ -420,7 +435,7 @@ fn key_of(key: &RawValue, length: KeyLength) -> Result<String, Problem> {
     Ok(key.into_owned())
 }
 
-/// What counts as the same call: where it went, the headers that select an account, the tool, and its arguments without what
+/// What counts as the same call: where it went, the compared headers that say more than its form, the tool, and its arguments without what
 /// differs between two tries.
 fn fingerprint(
     policy: &RoutePolicy,
@@ -433,7 +448,7 @@ fn fingerprint(
     canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;
     let path = parts.uri.path().trim_end_matches('/');
     let mut hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
-    for name in policy.headers.fingerprint.iter().filter(|name| ACCOUNT_HEADERS.contains(name)) {
+    for name in policy.headers.fingerprint.iter().filter(|name| !FORM.contains(&name.as_str())) {
         for value in parts.headers.get_all(name) {
             hasher = hasher.part(name).part(value);
         }

@@ -44,21 +44,18 @@ impl Plainly {
         plain.then(|| Self { key: key.clone(), scope })
     }
 
-    /// Who asks; none where the headers leave that open.
-    fn principal(&self, request: &Plain<'_>) -> Option<Option<Principal>> {
-        let part = |name: &HeaderName| {
+    /// Who asks.
+    fn principal(&self, request: &Plain<'_>) -> Result<Option<Principal>, SentTwice> {
+        let mut parts = Vec::with_capacity(self.scope.len());
+        for name in &self.scope {
             let mut values = request.values(name.as_str());
             match (values.next(), values.next()) {
-                (Some(value), None) => Some(Some(Principal::of_header(name, value))),
-                (None, _) => Some(None),
-                _ => None,
+                (Some(value), None) => parts.push(Principal::of_header(name, value)),
+                (None, _) => {}
+                _ => return Err(SentTwice),
             }
-        };
-        if let [name] = self.scope.as_slice() {
-            return part(name);
         }
-        let parts: Option<Vec<Option<Principal>>> = self.scope.iter().map(part).collect();
-        Some(Principal::of_parts(&parts?.into_iter().flatten().collect::<Vec<_>>()))
+        Ok(Principal::of_parts(&parts))
     }
 
     /// What a request is recalled by.
@@ -70,6 +67,9 @@ impl Plainly {
         Some(recent.trace(headers.get(&self.key)?.as_bytes(), scope))
     }
 }
+
+/// A header that says who asks came twice.
+struct SentTwice;
 
 /// Which keys have been answered of late: a hint, kept so that a request which is new costs no second hashing of
 /// itself. Wrong either way it changes no answer.
@@ -146,7 +146,7 @@ impl Inner {
         }
         let arrived = Instant::now();
         let key = parse(key, policy.key_length).ok()?;
-        let principal = plainly.principal(request)?;
+        let principal = plainly.principal(request).ok()?;
         let asked = Asked { method: method.as_str(), path, query };
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);

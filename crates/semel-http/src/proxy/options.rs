@@ -101,7 +101,7 @@ pub enum Host {
 /// client's address alone: `X-Real-IP`, `True-Client-IP`, `X-Client-IP`, `X-Cluster-Client-IP`, `CF-Connecting-IP`, `Fastly-Client-IP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarded {
-    /// The first three are written anew and the others removed: what the client says of itself is not believed.
+    /// The first three are replaced and the others removed: what the client says of itself is not believed.
     Replace,
     /// The client's is kept and extended: it is a proxy that can be trusted.
     Append,

@@ -100,6 +100,7 @@ impl Gateway {
 
         let mut usual = Usual::new(&profile, store_down, proxy.host);
         (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
+        usual.upstream.clone_from(&upstream);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
         let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
@@ -170,8 +171,8 @@ impl Gateway {
             }
             if scope.takes_any_token() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": tokens are accepted whoever issued them for whatever audience, if one of the \
-                     keys signed them; set `issuer` or `audience` in `jwt`"
+                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, also one that was made \
+                     for another service; set `issuer` or `audience` in `jwt`"
                 ));
             }
         }

@@ -44,6 +44,8 @@ pub(super) struct Usual<'a> {
     pub(super) headers: HeaderRules,
     pub(super) ambiguous: Ambiguous,
     pub(super) ignore_case: bool,
+    /// The gateway's.
+    pub(super) upstream: Option<Upstream>,
 }
 
 impl<'a> Usual<'a> {
@@ -53,7 +55,14 @@ impl<'a> Usual<'a> {
             // The upstream answers under its own name, whichever gateway a retry comes through.
             headers.fingerprint.retain(|name| *name != http::header::HOST);
         }
-        Self { profile, store_down, headers, ambiguous: Ambiguous::default(), ignore_case: false }
+        Self {
+            profile,
+            store_down,
+            headers,
+            ambiguous: Ambiguous::default(),
+            ignore_case: false,
+            upstream: None,
+        }
     }
 
     pub(super) fn builder(&self, pattern: &str) -> PolicyBuilder {
@@ -94,9 +103,14 @@ fn route(
 ) -> PolicyBuilder {
     if let Some(url) = table.get("upstream", upstream) {
         let (name, upstream) = url;
-        route = route.upstream(name.as_str());
-        if !routes.upstreams.iter().any(|(known, _)| *known == name) {
-            routes.upstreams.push((name, upstream));
+        // However its URL is spelled, one upstream has one limit on calls.
+        if usual.upstream.as_ref() != Some(&upstream) {
+            if !routes.upstreams.iter().any(|(_, known)| *known == upstream) {
+                routes.upstreams.push((name, upstream.clone()));
+            }
+            if let Some((name, _)) = routes.upstreams.iter().find(|(_, known)| *known == upstream) {
+                route = route.upstream(name.as_str());
+            }
         }
     }
     if table.get("guard", switch) == Some(false) {

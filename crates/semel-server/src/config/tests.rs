@@ -284,6 +284,23 @@ fn mistakes_are_told_with_their_place() {
             "[store]\nurl = \"memory:\"\n[[target]]\nname = \"a\"\nurl = \"http://h\"\n",
             &["[[target]] needs a ledger"],
         ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nscope = [\"authorization\", \"single-tenant\"]\n",
+            &["semel.toml:3:9: scope: the part \"single-tenant\" of the scope cannot be"],
+        ),
+        ("[gateway]\nupstream = \"http://h\"\nscope = []\n", &["semel.toml:3:9: scope: "]),
+        (
+            "[gateway]\nupstream = \"http://h\"\nupgrades = [\"h2c\"]\n",
+            &["semel.toml:3:12: upgrades: \"h2c\" would let requests pass every policy"],
+        ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nhosts = [\"http://a\"]\n",
+            &["semel.toml:3:9: hosts: \"http://a\" is not a host"],
+        ),
+        (
+            "[gateway]\nupstream = \"http://h\"\nlimits = { buffered = \"1KiB\" }\n",
+            &["semel.toml:3:23: buffered: expected at least \"64KiB\""],
+        ),
         ("[log]\nlevel = \"verbose\"\n", &["semel.toml:2:9: level: expected \"error\" or"]),
     ];
     for (text, expected) in table {
@@ -321,6 +338,19 @@ fn routes_are_checked() {
         assert!(problems.contains(expected), "{expected:?} in {problems:?}");
         assert!(problems.starts_with("semel.toml:"), "{problems}");
     }
+}
+
+// One upstream has one limit on calls, and one set of connections.
+#[test]
+fn an_upstream_is_one_however_it_is_spelled() {
+    let text = "[gateway]\nupstream = \"http://h:80\"\n\
+                [[route]]\nmatch = \"POST /a\"\nupstream = \"http://h:80/\"\n\
+                [[route]]\nmatch = \"POST /b\"\nupstream = \"http://other/x\"\n\
+                [[route]]\nmatch = \"POST /c\"\nupstream = \"http://other/x/\"\n";
+    let gateway = parse(text).unwrap().gateway.unwrap();
+    let named: Vec<Option<&str>> = gateway.routes.iter().map(|route| route.upstream()).collect();
+    assert_eq!(named, [None, Some("http://other/x"), Some("http://other/x")]);
+    assert_eq!(gateway.upstreams.len(), 1);
 }
 
 // bad_config: targets, with the line of each mistake.
@@ -421,6 +451,16 @@ fn weaker_promises_are_named() {
         "POST /b: mode",
         "POST /c: on_doubt",
         "* /**: store_down",
+    ] {
+        assert!(warnings.contains(expected), "{expected} in {warnings}");
+    }
+    let text = "[gateway]\nupstream = \"http://h\"\nscope = [\"jwt:sub\", \"header:x-tenant\"]\njwt = { secret = { env = \"JWT_SECRET\" } }\n\
+                [[route]]\nmatch = \"POST /a\"\nscope = \"header:x-tenant\"\nfingerprint_headers_exclude = [\"cookie\"]\n";
+    let warnings = parse(text).unwrap().gateway.unwrap().warnings().join("\n");
+    for expected in [
+        "scope = \"jwt:sub,header:x-tenant\": every token that one of the keys has signed is accepted",
+        "POST /a: scope = \"header:x-tenant\": any client can write",
+        "POST /a: fingerprint_headers_exclude: requests that differ only in cookie",
     ] {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
     }

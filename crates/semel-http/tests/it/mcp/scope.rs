@@ -45,3 +45,29 @@ async fn principals_and_accounts_have_keys_of_their_own() {
         assert_eq!(one["media_buy_id"], other["media_buy_id"]);
     }
 }
+
+// The same key and arguments of another account behind the credential must not give that account's answer.
+#[tokio::test]
+async fn a_call_for_another_account_by_header_conflicts() {
+    for (name, compared) in
+        [("cookie", true), ("x-api-key", true), ("x-tenant-id", true), ("mcp-session-id", false)]
+    {
+        let bench = Bench::new();
+        let call = |value: &str| {
+            let mut request = message(&buy(1, "shared"), FORMS[0]);
+            request.headers_mut().insert(name, value.parse().unwrap());
+            request
+        };
+        let first = payload(&bench.call(call("a")).await).clone();
+        assert!(first["media_buy_id"].is_string(), "{first}");
+        let other = bench.call(call("b")).await.to_string();
+        assert_eq!(other.contains("IDEMPOTENCY_CONFLICT"), compared, "{name}: {other}");
+        let again = payload(&bench.call(call("a")).await).clone();
+        assert_eq!(
+            (&again["media_buy_id"], &again["replayed"]),
+            (&first["media_buy_id"], &json!(true)),
+            "{name}"
+        );
+        assert_eq!(bench.agent.buys(), 1);
+    }
+}

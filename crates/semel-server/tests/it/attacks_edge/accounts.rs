@@ -58,7 +58,7 @@ fn a_cookie_or_api_key_of_another_account_conflicts() {
 #[test]
 fn two_method_overrides_do_not_share_one_answer_where_fingerprint_headers_is_set() {
     let upstream = Upstream::start();
-    let route = "[[route]]\nmatch = \"POST /pay\"\nfingerprint_headers = [\"x-version\"]\n";
+    let route = "[[route]]\nmatch = \"* /pay\"\nfingerprint_headers = [\"x-version\"]\n";
     let (_folder, semel) = gateway(&upstream.url(), "scope = \"single-tenant\"", route);
     for name in ["x-http-method-override", "x-method-override", "x-http-method"] {
         let client = semel.gateway().with("idempotency-key", name).with("x-version", "1");

@@ -59,13 +59,15 @@ fn clients_that_leave_cannot_pile_up_calls_at_the_upstream() {
 fn duplicates_that_wait_take_no_place_from_others() {
     let upstream = Upstream::start();
     let settings = "scope = \"single-tenant\"\n[gateway.limits]\ncalls = 3\ncalls_per_upstream = 2";
-    let (_folder, semel) = gateway(&upstream.url(), settings, "");
-    let crowd: Vec<_> = (0..20)
-        .map(|_| {
-            let client = semel.gateway().with("idempotency-key", "k");
-            std::thread::spawn(move || client.post("/slow", "{}").status)
-        })
-        .collect();
+    let route = "[[route]]\nmatch = \"POST /slow\"\nwait = \"30s\"\n";
+    let (_folder, semel) = gateway(&upstream.url(), settings, route);
+    let send = |_| {
+        let client = semel.gateway().with("idempotency-key", "k");
+        std::thread::spawn(move || client.post("/slow", "{}").status)
+    };
+    let mut crowd = vec![send(0)];
+    wait::until("the first call", PATIENCE, || upstream.calls("k") == 1).unwrap();
+    crowd.extend((1..20).map(send));
     wait::until("the waiters", PATIENCE, || metric(&semel.admin(), "semel_waiters") == 19.0).unwrap();
     wait::until("one place", PATIENCE, || in_flight(&semel) == 1.0).unwrap();
     assert_eq!(semel.gateway().with("idempotency-key", "other").post("/pay", "{}").status, 201);

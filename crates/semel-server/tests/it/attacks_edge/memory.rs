@@ -1,7 +1,7 @@
 //! Bodies that are half sent.
 
 use std::io::Write as _;
-use std::time::Duration;
+use std::net::TcpStream;
 
 use semel_testbed::wait;
 
@@ -10,6 +10,13 @@ use crate::kit::{PATIENCE, Upstream, metric};
 
 fn head(key: &str, length: usize) -> String {
     format!("POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {key}\r\nContent-Length: {length}\r\n\r\n")
+}
+
+fn is_answered(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let read = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    read.is_ok_and(|bytes| bytes > 0)
 }
 
 /// Bodies are read before anybody is authenticated, so all of them together have a bound.
@@ -30,9 +37,12 @@ fn half_sent_bodies_take_no_more_memory_than_their_budget() {
     }
     let admin = semel.admin();
     let refused = || metric(&admin, "semel_gateway_bodies_refused_total");
-    wait::until("refusals", PATIENCE, || refused() >= 5.0).unwrap();
-    assert!(buffered() <= 262_144.0, "{}", buffered());
-    let statuses: Vec<u16> = half_sent.drain(3..).map(|stream| read_status(&stream)).collect();
+    // Which of them find room is a matter of luck; two do at most.
+    let settled = || refused() >= 6.0 && buffered() == (8.0 - refused()) * 90_000.0;
+    wait::until("room for all that are left", PATIENCE, settled).unwrap();
+    let answered = || half_sent.iter().filter(|stream| is_answered(stream)).count();
+    wait::until("the answers", PATIENCE, || answered() as f64 == refused()).unwrap();
+    let statuses: Vec<u16> = half_sent.iter().filter(|stream| is_answered(stream)).map(read_status).collect();
     assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
     drop(half_sent);
     wait::until("the end of all", PATIENCE, || buffered() == 0.0).unwrap();
@@ -49,20 +59,21 @@ fn slow_bodies_do_not_lock_out_an_honest_client() {
     let settings = "scope = \"single-tenant\"\n[gateway.limits]\nbuffered = \"256KiB\"";
     let routes = "[[route]]\nmatch = \"POST /pay\"\nrequest_limit = \"128KiB\"\n";
     let (_folder, semel) = gateway(&upstream.url(), settings, routes);
-    let slow: Vec<_> = (0..2)
-        .map(|number| {
-            let mut stream = connect(&semel);
-            stream.write_all(head(&format!("slow-{number}"), 130_000).as_bytes()).unwrap();
-            stream.write_all(&[b'x'; 125_000]).unwrap();
-            stream
-        })
-        .collect();
     let buffered = || metric(&semel.admin(), "semel_gateway_request_bytes_buffered");
-    wait::until("two slow bodies", PATIENCE, || buffered() == 250_000.0).unwrap();
-    std::thread::sleep(Duration::from_millis(1_200));
-    for number in 0..5 {
-        let honest = semel.gateway().with("idempotency-key", &format!("honest-{number}"));
-        assert_eq!(honest.post("/pay", &"y".repeat(50_000)).status, 201);
+    let mut slow = Vec::new();
+    for number in 0..2 {
+        let mut stream = connect(&semel);
+        stream.write_all(head(&format!("slow-{number}"), 130_000).as_bytes()).unwrap();
+        stream.write_all(&[b'x'; 125_000]).unwrap();
+        slow.push(stream);
+        wait::until("a slow body", PATIENCE, || buffered() == 125_000.0 * f64::from(number + 1)).unwrap();
+    }
+    let post =
+        |key: &str| semel.gateway().with("idempotency-key", key).post("/pay", &"y".repeat(50_000)).status;
+    // Not at once: bodies may take a second undisturbed.
+    wait::until("room", PATIENCE, || post("honest-0") == 201).unwrap();
+    for number in 1..5 {
+        assert_eq!(post(&format!("honest-{number}")), 201);
     }
     assert_eq!(read_status(&slow[0]), 503, "the oldest made room");
     assert_eq!(upstream.total(), 5);

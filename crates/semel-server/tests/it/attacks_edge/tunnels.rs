@@ -1,9 +1,11 @@
 //! Other protocols through the gateway.
 
 use std::io::{Read as _, Write as _};
-use std::time::{Duration, Instant};
+
+use semel_testbed::wait;
 
 use super::{Recorder, connect, gateway, status_of};
+use crate::kit::{PATIENCE, Semel};
 
 /// HTTP/2 in a tunnel would carry requests past every policy.
 #[test]
@@ -33,7 +35,7 @@ fn an_h2c_upgrade_in_disguise_opens_no_tunnel() {
     assert!(upstream.heads().iter().all(|head| !head.contains("upgrade:")), "{:?}", upstream.heads());
 }
 
-fn open_tunnel(semel: &crate::kit::Semel, protocol: &str) -> std::net::TcpStream {
+fn open_tunnel(semel: &Semel, protocol: &str) -> std::net::TcpStream {
     let mut stream = connect(semel);
     let request =
         format!("GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n");
@@ -54,16 +56,19 @@ fn an_idle_tunnel_is_closed_and_a_busy_one_is_not() {
     let settings = "upgrades = [\"websocket\", \"chat/1\"]\n[gateway.timeouts]\ntunnel = \"600ms\"";
     let (_folder, semel) = gateway(&upstream.url(), settings, "");
     let (mut busy, mut idle) = (open_tunnel(&semel, "chat/1"), open_tunnel(&semel, "WebSocket"));
-    let since = Instant::now();
-    while since.elapsed() < Duration::from_millis(1_200) {
+    let closed = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        // Closed, be it with a reset: what counts is that it ended.
+        let _ = idle.read_to_end(&mut rest);
+        rest
+    });
+    wait::until("the end of the idle tunnel", PATIENCE, || {
         busy.write_all(b"x").unwrap();
         busy.read_exact(&mut [0]).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let mut rest = Vec::new();
-    // Closed, be it with a reset: what counts is that it ended.
-    let _ = idle.read_to_end(&mut rest);
-    assert_eq!(rest, b"");
+        closed.is_finished()
+    })
+    .unwrap();
+    assert_eq!(closed.join().unwrap(), b"");
     busy.write_all(b"y").unwrap();
     busy.read_exact(&mut [0]).unwrap();
     assert_eq!(status_of(&semel, "GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"), 200);
