@@ -66,7 +66,7 @@ pub(crate) fn redact(value: &mut Value, known: &[String]) {
 
 /// Finds known secrets in texts.
 ///
-/// It looks for pieces instead of whole secrets: whoever cuts a token, or quotes it in the middle of something that is encoded,
+/// It looks for pieces instead of whole secrets: a target that cuts a token, or quotes it in the middle of something encoded,
 /// leaves a piece of one of its forms.
 pub(crate) struct Scrubber {
     /// Every piece of every form, in lower case.

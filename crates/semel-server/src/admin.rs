@@ -120,14 +120,20 @@ impl Admin {
         match &login {
             Ok(_) => {}
             Err(LoginError::Missing) => self.metrics.login_refused("missing"),
-            Err(LoginError::Unknown) => {
+            Err(LoginError::Unknown(token)) => {
                 self.metrics.login_refused("unknown");
-                let blocked = address.is_some_and(|address| self.logins.fail(address) == Failed::Blocked);
+                let failed = address.map_or(Failed::Counted, |address| self.logins.fail(address, *token));
+                let outcome = match failed {
+                    // It is in the log already.
+                    Failed::Repeated => return Ok(login?),
+                    Failed::Counted => "failed",
+                    Failed::Blocked => "blocked",
+                };
                 tracing::warn!(
                     target: "semel::audit", audit = true,
                     operation = "login",
                     address = address.map(tracing::field::display),
-                    outcome = if blocked { "blocked" } else { "failed" },
+                    outcome,
                     "a login failed: the token is not known"
                 );
             }

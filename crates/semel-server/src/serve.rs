@@ -318,10 +318,11 @@ impl Server {
         if self.sealed.is_some() != config.sealing.is_some() {
             anyhow::bail!("encryption is switched on or off only with a restart");
         }
+        // First what can fail: an upstream's certificates were not read before. Those of the listeners were, with the config.
+        self.replace_routes(config)?;
         if let Some(tls) = &self.admin_tls {
             tls.reload().context(ADMIN_CERTIFICATE)?;
         }
-        self.replace_routes(config)?;
         if let Some(pipeline) = &self.pipeline {
             pipeline.replace(&config.pipeline)?;
         }

@@ -64,7 +64,7 @@ pub(super) struct ConnectionPlace {
 }
 
 impl ConnectionLimit {
-    /// At most so many.
+    /// At most this number of connections.
     #[must_use]
     pub fn new(connections: usize) -> Self {
         Self(Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS))))

@@ -187,7 +187,8 @@ impl Access {
         let found = self.tokens.iter().fold(None, |found, (hash, caller)| {
             if bool::from(hash.as_bytes().ct_eq(given.as_bytes())) { Some(caller) } else { found }
         });
-        found.cloned().ok_or(LoginError::Unknown)
+        let [a, b, c, d, e, f, g, h, ..] = *given.as_bytes();
+        found.cloned().ok_or(LoginError::Unknown(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
     }
 }
 
@@ -196,15 +197,15 @@ impl Access {
 pub(super) enum LoginError {
     /// There is no token.
     Missing,
-    /// There is one that nobody has.
-    Unknown,
+    /// There is one that nobody has; a part of its hash.
+    Unknown(u64),
 }
 
 impl From<LoginError> for Refusal {
     fn from(error: LoginError) -> Self {
         Self::unauthorised(match error {
             LoginError::Missing => "a token is needed: Authorization: Bearer TOKEN",
-            LoginError::Unknown => "the token is not known",
+            LoginError::Unknown(_) => "the token is not known",
         })
     }
 }

@@ -1,4 +1,6 @@
-//! Failed logins: each address may fail a few times, then slowly. Other addresses are not affected.
+//! Failed logins: each address may guess a few times, then slowly. Other addresses are not affected.
+//!
+//! A wrong token that is sent again is no new guess: a worker with an old token must not lock out others behind its address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +13,9 @@ use tokio::time::Instant;
 const BURST: u32 = 20;
 /// After each of these it may fail once more.
 const REFILL: Duration = Duration::from_secs(2);
-/// Addresses that are remembered. A quarter of a megabyte.
+/// Wrong tokens of an address that are recognised when they come again.
+const TOKENS: usize = 4;
+/// Addresses that are remembered. Less than half a megabyte.
 const ADDRESSES: usize = 4_096;
 
 /// Remembers which addresses failed to log in.
@@ -25,11 +29,15 @@ struct Failures {
     /// When all failures are forgiven. Each one moves it by `REFILL`.
     forgiven: Instant,
     last: Instant,
+    /// The wrong tokens that came last, as parts of their hashes.
+    tokens: [u64; TOKENS],
 }
 
 /// What a failed login leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
+    /// It sent the same token before.
+    Repeated,
     /// The address may try again.
     Counted,
     /// That was the last one for now.
@@ -44,9 +52,9 @@ impl LoginThrottle {
         self.wait_at(address, Instant::now())
     }
 
-    /// A login of this address failed.
-    pub(super) fn fail(&self, address: IpAddr) -> Failed {
-        self.fail_at(address, Instant::now())
+    /// A login of this address failed, with a token of this hash.
+    pub(super) fn fail(&self, address: IpAddr, token: u64) -> Failed {
+        self.fail_at(address, token, Instant::now())
     }
 
     fn wait_at(&self, address: IpAddr, now: Instant) -> Option<Duration> {
@@ -55,7 +63,7 @@ impl LoginThrottle {
         owed.checked_sub(REFILL * (BURST - 1)).filter(|wait| !wait.is_zero())
     }
 
-    fn fail_at(&self, address: IpAddr, now: Instant) -> Failed {
+    fn fail_at(&self, address: IpAddr, token: u64, now: Instant) -> Failed {
         let mut failures = self.failures.lock();
         let address = network(address);
         if failures.len() >= ADDRESSES && !failures.contains_key(&address) {
@@ -66,7 +74,13 @@ impl LoginThrottle {
                 failures.remove(&oldest);
             }
         }
-        let known = failures.entry(address).or_insert(Failures { forgiven: now, last: now });
+        let new = Failures { forgiven: now, last: now, tokens: [0; TOKENS] };
+        let known = failures.entry(address).or_insert(new);
+        if known.tokens.contains(&token) {
+            return Failed::Repeated;
+        }
+        known.tokens.rotate_right(1);
+        known.tokens[0] = token;
         known.forgiven = known.forgiven.max(now) + REFILL;
         known.last = now;
         if known.forgiven - now > REFILL * (BURST - 1) { Failed::Blocked } else { Failed::Counted }
@@ -95,16 +109,28 @@ mod tests {
     #[test]
     fn an_address_is_slowed_down_and_no_other() {
         let (throttle, now) = (LoginThrottle::default(), Instant::now());
-        for number in 1..BURST {
-            assert_eq!(throttle.fail_at(address(1), now), Failed::Counted, "{number}");
+        for token in 1..BURST {
+            assert_eq!(throttle.fail_at(address(1), token.into(), now), Failed::Counted, "{token}");
             assert_eq!(throttle.wait_at(address(1), now), None);
         }
-        assert_eq!(throttle.fail_at(address(1), now), Failed::Blocked);
+        assert_eq!(throttle.fail_at(address(1), 100, now), Failed::Blocked);
         assert_eq!(throttle.wait_at(address(1), now), Some(REFILL));
         assert_eq!(throttle.wait_at(address(2), now), None);
         assert_eq!(throttle.wait_at(address(1), now + REFILL), None, "one more try");
-        assert_eq!(throttle.fail_at(address(1), now + REFILL), Failed::Blocked);
+        assert_eq!(throttle.fail_at(address(1), 101, now + REFILL), Failed::Blocked);
         assert_eq!(throttle.wait_at(address(1), now + REFILL * BURST * 2), None, "all is forgiven");
+    }
+
+    #[test]
+    fn workers_with_old_tokens_lock_nobody_out() {
+        let (throttle, now) = (LoginThrottle::default(), Instant::now());
+        for token in 1..=3 {
+            assert_eq!(throttle.fail_at(address(1), token, now), Failed::Counted);
+        }
+        for time in 0..100 {
+            assert_eq!(throttle.fail_at(address(1), time % 3 + 1, now), Failed::Repeated);
+        }
+        assert_eq!(throttle.wait_at(address(1), now), None);
     }
 
     #[test]
@@ -113,7 +139,7 @@ mod tests {
         let many = u32::try_from(ADDRESSES).unwrap() + 100;
         for number in 0..many {
             let later = now + Duration::from_micros(number.into());
-            let _ = throttle.fail_at(address(number), later);
+            assert_eq!(throttle.fail_at(address(number), 1, later), Failed::Counted);
         }
         let failures = throttle.failures.lock();
         assert_eq!(failures.len(), ADDRESSES);

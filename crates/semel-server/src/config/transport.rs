@@ -19,7 +19,7 @@ enum Protection {
     Local,
     /// It may be in plain text.
     None,
-    /// It is encrypted, and the server's name is not checked: whoever is between can pose as the server.
+    /// It is encrypted, and the server's name is not checked: another machine can pose as the server.
     Unverified,
     Verified,
 }

@@ -1,4 +1,4 @@
-//! Changes by hand leave a durable line, whoever wants it gone.
+//! Changes by hand leave a durable line.
 
 use rustix::process::Signal;
 use semel_testbed::wait;
