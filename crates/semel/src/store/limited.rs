@@ -375,6 +375,7 @@ mod tests {
     #[tokio::test]
     async fn an_engine_over_a_full_store_is_healthy() {
         let store = Arc::new(store(StoreLimits { max_bytes: Some(1), new_keys: None }));
+        won(&store, 1).await;
         store.measure().await.unwrap();
         assert!(store.is_full());
         let engine = crate::Engine::over(store).build().unwrap();

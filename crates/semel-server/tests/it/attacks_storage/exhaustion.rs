@@ -2,10 +2,12 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+
+use semel_testbed::wait;
 
 use crate::kit::{PATIENCE, Semel, metric};
 
@@ -54,8 +56,8 @@ fn serve(stream: &TcpStream, open: &AtomicBool) -> Option<()> {
             "/missing" => ("404 Not Found", 110_000),
             _ => ("201 Created", 1_024),
         };
-        while path == "/slow" && !open.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(5));
+        if path == "/slow" {
+            wait::until("the slow call may end", PATIENCE * 30, || open.load(Ordering::Acquire)).ok()?;
         }
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {size}\r\n\r\n{}", "x".repeat(size));
         (&*stream).write_all(answer.as_bytes()).ok()?;
@@ -137,7 +139,6 @@ fn keyed_requests_to_a_missing_path_leave_little() {
         }
     });
     let admin = semel.admin();
-    std::thread::sleep(Duration::from_millis(500));
     let bytes = metric(&admin, "semel_store_bytes");
     assert!(bytes < 1_600.0 * 2_048.0, "1,600 refusals take {bytes} bytes");
     let on_disk = size_of_folder(&folder.path().join("data"));
@@ -157,15 +158,15 @@ struct Answers {
     refused: AtomicU64,
 }
 
-fn flood(semel: &Semel, keys: u64) -> Answers {
-    let (answers, next) = (Answers::default(), AtomicU64::new(0));
+fn flood(semel: &Semel, keys: Range<u64>, answers: &Answers) {
+    let next = AtomicU64::new(keys.start);
     std::thread::scope(|threads| {
         for _ in 0..8 {
             threads.spawn(|| {
                 let mut client = Inventor::connect(semel.gateway_url());
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= keys {
+                    if number >= keys.end {
                         return;
                     }
                     match client.post("/pay", number) {
@@ -177,7 +178,6 @@ fn flood(semel: &Semel, keys: u64) -> Answers {
             });
         }
     });
-    answers
 }
 
 /// The most memory that it ever had, in bytes.
@@ -191,20 +191,21 @@ fn peak_memory(semel: &Semel) -> u64 {
 #[test]
 fn invented_principals_exhaust_neither_memory_nor_the_store() {
     let is_long = std::env::var_os("SEMEL_PROVE").is_some();
-    let (keys, max_bytes, most_on_disk) =
-        if is_long { (5_000_000, 512 * MIB, 512 * MIB) } else { (6_000, 4 * MIB, 4 * MIB + LOG) };
+    // Until it is nearly full; until it is full; and far beyond.
+    let (nearly, full, keys) = if is_long { (250_000, 400_000, 5_000_000) } else { (1_500, 4_000, 6_000) };
+    let (max_bytes, most_on_disk) = if is_long { (512 * MIB, 512 * MIB) } else { (4 * MIB, 4 * MIB + LOG) };
     let (api, folder) = (Api::start(), tempfile::tempdir().unwrap());
     let semel = start(folder.path(), &api, &format!("max_bytes = {max_bytes}\n"));
     let (gateway, admin) = (semel.gateway().with("authorization", "Bearer honest"), semel.admin());
     let honest = gateway.with("idempotency-key", "honest");
     assert_eq!(honest.post("/pay", "{}").status, 201);
+    let answers = Answers::default();
+    flood(&semel, 0..nearly, &answers);
     std::thread::scope(|threads| {
-        let in_flight =
-            threads.spawn(|| gateway.with("idempotency-key", "in-flight").post("/slow", "{}").status);
-        let answers = flood(&semel, keys);
-        let (served, refused) = (answers.served.into_inner(), answers.refused.into_inner());
-        println!("{served} served, {refused} refused, peak {} MB", peak_memory(&semel) / 1_000_000);
-        assert!(served > 1_000 && refused > keys / 4, "{served} served, {refused} refused");
+        let slow = || gateway.with("idempotency-key", "in-flight").post("/slow", "{}");
+        let in_flight = threads.spawn(slow);
+        flood(&semel, nearly..full, &answers);
+        assert_eq!(metric(&admin, "semel_store_full"), 1.0);
 
         // New keys are refused with when to come back; those that are known, and work in flight, are not.
         let new = gateway.with("idempotency-key", "new").post("/pay", "{}");
@@ -212,20 +213,28 @@ fn invented_principals_exhaust_neither_memory_nor_the_store() {
         let again = honest.post("/pay", "{}");
         assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
         api.open.store(true, Ordering::Release);
-        assert_eq!(in_flight.join().unwrap(), 201);
-        let slow = gateway.with("idempotency-key", "in-flight").post("/slow", "{}");
-        assert_eq!((slow.status, slow.header("idempotent-replayed")), (201, Some("true")));
-
-        let counted = metric(&admin, "semel_new_keys_refused_total{reason=\"bytes\"}")
-            + metric(&admin, "semel_new_keys_refused_total{reason=\"rate\"}");
-        assert!(counted >= refused as f64, "{counted} of {refused} refusals are counted");
-        assert_eq!(metric(&admin, "semel_store_full"), 1.0);
-        let ready = admin.get("/readyz").expect(200);
-        assert_eq!(ready["new_keys"], "refused", "{ready}");
+        assert_eq!(in_flight.join().unwrap().status, 201);
+        let again = slow();
+        assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
     });
-    let on_disk = size_of_folder(&folder.path().join("data"));
+    flood(&semel, full..keys, &answers);
+    assert_eq!(honest.post("/pay", "{}").header("idempotent-replayed"), Some("true"));
+
+    let (served, refused) = (answers.served.into_inner(), answers.refused.into_inner());
+    let (peak, on_disk) = (peak_memory(&semel), size_of_folder(&folder.path().join("data")));
+    let megabytes = |bytes: u64| bytes / 1_000_000;
+    println!(
+        "{served} served, {refused} refused, {} MB of memory at most, {} MB on disk",
+        megabytes(peak),
+        megabytes(on_disk)
+    );
+    assert!(served > 1_000 && refused > keys / 4, "{served} served, {refused} refused");
+    let counted = metric(&admin, "semel_new_keys_refused_total{reason=\"bytes\"}")
+        + metric(&admin, "semel_new_keys_refused_total{reason=\"rate\"}");
+    assert!(counted >= refused as f64, "{counted} of {refused} refusals are counted");
+    let ready = admin.get("/readyz").expect(200);
+    assert_eq!(ready["new_keys"], "refused", "{ready}");
     assert!(on_disk < most_on_disk, "{on_disk} bytes on disk");
-    let peak = peak_memory(&semel);
     assert!(peak < 256_000_000, "{peak} bytes of memory");
     let lines = semel.log().lines().count() as u64;
     assert!(lines < keys / 5, "a flood does not fill the log: {lines} lines");
