@@ -70,7 +70,7 @@ pub(crate) struct ServeArgs {
     /// How clients are spoken to: ietf, stripe, stripe-v2, ucp, adcp-mcp [default: ietf]
     #[arg(long, value_name = "P")]
     pub(crate) profile: Option<String>,
-    /// Whose keys are whose: authorization, header:NAME, jwt:CLAIM, single-tenant [default: authorization]
+    /// Whose keys are whose: authorization, header:NAME, jwt:CLAIM, single-tenant; several parts with commas [default: the profile's]
     #[arg(long, value_name = "S")]
     pub(crate) scope: Option<String>,
 }

@@ -92,3 +92,14 @@ fn a_scope_that_any_client_can_choose_is_warned_about() {
     let (_folder, semel) = gateway(&upstream.url(), "scope = \"header:x-tenant\"", "");
     semel.logged("scope = \\\"header:x-tenant\\\": any client can write");
 }
+
+#[test]
+fn the_flag_takes_several_parts() {
+    let upstream = Upstream::start();
+    let scope = "authorization,header:x-account";
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url(), "--scope", scope]);
+    let client = semel.gateway().with("authorization", "Bearer a").with("idempotency-key", "k");
+    assert_eq!(client.with("x-account", "1").post("/pay", "{}").text(), "{\"call\": 1}");
+    assert_eq!(client.with("x-account", "2").post("/pay", "{}").text(), "{\"call\": 2}");
+    assert_eq!(client.with("x-account", "1").post("/pay", "{}").text(), "{\"call\": 1}");
+}
