@@ -54,6 +54,16 @@ fn rand_text() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
+#[expect(clippy::disallowed_methods, reason = "clients act in real time")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+#[expect(clippy::disallowed_methods, reason = "clients act in real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
 /// One connection of an abusive client, driven from outside so that many share a thread.
 struct Client {
     abuse: Abuse,
@@ -127,19 +137,19 @@ fn an_honest_client_works_through_abuse_of_every_kind() {
                         client.step(&at);
                         steps.fetch_add(1, Ordering::Relaxed);
                     }
-                    std::thread::sleep(Duration::from_millis(100));
+                    pause(Duration::from_millis(100));
                 }
             })
         })
         .collect();
     let (mut sent, mut served, mut healthy) = (0_u32, 0_u32, 0_u32);
-    let until = Instant::now() + size.duration;
-    while Instant::now() < until {
+    let until = now() + size.duration;
+    while now() < until {
         sent += 1;
         let key = format!("honest-{sent}");
         // As clients do: a call that got no answer, or was told to come back, is sent again with the same key.
         let ok = (0..5).any(|attempt| {
-            std::thread::sleep(Duration::from_millis(200 * attempt));
+            pause(Duration::from_millis(200 * attempt));
             let answer = semel.gateway().with("idempotency-key", &key).try_send("POST", "/orders", "{}");
             answer.is_ok_and(|answer| answer.status == 201)
         });
@@ -147,7 +157,7 @@ fn an_honest_client_works_through_abuse_of_every_kind() {
         assert!(upstream.calls(&key) <= 1, "{key} had two effects");
         healthy +=
             u32::from(semel.admin().try_send("GET", "/healthz", "").is_ok_and(|answer| answer.status == 200));
-        std::thread::sleep(Duration::from_millis(20));
+        pause(Duration::from_millis(20));
     }
     stop.store(true, Ordering::Relaxed);
     for thread in crowd {
