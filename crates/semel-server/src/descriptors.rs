@@ -87,6 +87,9 @@ impl Budget {
             let idle = usize::try_from(self.idle / upstreams).unwrap_or(usize::MAX).max(1);
             gateway.proxy.idle_connections = gateway.proxy.idle_connections.min(idle);
             gateway.proxy.connections = Some(self.upstreams.clone());
+            // A call without a connection to its upstream would wait for one, and then fail.
+            let calls = usize::try_from(self.gateway).unwrap_or(usize::MAX).max(1);
+            gateway.capacity.calls = gateway.capacity.calls.min(calls);
         }
         config.pipeline.in_all = self.deliveries_at_once(config.pipeline.in_all);
     }

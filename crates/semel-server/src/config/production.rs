@@ -81,6 +81,11 @@ fn of_gateway(gateway: &Gateway, add: &mut impl FnMut(&str)) {
             "[gateway] tls: not set; credentials, keys and answers can be read on the way; set tls = { cert = …, key = … }",
         );
     }
+    if gateway.hosts.is_empty() && !gateway.listen.ip().is_loopback() {
+        add(
+            "[gateway] hosts: not set; requests under any host name reach the upstream; set hosts = [\"api.example.com\"]",
+        );
+    }
     if matches!(gateway.scope, Scope::SingleTenant) {
         add(
             "[gateway] scope: single-tenant; a client that knows another's key gets the other's answer; set \
@@ -110,6 +115,14 @@ fn store(config: &Config, add: &mut impl FnMut(&str)) {
     if matches!(config.records.place, Place::Memory) {
         add(
             "[store] url: memory:; a restart forgets every key, and retries run again; set url = \"embedded:PATH\" or a server's",
+        );
+    }
+    if config.records.limits.max_bytes.is_none() {
+        add("[store] max_bytes: not set; invented keys can fill the store; set max_bytes = \"20GiB\"");
+    }
+    if config.records.limits.new_keys.is_none() {
+        add(
+            "[store] new_keys_per_second: 0; invented keys are taken at any rate; set new_keys_per_second = 10000",
         );
     }
     match &config.sealing {

@@ -90,7 +90,7 @@ fn the_cases_of_wycheproof_are_judged_as_published() {
                 verifier.as_ref().is_some_and(|verifier| verifier.signed_payload(token.as_bytes()).is_ok());
             let strict = SKIPPED_CHARACTERS.contains(&case["id"].as_u64().expect("an id"));
             let valid = case["result"] == "valid" && supported && !strict;
-            assert_eq!(read, valid, "{}", case);
+            assert_eq!(read, valid, "{case}");
             let counter = match (read, case["result"] == "valid") {
                 (true, _) => &mut accepted,
                 (false, false) => &mut refused,

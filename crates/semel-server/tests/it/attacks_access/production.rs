@@ -64,7 +64,10 @@ fn the_production_configuration_of_the_guide_is_accepted_and_each_gap_is_named()
         let found = good.lines().find(|found| found.contains(line)).unwrap();
         format!("{found}\n")
     };
-    let table: [(&str, &str, &str); 12] = [
+    let table: [(&str, &str, &str); 15] = [
+        ("hosts = [\"api.example.com\"]\n", "", "[gateway] hosts: not set"),
+        ("max_bytes = \"20GiB\"\n", "", "[store] max_bytes: not set"),
+        ("new_keys_per_second = 2000", "new_keys_per_second = 0", "[store] new_keys_per_second: 0"),
         (&client_ca("operators.pem"), "", "[admin] tls.client_ca: not set"),
         (&tls("/admin.key"), "", "[admin] tls: not set"),
         (&tls("/gateway.key"), "", "[gateway] tls: not set"),
