@@ -196,12 +196,20 @@ struct Signal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
 
+/// What a request costs while its body arrives, beside the bytes of the body: its head and its task. A part of small limits.
+fn overhead(limit: u64) -> u64 {
+    (16 * 1024).min(limit / 1024)
+}
+
 impl Bodies {
     /// Makes room for more bytes of the body `number`. Where the limit is reached, the bodies that have been arriving for longest
     /// are evicted: they are told, and no longer count.
     fn make_room(&mut self, bytes: u64, limit: u64, number: u64) -> Result<(), NoRoom> {
-        let Some(mut missing) = self.used.saturating_add(bytes).checked_sub(limit).filter(|left| *left > 0)
-        else {
+        let overhead = overhead(limit);
+        // Of the others: one body may take all the room.
+        let others = self.arriving.len().saturating_sub(1) as u64;
+        let wanted = self.used.saturating_add(bytes).saturating_add(overhead * others);
+        let Some(mut missing) = wanted.checked_sub(limit).filter(|left| *left > 0) else {
             return Ok(());
         };
         let now = Instant::now();
@@ -212,7 +220,7 @@ impl Bodies {
             }
             if *victim != number {
                 victims.push(*victim);
-                missing = missing.saturating_sub(arriving.bytes);
+                missing = missing.saturating_sub(arriving.bytes + overhead);
             }
         }
         if missing > 0 {
@@ -403,6 +411,25 @@ mod tests {
         assert_eq!(capacity.buffered_bytes(), 90);
         drop((older, new));
         assert_eq!(capacity.buffered_bytes(), 0);
+    }
+
+    // A stream that sends a head and no body costs memory too.
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_a_byte_of_their_body_take_room() {
+        let limits = CapacityLimits { buffered_bytes: 1 << 20, ..LIMITS };
+        let capacity = Capacity::new();
+        let room = || {
+            let mut room = BodyRoom::new(&capacity, &limits);
+            room.take(0).map(|()| room)
+        };
+        let mut waiting: Vec<BodyRoom> = std::iter::from_fn(|| room().ok()).take(5_000).collect();
+        assert_eq!(waiting.len(), 1025, "each takes a kibibyte, beside the one that asks");
+        tokio::time::advance(UNDISTURBED).await;
+        waiting.push(room().expect("the oldest makes room"));
+        let context = Context::from_waker(Waker::noop());
+        assert_eq!(waiting[0].poll_evicted(&context), Poll::Ready(()));
+        drop(waiting);
+        assert!(room().is_ok() && capacity.buffered_bytes() == 0);
     }
 
     // What has arrived is about to be passed on, and is never taken away.

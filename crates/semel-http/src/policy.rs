@@ -360,6 +360,17 @@ impl RoutePolicy {
         self.scope.as_ref()
     }
 
+    /// Whether requests that two servers may read differently are passed on.
+    pub fn passes_ambiguous(&self) -> bool {
+        self.ambiguous == Ambiguous::Allow
+    }
+
+    /// Headers that are compared beside the usual ones.
+    pub fn also_compared(&self) -> Vec<HeaderName> {
+        let usual = HeaderRules::default().fingerprint;
+        self.headers.fingerprint.iter().filter(|name| !usual.contains(name)).cloned().collect()
+    }
+
     /// Headers that select an account and were taken out of the comparison by hand, for warnings.
     pub fn uncompared(&self) -> &[HeaderName] {
         &self.uncompared

@@ -107,16 +107,17 @@ impl Admin {
         })
     }
 
-    /// Who asks. An address that sent many wrong tokens is not answered for a while.
+    /// Who asks. An address that sent many wrong tokens is slowed down. A correct token is always answered: it is too long to be
+    /// guessed, and others behind the same address must not lock its owner out.
     fn log_in(&self, access: &Access, request: &Request) -> Result<Caller, Refusal> {
+        let login = access.authenticate(request.headers());
         let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
-        if let Some(address) = address.filter(|_| access.needs_token())
-            && let Some(wait) = self.logins.wait(address)
+        if matches!(login, Err(LoginError::Unknown(_)))
+            && let Some(wait) = address.and_then(|address| self.logins.wait(address))
         {
             self.metrics.login_refused("throttled");
             return Err(Refusal::too_many_logins(wait));
         }
-        let login = access.authenticate(request.headers());
         match &login {
             Ok(_) => {}
             Err(LoginError::Missing) => self.metrics.login_refused("missing"),

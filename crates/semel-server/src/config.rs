@@ -144,11 +144,14 @@ impl Config {
     pub(crate) fn fixed(&self) -> String {
         let gateway = self.gateway.as_ref().map(|gateway| {
             let rules = (&gateway.key_headers, &gateway.trusted_headers, &gateway.hosts, &gateway.upgrades);
-            (gateway.limits, gateway.patience, rules)
+            (gateway.limits, gateway.patience, rules, &gateway.namespace)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());
-        format!("{:?}", (&self.records, sealed, self.log, self.drain, gateway, pipeline))
+        // Compared by what it derives, so that it stands in no text.
+        let secret =
+            self.secret.as_ref().map(|secret| *secret.derived_key_of("reload", b"secret").as_bytes());
+        format!("{:?}", (&self.records, sealed, self.log, self.drain, gateway, pipeline, secret))
     }
 
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {

@@ -40,7 +40,7 @@ impl Inner {
                 }
                 Ambiguous::Allow if !path::most_lenient(path).is_some_and(is_sound) => {
                     return refused(format!(
-                        "the path holds {found}, by which it can be read as one above the root, or of another route"
+                        "the path holds {found}, by which it can lead upwards, or be read as one of another route"
                     ));
                 }
                 Ambiguous::Allow => {}

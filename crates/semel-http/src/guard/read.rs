@@ -102,6 +102,12 @@ pub(super) async fn read_until(
     if body.size_hint().lower() > limit as u64 {
         return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
     }
+    // A request whose body has not begun holds its head already.
+    if let Some(room) = &mut room
+        && room.take(0).is_err()
+    {
+        return Read::Partly(gathered.resume(body), Stopped::NoRoom);
+    }
     let mut length = 0;
     loop {
         let next = poll_fn(|context| {

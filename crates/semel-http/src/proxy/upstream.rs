@@ -176,8 +176,7 @@ mod tests {
         assert_eq!(target("/x?y=1"), "/base/x?y=1");
         assert_eq!(target("http://other/x"), "/base/x");
         assert_eq!(target("*"), "*");
-        assert_eq!(target("/x/../y"), "/base/x/../y");
-        for path in ["/../y", "/x/../../y", "/%2e%2e/y", "/..%2fy", "/..;/y"] {
+        for path in ["/x/../y", "/../y", "/x/../../y", "/%2e%2e/y", "/..%2fy", "/..;/y"] {
             assert_eq!(upstream.target(path.parse().unwrap()), None, "{path}");
         }
     }

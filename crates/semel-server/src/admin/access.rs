@@ -168,11 +168,6 @@ impl Access {
         Ok(())
     }
 
-    /// Whether there are tokens at all.
-    pub(super) fn needs_token(&self) -> bool {
-        !self.tokens.is_empty()
-    }
-
     /// Who asks.
     pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, LoginError> {
         if self.tokens.is_empty() {

@@ -1,6 +1,6 @@
 //! Failed logins: each address may guess a few times, then slowly. Other addresses are not affected.
 //!
-//! A wrong token that is sent again is no new guess: a worker with an old token must not lock out others behind its address.
+//! A wrong token that is sent again is no new guess: a worker with an old token fills neither the log nor the budget of its address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -45,9 +45,7 @@ pub(super) enum Failed {
 }
 
 impl LoginThrottle {
-    /// How long this address has to wait before it may log in; `None` where it may now.
-    ///
-    /// A correct token has to wait too: otherwise guesses could go on, and the right one would be answered.
+    /// How long this address has to wait before its next wrong token is looked at; `None` where it is now.
     pub(super) fn wait(&self, address: IpAddr) -> Option<Duration> {
         self.wait_at(address, Instant::now())
     }

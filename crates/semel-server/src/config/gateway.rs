@@ -102,6 +102,10 @@ impl Gateway {
         (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
         usual.upstream.clone_from(&upstream);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
+        // What tells accounts apart must reach the upstream as it was compared.
+        let scopes = scope.iter().chain(routes.iter().filter_map(RoutePolicy::scope));
+        trusted_headers.extend(scopes.flat_map(Scope::headers).cloned());
+        trusted_headers.extend(routes.iter().flat_map(RoutePolicy::also_compared));
         let fallback = usual.builder("* /**").build();
         let fallback = fallback.map_err(|error| problems.at(&span, error.to_string())).ok();
         if upstream.is_none() {

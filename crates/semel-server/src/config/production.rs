@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use semel::store::Plain;
-use semel_http::Scope;
 use semel_http::policy::StoreDown;
+use semel_http::{RoutePolicy, Scope};
 use toml::de::{DeTable, DeValue};
 
 use super::certificate::Certificate;
@@ -91,6 +91,34 @@ fn of_gateway(gateway: &Gateway, add: &mut impl FnMut(&str)) {
             "[gateway] scope: single-tenant; a client that knows another's key gets the other's answer; set \
              scope = \"authorization\" or \"jwt:CLAIM\"",
         );
+    }
+    for route in &gateway.routes {
+        if matches!(route.scope(), Some(Scope::SingleTenant)) {
+            add(&format!(
+                "{} scope: single-tenant; a client that knows another's key gets the other's answer; remove it",
+                route.pattern()
+            ));
+        }
+    }
+    let scopes = std::iter::once(&gateway.scope).chain(gateway.routes.iter().filter_map(RoutePolicy::scope));
+    for scope in scopes {
+        if scope.is_freely_chosen() {
+            add("[gateway] scope: made of headers that a client chooses; a client can pose as another; add \
+                 \"authorization\" or \"jwt:CLAIM\"");
+        }
+        if scope.takes_any_token() {
+            add(
+                "[gateway] scope: tokens of any issuer and audience are accepted; set issuer or audience in [gateway.jwt]",
+            );
+        }
+    }
+    for route in
+        gateway.routes.iter().chain([&gateway.fallback]).filter(|route| !route.uncompared().is_empty())
+    {
+        add(&format!(
+            "{} fingerprint_headers_exclude: requests of two accounts can share one answer; remove it",
+            route.pattern()
+        ));
     }
     let named = gateway.upstreams.iter().map(|(_, upstream)| upstream);
     for upstream in std::iter::once(&gateway.upstream).chain(named).filter(|upstream| !upstream.is_tls()) {

@@ -13,7 +13,8 @@ const METADATA_NAMES: [&str; 6] = [
 ];
 
 /// Addresses of metadata services that are not link-local.
-const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(192, 0, 0, 192)];
+const METADATA_V4: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
 
 /// Whether an address is link-local or that of a metadata service, in any of its spellings.
 pub(super) fn is_local_address(address: IpAddr) -> bool {
@@ -22,9 +23,16 @@ pub(super) fn is_local_address(address: IpAddr) -> bool {
         IpAddr::V6(address) => {
             let segments = address.segments();
             let [first, second, .., high, low] = segments;
-            // NAT64 leads to the IPv4 address at the end.
+            let embeds_local = |high: u16, low: u16| {
+                is_local_address(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into())
+            };
+            // NAT64 (also with a prefix of its own), and the old form ::a.b.c.d, lead to the IPv4 address at the end; 6to4 to the
+            // one behind its prefix.
             let translated = segments[..6] == [0x64, 0xff9b, 0, 0, 0, 0]
-                && is_local_address(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into());
+                || segments[..3] == [0x64, 0xff9b, 1]
+                || segments[..6] == [0; 6];
+            let translated =
+                translated && embeds_local(high, low) || first == 0x2002 && embeds_local(second, segments[2]);
             let amazon = (first, second) == (0xfd00, 0xec2);
             let google = (first, second) == (0xfd20, 0xce);
             first & 0xffc0 == 0xfe80 || amazon || google || translated
@@ -54,6 +62,10 @@ mod tests {
             "fd20:ce::254",
             "::ffff:169.254.169.254",
             "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
+            "::169.254.169.254",
+            "168.63.129.16",
             "100.100.100.200",
             "metadata.google.internal",
             "METADATA.google.internal.",

@@ -86,6 +86,20 @@ fn a_scope_of_several_parts_keeps_accounts_apart() {
     assert_eq!(nobody.expect(400)["code"], "scope_missing");
 }
 
+// A header that the configuration makes part of the scope is as safe as those that are known by name.
+#[test]
+fn a_header_of_the_scope_cannot_be_removed_or_spelled_otherwise() {
+    let upstream = Upstream::start();
+    let scope = "scope = [\"authorization\", \"header:x-workspace\"]";
+    let (_folder, semel) = gateway(&upstream.url(), scope, "");
+    let client = semel.gateway().with("authorization", "Bearer a").with("idempotency-key", "k");
+    assert_eq!(client.with("x_workspace", "b").post("/pay", "{}").status, 400);
+    let removed = client.with("x-workspace", "a").with("connection", "x-workspace");
+    assert_eq!(removed.post("/pay", "{}").status, 400);
+    assert_eq!(upstream.total(), 0);
+    assert_eq!(client.with("x-workspace", "a").post("/pay", "{}").status, 201);
+}
+
 #[test]
 fn a_scope_that_any_client_can_choose_is_warned_about() {
     let upstream = Upstream::start();

@@ -92,11 +92,13 @@ fn dot_segments_do_not_leave_the_prefix_of_the_upstream() {
         "/..;/admin",
         "/..%5cadmin",
         "/%252e%252e/admin",
+        "/x/../y",
+        "/x/..;/admin/%252e%252e/x/y",
     ] {
         assert_eq!(status_of(&semel, &request("GET", path, "")), 400, "{path}");
     }
     assert_eq!(upstream.heads(), Vec::<String>::new());
-    assert_eq!(status_of(&semel, &request("GET", "/x/../y", "")), 200);
+    assert_eq!(status_of(&semel, &request("GET", "/x;v=1/y", "")), 200);
 }
 
 /// A route can take such paths. Even then, no reading of them may belong to another route.
@@ -106,7 +108,7 @@ fn a_route_that_allows_ambiguous_paths_does_not_open_another() {
     let routes =
         format!("{PAYMENTS}[[route]]\nmatch = \"* /files/**\"\nguard = false\nambiguous = \"allow\"\n");
     let (_folder, semel) = gateway(&upstream.url(), "scope = \"single-tenant\"", &routes);
-    for path in ["/files/a%2Fb", "/files/a;v=1", "/files/x/../y", "/files/%2e%2e/files/y"] {
+    for path in ["/files/a%2Fb", "/files/a;v=1"] {
         assert_eq!(status_of(&semel, &request("POST", path, "")), 200, "{path}");
     }
     let seen = upstream.heads().len();
