@@ -74,6 +74,9 @@ fn the_examples_of_the_standards_are_read() {
 /// Wycheproof calls these valid, and others may refuse them: characters that are not base64url are skipped.
 const SKIPPED_CHARACTERS: [u64; 2] = [372, 373];
 
+/// Published without the padding that they are about: the same bytes as case 357, which is valid.
+const WITHOUT_THEIR_FLAW: [u64; 2] = [367, 370];
+
 #[test]
 fn the_cases_of_wycheproof_are_judged_as_published() {
     let file: Value =
@@ -88,10 +91,11 @@ fn the_cases_of_wycheproof_are_judged_as_published() {
             let Some(token) = case["jws"].as_str() else { continue };
             let read =
                 verifier.as_ref().is_some_and(|verifier| verifier.signed_payload(token.as_bytes()).is_ok());
-            let strict = SKIPPED_CHARACTERS.contains(&case["id"].as_u64().expect("an id"));
-            let valid = case["result"] == "valid" && supported && !strict;
+            let id = case["id"].as_u64().expect("an id");
+            let is_valid = case["result"] == "valid" || WITHOUT_THEIR_FLAW.contains(&id);
+            let valid = is_valid && supported && !SKIPPED_CHARACTERS.contains(&id);
             assert_eq!(read, valid, "{case}");
-            let counter = match (read, case["result"] == "valid") {
+            let counter = match (read, is_valid) {
                 (true, _) => &mut accepted,
                 (false, false) => &mut refused,
                 (false, true) => &mut unsupported,
