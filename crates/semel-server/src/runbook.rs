@@ -22,8 +22,10 @@ pub(crate) struct RunbookArgs {
 /// # Errors
 /// A config file with mistakes.
 pub(crate) fn run(args: &RunbookArgs) -> anyhow::Result<()> {
-    // Whoever is on call reads this on a machine that has no secrets; none is needed to say where they are used.
-    let anything = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("a stand-in for {name}")));
+    // An on-call engineer reads this on a machine without secrets, and none is needed to say where they are used.
+    let anything = |name: &str| {
+        std::env::var(name).ok().or_else(|| Some(format!("a stand-in of more than 32 bytes for {name}")))
+    };
     let serve = ServeArgs { config: args.config.clone(), ..ServeArgs::default() };
     let config = Config::load(&serve, &Environment(&anything))?;
     let runbook = downstream::runbook(&config.downstreams);
