@@ -157,6 +157,16 @@ impl Semel {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("it runs");
+        // A thread that runs at this moment goes on until the kernel sees it: a stopped process is one whose threads all are.
+        if signal == Signal::STOP {
+            let tasks = format!("/proc/{}/task", self.child.id());
+            let is_stopped = |task: std::fs::DirEntry| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with(['T', 't', 'Z', 'X']))
+            };
+            let all = || std::fs::read_dir(&tasks).unwrap().flatten().all(is_stopped);
+            semel_testbed::wait::until("every thread has stopped", PATIENCE, all).unwrap();
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
