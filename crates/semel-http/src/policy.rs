@@ -190,6 +190,21 @@ pub static ACCOUNT_HEADERS: [HeaderName; 15] = [
     HeaderName::from_static("stripe-context"),
 ];
 
+/// Headers about the form of a message or the way it took.
+pub(crate) const FORM_HEADERS: [&str; 11] = [
+    "accept",
+    "accept-charset",
+    "accept-language",
+    "content-encoding",
+    "content-type",
+    "host",
+    "prefer",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-prefix",
+    "x-forwarded-proto",
+];
+
 /// Headers by which a client has a request taken for one of another method.
 pub(crate) static METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method"),
@@ -203,22 +218,8 @@ impl Default for HeaderRules {
         let names = |names: &[&'static str]| -> Vec<HeaderName> {
             names.iter().copied().map(HeaderName::from_static).collect()
         };
-        let mut fingerprint = names(&[
-            "accept",
-            "accept-charset",
-            "accept-language",
-            "content-encoding",
-            "content-type",
-            "host",
-            "prefer",
-            "x-forwarded-host",
-            "x-forwarded-port",
-            "x-forwarded-prefix",
-            "x-forwarded-proto",
-            "x-http-method-override",
-            "x-original-url",
-            "x-rewrite-url",
-        ]);
+        let mut fingerprint = names(&FORM_HEADERS);
+        fingerprint.extend(names(&["x-http-method-override", "x-original-url", "x-rewrite-url"]));
         // Behind those that were compared before: what is stored of requests without them stays the same.
         fingerprint.extend(METHOD_OVERRIDES.iter().filter(|name| *name != "x-http-method-override").cloned());
         fingerprint.extend(ACCOUNT_HEADERS.iter().cloned());

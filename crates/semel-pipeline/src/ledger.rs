@@ -424,7 +424,7 @@ pub trait Replays: Send + Sync + 'static {
     /// A job that is not running releases nothing and is answered as it is.
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job>;
 
-    /// As [`release`](Self::release), where so many items of the job were [started](crate::replay::Counts::started); otherwise
+    /// As [`release`](Self::release), if this number of items of the job was [started](crate::replay::Counts::started); otherwise
     /// nothing is released, and the job is answered as it is. So of several processes that saw the same job one releases, and
     /// a call that is repeated because its answer was lost releases once.
     fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job>;

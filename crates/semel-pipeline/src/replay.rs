@@ -89,7 +89,7 @@ pub struct NewJob {
 /// How a job goes about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// At most so many items released a second, evenly; 0 is no limit. What could not be released in time is not made up
+    /// Maximum number of items released a second, evenly; 0 is no limit. What could not be released in time is not made up
     /// for, beyond a tenth of a second.
     pub rate: f64,
     /// At most so many released and not ended at any moment.

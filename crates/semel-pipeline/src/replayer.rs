@@ -27,7 +27,7 @@ const RAMP: [(u64, u64); 3] = [(1, 1), (10, 5), (50, 20)];
 /// So many items must have ended before their failures are judged, after the canary.
 const JUDGED: u64 = 10;
 
-/// After so many that went well enough the account begins anew: what was long ago says nothing about now.
+/// After this many items the failure count starts again: old results say nothing about the present.
 const ACCOUNT: u64 = 100;
 
 /// For so long a job that could not release in time makes up for it.
@@ -92,9 +92,9 @@ impl Schedule {
         if self.rate > 0.0 { (1e9 / self.rate) as u128 } else { 0 }
     }
 
-    /// So many items were started by now.
+    /// Notes how many items were started by now.
     fn see(&mut self, started: u64, now: Instant) {
-        // Fewer than before where a released delivery was cancelled: it went out all the same, perhaps.
+        // Fewer than before where a released delivery was cancelled: it may have been sent nevertheless.
         let fresh = started.saturating_sub(self.started);
         let earliest = self.elapsed(now).saturating_sub(MADE_UP.as_nanos());
         self.next = self.next.max(earliest) + u128::from(fresh) * self.step();

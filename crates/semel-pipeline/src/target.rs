@@ -43,7 +43,7 @@ pub const MAX_ERROR: usize = 512;
 /// # Contract
 /// - A delivery is made again after whatever went wrong, with the same [`Call::key`]: the receiver acts once for a key.
 /// - `deliver` is dropped when its time is over; what it had started then may still take effect.
-/// - The delivery is the worker's for a limited time. Whoever waits for something before it sends asks
+/// - The delivery is the worker's for a limited time. A target that waits for something before it sends asks
 ///   [`Call::may_send`] again right before that, and answers [`Outcome::given_up`] where it says no: another worker may have
 ///   made the delivery meanwhile, and later ones of the same order key.
 /// - A panic counts as an attempt of which nobody knows how it ended.

@@ -44,7 +44,7 @@ pub(crate) struct Budget {
 pub(crate) fn raise() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_err() {
-        // Some systems call the hard limit infinite and refuse it all the same.
+        // Some systems call the hard limit infinite and then refuse it.
         return current.unwrap_or(UNLIMITED);
     }
     maximum.unwrap_or(UNLIMITED)

@@ -29,7 +29,7 @@ use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, Message, ToolCall};
 use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
-use crate::policy::{RoutePolicy, StoreDown};
+use crate::policy::{FORM_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
@@ -52,21 +52,6 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
     ])
     .expect("pointers of our own")
 });
-
-/// Headers about the form of a message or the way it took. The same call may come in another form.
-const FORM: [&str; 11] = [
-    "accept",
-    "accept-charset",
-    "accept-language",
-    "content-encoding",
-    "content-type",
-    "host",
-    "prefer",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-prefix",
-    "x-forwarded-proto",
-];
 
 /// What is looked for in the answer to a message that is passed on.
 pub(super) enum Watch {
@@ -97,7 +82,7 @@ enum Kind {
     Message,
     /// Its first byte says: some clients name no type, or the wrong one, and some upstreams do not mind.
     Perhaps,
-    /// Files and the like, for other paths of the same upstream. One that can be read as a call is a call all the same.
+    /// Files and the like, for other paths of the same upstream. One that can be read as a call is treated as a call.
     File,
 }
 
@@ -448,7 +433,7 @@ fn fingerprint(
     canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;
     let path = parts.uri.path().trim_end_matches('/');
     let mut hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
-    for name in policy.headers.fingerprint.iter().filter(|name| !FORM.contains(&name.as_str())) {
+    for name in policy.headers.fingerprint.iter().filter(|name| !FORM_HEADERS.contains(&name.as_str())) {
         for value in parts.headers.get_all(name) {
             hasher = hasher.part(name).part(value);
         }

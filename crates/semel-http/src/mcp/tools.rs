@@ -20,7 +20,7 @@ use crate::codec::KeyedTools;
 use crate::profile::ADCP_MUTATING_TOOLS;
 use crate::scope::Principal;
 
-/// Lists that are remembered, one for each caller and path. Whoever calls chooses both, so there is an end to it.
+/// Lists that are remembered, one for each caller and path. The caller chooses both, so their number is bounded.
 const LISTS: usize = 1_024;
 /// Tools of one list.
 const TOOLS: usize = 1_024;

@@ -9,7 +9,7 @@ use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin, Rate};
 use crate::problem::{Retry, Shape, Situation, Telling};
 
-/// More than any one client needs, and a bound all the same: a client in a loop must not fill the store.
+/// More than one client needs, and still a bound: a client in a loop must not fill the store.
 const LIMITS: InsertLimits = InsertLimits {
     writes: Rate { per_second: 5_000, burst: 20_000 },
     reads: Rate { per_second: 50_000, burst: 200_000 },

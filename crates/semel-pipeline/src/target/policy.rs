@@ -17,7 +17,7 @@ pub struct Policy {
     pub timeout: Duration,
     /// What becomes of a delivery that is out of attempts.
     pub on_exhausted: Exhausted,
-    /// So many attempts that ended with their worker make a delivery poison. After the second it is sent while nothing else
+    /// How many attempts that ended with their worker make a delivery poison. After the second it is sent while nothing else
     /// is in flight in the same process, so that those beside it are not taken for poison too.
     pub max_crashes: u32,
     /// How many deliveries are under way at once, in one process.

@@ -26,7 +26,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 /// A delivery that ended with its worker so often is sent while nothing else is in hand.
 const SUSPECT: u32 = 2;
-/// So many of them are remembered; others come again by themselves.
+/// How many of them are remembered; others come again by themselves.
 const SUSPECTS: usize = 1_000;
 /// How long a suspect is given back for, unless its turn comes first.
 const SUSPECT_WAITS: Duration = Duration::from_secs(2);

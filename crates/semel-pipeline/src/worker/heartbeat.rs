@@ -67,7 +67,7 @@ impl Leases {
                     held.lease.extend(sent);
                 }
                 Said::Lost => {
-                    // What was sent goes on, with a key that is the same for whoever makes the next; its end is refused.
+                    // What was sent goes on. The next attempt carries the same key, and the end of this one is refused.
                     held.lease.lose();
                     all.remove(&holding.delivery);
                 }

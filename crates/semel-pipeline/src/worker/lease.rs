@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// How long a worker surely holds a delivery. Cheap to clone; clones share what heartbeats find out.
 ///
 /// It is counted from before the take, or the renewal, was sent: the ledger's own count ends later. And it is counted by
-/// the machine's monotonic clock, which goes on while the process is stopped (SIGSTOP, a debugger, no processor): whoever
-/// stood still for too long finds the lease over. It does not go on while the whole machine is suspended.
+/// the machine's monotonic clock, which goes on while the process is stopped (SIGSTOP, a debugger, no processor): a worker
+/// that stood still for too long finds the lease expired. It does not go on while the whole machine is suspended.
 #[derive(Clone)]
 pub struct Lease {
     shared: Arc<Shared>,

@@ -57,7 +57,7 @@ pub(super) async fn live() -> &'static str {
 /// Claims work.
 pub(super) async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     let (status, answer) = match admin.health.probe().await {
-        // Ready all the same: known keys are served, and every process of a full store would leave at once.
+        // Still ready: known keys are served, and every process of a full store would leave at once.
         Ok(took) if admin.metrics.store_is_full() => {
             let why = "the store has reached max_bytes: new keys are refused, known keys are served";
             let answer = json!({

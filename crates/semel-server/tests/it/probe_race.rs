@@ -68,7 +68,7 @@ impl Held {
         self.changed.notify_all();
     }
 
-    /// Waits until so many requests have arrived.
+    /// Waits until this many requests have arrived.
     fn arrived(&self, number: usize) {
         wait::until("a request is held", PATIENCE, || self.state.lock().arrived == number).unwrap();
     }

@@ -121,7 +121,7 @@ impl Runs {
         Self { folder: tempfile::tempdir().unwrap(), sink: Sink::start(), redis: Redis::start().unwrap() }
     }
 
-    /// Everything is buffered, and drained by so many.
+    /// Everything is buffered, and drained by this many drainers.
     fn start(&self, drainers: usize) -> Semel {
         let file = self.folder.path().join("semel.toml");
         let text = format!(

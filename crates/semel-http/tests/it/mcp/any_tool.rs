@@ -135,7 +135,7 @@ async fn a_key_guards_a_call_that_the_config_does_not_name() {
     assert_eq!(code(&passed), None, "{passed}");
 }
 
-// A message under a content type for files is a call all the same, if an agent takes it for one.
+// A message under a content type for files is still a call, if an agent takes it for one.
 #[tokio::test]
 async fn a_key_guards_a_call_under_any_content_type() {
     for kind in ["application/octet-stream", "multipart/form-data", "image/png"] {
@@ -252,7 +252,7 @@ async fn support_is_announced_only_where_calls_are_guarded() {
         assert_eq!(announced(|route| route).await, ours);
         assert_eq!(announced(|route| route.pass_through()).await, said_by_agent, "nothing is guarded");
         let open = announced(|route| route.store_down(StoreDown::Open)).await;
-        assert_eq!(open, said_by_agent, "while the store is away, nothing is guarded");
+        assert_eq!(open, said_by_agent, "while the store is unavailable, nothing is guarded");
     }
 }
 
@@ -273,7 +273,7 @@ async fn capabilities_with_a_key_are_guarded_and_announced() {
     }
 }
 
-// A layer without a caller cannot ask. Keys guard all the same, and AdCP's tools need one.
+// A layer without a caller cannot ask. Keys still guard, and AdCP's tools need one.
 #[tokio::test]
 async fn without_a_caller_keys_guard_all_the_same() {
     let agent = Arc::new(Agent::new(Duration::ZERO));

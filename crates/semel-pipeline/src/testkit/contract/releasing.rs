@@ -85,7 +85,7 @@ pub async fn racing_releases_keep_the_limit(context: &Context) {
     assert_eq!((job.state, job.counts.replayed, job.counts.released), (JobState::Done, 40, 0));
 }
 
-/// Several processes see a job as it is and release the next items: one of them does. And whoever repeats its call
+/// Several processes see a job as it is and release the next items: one of them does. And a process that repeats its call
 /// releases nothing more.
 pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
     dead(context, 12).await;

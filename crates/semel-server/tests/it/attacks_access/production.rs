@@ -132,7 +132,7 @@ fn a_configuration_for_a_laptop_is_told_everything_at_once() {
         assert!(said.lines().any(|line| line.contains(expected)), "{expected} in {said}");
     }
     let path = file.to_str().unwrap();
-    assert_eq!(run(&["config", "check", path]).status.code(), Some(0), "valid all the same");
+    assert_eq!(run(&["config", "check", path]).status.code(), Some(0), "still valid");
     let json = run(&["config", "check", "--production", "--json", path]);
     let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(report["problems"].as_array().unwrap().len(), said.lines().count(), "{report}");

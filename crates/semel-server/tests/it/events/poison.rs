@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::count;
 use crate::kit::{PATIENCE, Semel};
 
-/// So many attempts that end with their process make a delivery poison: the default of `crashes` in `[limits]`.
+/// How many attempts that end with their process make a delivery poison: the default of `crashes` in `[limits]`.
 const LIMIT: usize = 5;
 
 /// How long a request is handled: long enough for all of them to be in flight when a poison kills.
@@ -39,7 +39,7 @@ struct Seen {
     at_hand: usize,
     /// The server that sends; nobody while there is none.
     server: Option<Semel>,
-    /// So many neighbours are in flight when a poison kills, where there are as many.
+    /// How many other messages are in flight when a poison message kills, where there are as many.
     neighbours: usize,
 }
 
@@ -111,7 +111,7 @@ impl Shared {
     }
 }
 
-// One message kills whoever handles it, again and again, and others are in flight each time. It is sent as often as the
+// One message kills every process that handles it, and others are in flight each time. It is sent as often as the
 // limit says, becomes one dead letter, and takes nobody with it.
 #[test]
 fn a_message_that_kills_its_worker_is_set_aside_alone() {

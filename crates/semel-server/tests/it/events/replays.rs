@@ -212,7 +212,7 @@ fn a_job_stops_at_the_item_that_makes_it_more_than_half() {
     let (job, stands) = follow(&admin, &one_by_one);
     is_paused(&stands, 10, 10);
     assert_eq!(sink.calls() - before, 10, "the tenth is judged, and there is no eleventh");
-    // Resumed, it begins to count anew.
+    // When it is resumed, its count starts again.
     admin.post(&format!("/v1/replays/{job}/resume"), "{}").expect(200);
     is_paused(&stopped(&admin, &job), 10, 10);
     assert_eq!(sink.calls() - before, 20);

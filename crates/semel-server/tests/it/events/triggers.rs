@@ -48,7 +48,7 @@ impl Deployment {
         self.servers.iter().map(Semel::admin).collect()
     }
 
-    /// Waits until so many effects have happened, and nothing is left to be drained or delivered.
+    /// Waits until this many effects have happened, and nothing is left to be drained or delivered.
     fn wait_for_effects(&self, count: usize) {
         wait::until("each is delivered", PATIENCE * 2, || self.sink.effects().len() >= count).unwrap();
         let admin = &self.admins()[0];

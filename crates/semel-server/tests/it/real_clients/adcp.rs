@@ -94,7 +94,7 @@ fn client(url: &str) -> Http {
     client.with("accept", "application/json, text/event-stream")
 }
 
-// unguarded_mcp_key: its schemas are empty, and two identical keyed calls make one purchase all the same.
+// unguarded_mcp_key: its schemas are empty, and two identical keyed calls still make one purchase.
 #[test]
 fn an_agent_of_the_adcp_sdk_makes_one_purchase() {
     let mut sdk = Sdk::start();

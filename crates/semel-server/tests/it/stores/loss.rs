@@ -215,7 +215,7 @@ fn a_gateway_with_another_secret_than_redis_is_not_ready_and_refuses() {
     });
     let why = not_ready.unwrap().expect(503)["why"].as_str().unwrap_or_default().to_owned();
     assert!(why.contains("another secret") && why.contains("restart this process"), "{why}");
-    assert_eq!(cut_off.admin().get("/healthz").status, 200, "it runs all the same");
+    assert_eq!(cut_off.admin().get("/healthz").status, 200, "it still runs");
     assert_eq!(metric(&cut_off.admin(), "semel_store_up").to_string(), "0");
     restarted.admin().get("/readyz").expect(200);
     cut_off.logged("secret_differs");

@@ -195,8 +195,8 @@ async fn derived_keys_are_stable_over_attempts_and_differ_by_provider_and_epoch(
     third.release().await;
 }
 
-// The record of a claim shows for which request it was made, while it is held and after; two claims of one request are two
-// owners all the same.
+// The record of a claim shows for which request it was made, while it is held and after; two claims of one request are
+// still two owners.
 #[tokio::test]
 async fn a_claim_is_found_by_its_request() {
     let store = faulty();

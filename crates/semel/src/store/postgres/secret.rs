@@ -1,7 +1,7 @@
 //! The deployment's secret, where the database keeps it.
 //!
 //! A database can be emptied or replaced while processes run. So every claim names the secret that its process uses, and
-//! comes to nothing where the database keeps another (`same_secret` in `sql.rs`). Whoever finds none puts its own back.
+//! comes to nothing where the database keeps another (`same_secret` in `sql.rs`). A process that finds none puts its own back.
 
 use sqlx::Row as _;
 

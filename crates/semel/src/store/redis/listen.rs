@@ -195,7 +195,7 @@ impl Ear<'_> {
         self.acknowledge(id, receipt);
     }
 
-    /// Tells whoever forgot a record that this process cannot replay it any more; whoever has no secret, that it is there
+    /// Tells a process that forgot a record that this one cannot replay it any more, and a process without a secret that it is there
     /// if this process has it.
     fn acknowledge(&self, id: KeyId, receipt: &[u8]) {
         let key = self.shared.names.receipt(receipt);

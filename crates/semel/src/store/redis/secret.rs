@@ -7,7 +7,7 @@
 //!   secret is still the one that this process was given. Because it is read after the claim was written, no two
 //!   processes can win one key under two secrets, unless the data were lost once more in between; then the claim is lost
 //!   as well. The same `GET` is sent with every beat and over every new connection.
-//! - *Whoever finds none asks the others first.* Every process puts its own secret back where there is none, and drops
+//! - *A process that finds none asks the others first.* Every process puts its own secret back where there is none, and drops
 //!   what it remembers. So usually nobody has to stop.
 
 use redis::{Cmd, Value};

@@ -14,7 +14,7 @@ use super::keyed;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lets so many questions pass, and hears the status.
+/// Sends this many requests and reads the status.
 #[derive(Default)]
 struct Control {
     passes: AtomicUsize,
