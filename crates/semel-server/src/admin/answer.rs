@@ -33,6 +33,11 @@ struct More {
 }
 
 impl Refusal {
+    /// What is wrong, in words for people.
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         Self { status, code, detail: detail.into(), retry_after: None, more: Box::default() }
     }

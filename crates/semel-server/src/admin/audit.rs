@@ -62,7 +62,7 @@ pub(super) async fn write_refused(
             target: "semel::audit",
             user = caller.name,
             operation = action,
-            ?error,
+            error = error.detail(),
             "the audit log has the change and not that it was refused"
         );
     }
