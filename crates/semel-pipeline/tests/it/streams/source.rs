@@ -36,13 +36,15 @@ async fn read(source: &mut RedisStream, enough: impl Fn(&Batch) -> bool) -> Batc
     read_past(source, 0, enough).await
 }
 
-/// As [`read`], past so many answers that did not come.
+/// As [`read`], but tolerates `breaks` failed reads. The source starts again with its first unacknowledged message after each,
+/// so what came before a failed read is dropped here.
 async fn read_past(source: &mut RedisStream, mut breaks: usize, enough: impl Fn(&Batch) -> bool) -> Batch {
     let mut all = Batch::default();
     for _ in 0..500 {
         let batch = match source.next().await {
             Err(_) if breaks > 0 => {
                 breaks -= 1;
+                all = Batch::default();
                 continue;
             }
             answer => answer.expect("the server runs"),
@@ -104,7 +106,7 @@ async fn what_was_read_and_not_acknowledged_comes_again_after_a_broken_connectio
     proxy.cut();
     proxy.heal();
     source.next().await.expect_err("the connection broke");
-    // It has two connections, one to block on; it may meet the break of either first, and of the other later.
+    // The source has two connections, one of them for blocking reads. It can notice the break of the second one later.
     let again = read_past(&mut source, 1, |batch| batch.messages.len() >= 25).await;
     assert_eq!(ids(&again), [&sent[10..], &more[..]].concat(), "its own first, in order, each once");
 }
