@@ -13,6 +13,7 @@ mod body;
 mod call;
 mod chunks;
 mod connection;
+mod eviction;
 #[cfg(test)]
 mod fuzz;
 mod head;
@@ -34,7 +35,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tower_service::Service;
@@ -46,11 +47,13 @@ pub use self::shortcut::{Plain, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};
 
 use self::connection::Shared;
+use self::eviction::OpenConnections;
 use self::link::Link;
 use self::rules::Rules;
 use crate::BoxError;
 
-/// How long the listener rests after it failed to accept, for want of file descriptors mostly.
+/// How long the listener waits before it tries again: after it failed to accept, mostly for want of file descriptors, and when no
+/// connection can be closed for a new one.
 const REST: Duration = Duration::from_millis(50);
 
 /// Who sent a request, among its extensions.
@@ -103,7 +106,8 @@ pub enum Drained {
 /// tunnels too.
 ///
 /// A service that fails is answered for: 502 or 504 with a problem document, as its [`CallError`](crate::CallError) says.
-/// Errors of a single connection end that connection only. Dropping the future cuts every connection.
+/// Errors of a single connection end that connection only. At [`Limits::connections`], a new connection takes the slot of the one that
+/// has waited longest for its client; a connection with a call in progress keeps its slot, unless the call's body is late. Dropping the future cuts every connection.
 pub async fn serve<S, B>(
     listener: TcpListener,
     service: S,
@@ -126,33 +130,37 @@ where
     let shared =
         Arc::new(Shared { rules: Arc::new(Rules::new(&options)), options, draining, ending: Ending(ended) });
     let mut connections = JoinSet::new();
+    let mut open = OpenConnections::default();
+    let mut newcomer = None;
     let mut shutdown = pin!(shutdown);
     loop {
-        let accepted = tokio::select! {
+        if newcomer.is_some() && places.available_permits() == 0 {
+            open.evict_longest_waiting(most);
+        }
+        tokio::select! {
             biased;
             () = shutdown.as_mut() => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = accept(&listener, &places) => accepted,
-        };
-        match accepted {
-            Ok((stream, address, place)) => {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if newcomer.is_none() => match accepted {
+                Ok(accepted) => newcomer = Some(accepted),
+                Err(error) if concerns_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections");
+                    tokio::time::sleep(REST).await;
+                }
+            },
+            place = Arc::clone(&places).acquire_owned(), if newcomer.is_some() => {
+                let (Ok(place), Some((stream, address))) = (place, newcomer.take()) else { continue };
                 let peer = Peer::new(address);
-                let link = Link::new(place);
-                connections.spawn(connection::serve(
-                    Arc::clone(&shared),
-                    stream,
-                    peer,
-                    link,
-                    service.clone(),
-                ));
+                let link = Arc::new(Link::new(place));
+                open.add(&link);
+                connections.spawn(connection::serve(Arc::clone(&shared), stream, peer, link, service.clone()));
             }
-            Err(error) if concerns_one_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
-                tokio::time::sleep(REST).await;
-            }
+            // Connections that were busy when the newcomer came may be idle now.
+            () = tokio::time::sleep(REST), if newcomer.is_some() => {}
         }
     }
+    drop(newcomer);
     drop(listener);
     // Fails only where no connection is left to be told.
     let _ = drain.send(true);
@@ -165,15 +173,6 @@ where
         Ok(()) => Drained::Clean,
         Err(_) => Drained::Forced(most as usize - places.available_permits()),
     }
-}
-
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, address) = listener.accept().await?;
-    Ok((stream, address, place))
 }
 
 fn concerns_one_connection(error: &io::Error) -> bool {

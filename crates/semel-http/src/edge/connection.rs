@@ -10,11 +10,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::body::Body;
 use super::call::Calls;
-use super::link::Link;
+use super::link::{Link, RequestPart};
 use super::options::{Departed, Options};
 use super::rules::Rules;
 use super::unsealed::{self, Spoken};
@@ -40,7 +41,7 @@ pub(super) async fn serve<S, B>(
     shared: Arc<Shared>,
     stream: TcpStream,
     mut peer: Peer,
-    link: Link,
+    link: Arc<Link>,
     service: S,
 ) where
     S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
@@ -61,7 +62,12 @@ pub(super) async fn serve<S, B>(
             Spoken::Http => Ok(Err(stream)),
         }
     };
-    let stream = match tokio::time::timeout(patience.head, handshake).await {
+    link.wait_since(Instant::now(), RequestPart::Head);
+    let shaken = tokio::select! {
+        shaken = tokio::time::timeout(patience.head, handshake) => shaken,
+        () = link.evicted() => return evicted(&peer),
+    };
+    let stream = match shaken {
         Ok(Ok(Ok(stream))) => stream,
         Ok(Ok(Err(stream))) => return unsealed::answer(stream, patience.linger).await,
         Ok(Err(error)) => {
@@ -86,7 +92,7 @@ async fn speak<IO, S, B>(
     shared: Arc<Shared>,
     io: IO,
     peer: Peer,
-    link: Link,
+    link: Arc<Link>,
     service: S,
     known: Option<Protocol>,
 ) where
@@ -97,7 +103,6 @@ async fn speak<IO, S, B>(
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let link = Arc::new(link);
     let (rules, patience) = (Arc::clone(&shared.rules), shared.options.patience);
     let mut draining = shared.draining.clone();
     let mut wire =
@@ -110,10 +115,11 @@ async fn speak<IO, S, B>(
         Some(Protocol::Http1) => Some(Protocol::Http1),
         None => tokio::select! {
             protocol = wire.sniff() => protocol,
+            () = link.evicted() => return evicted(&peer),
             () = told(&mut draining) => None,
         },
     };
-    let address = peer.address;
+    let peer_of_log = peer.clone();
     let ending = shared.ending.clone();
     let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer, ending };
     let io = TokioIo::new(wire);
@@ -135,6 +141,7 @@ async fn speak<IO, S, B>(
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
+                () = link.evicted() => return evicted(&peer_of_log),
                 () = told(&mut draining) => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -154,8 +161,9 @@ async fn speak<IO, S, B>(
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
+                () = link.evicted() => return evicted(&peer_of_log),
                 () = link.flooded() => {
-                    tracing::warn!(peer = %address, "connection closed: too many streams abandoned");
+                    tracing::warn!(peer = %peer_of_log.address, "connection closed: too many streams abandoned");
                     return;
                 }
                 () = told(&mut draining) => {
@@ -166,8 +174,13 @@ async fn speak<IO, S, B>(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(peer = %address, %error, "connection ended");
+        tracing::debug!(peer = %peer_of_log.address, %error, "connection ended");
     }
+}
+
+/// A new connection gets the slot of this one.
+fn evicted(peer: &Peer) {
+    tracing::debug!(peer = %peer.address, "connection closed for a new one");
 }
 
 /// Returns when the listener closes.

@@ -4,11 +4,16 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::Instant;
 
 use super::refusal::Refusal;
+
+/// How late a body may be before its connection can be closed for another one.
+const BODY_GRACE: Duration = Duration::from_secs(1);
 
 /// Shared by the two ends. HTTP/1 requests are counted from 0 on both: hyper takes them one after the other, so equal
 /// numbers mean the same request.
@@ -26,6 +31,11 @@ pub(super) struct Link {
     /// Streams abandoned, less those finished.
     abandoned: AtomicI64,
     flooded: Notify,
+    opened_at: Instant,
+    /// Since when the wire has waited for its client: microseconds after `opened_at`, plus one, shifted left by one. The lowest bit
+    /// is set while it waits for a body. 0 while it does not wait.
+    waiting: AtomicU64,
+    evicted: Notify,
     /// Gives the place back when the last user of the connection is gone, be it a tunnel.
     _place: OwnedSemaphorePermit,
 }
@@ -56,6 +66,9 @@ impl Link {
             upgrading: AtomicBool::new(false),
             abandoned: AtomicI64::new(0),
             flooded: Notify::new(),
+            opened_at: Instant::now(),
+            waiting: AtomicU64::new(0),
+            evicted: Notify::new(),
             _place: place,
         }
     }
@@ -93,6 +106,46 @@ impl Link {
         }
         upgrade.waker = Some(context.waker().clone());
         Poll::Pending
+    }
+
+    /// Records that the wire waits for its client since this moment.
+    pub(super) fn wait_since(&self, since: Instant, part: RequestPart) {
+        let micros = since.saturating_duration_since(self.opened_at).as_micros();
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 2);
+        self.waiting.store(((micros + 1) << 1) | u64::from(part == RequestPart::Body), Ordering::Release);
+    }
+
+    /// Records that the client has sent something.
+    pub(super) fn end_wait(&self) {
+        self.waiting.store(0, Ordering::Release);
+    }
+
+    // === the listener ===
+
+    /// How long the connection has waited for its client, if it may be closed: no call is in progress on it, or the call's body has
+    /// been late for more than [`BODY_GRACE`].
+    pub(super) fn evictable_for(&self, now: Instant) -> Option<Duration> {
+        let waiting = self.waiting.load(Ordering::Acquire);
+        let since = self.opened_at + Duration::from_micros((waiting >> 1).checked_sub(1)?);
+        let waited = now.saturating_duration_since(since);
+        let is_body = waiting & 1 == 1;
+        let allowed = if is_body { waited > BODY_GRACE } else { self.is_idle() };
+        allowed.then_some(waited)
+    }
+
+    /// Asks the connection to close, because a new one needs its slot.
+    pub(super) fn evict(&self) {
+        self.evicted.notify_one();
+    }
+
+    /// Returns when the listener needs the slot and the connection still only waits for its client.
+    pub(super) async fn evicted(&self) {
+        loop {
+            self.evicted.notified().await;
+            if self.evictable_for(Instant::now()).is_some() {
+                return;
+            }
+        }
     }
 
     // === above hyper ===
@@ -142,6 +195,14 @@ impl Link {
             waker.wake();
         }
     }
+}
+
+/// The part of a request that a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestPart {
+    /// The head, or the first byte of the next one.
+    Head,
+    Body,
 }
 
 /// How a call ended.

@@ -101,7 +101,8 @@ pub enum Departed {
 /// Sizes and counts beyond which a request or a connection is refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections open at once; more wait in the listener's backlog.
+    /// Connections open at once. Beyond, a new one takes the slot of the connection that has waited longest for its client, or waits
+    /// until a call has ended.
     pub connections: u32,
     /// Bytes of a request's head. 431 beyond; the same for more than 8 KiB of trailers.
     pub head_bytes: usize,

@@ -20,6 +20,11 @@ impl Timer {
         self.since.take()
     }
 
+    /// When the wait started, while it lasts.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
     /// The wait goes on, or starts. True once it has lasted `limit`; otherwise the task is woken then.
     pub(crate) fn overdue(&mut self, context: &mut Context<'_>, limit: Duration) -> bool {
         let deadline = *self.since.get_or_insert_with(Instant::now) + limit;

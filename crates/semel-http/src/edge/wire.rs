@@ -13,12 +13,14 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 
 use super::chunks::{Chunks, Walk};
 use super::head::{self, Framing, Head};
-use super::link::{Link, Upgraded};
+use super::link::{Link, RequestPart, Upgraded};
 use super::options::Patience;
 use super::refusal::Refusal;
 use super::rules::Rules;
@@ -57,6 +59,8 @@ pub(super) struct Wire<IO> {
     /// How many of the held bytes were searched for the end of a head.
     searched: usize,
     reading: Timer,
+    /// The body that is being received: when it started, and its bytes so far.
+    body: Option<(Instant, u64)>,
     writing: Timer,
     closing: Closing,
     shortcut: Option<Arc<dyn Shortcut>>,
@@ -113,6 +117,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             cleared: 0,
             searched: 0,
             reading: Timer::default(),
+            body: None,
             writing: Timer::default(),
             closing: Closing::default(),
             shortcut,
@@ -131,6 +136,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     /// Reads until the first bytes tell what is spoken. Nothing where the client left, or said nothing in time.
     pub(super) async fn sniff(&mut self) -> Option<Protocol> {
         let limit = self.patience.head;
+        self.link.wait_since(Instant::now(), RequestPart::Head);
         let read = std::future::poll_fn(|context| {
             loop {
                 let common = self.held.len().min(PREFACE.len());
@@ -228,6 +234,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// Lets a sound head go up.
     fn pass(&mut self, end: usize, head: Head) -> usize {
+        self.body = None;
         self.place = match head.framing {
             _ if head.upgrade => {
                 self.link.ask_upgrade(self.heads);
@@ -336,6 +343,21 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// Nothing came. Whether the client has had its time.
     fn out_of_patience(&mut self, context: &mut Context<'_>) -> bool {
+        let out = self.is_overdue(context);
+        match (&self.place, self.reading.since()) {
+            (Place::Head | Place::Http2, Some(since)) => self.link.wait_since(since, RequestPart::Head),
+            (Place::Length(_) | Place::Chunks(_), _) => {
+                // As with the time limit of a body: every `body_rate` bytes buy a second.
+                let (started, received) = *self.body.get_or_insert_with(|| (Instant::now(), 0));
+                let earned = Duration::from_secs(received / u64::from(self.patience.body_rate.max(1)));
+                self.link.wait_since(started + earned, RequestPart::Body);
+            }
+            _ => {}
+        }
+        out
+    }
+
+    fn is_overdue(&mut self, context: &mut Context<'_>) -> bool {
         match self.place {
             Place::Head if !self.held.is_empty() => self.reading.overdue(context, self.patience.head),
             Place::Head | Place::Http2 => {
@@ -384,9 +406,13 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             Poll::Pending => return Poll::Pending,
         }
         self.reading.clear();
+        self.link.end_wait();
         let filled = buffer.filled().len();
         if filled == before {
             return Poll::Ready(Ok(true));
+        }
+        if let Some((_, received)) = &mut self.body {
+            *received += (filled - before) as u64;
         }
         if self.offer(&buffer.filled()[before..]) == Taken::Yes {
             buffer.set_filled(before);
@@ -417,6 +443,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
             }
             if this.cleared > 0 {
                 this.reading.clear();
+                this.link.end_wait();
                 this.give(buffer);
                 return Poll::Ready(Ok(()));
             }

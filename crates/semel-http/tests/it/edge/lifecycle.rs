@@ -227,13 +227,40 @@ async fn idleness_does_not_end_a_request_that_takes_long() {
     assert_eq!(status(&client.until("ok").await), 200);
 }
 
-#[tokio::test]
-async fn connections_beyond_the_limit_wait() {
-    let upstream = Upstream::start(|_| ok()).await;
+/// A gateway that takes this many connections and has all the time in the world for each.
+async fn with_slots(connections: u32, upstream: &Upstream) -> Gateway {
     let mut options = small();
-    options.limits.connections = 2;
+    options.limits.connections = connections;
     options.patience.idle = Duration::from_secs(60);
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    options.patience.head = Duration::from_secs(60);
+    options.patience.body = Duration::from_secs(60);
+    Gateway::with(&upstream.url(), options, Options::default()).await
+}
+
+#[tokio::test]
+async fn at_the_limit_a_new_connection_waits_for_calls_in_progress() {
+    let upstream = Upstream::start(|_| [vec![Step::Pause(Duration::from_millis(600))], ok()].concat()).await;
+    let gateway = with_slots(2, &upstream).await;
+    let mut busy = [gateway.connect().await, gateway.connect().await];
+    for client in &mut busy {
+        client.send(GET).await;
+    }
+    eventually("both calls are at the upstream", || upstream.seen().len() == 2).await;
+    let mut next = gateway.connect().await;
+    next.send(GET).await;
+    // Nothing was cut for the new one, and it has its turn once a call has ended.
+    assert_eq!(status(&next.until("ok").await), 200);
+    let mut answers = Vec::new();
+    for client in &mut busy {
+        answers.push(status(&client.until("ok").await));
+    }
+    assert_eq!(answers, [200, 200]);
+}
+
+#[tokio::test]
+async fn at_the_limit_the_connection_that_is_idle_longest_makes_room() {
+    let upstream = Upstream::start(|_| ok()).await;
+    let gateway = with_slots(2, &upstream).await;
     let mut first = gateway.connect().await;
     first.send(GET).await;
     first.until("ok").await;
@@ -242,10 +269,34 @@ async fn connections_beyond_the_limit_wait() {
     second.until("ok").await;
     let mut third = gateway.connect().await;
     third.send(GET).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(upstream.seen().len(), 2);
-    drop(first);
     third.until("ok").await;
+    assert_eq!(first.rest().await, "", "closed");
+    second.send(GET).await;
+    assert_eq!(status(&second.until("ok").await), 200, "still open");
+}
+
+#[tokio::test]
+async fn clients_that_send_nothing_or_a_little_do_not_keep_others_out() {
+    let unfinished = [
+        "",
+        "GET /x HTTP/1.1\r\nHost: a\r\nX-Half",
+        "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\nx",
+        "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+    ];
+    for start in unfinished {
+        let upstream = Upstream::start(|_| ok()).await;
+        let gateway = with_slots(2, &upstream).await;
+        let mut slow = [gateway.connect().await, gateway.connect().await];
+        for client in &mut slow {
+            client.send(start).await;
+        }
+        for _ in 0..3 {
+            let mut honest = gateway.connect().await;
+            honest.send(GET).await;
+            assert_eq!(status(&honest.until("ok").await), 200, "{start:?}");
+        }
+    }
 }
 
 #[tokio::test]
