@@ -143,8 +143,10 @@ impl Options {
     fn lines(&self, folder: &Path, port: u16) -> String {
         let persistence = match self.persistence {
             Persistence::None => "appendonly no",
-            Persistence::EverySecond => "appendonly yes\nappendfsync everysec",
-            Persistence::Always => "appendonly yes\nappendfsync always",
+            // Without rewrites: Redis 7.0 does not start again when it is killed at the start of one ("the truncated file is not the
+            // last file").
+            Persistence::EverySecond => "appendonly yes\nappendfsync everysec\nauto-aof-rewrite-percentage 0",
+            Persistence::Always => "appendonly yes\nappendfsync always\nauto-aof-rewrite-percentage 0",
         };
         // Replication at once and in small waits: tests have no time for the delays that fit data centres.
         format!(
