@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::client::{Client, Request, Sent};
 use semel::secret::Secret;
 use semel::store::redis_driver::{Cmd, Value, cmd};
 use semel::store::{Effect, EmbeddedStore, RedisClient};
+use semel_client::client::{Client, Request, Sent};
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger, Working};
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
 use semel_pipeline::target::Registry;

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::client::{Client, Request, Sent};
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
+use semel_client::client::{Client, Request, Sent};
 use semel_pipeline::delivery::{Class, Ending, Settle, Work};
 use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Take, Working};

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::retry::{Destinations, Retry};
 use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
+use semel_client::retry::{Destinations, Retry};
 use semel_pipeline::delivery::State;
 use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{DeliveryFilter, EmbeddedLedger, Intake as _, Page, Reading as _};

@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use semel::key::KeyId;
-use semel::retry::{Fate, Health, Judged, Repeat, Signal, Verdict};
 use semel::secret::{DerivedKey, Secret};
 use semel::store::BoxFuture;
+use semel_client::retry::{Fate, Health, Judged, Repeat, Signal, Verdict};
 
 pub(crate) use self::filter::is_type as is_event_type;
 pub use self::filter::{EventTypes, FilterError, MAX_TYPE};
@@ -125,7 +125,7 @@ impl Call {
 }
 
 #[cfg(feature = "http")]
-impl semel::client::SendControl for Call {
+impl semel_client::client::SendControl for Call {
     fn may_send(&self) -> bool {
         Self::may_send(self)
     }

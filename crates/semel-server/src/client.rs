@@ -1,6 +1,6 @@
 //! A small HTTP client: for the commands that talk to a running server, for the demo's traffic, and for spans.
 //!
-//! It is [`semel::client`], one try each, with errors that tell a person what to do.
+//! It is [`semel_client::client`], one try each, with errors that tell a person what to do.
 
 mod trouble;
 
@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use semel::client::{BuildError, Sent};
+use semel_client::client::{BuildError, Sent};
 
-pub(crate) use semel::client::{Request, Response};
+pub(crate) use semel_client::client::{Request, Response};
 
 use self::trouble::Server;
 use crate::cli::Remote;
@@ -23,7 +23,7 @@ const MOST: usize = 64 << 20;
 /// Sends requests to one server.
 #[derive(Debug)]
 pub(crate) struct Client {
-    inner: semel::client::Client,
+    inner: semel_client::client::Client,
     server: Server,
 }
 
@@ -77,7 +77,7 @@ impl Client {
         let Trust { ca, identity } = trust;
         // What may hold a password is not repeated.
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
-        let mut builder = semel::client::Client::builder(url).context(Misused::new(shown))?;
+        let mut builder = semel_client::client::Client::builder(url).context(Misused::new(shown))?;
         builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
         if let Some(token) = token {
             builder = builder.bearer(token)?;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
-use semel::retry::Destinations;
 use semel::secret::Secret;
+use semel_client::retry::Destinations;
 use semel_pipeline::ledger::{Ledger, Working};
 use semel_pipeline::target::Registry;
 use semel_pipeline::worker::{Settings, Stopped, Worker};

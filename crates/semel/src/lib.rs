@@ -30,9 +30,6 @@
 //! - [`record`]: the rules, one pure function that everything else executes or calls.
 //! - [`store`]: where records live: memory, embedded disk, or your own.
 //! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: what names an effect, and what was asked.
-//! - [`retry`]: what may be repeated, how soon, and whether the destination can bear it.
-//! - [`downstream`]: calls to other people's systems, once.
-//! - `client`: a client for other people's services (feature `client`).
 //! - [`window`]: duplicates of a replicated log, refused in bounded memory.
 //! - [`outcome`], [`time`]: what is kept, and by which clock.
 //!
@@ -40,7 +37,6 @@
 //!
 //! | feature | what you get | default |
 //! |---|---|---|
-//! | `client` | the client for other people's services: keys, retries, TLS (hyper, rustls) | no |
 //! | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |
 //! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no |
 //! | `postgres` | the PostgreSQL store and `run_in_transaction` (sqlx, rustls) | no |
@@ -48,16 +44,12 @@
 //! | `testkit` | the contract suite and the fault-injecting store, for whoever writes a store or tests a handler | no |
 
 pub mod canonical;
-#[cfg(feature = "client")]
-pub mod client;
-pub mod downstream;
 pub mod engine;
 pub mod fingerprint;
 mod hex;
 pub mod key;
 pub mod outcome;
 pub mod record;
-pub mod retry;
 pub mod secret;
 pub mod store;
 mod sync;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use semel::client::Client;
-use semel::retry::Destinations;
+use semel_client::client::Client;
+use semel_client::retry::Destinations;
 use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets};
 use semel_pipeline::worker::{Attempted, Next, Observer};
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, header};
-use semel::client::{AddressError, BuildError, Client, Lost, Request, RequestError, Sent};
-use semel::downstream::Scrubber;
 use semel::store::BoxFuture;
 use semel::time::{Clock, SystemClock};
+use semel_client::client::{AddressError, BuildError, Client, Lost, Request, RequestError, Sent};
+use semel_client::downstream::Scrubber;
 
 use super::scrub::{self, excerpt};
 use super::{Call, Outcome, SigningSecret, Target};

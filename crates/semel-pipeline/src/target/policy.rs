@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::retry::{Limits, Retry, Verdict};
+use semel_client::retry::{Limits, Retry, Verdict};
 
 use super::Outcome;
 use crate::delivery::{Class, Ending, Settle, Work};
@@ -93,8 +93,8 @@ fn unsent(error: String) -> Ending {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use semel::retry::Signal;
     use semel::time::Timestamp;
+    use semel_client::retry::Signal;
 
     use super::*;
     use crate::delivery::Holding;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use semel::retry::{Destination, Destinations};
+use semel_client::retry::{Destination, Destinations};
 
 use super::filter::is_type;
 use super::{EventTypes, Policy, Target};

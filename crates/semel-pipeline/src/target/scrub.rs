@@ -1,6 +1,6 @@
 //! What is kept of an answer: a little, in plain characters, without what looks like a secret.
 
-use semel::downstream::Scrubber;
+use semel_client::downstream::Scrubber;
 
 use super::{MAX_EXCERPT, SigningSecret};
 

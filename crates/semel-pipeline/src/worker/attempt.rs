@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::retry::{Admit, Permit, Signal};
+use semel_client::retry::{Admit, Permit, Signal};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 

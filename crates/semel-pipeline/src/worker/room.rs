@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::retry::{Circuit, Destination};
+use semel_client::retry::{Circuit, Destination};
 
 use crate::target::{Registered, Targets};
 

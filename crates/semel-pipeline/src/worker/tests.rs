@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::retry::{Destinations, Limits, Retry};
 use semel::secret::Secret;
+use semel_client::retry::{Destinations, Limits, Retry};
 
 use self::fake::Fake;
 use super::{Settings, Silent, Stopped, Worker};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use http::Uri;
 use rustls::{CertificateError, Error as TlsError, InvalidMessage};
-use semel::client::Lost;
+use semel_client::client::Lost;
 
 use super::{ANSWER, CONNECT, Peer};
 

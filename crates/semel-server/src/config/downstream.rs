@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use semel::downstream::{Entry, Pattern, Runbook, SecretSource};
 use semel::secret::Secret;
+use semel_client::downstream::{Entry, Pattern, Runbook, SecretSource};
 
 use super::reader::Table;
 use super::secrets::{self, Environment};

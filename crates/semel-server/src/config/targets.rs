@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::client::BuildError;
-use semel::retry::{Destinations, Limits, Retry};
+use semel_client::client::BuildError;
+use semel_client::retry::{Destinations, Limits, Retry};
 use semel_pipeline::target::{
     EventTypes, Exhausted, HttpOptions, HttpTarget, HttpTargetError, Policy, SigningSecret, Targets,
 };

@@ -4,8 +4,6 @@
 mod atomic;
 #[cfg(feature = "redis")]
 mod by_hand;
-#[cfg(feature = "client")]
-mod client;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "encryption")]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::retry::{Destinations, Limits};
 use semel::secret::Secret;
+use semel_client::retry::{Destinations, Limits};
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Working};
 use semel_pipeline::target::{EventTypes, Handler, Outcome, Policy, Registry, Targets};
 use semel_pipeline::worker::{Settings, Silent, Stopped, Worker};

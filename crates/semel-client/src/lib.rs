@@ -1,0 +1,10 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(feature = "client")]
+pub mod client;
+pub mod downstream;
+pub mod retry;
+
+#[cfg(feature = "client")]
+pub use client::{Client, Request};
+pub use retry::Retry;

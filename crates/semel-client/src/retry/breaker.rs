@@ -1,0 +1,183 @@
+//! A circuit breaker: leaves a destination alone that does not answer, then feels its way back.
+
+use std::time::Duration;
+
+use super::slots::Slots;
+use super::table::Health;
+use semel::time::Timestamp;
+
+const WELL: usize = 0;
+const ILL: usize = 1;
+
+/// How a breaker stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Circuit {
+    /// Calls pass.
+    Closed,
+    /// No call passes before that moment.
+    Open {
+        /// When the first probe may go.
+        until: Timestamp,
+    },
+    /// Some calls pass, to see.
+    HalfOpen,
+}
+
+impl Circuit {
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open { .. } => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
+/// The settings of a breaker, checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trip {
+    pub(super) window: Duration,
+    pub(super) percent: u32,
+    pub(super) calls: u64,
+    pub(super) rest: Duration,
+    pub(super) longest_rest: Duration,
+    pub(super) probes: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Breaker {
+    trip: Trip,
+    /// Ends of the window, well and ill.
+    slots: Slots,
+    standing: Standing,
+    /// Raised with every change. A call knows by it in which period it began, and a late end of an earlier one
+    /// neither opens nor closes anything.
+    period: u64,
+    /// How long it rests when it opens next; doubled by every probe that fails.
+    rest: Duration,
+    opened: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Standing {
+    Closed,
+    Open {
+        since: Timestamp,
+        until: Timestamp,
+    },
+    /// How many are under way, and how many came back well. One more may be out than came back, so that every wave is
+    /// twice the one before and nobody is run over as soon as it stands.
+    HalfOpen {
+        out: u32,
+        passed: u32,
+    },
+}
+
+/// Whether a call may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Go { period: u64 },
+    Wait { until: Timestamp },
+}
+
+impl Breaker {
+    pub(super) fn new(trip: Trip) -> Self {
+        let slots = Slots::new(trip.window);
+        Self { trip, slots, standing: Standing::Closed, period: 0, rest: trip.rest, opened: 0 }
+    }
+
+    /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
+    pub(super) fn adopt(&mut self, trip: Trip) {
+        if trip.window != self.trip.window {
+            self.slots = Slots::new(trip.window);
+        }
+        // One that was doubled stays so, within the new bounds.
+        self.rest = match self.rest == self.trip.rest {
+            true => trip.rest,
+            false => self.rest.clamp(trip.rest, trip.longest_rest),
+        };
+        self.trip = trip;
+    }
+
+    pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
+        if let Standing::Open { since, until } = self.standing {
+            // A clock that was put back must not keep it open for longer than it was meant to be.
+            if now < until && now >= since {
+                return Pass::Wait { until };
+            }
+            self.change(Standing::HalfOpen { out: 0, passed: 0 });
+        }
+        if let Standing::HalfOpen { out, passed } = &mut self.standing {
+            if out > passed {
+                return Pass::Wait { until: now.after(self.slots.step().min(self.trip.rest)) };
+            }
+            *out += 1;
+        }
+        Pass::Go { period: self.period }
+    }
+
+    /// A call of that period ended. `None`: it was given up without a word.
+    pub(super) fn ended(&mut self, period: u64, health: Option<Health>, now: Timestamp) {
+        if period != self.period {
+            return;
+        }
+        match (&mut self.standing, health) {
+            (Standing::Closed, Some(Health::Well)) => self.slots.add(now, WELL),
+            (Standing::Closed, Some(Health::Ill)) => {
+                self.slots.add(now, ILL);
+                let [well, ill] = self.slots.sums(now);
+                let calls = well + ill;
+                if calls >= self.trip.calls && ill * 100 >= calls * u64::from(self.trip.percent) {
+                    self.open(now);
+                }
+            }
+            (Standing::HalfOpen { .. }, Some(Health::Ill)) => {
+                self.rest = (self.rest * 2).min(self.trip.longest_rest);
+                self.open(now);
+            }
+            (Standing::HalfOpen { out, passed }, Some(Health::Well)) => {
+                *out = out.saturating_sub(1);
+                *passed += 1;
+                if *passed >= self.trip.probes {
+                    self.rest = self.trip.rest;
+                    self.slots.clear();
+                    self.change(Standing::Closed);
+                }
+            }
+            (Standing::HalfOpen { out, .. }, Some(Health::Silent) | None) => *out = out.saturating_sub(1),
+            (Standing::Closed, Some(Health::Silent) | None) | (Standing::Open { .. }, _) => {}
+        }
+    }
+
+    pub(super) fn circuit(&self) -> Circuit {
+        match self.standing {
+            Standing::Closed => Circuit::Closed,
+            Standing::Open { until, .. } => Circuit::Open { until },
+            Standing::HalfOpen { .. } => Circuit::HalfOpen,
+        }
+    }
+
+    /// Ends of the window: all, and those that were ill.
+    pub(super) fn calls(&mut self, now: Timestamp) -> (u64, u64) {
+        let [well, ill] = self.slots.sums(now);
+        (well + ill, ill)
+    }
+
+    /// How often it opened.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    fn open(&mut self, now: Timestamp) {
+        self.opened += 1;
+        self.slots.clear();
+        self.change(Standing::Open { since: now, until: now.after(self.rest) });
+    }
+
+    fn change(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.period += 1;
+    }
+}
