@@ -19,8 +19,8 @@ use semel::key::KeyId;
 use semel::record::{Command, Ruling};
 use semel::secret::Secret;
 use semel::store::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Trust,
-    Wakeups, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, Page, Scan, Snapshot, Store, Swept, Trust, Wakeups,
+    Watch,
 };
 use tokio::sync::oneshot;
 
@@ -29,7 +29,7 @@ use self::wire::{Answer, Ask, Told};
 use crate::place::Place;
 use crate::victim::Job;
 
-/// Forwards calls to another process. Secrets and marks go through a handle of this one: they have no answer that could
+/// Forwards calls to another process. Secrets go through a handle of this one: they have no answer that could
 /// depend on who asks.
 pub struct RemoteStore {
     here: Arc<dyn Store>,
@@ -213,14 +213,6 @@ impl Store for RemoteStore {
         self.here.secret(candidate)
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.here.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.here.raise_mark(mark, value)
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         // Nobody limits this store.
         Box::pin(async { Ok(None) })
@@ -298,14 +290,6 @@ impl Store for InTurn {
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
         self.store().secret(candidate)
-    }
-
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.store().read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.store().raise_mark(mark, value)
     }
 
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {

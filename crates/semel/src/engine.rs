@@ -35,7 +35,9 @@ mod atomic;
 #[cfg(feature = "postgres")]
 mod atomic_postgres;
 mod background;
-pub(crate) mod block_on;
+/// For the other crates of Semel; no part of the interface.
+#[doc(hidden)]
+pub mod block_on;
 mod builder;
 mod cache;
 mod event;

@@ -30,7 +30,6 @@
 //! - [`record`]: the rules, one pure function that everything else executes or calls.
 //! - [`store`]: where records live: memory, embedded disk, or your own.
 //! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: what names an effect, and what was asked.
-//! - [`window`]: duplicates of a replicated log, refused in bounded memory.
 //! - [`outcome`], [`time`]: what is kept, and by which clock.
 //!
 //! # Features
@@ -60,7 +59,6 @@ pub mod time;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 #[doc(hidden)]
 pub mod together;
-pub mod window;
 
 pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
 pub use key::Key;

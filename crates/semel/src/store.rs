@@ -15,6 +15,7 @@ mod given;
 mod inline;
 mod limited;
 mod local;
+mod marks;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -52,6 +53,7 @@ pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified}
 pub use self::encrypted::{EncryptedStore, Keyring, KeyringError, Plain, SealingKey, Sealings};
 pub use self::error::{Error, ErrorKind};
 pub use self::limited::{LimitedStore, NewKeyRate, StoreLimits};
+pub use self::marks::{MarkId, MarkStore};
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
@@ -123,12 +125,6 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// secret. So a store that gave a secret here grants claims only while it keeps that one. Where it keeps none, it
     /// puts back the one it gave; where it keeps another, every claim fails with [`ErrorKind::SecretDiffers`].
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>>;
-
-    /// Reads a high-water mark.
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>>;
-
-    /// Raises a high-water mark to `value`; a mark never goes down. Returns where it stands now.
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// How many bytes the store holds at present, where it can tell cheaply: for [`LimitedStore`], which asks every
     /// second or more often. The answer counts what stands, not what the files could hold.
@@ -218,26 +214,6 @@ pub struct Swept {
     pub removed: usize,
     /// Whether there was more to do than the limit allowed.
     pub more: bool,
-}
-
-/// Names a high-water mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MarkId([u8; 16]);
-
-impl MarkId {
-    /// The mark of a session: BLAKE3 over the session's bytes, under a context of its own.
-    pub fn of_session(session: &[u8]) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("semel 2026 high-water mark of a session");
-        hasher.update(session);
-        let mut id = [0; 16];
-        hasher.finalize_xof().fill(&mut id);
-        Self(id)
-    }
-
-    /// The bytes of the id.
-    pub const fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
 }
 
 const _: () = {

@@ -14,7 +14,7 @@ use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{Begin, Claim, Command, Force, Grant, Mode, Owner, Phase, Settlement, Terms};
-use semel::store::{Error, MarkId, Store};
+use semel::store::{EmbeddedStore, Error, MarkId, MarkStore as _, Store as _};
 use semel::time::Timestamp;
 
 pub use self::world::World;
@@ -50,7 +50,7 @@ impl Step {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn run(&self, store: &dyn Store) -> Result<String, Error> {
+    pub async fn run(&self, store: &EmbeddedStore) -> Result<String, Error> {
         Ok(match &self.deed {
             Deed::Apply(id, command) => format!("{:?}", store.apply(*id, command.clone()).await?),
             Deed::Raise(mark, value) => format!("{:?}", store.raise_mark(*mark, *value).await?),

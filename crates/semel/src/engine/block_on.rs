@@ -14,7 +14,8 @@ impl Wake for Unpark {
     }
 }
 
-pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+/// Runs a future to its end on this thread.
+pub fn block_on<F: Future>(future: F) -> F::Output {
     // Inside a task the runtime's budget for that task would run out, because it is only filled up between polls
     // of the task, and everything here would seem to wait for ever.
     let mut future = pin!(tokio::task::unconstrained(future));

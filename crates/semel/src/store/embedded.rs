@@ -44,7 +44,9 @@ use self::reader::Readers;
 use self::schema::Role;
 use self::table::{RowError, fact};
 use self::writer::Shared;
-use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
+use super::{
+    BoxFuture, Durability, Error, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store, Swept, Watch,
+};
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
 use crate::secret::Secret;
@@ -142,8 +144,7 @@ impl EmbeddedStore {
     }
 
     /// Raises a high-water mark inside a transaction of [`transact`](Self::transact), so that it commits together
-    /// with what was applied: for [`Receiver::receive_joined`](crate::window::Receiver::receive_joined). Returns
-    /// where the mark stands.
+    /// with what was applied: for `Receiver::receive_joined` of `semel-window`. Returns where the mark stands.
     ///
     /// # Errors
     /// What SQLite said; a mark that was damaged is an error too, and never taken for absent.
@@ -306,19 +307,6 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        Box::pin(async move {
-            self.shared.check_poison()?;
-            self.readers().mark(mark).map_err(|error| self.explain(&error))
-        })
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(self.write(move |writing| {
-            raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
-        }))
-    }
-
     /// The pages in use, of records and of tables beside them. Pages that a sweep freed are used again and do not
     /// count; nor does the log, which has a bound of its own.
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
@@ -334,6 +322,21 @@ impl Store for EmbeddedStore {
 
     fn durability(&self) -> Durability {
         Durability::Disk
+    }
+}
+
+impl MarkStore for EmbeddedStore {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move {
+            self.shared.check_poison()?;
+            self.readers().mark(mark).map_err(|error| self.explain(&error))
+        })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(self.write(move |writing| {
+            raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
+        }))
     }
 }
 

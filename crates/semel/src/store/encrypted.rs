@@ -38,7 +38,8 @@ use std::time::Duration;
 
 use self::seal::{Cover, Origin};
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
+    Swept, Watch,
 };
 use crate::key::KeyId;
 use crate::outcome::Outcome;
@@ -323,20 +324,22 @@ impl<S: Store + ?Sized> Store for EncryptedStore<S> {
         self.inner.secret(candidate)
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.inner.raise_mark(mark, value)
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         self.inner.used_bytes()
     }
 
     fn durability(&self) -> Durability {
         self.inner.durability()
+    }
+}
+
+impl<S: Store + MarkStore + ?Sized> MarkStore for EncryptedStore<S> {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.read_mark(mark)
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        self.inner.raise_mark(mark, value)
     }
 }
 

@@ -14,7 +14,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
+    Swept, Watch,
 };
 use crate::key::KeyId;
 use crate::record::{Command, Phase, Ruling, Settlement};
@@ -255,20 +256,22 @@ impl<S: Store + ?Sized> Store for LimitedStore<S> {
         self.inner.secret(candidate)
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.inner.raise_mark(mark, value)
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         self.inner.used_bytes()
     }
 
     fn durability(&self) -> Durability {
         self.inner.durability()
+    }
+}
+
+impl<S: Store + MarkStore + ?Sized> MarkStore for LimitedStore<S> {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.inner.read_mark(mark)
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        self.inner.raise_mark(mark, value)
     }
 }
 

@@ -9,7 +9,9 @@ use std::sync::{Arc, Weak};
 
 use self::shard::Shard;
 use super::local::Local;
-use super::{BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch};
+use super::{
+    BoxFuture, Durability, Error, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store, Swept, Watch,
+};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Phase, Record, Ruling, State, Sweep};
 use crate::secret::Secret;
@@ -225,19 +227,6 @@ impl Store for MemoryStore {
         Box::pin(async move { Ok(self.secret.lock().get_or_insert(candidate).clone()) })
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        Box::pin(async move { Ok(self.marks.lock().get(&mark).copied()) })
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(async move {
-            let mut marks = self.marks.lock();
-            let stands = marks.entry(mark).or_insert(value);
-            *stands = value.max(*stands);
-            Ok(*stands)
-        })
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         Box::pin(async move {
             let bytes = |shard: &Mutex<Shard>| {
@@ -250,6 +239,21 @@ impl Store for MemoryStore {
 
     fn durability(&self) -> Durability {
         Durability::Process
+    }
+}
+
+impl MarkStore for MemoryStore {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(async move { Ok(self.marks.lock().get(&mark).copied()) })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(async move {
+            let mut marks = self.marks.lock();
+            let stands = marks.entry(mark).or_insert(value);
+            *stands = value.max(*stands);
+            Ok(*stands)
+        })
     }
 }
 

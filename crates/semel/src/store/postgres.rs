@@ -82,7 +82,8 @@ use self::row::RowError;
 use self::shared::Shared;
 use super::inline::Inline;
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
+    Swept, Watch,
 };
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
@@ -352,6 +353,29 @@ impl Store for PostgresStore {
         Box::pin(self.on_thread(async move { secret::give(&shared, &candidate).await }))
     }
 
+    /// The size of the table of records with its indexes. PostgreSQL gives room back to the system only with
+    /// `VACUUM FULL`; until then it counts, although new records use it.
+    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(self.on_thread(async move {
+            let query = shared.settings.query(&shared.settings.statements.used_bytes);
+            let rows = shared.fetch(query).await;
+            let bytes =
+                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
+            let bytes = bytes.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            Ok(u64::try_from(bytes).ok())
+        }))
+    }
+
+    fn durability(&self) -> Durability {
+        match self.shared.settings.async_commit {
+            AsyncCommit::Refuse => Durability::Disk,
+            AsyncCommit::Accept => Durability::Server,
+        }
+    }
+}
+
+impl MarkStore for PostgresStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
@@ -376,27 +400,6 @@ impl Store for PostgresStore {
             let stands = stands.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
             Ok(u64::try_from(stands).unwrap_or(0))
         }))
-    }
-
-    /// The size of the table of records with its indexes. PostgreSQL gives room back to the system only with
-    /// `VACUUM FULL`; until then it counts, although new records use it.
-    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
-            let query = shared.settings.query(&shared.settings.statements.used_bytes);
-            let rows = shared.fetch(query).await;
-            let bytes =
-                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
-            let bytes = bytes.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
-            Ok(u64::try_from(bytes).ok())
-        }))
-    }
-
-    fn durability(&self) -> Durability {
-        match self.shared.settings.async_commit {
-            AsyncCommit::Refuse => Durability::Disk,
-            AsyncCommit::Accept => Durability::Server,
-        }
     }
 }
 

@@ -54,8 +54,8 @@ pub(super) use self::side::{Running, Side, Wake};
 use super::given::GivenSecret;
 use super::inline::Inline;
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
-    Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
+    Swept, Wakeups, Watch,
 };
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
@@ -457,16 +457,6 @@ impl Store for RedisStore {
         self.run(async move { shared.secret(candidate).await })
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        let shared = Arc::clone(&self.shared);
-        self.run(async move { shared.read_mark(mark).await })
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        let shared = Arc::clone(&self.shared);
-        self.run(async move { shared.raise_mark(mark, value).await })
-    }
-
     /// What the server says that it uses, of all primaries together: also for data of others.
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
@@ -475,6 +465,18 @@ impl Store for RedisStore {
 
     fn durability(&self) -> Durability {
         Durability::Server
+    }
+}
+
+impl MarkStore for RedisStore {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.read_mark(mark).await })
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared.raise_mark(mark, value).await })
     }
 }
 

@@ -72,8 +72,8 @@ use self::entry::{Entry, Said};
 use self::view::{View, Views};
 use super::redis::{Running, Side, Wake};
 use super::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, PostgresStore, RedisStore, Scan,
-    Snapshot, Store, Swept, Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, PostgresStore, RedisStore,
+    Scan, Snapshot, Store, Swept, Watch,
 };
 use crate::fingerprint::Fingerprint;
 use crate::key::KeyId;
@@ -370,20 +370,22 @@ impl Store for TieredStore {
         self.tiers.postgres.secret(candidate)
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.tiers.postgres.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.tiers.postgres.raise_mark(mark, value)
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         self.tiers.postgres.used_bytes()
     }
 
     fn durability(&self) -> Durability {
         self.tiers.postgres.durability()
+    }
+}
+
+impl MarkStore for TieredStore {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        self.tiers.postgres.read_mark(mark)
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        self.tiers.postgres.raise_mark(mark, value)
     }
 }
 

@@ -111,7 +111,6 @@ macro_rules! __contract_cases {
                 expired_is_remembered_then_vacant,
                 expired_says_nothing_of_payloads,
                 secret_is_kept_by_the_first_writer,
-                marks_never_go_down,
                 acknowledged_writes_survive,
                 swept_fences_survive,
             }

@@ -24,8 +24,8 @@ use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
 use crate::store::{
-    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Wakeups,
-    Watch,
+    BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
+    Swept, Wakeups, Watch,
 };
 use crate::sync::Mutex;
 
@@ -210,20 +210,22 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         Box::pin(self.forward(Call::Secret, async move { self.inner.secret(candidate).await }))
     }
 
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        Box::pin(self.forward(Call::ReadMark, async move { self.inner.read_mark(mark).await }))
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(self.forward(Call::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
-    }
-
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         self.inner.used_bytes()
     }
 
     fn durability(&self) -> Durability {
         self.inner.durability()
+    }
+}
+
+impl<S: Store + MarkStore + ?Sized> MarkStore for FaultStore<S> {
+    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
+        Box::pin(self.forward(Call::ReadMark, async move { self.inner.read_mark(mark).await }))
+    }
+
+    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(self.forward(Call::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
     }
 }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::record::Phase;
-use semel::store::{EmbeddedStore, MemoryStore, Store, rusqlite};
-use semel::window::{Gaps, Joined, Received, Receiver};
+use semel::store::{EmbeddedStore, MemoryStore, rusqlite};
 use semel::{Engine, Failure, FailureExt, Key, Mode, RunError};
 
 struct Bench {
@@ -173,34 +172,6 @@ fn a_blocking_caller_needs_no_runtime() {
     };
     assert!(!call().unwrap().replayed);
     assert!(call().unwrap().replayed);
-}
-
-// W5: the mark commits with the apply where it can join it.
-#[tokio::test]
-async fn a_mark_commits_with_the_row_or_not_at_all() {
-    let bench = Bench::new().await;
-    let store = &bench.store;
-    let receiver = Receiver::over(store.clone(), Gaps::Strict).build().unwrap();
-    let apply = async |sequence: u64, fails: bool| {
-        let of_apply = Arc::clone(store);
-        let joined = async move |mark| {
-            of_apply
-                .transact(move |transaction| {
-                    transaction.execute("INSERT INTO paid VALUES (?1)", [sequence.cast_signed()])?;
-                    EmbeddedStore::raise_mark_in(transaction, mark, sequence)?;
-                    if fails { Err(rusqlite::Error::QueryReturnedNoRows) } else { Ok(Joined::Marked(())) }
-                })
-                .await
-        };
-        receiver.receive_joined(b"leader", sequence, b"op", joined).await
-    };
-    assert!(matches!(apply(1, false).await, Ok(Received::Applied(()))));
-    assert!(apply(2, true).await.is_err());
-    assert_eq!(bench.rows().await, 1);
-    assert_eq!(store.read_mark(receiver.mark_id(b"leader")).await.unwrap(), Some(1));
-    assert!(matches!(apply(2, false).await, Ok(Received::Applied(()))));
-    assert!(matches!(apply(2, false).await, Ok(Received::Duplicate(_))));
-    assert_eq!(bench.rows().await, 2);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use semel::outcome::{Body, Outcome};
 use semel::record::{Claim, Command, Force, Grant, Mode, Owner, Phase, Record, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store::{
-    BoxFuture, Durability, Error, Invalidate, MarkId, MemoryStore, Page, Scan, Snapshot, Store, Swept, Trust,
+    BoxFuture, Durability, Error, Invalidate, MemoryStore, Page, Scan, Snapshot, Store, Swept, Trust,
     Wakeups, Watch,
 };
 use semel::testkit::contract::{Context, run_case};
@@ -67,7 +67,6 @@ caught! {
     sweeps_for_ever by sweep_comes_to_rest;
     sweeps_doubt by sweep_never_takes_doubt;
     lets_the_last_secret_win by secret_is_kept_by_the_first_writer;
-    lowers_marks by marks_never_go_down;
     boasts_of_durability by acknowledged_writes_survive;
     claims_in_two_steps_in_some_order by concurrent_commands_have_an_order; // X6
     hangs_after_a_dropped_call by dropped_calls_leave_no_lock_behind;
@@ -274,17 +273,6 @@ impl Store for Broken {
             return Box::pin(async move { Ok(candidate) });
         }
         self.inner.secret(candidate)
-    }
-
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        if self.wrong == Wrong::lowers_marks {
-            return Box::pin(async move { Ok(value) });
-        }
-        self.inner.raise_mark(mark, value)
     }
 
     fn durability(&self) -> Durability {

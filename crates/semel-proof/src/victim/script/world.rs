@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use semel::key::KeyId;
 use semel::record::{self, Fence, Record, Ruling, Sweep};
-use semel::store::{Error, MarkId, Scan, Store, Swept};
+use semel::store::{EmbeddedStore, Error, MarkId, MarkStore as _, Scan, Store as _, Swept};
 
 use super::{Deed, Step};
 
@@ -70,7 +70,7 @@ impl World {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn read(store: &dyn Store) -> Result<Self, Error> {
+    pub async fn read(store: &EmbeddedStore) -> Result<Self, Error> {
         let mut world = Self::default();
         let mut after = None;
         loop {

@@ -12,9 +12,7 @@ use super::{RedisStore, Shared};
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
-use crate::store::{
-    BoxFuture, Durability, Error, Invalidate, MarkId, Page, Scan, Snapshot, Store, Swept, Watch,
-};
+use crate::store::{BoxFuture, Durability, Error, Invalidate, Page, Scan, Snapshot, Store, Swept, Watch};
 use crate::testkit::contract::{Context, agrees_with_the_rules};
 use crate::time::{Clock, ManualClock};
 
@@ -101,14 +99,6 @@ impl Store for Timed {
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
         self.store.secret(candidate)
-    }
-
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.store.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.store.raise_mark(mark, value)
     }
 
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {

@@ -8,7 +8,7 @@ use super::expecting::{
 };
 use crate::record::{Command, Force, Mode, Ruling};
 use crate::secret::Secret;
-use crate::store::{MarkId, Scan};
+use crate::store::Scan;
 
 /// A claim that was given up halfway is repeated by its owner and won, once (X1, X8).
 pub async fn dropped_claim_can_be_repeated(context: &Context) {
@@ -40,7 +40,6 @@ pub async fn dropped_calls_leave_no_lock_behind(context: &Context) {
             drop_after(polls, store.scan(Scan { phase: None, after: None, limit: 10 })).await;
             drop_after(polls, store.sweep(10)).await;
             drop_after(polls, store.secret(Secret::random())).await;
-            drop_after(polls, store.raise_mark(MarkId::of_session(id.as_bytes()), 1)).await;
             soon("an answer after dropped calls", async {
                 accepted(context.apply(id, Command::Forget(Force::Yes)).await);
                 won(context.ask(id, &ask(*placed.claim.terms)).await);

@@ -1,4 +1,4 @@
-//! What is kept: outcomes to the byte and for their time, the secret, the marks, and all of it across a restart.
+//! What is kept: outcomes to the byte and for their time, the secret, and all of it across a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::sweeping::sweep_all;
 use crate::outcome::Outcome;
 use crate::record::{Command, Force, Mode, Phase, Ruling, Terms};
 use crate::secret::Secret;
-use crate::store::{Durability, MarkId};
+use crate::store::Durability;
 use crate::time::Timestamp;
 
 /// Empty, binary, large, and with binary metadata: what is replayed is what was kept (X15, X16).
@@ -177,32 +177,8 @@ pub async fn secret_is_kept_by_the_first_writer(context: &Context) {
     assert_eq!(context.store().secret(late).await.expect("a healthy store").expose(), &kept[0]);
 }
 
-/// A mark rises to the highest value anybody gave, and never goes down; marks are apart from each other.
-pub async fn marks_never_go_down(context: &Context) {
-    let mark = MarkId::of_session(context.key().as_bytes());
-    let other = MarkId::of_session(context.key().as_bytes());
-    let store = context.store();
-    assert_eq!(store.read_mark(mark).await.expect("a healthy store"), None);
-    let raised = at_once(32, |number| {
-        let store = context.handle(number);
-        let value = 1 + (number as u64 * 7) % 32;
-        async move { (value, store.raise_mark(mark, value).await.expect("a healthy store")) }
-    })
-    .await;
-    for (value, stands) in raised {
-        assert!((value..=32).contains(&stands), "raised to {value}, told that it stands at {stands}");
-    }
-    assert_eq!(store.raise_mark(mark, 5).await.expect("a healthy store"), 32);
-    assert_eq!(store.read_mark(mark).await.expect("a healthy store"), Some(32));
-    assert_eq!(store.read_mark(other).await.expect("a healthy store"), None);
-    for value in [0, u64::from(u32::MAX) + 1, 1 << 53, (1 << 53) + 1, u64::MAX >> 1] {
-        assert_eq!(store.raise_mark(other, value).await.expect("a healthy store"), value);
-        assert_eq!(store.read_mark(other).await.expect("a healthy store"), Some(value));
-    }
-}
-
 /// Whatever was acknowledged is there after the store was closed and opened: records in every phase, grants that
-/// are still good, stubs, the secret, the marks. A store that promises nothing says so.
+/// are still good, stubs, the secret. A store that promises nothing says so.
 pub async fn acknowledged_writes_survive(context: &Context) {
     if !context.can_reopen() {
         assert_eq!(
@@ -220,8 +196,6 @@ pub async fn acknowledged_writes_survive(context: &Context) {
     }
     let forgotten = context.place(Phase::Done).await;
     accepted(context.apply(forgotten.id, Command::Forget(Force::No)).await);
-    let mark = MarkId::of_session(context.key().as_bytes());
-    context.store().raise_mark(mark, 41).await.expect("a healthy store");
     let secret = *context.store().secret(Secret::random()).await.expect("a healthy store").expose();
 
     for _ in 0..2 {
@@ -234,7 +208,6 @@ pub async fn acknowledged_writes_survive(context: &Context) {
         }
         let kept = context.store().secret(Secret::random()).await.expect("a healthy store");
         assert_eq!(kept.expose(), &secret, "another secret after opening again");
-        assert_eq!(context.store().read_mark(mark).await.expect("a healthy store"), Some(41));
         lost(context.ask(forgotten.id, &forgotten.claim).await);
     }
     for (phase, made, _) in &placed {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::record::{Force, Phase};
 use crate::secret::Secret;
-use crate::store::{MarkId, Scan};
+use crate::store::{MarkId, MarkStore as _, Scan};
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_a_restart() {

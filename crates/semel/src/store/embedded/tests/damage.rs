@@ -9,7 +9,7 @@ use super::*;
 use crate::record::{Fence, Force, Phase};
 use crate::secret::Secret;
 use crate::store::embedded::{OnCorruption, table};
-use crate::store::{ErrorKind, MarkId, Scan, Snapshot};
+use crate::store::{ErrorKind, MarkId, MarkStore as _, Scan, Snapshot};
 
 /// All that a store can be asked for.
 #[derive(Debug, PartialEq)]

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::store::{ErrorKind, Scan};
+use crate::store::{ErrorKind, MarkId, MarkStore as _, Scan};
 
 /// Holds the writer inside a transaction until told otherwise.
 struct Hold {
@@ -276,7 +276,7 @@ async fn a_poisoned_store_acknowledges_nothing() {
         store.apply(id(2), claim()).await.err(),
         store.get(id(1)).await.err(),
         store.sweep(1).await.err(),
-        store.raise_mark(crate::store::MarkId::of_session(b"s"), 1).await.err(),
+        store.raise_mark(MarkId::of_session(b"s"), 1).await.err(),
     ];
     for error in errors {
         let error = error.expect("nothing is answered");

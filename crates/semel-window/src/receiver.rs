@@ -10,8 +10,8 @@ pub use self::builder::Builder;
 use self::session::{Known, Session, Sessions};
 use super::marks::{Advance, Gaps};
 use super::{Forget, Window, WindowKey};
-use crate::engine::block_on::block_on;
-use crate::store::{self, MarkId, Store};
+use semel::engine::block_on::block_on;
+use semel::store::{self, MarkId, MarkStore};
 
 /// Applies each operation of each session once, in the order of its sequence numbers.
 ///
@@ -34,7 +34,7 @@ use crate::store::{self, MarkId, Store};
 ///
 /// ```
 /// use semel::store::MemoryStore;
-/// use semel::window::{Gaps, Received, Receiver, RefusedBy};
+/// use semel_window::{Gaps, Received, Receiver, RefusedBy};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,7 +54,7 @@ use crate::store::{self, MarkId, Store};
 /// # }
 /// ```
 pub struct Receiver {
-    store: Arc<dyn Store>,
+    store: Arc<dyn MarkStore>,
     gaps: Gaps,
     first: u64,
     name: Option<Box<str>>,
@@ -125,12 +125,12 @@ pub enum ReceiveError<E> {
 
 impl Receiver {
     /// Starts to build a receiver that keeps its marks in `store`.
-    pub fn builder(store: impl Store, gaps: Gaps) -> Builder {
+    pub fn builder(store: impl MarkStore, gaps: Gaps) -> Builder {
         Builder::new(Arc::new(store), gaps)
     }
 
     /// The same, over a store that others use too.
-    pub fn over(store: Arc<dyn Store>, gaps: Gaps) -> Builder {
+    pub fn over(store: Arc<dyn MarkStore>, gaps: Gaps) -> Builder {
         Builder::new(store, gaps)
     }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::Receiver;
 use super::session::Sessions;
-use crate::store::Store;
-use crate::window::marks::{DEFAULT_FIRST, Gaps};
-use crate::window::{DEFAULT_CAPACITY, Window, WindowError};
+use crate::marks::{DEFAULT_FIRST, Gaps};
+use crate::{DEFAULT_CAPACITY, Window, WindowError};
+use semel::store::MarkStore;
 
 /// How many idle sessions stay in memory, unless told otherwise.
 const DEFAULT_IDLE: usize = 10_000;
@@ -15,7 +15,7 @@ const DEFAULT_IDLE: usize = 10_000;
 #[derive(Debug)]
 #[must_use = "nothing is built until build is called"]
 pub struct Builder {
-    store: Arc<dyn Store>,
+    store: Arc<dyn MarkStore>,
     gaps: Gaps,
     first: u64,
     name: Option<Box<str>>,
@@ -24,7 +24,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    pub(super) fn new(store: Arc<dyn Store>, gaps: Gaps) -> Self {
+    pub(super) fn new(store: Arc<dyn MarkStore>, gaps: Gaps) -> Self {
         Self { store, gaps, first: DEFAULT_FIRST, name: None, capacity: DEFAULT_CAPACITY, idle: DEFAULT_IDLE }
     }
 

@@ -13,7 +13,7 @@ use std::fmt;
 /// UUID, a hash); a [`Receiver`](super::Receiver) does that for you.
 ///
 /// ```
-/// use semel::window::WindowKey;
+/// use semel_window::WindowKey;
 ///
 /// let key = WindowKey::derive(b"session-1", 1, b"set a=1");
 /// assert_eq!(key.to_string(), "68af871641e8ab3409ea221f9f06ea93");

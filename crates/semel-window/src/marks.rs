@@ -5,7 +5,7 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 
-use crate::sync::Mutex;
+use parking_lot::Mutex;
 
 /// Sessions are spread over this many locks.
 const SHARDS: usize = 16;
@@ -83,7 +83,7 @@ impl Gaps {
 /// Marks here do not survive a restart; a [`Receiver`](super::Receiver) keeps them in a store.
 ///
 /// ```
-/// use semel::window::{Advance, Gaps, Marks};
+/// use semel_window::{Advance, Gaps, Marks};
 ///
 /// let marks = Marks::new(Gaps::Lenient);
 /// assert!(matches!(marks.advance(b"s", 7), Advance::Accepted(_)));
@@ -189,7 +189,7 @@ impl fmt::Debug for Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::window::{Window, WindowKey};
+    use crate::{Window, WindowKey};
 
     fn accepted(advance: Advance) -> Accepted {
         match advance {

@@ -1,6 +1,6 @@
 //! The window against a mutex around an LRU map: CPU per operation, bytes per key, missed repeats.
 //!
-//! `cargo bench -p semel --bench window`, with `-- --check` to fail when a goal is missed. Both sides run in
+//! `cargo bench -p semel-window --bench window`, with `-- --check` to fail when a goal is missed. Both sides run in
 //! turns on the same keys, both are full from the start, so every new key lets an old one out.
 //!
 //! The yardstick is an LRU map with the standard library's hasher, which like the window's withstands chosen
@@ -15,7 +15,7 @@ use std::thread;
 use lru::LruCache;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
-use semel::window::{DEFAULT_CAPACITY, Window, WindowKey};
+use semel_window::{DEFAULT_CAPACITY, Window, WindowKey};
 
 const CAPACITY: usize = DEFAULT_CAPACITY;
 /// Operations of one sample, over all threads.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::store::{self, MarkId, Store};
-use crate::sync::Mutex;
+use parking_lot::Mutex;
+use semel::store::{self, MarkId, MarkStore};
 
 /// Sessions are spread over this many locks, which are held only to look one up.
 const SHARDS: usize = 16;
@@ -94,7 +94,11 @@ impl Session {
 
 impl Turn<'_> {
     /// The session's mark, from the store if need be. A mark that is owed is paid first.
-    pub(super) async fn load(&mut self, store: &dyn Store, id: MarkId) -> Result<Option<u64>, store::Error> {
+    pub(super) async fn load(
+        &mut self,
+        store: &dyn MarkStore,
+        id: MarkId,
+    ) -> Result<Option<u64>, store::Error> {
         match *self.state {
             State::Kept(mark) => return Ok(mark),
             State::Owed(mark) => self.raise(store, id, mark).await?,
@@ -109,7 +113,7 @@ impl Turn<'_> {
     /// Has the store raise the mark to `sequence`. From the call on it is owed, whatever becomes of the call.
     pub(super) async fn raise(
         &mut self,
-        store: &dyn Store,
+        store: &dyn MarkStore,
         id: MarkId,
         sequence: u64,
     ) -> Result<(), store::Error> {

@@ -1,15 +1,4 @@
-//! Bounded duplicate detection for numbered operations.
-//!
-//! Two layers stand in front of an apply function. The [`Window`] remembers the last keys it recorded and
-//! answers in constant time and bounded memory. The [`Marks`] keep one number per session, the highest that
-//! was applied, and refuse what the window has forgotten.
-//!
-//! | part | what it is for |
-//! |---|---|
-//! | [`WindowKey`] | names one operation of one session in 128 bits |
-//! | [`Window`] | has this key been recorded among the last N? |
-//! | [`Marks`], [`Gaps`] | is this sequence number still to be applied? |
-//! | [`Receiver`] | both, in front of any apply function, with marks that survive a restart |
+#![doc = include_str!("../README.md")]
 
 mod dedup;
 mod marks;
@@ -17,10 +6,13 @@ mod receiver;
 mod seed;
 mod session_key;
 mod table;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 
 pub use dedup::{DEFAULT_CAPACITY, Forget, MAX_CAPACITY, Window, WindowError};
 pub use marks::{Accepted, Advance, Gaps, Marks};
 pub use receiver::{Builder, Joined, ReceiveError, Received, Receiver, RefusedBy};
+pub use semel::store::{MarkId, MarkStore};
 pub use session_key::WindowKey;
 
 /// A boxed slice of `count` fresh values; a size that memory cannot hold is an error, not an abort.

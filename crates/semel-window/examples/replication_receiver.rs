@@ -1,14 +1,14 @@
 //! A follower of a replicated log. The link repeats, the follower fails once and restarts, and long after that
 //! the link delivers an old message again. Every entry ends up in the copy once.
 //!
-//! `cargo run -p semel --example replication_receiver`
+//! `cargo run -p semel-window --example replication_receiver`
 
 use std::error::Error;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use semel::store::EmbeddedStore;
-use semel::window::{Gaps, ReceiveError, Received, Receiver, RefusedBy};
+use semel_window::{Gaps, ReceiveError, Received, Receiver, RefusedBy};
 
 /// One entry on the wire.
 #[derive(Clone, Copy)]

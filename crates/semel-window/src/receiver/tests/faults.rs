@@ -1,8 +1,8 @@
 //! What becomes of marks when the store fails.
 
 use super::*;
-use crate::store::ErrorKind;
-use crate::testkit::fault::{Call, Fault, FaultStore, Gate, When};
+use semel::store::ErrorKind;
+use semel::testkit::fault::{Call, Fault, FaultStore, Gate, When};
 use std::sync::atomic::AtomicBool;
 
 /// A receiver over a store that can be made to fail.

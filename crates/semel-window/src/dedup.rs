@@ -5,7 +5,7 @@ use std::fmt;
 use super::WindowKey;
 use super::seed::{Seed, Sketch};
 use super::table::{Place, Table};
-use crate::sync::Mutex;
+use parking_lot::Mutex;
 
 /// How many keys a window holds unless told otherwise.
 pub const DEFAULT_CAPACITY: usize = 100_000;
@@ -26,7 +26,7 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 /// the marks of a [`Receiver`](super::Receiver).
 ///
 /// ```
-/// use semel::window::{Window, WindowKey};
+/// use semel_window::{Window, WindowKey};
 ///
 /// let window = Window::new(2)?;
 /// let key = |n: u64| WindowKey::derive(b"session-1", n, b"payload");
@@ -35,7 +35,7 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 /// assert!(window.check_and_record(key(2)));
 /// assert!(window.check_and_record(key(3))); // the oldest, 1, leaves
 /// assert!(!window.contains(key(1)));
-/// # Ok::<(), semel::window::WindowError>(())
+/// # Ok::<(), semel_window::WindowError>(())
 /// ```
 pub struct Window {
     capacity: usize,

@@ -5,16 +5,15 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use super::*;
-use crate::store::MemoryStore;
+use semel::store::MemoryStore;
 
-#[cfg(feature = "testkit")]
 mod faults;
 
 const S: &[u8] = b"session-1";
 
 /// What was applied, in order: the effect that must not happen twice.
 #[derive(Default)]
-struct Ledger(crate::sync::Mutex<Vec<u64>>);
+struct Ledger(parking_lot::Mutex<Vec<u64>>);
 
 impl Ledger {
     fn lines(&self) -> Vec<u64> {
@@ -93,13 +92,12 @@ async fn marks_survive_a_restart() {
     assert_eq!(ledger.lines(), [1, 2, 3, 4]);
 }
 
-#[cfg(feature = "embedded")]
 #[tokio::test]
 async fn marks_survive_on_disk() {
     // W5
     let folder = tempfile::tempdir().unwrap();
     let start = || {
-        let store = crate::store::EmbeddedStore::open(folder.path()).unwrap();
+        let store = semel::store::EmbeddedStore::open(folder.path()).unwrap();
         Receiver::builder(store, Gaps::Strict).build().unwrap()
     };
     let ledger = Ledger::default();
