@@ -16,8 +16,9 @@ mod words;
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use semel_testbed::{Postgres, Redis};
 
 use self::pages::{Block, Page, pages, root};
@@ -133,16 +134,20 @@ fn run_page(page: &Page) -> Result<(), String> {
     drop(listeners);
     let free = |port: u16| ports.iter().find(|(named, _)| *named == port).unwrap().1.to_string();
     let mut script = include_str!("guide/prelude.sh").to_owned() + &script;
-    for (named, port) in &ports {
-        for spelling in ["127.0.0.1:", "localhost:", "\"127.0.0.1\", "] {
-            let host = spelling.replace("localhost", "127.0.0.1");
-            script = script.replace(&format!("{spelling}{named}"), &format!("{host}{port}"));
+    for spelling in ["127.0.0.1:", "localhost:", "\"127.0.0.1\", "] {
+        let host = spelling.replace("localhost", "127.0.0.1");
+        for port in PORTS {
+            script = script.replace(&format!("{spelling}{port}"), &format!("{host}<{port}>"));
         }
+    }
+    // In a second step: a free port may begin with the digits of another one.
+    for (named, port) in &ports {
+        script = script.replace(&format!("<{named}>"), &port.to_string());
     }
     std::fs::write(folder.path().join("page.sh"), script).unwrap();
     let binary = semel();
     let binary = Path::new(binary.get_program());
-    let output = Command::new("timeout")
+    let script = Command::new("timeout")
         .args(["-k", "10", "300", "bash", "page.sh"])
         .current_dir(folder.path())
         .env("SEMEL", binary)
@@ -158,8 +163,14 @@ fn run_page(page: &Page) -> Result<(), String> {
         .env("PGHOST", "127.0.0.1")
         .env("PGPORT", free(5432))
         .env("PGUSER", "postgres")
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .unwrap();
+    // `timeout` leads a process group of its own: whatever the page left running ends with it.
+    let group = Pid::from_child(&script);
+    let output = script.wait_with_output().unwrap();
+    let _ = kill_process_group(group, Signal::KILL);
     let [printed, said] =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     if output.status.success() {

@@ -11,8 +11,9 @@ fail() {
 
 # in_background NAME COMMAND…: starts it and waits for its first line.
 in_background() {
-  local name=${1//[^a-z0-9.:]/_}
+  local name=$1
   shift
+  stop "$name"
   "$@" >"$run/$name.out" 2>"$run/$name.err" </dev/null &
   echo $! >"$run/$name.pid"
   until [ -s "$run/$name.out" ]; do
@@ -48,7 +49,6 @@ semel() {
 serve() {
   local flags=(--admin "127.0.0.1:$ADMIN_PORT")
   case " $* " in *" --upstream "*) flags+=(--listen "127.0.0.1:$GATEWAY_PORT") ;; esac
-  stop server
   in_background server "$SEMEL" "$@" "${flags[@]}"
 }
 
