@@ -133,7 +133,7 @@ fn run_page(page: &Page) -> Result<(), String> {
         .collect();
     drop(listeners);
     let free = |port: u16| ports.iter().find(|(named, _)| *named == port).unwrap().1.to_string();
-    let mut script = include_str!("guide/prelude.sh").to_owned() + &script;
+    let mut script = [include_str!("guide/prelude.sh"), &script].concat();
     for spelling in ["127.0.0.1:", "localhost:", "\"127.0.0.1\", "] {
         let host = spelling.replace("localhost", "127.0.0.1");
         for port in PORTS {
