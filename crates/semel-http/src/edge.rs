@@ -2,7 +2,7 @@
 //!
 //! [`serve`] takes a bound listener, a `tower` service and a signal to stop. Between the socket and hyper stands a wire
 //! that reads every HTTP/1 request strictly and refuses what two servers could understand differently, before hyper
-//! repairs it; see `docs/gateway.md` for the list. A request that is refused is answered with a problem document, its
+//! repairs it; see `docs/reference/gateway.md` for the list. A request that is refused is answered with a problem document, its
 //! connection is closed, and the service never hears of it.
 //!
 //! A client that goes away does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops

@@ -5,7 +5,7 @@
 //! semel serve --profile adcp-mcp --upstream http://127.0.0.1:3000/
 //! ```
 //!
-//! Behind the gateway it conforms; see docs/mcp.md. A second argument is how many milliseconds a media buy takes.
+//! Behind the gateway it conforms; see docs/reference/adcp-mcp.md. A second argument is how many milliseconds a media buy takes.
 
 mod agent;
 

@@ -6,6 +6,7 @@ mod hygiene;
 mod model;
 mod multi_process;
 mod schedules;
+mod snippets;
 
 // The registry's source is compiled a second time here, and finds these two under `crate::`.
 use schedules::{key, sync};

@@ -51,7 +51,7 @@ pub use self::keyring::{Keyring, KeyringError, SealingKey};
 
 /// Seals outcomes before the store below keeps them.
 ///
-/// - **What it promises** and what not is in `docs/encryption.md`. Whoever reads the store's files, dumps or network
+/// - **What it promises** and what not is in `docs/reference/encryption.md`. Whoever reads the store's files, dumps or network
 ///   learns no outcome; whoever changes them cannot make one up or move one to another key.
 /// - **A missing or wrong key is an error** that names the key's id. The effect is never run again for it.
 /// - **[`rotate`](Self::rotate)** changes the ring while calls go on.

@@ -3,7 +3,7 @@
 //! Every record is one packed value under its own hash tag; every change is one script call, in which the server's
 //! clock decides. The script is another spelling of [`crate::record`]. What is commonest needs no script: a first claim
 //! and a replay, see `redis/plain.rs`. What is kept where, and what may be promised of it, is told in
-//! `docs/redis-store.md`.
+//! `docs/reference/redis-store.md`.
 
 mod address;
 mod builder;

@@ -168,7 +168,7 @@ async fn mutating_tools_of_adcp_need_a_key_by_name() {
 // The docs name the same tools.
 #[test]
 fn the_docs_list_the_tools_that_need_a_key() {
-    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/mcp.md");
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/adcp-mcp.md");
     let text = std::fs::read_to_string(docs).unwrap();
     let start = text.find("The mutating tools of AdCP").expect("the list");
     let list = &text[start..start + text[start..].find(". In Rust").expect("its end")];

@@ -1,6 +1,6 @@
 //! The ledger's tables, and how a file comes to have them.
 //!
-//! `docs/ledger.md` explains them to an operator; keep both in step.
+//! `docs/reference/ledger.md` explains them to an operator; keep both in step.
 
 use semel::store::rusqlite::{self, Connection, OptionalExtension as _};
 use semel::store::{Error, ErrorKind};

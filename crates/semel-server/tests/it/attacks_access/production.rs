@@ -1,4 +1,4 @@
-//! `semel config check --production`, over the configuration of docs/hardening.md.
+//! `semel config check --production`, over the configuration of docs/howto/harden-for-production.md.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::admin_tls::certificates;
 use crate::kit::run;
 
-const GUIDE: &str = include_str!("../../../../../docs/hardening.md");
+const GUIDE: &str = include_str!("../../../../../docs/howto/harden-for-production.md");
 
 /// Writes the guide's configuration with everything that it names.
 fn prepare(folder: &Path) -> String {

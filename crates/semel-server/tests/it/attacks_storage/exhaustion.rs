@@ -12,7 +12,7 @@ use semel_testbed::wait;
 use crate::kit::{PATIENCE, Semel, metric};
 
 const MIB: u64 = 1 << 20;
-/// What SQLite's log may take beside the data (docs/embedded-store.md).
+/// What SQLite's log may take beside the data (docs/reference/embedded-store.md).
 const LOG: u64 = 32 * MIB;
 
 /// An API with large refusals: `/missing` is a 404 with a page, `/slow` waits, everything else is a 201 of 1 KiB.

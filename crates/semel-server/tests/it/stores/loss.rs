@@ -309,11 +309,9 @@ fn a_secret_made_by_redis_can_be_configured_later() {
     let mut deployment = Deployment::new(Secret::MadeByTheStore);
     let unconfigured = deployment.start();
     assert_one_answer("one", &[send(&unconfigured, "/pay", "one")]);
-    let docs = include_str!("../../../../../docs/redis-store.md");
+    let docs = include_str!("../../../../../docs/howto/rotate-keys.md");
     let command = docs.lines().find(|line| line.contains("GET semel:secret")).expect("the docs say how");
-    let command = command
-        .trim_start_matches("$ ")
-        .replace("redis-cli", &format!("redis-cli -p {}", deployment.redis.port()));
+    let command = command.replace("redis-cli", &format!("redis-cli -p {}", deployment.redis.port()));
     let printed = std::process::Command::new("bash").args(["-c", &command]).output().unwrap();
     deployment.configured = String::from_utf8(printed.stdout).unwrap().trim().to_owned();
     deployment.secret = Secret::Configured;

@@ -1,6 +1,6 @@
 //! The tables, how a connection is set up, and how a new file comes to be.
 //!
-//! `docs/embedded-store.md` explains the tables to an operator; keep both in step.
+//! `docs/reference/embedded-store.md` explains the tables to an operator; keep both in step.
 
 use std::fs::File;
 use std::io;

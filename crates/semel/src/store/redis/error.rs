@@ -43,7 +43,7 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("OOM", ErrorKind::Full, "the server's memory is full: raise maxmemory or shorten the retention"),
     ("NOAUTH", ErrorKind::Setup, "the server wants a password: put it into the URL"),
     ("WRONGPASS", ErrorKind::Setup, "user or password is wrong: correct them in the URL"),
-    ("NOPERM", ErrorKind::Setup, "the user lacks rights: see docs/redis-store.md for the list"),
+    ("NOPERM", ErrorKind::Setup, "the user lacks rights: see docs/reference/redis-store.md for the list"),
     ("WRONGTYPE", ErrorKind::Corrupt, "a key of Semel holds something else: give Semel a prefix of its own"),
     (
         "CROSSSLOT",

@@ -58,7 +58,7 @@ async fn a_replica_is_refused() {
     assert!(error.to_string().contains("give the URL of its primary, or of Sentinel"), "{error}");
 }
 
-/// The rights that docs/redis-store.md lists: enough, and CONFIG is not among them.
+/// The rights that docs/reference/redis-store.md lists: enough, and CONFIG is not among them.
 const RIGHTS: &str = "on >pw ~semel:* &semel:* +@connection +@pubsub +@scripting +info +time +get +set +setrange +del \
                       +pttl +incr +pexpire +exists +hsetnx +hset +hget +hincrby +scan +wait";
 
@@ -80,7 +80,10 @@ async fn missing_rights_are_named() {
         let error = refusal(&format!("redis://app:pw@{}", server.addr())).await;
         assert_eq!(error.kind(), ErrorKind::Setup, "{lacks}: {error}");
         let sentence = error.to_string();
-        assert!(sentence.contains("NOPERM") && sentence.contains("docs/redis-store.md"), "{lacks}: {error}");
+        assert!(
+            sentence.contains("NOPERM") && sentence.contains("docs/reference/redis-store.md"),
+            "{lacks}: {error}"
+        );
     }
 }
 

@@ -57,7 +57,7 @@ async fn a_wrong_password_and_missing_rights_are_named() {
     }
 }
 
-/// The rights that docs/tiered-store.md lists.
+/// The rights that docs/reference/tiered-store.md lists.
 const RIGHTS: &str = "on >pw ~semel:copies:* &semel:copies:* +@connection +@pubsub +get +set +del +exists";
 
 #[tokio::test(flavor = "multi_thread")]
