@@ -5,13 +5,13 @@
 //! it.
 //!
 //! ```text
-//!   find the route ─► not guarded, or no key ──────────────────────────────────► pass on
+//!   find the route ─► not guarded, or no key ────────────────────────────► pass on
 //!        │
-//!   admit: key, scope, body, fingerprint ─► invalid ──────────────────────────────► problem, no store access
+//!   admit: key, scope, body, fingerprint ─► invalid ─────────────────────► problem, no store access
 //!        │
-//!   claim ─► stored answer, conflict, in progress, expired, in doubt ─────────► answer
+//!   claim ─► stored answer, conflict, in progress, expired, in doubt ────► answer
 //!        │ won
-//!   run: begin ─► call ─► read ─► store, release or abandon ───────────────────────► answer
+//!   run: begin ─► call ─► read ─► store, release or abandon ─────────────► answer
 //! ```
 //!
 //! Where calls are MCP messages, two steps differ: `messages` admits, and `tool_answer` (with `live`, for streams) reads and stores.
