@@ -422,9 +422,7 @@ impl Inner {
         self.capacity.refuse_call(limit);
         let reason = match limit {
             CallLimit::InAll => "the gateway has reached its limit of concurrent calls",
-            CallLimit::Upstream => {
-                "the gateway has reached its limit of concurrent calls to this upstream"
-            }
+            CallLimit::Upstream => "the gateway has reached its limit of concurrent calls to this upstream",
         };
         self.refuse(policy, &admitted.asked, &admit::overloaded(reason))
     }

@@ -193,6 +193,9 @@ mod tests {
         limiter.take(Some(&known), Budget::Writes).unwrap();
         tokio::time::advance(Duration::from_secs(10)).await;
         limiter.take(Some(&principal(199_999)), Budget::Writes).unwrap();
-        assert!(limiter.shards.iter().any(|shard| shard.lock().known.len() == 1), "the idle ones were removed");
+        assert!(
+            limiter.shards.iter().any(|shard| shard.lock().known.len() == 1),
+            "the idle ones were removed"
+        );
     }
 }

@@ -192,7 +192,8 @@ impl Inner {
             Message::Batch(calls) => {
                 for call in &calls {
                     if call.has_key() || self.needs_key(tools, policy, parts, call).await {
-                        let reason = "a call that has or needs an idempotency_key must be sent alone, not in a batch";
+                        let reason =
+                            "a call that has or needs an idempotency_key must be sent alone, not in a batch";
                         return unread(Problem::new(Situation::BodyMalformed, reason));
                     }
                 }
@@ -222,7 +223,8 @@ impl Inner {
         asked: Asked,
     ) -> Result<Admitted, Problem> {
         if call.id.is_none() {
-            let reason = "a call with an idempotency_key needs an id: without one there is no answer to the caller";
+            let reason =
+                "a call with an idempotency_key needs an id: without one there is no answer to the caller";
             return Err(Problem::new(Situation::BodyMalformed, reason));
         }
         let text = call.arguments.as_ref().ok_or(Situation::KeyMissing)?;

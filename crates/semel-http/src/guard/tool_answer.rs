@@ -59,7 +59,9 @@ impl Inner {
                 return self.conclude(policy, &asked, running, kept, steering, answer).await;
             }
             Hearing::Not(_, Silence::Late) => CallError::timed_out("no answer within in_flight_max"),
-            Hearing::Not(_, Silence::Missing) => CallError::unknown("the upstream's response is not an answer to the call"),
+            Hearing::Not(_, Silence::Missing) => {
+                CallError::unknown("the upstream's response is not an answer to the call")
+            }
             Hearing::Cut(error) => CallError::unknown(error),
         };
         self.failed(policy, &asked, running, &error).await

@@ -201,9 +201,7 @@ pub enum PolicyError {
         part: String,
     },
     /// A claim of a token without a key to verify it.
-    #[error(
-        "the scope jwt:{claim} needs a secret or a key set (jwks): an unverified claim can be forged"
-    )]
+    #[error("the scope jwt:{claim} needs a secret or a key set (jwks): an unverified claim can be forged")]
     Unverified {
         /// The claim.
         claim: String,

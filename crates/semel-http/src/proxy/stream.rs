@@ -97,9 +97,8 @@ fn tls(upstream: &Upstream, options: &Options) -> Result<(TlsConnector, ServerNa
         Protocol::Http1 => vec![b"http/1.1".to_vec()],
         Protocol::Http2 => vec![b"h2".to_vec()],
     };
-    let name = ServerName::try_from(upstream.host.to_string()).map_err(|_| {
-        rustls::Error::General("the upstream's host is not a valid TLS server name".into())
-    })?;
+    let name = ServerName::try_from(upstream.host.to_string())
+        .map_err(|_| rustls::Error::General("the upstream's host is not a valid TLS server name".into()))?;
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
 

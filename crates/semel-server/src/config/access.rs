@@ -94,7 +94,8 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
             );
         }
         if tokens.iter().any(|other| other.name == name.value) {
-            let taken = format!("name: {:?} is taken by another token; names identify callers in logs", name.value);
+            let taken =
+                format!("name: {:?} is taken by another token; names identify callers in logs", name.value);
             problems.at(&name.span, taken);
         }
         if tokens.iter().any(|other| other.value == value) {

@@ -190,8 +190,7 @@ fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
 
 pub(super) fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
     let name = |name: String| {
-        HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("{name:?} is not a header name"))
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))
     };
     texts(value)?.into_iter().map(name).collect()
 }
@@ -233,8 +232,7 @@ fn key(
     // For mode keyed: the header of the derived key, and the provider that it is derived for.
     let derived = key.get("derived_header", |value| {
         let name = text(value)?;
-        HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("{name:?} is not a header name"))
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))
     });
     let provider = key.get("provider", text);
     key.done();

@@ -53,10 +53,8 @@ impl Sealing {
             key.done();
             let (Some(id), Some((value, span))) = (id, value) else { continue };
             if value.len() < SHORTEST {
-                problems.at(
-                    &span,
-                    format!("value: is shorter than {SHORTEST} characters and could be guessed"),
-                );
+                problems
+                    .at(&span, format!("value: is shorter than {SHORTEST} characters and could be guessed"));
                 continue;
             }
             let value = SealingKey::from_passphrase(value.as_bytes());

@@ -21,9 +21,7 @@ const MADE_BY_A_STORE: &str = "hex:";
 pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Environment<'_>) -> Option<Secret> {
     let (text, span) = read(table, key, from)?;
     if text.len() < 16 {
-        table
-            .problems()
-            .at(&span, format!("{key}: is shorter than 16 characters and could be guessed"));
+        table.problems().at(&span, format!("{key}: is shorter than 16 characters and could be guessed"));
         return None;
     }
     let Some(digits) = text.strip_prefix(MADE_BY_A_STORE) else {

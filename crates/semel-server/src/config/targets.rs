@@ -185,8 +185,7 @@ fn breaker(table: &mut Table<'_>) -> Limits {
     // Without `longest_rest`, a long `rest` is also the longest one.
     let longest = longest.map_or(usual.longest_rest.max(rested), |longest| longest.value);
     if longest < rested {
-        let why =
-            "longest_rest: expected at least `rest`, which doubles with every failed probe";
+        let why = "longest_rest: expected at least `rest`, which doubles with every failed probe";
         problems.at(&at, why);
     }
     Limits {
