@@ -1,6 +1,6 @@
-//! `semel demo`: a payments API that knows nothing of idempotency, the gateway before it, and clients that behave badly.
+//! `semel demo`: a payments API without idempotency, the gateway in front of it, and unreliable clients.
 //!
-//! Everything runs in this process, on free ports, with an embedded store in a temporary folder that goes with it.
+//! Everything runs in this process, on free ports, with an embedded store in a temporary folder that is removed at the end.
 
 mod api;
 mod tally;
@@ -23,7 +23,7 @@ use crate::serve::Server;
 use crate::signals::Signals;
 use crate::{logs, signals::Wish};
 
-/// The demo's own routes; its store and ports are flags.
+/// The demo's routes; its store and ports are flags.
 const CONFIG: &str = r#"
 drain = "10s"
 [log]
@@ -33,7 +33,7 @@ match = "POST /v1/charges"
 key = { header = "Idempotency-Key", required = true }
 "#;
 
-/// Runs the demo until it is told to stop.
+/// Runs the demo until it is stopped.
 ///
 /// # Errors
 /// It could not start, or a card was charged twice.
@@ -100,7 +100,7 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
         let _ = client.await;
     }
     server.stop(drain).await;
-    // After the store is closed: it is removed with all it holds.
+    // After the store was closed: removes the folder with its content.
     drop(folder);
     if args.json {
         say(&tally.json(&charges).to_string())?;

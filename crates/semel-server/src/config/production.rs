@@ -1,4 +1,5 @@
-//! `semel config check --production`: what a config lacks that faces strangers. Each gap says what, why, and the setting.
+//! `semel config check --production`: settings that a server on a public network lacks. Each message names the setting, the reason, and
+//! the fix.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 use super::certificate::Certificate;
 use super::{Config, Gateway, Place, transport};
 
-/// Everything that is missing; nothing where the config is fit for production. `text` is the file's, `path` where it is.
+/// The missing settings; empty if the config is fit for production. `text` is the content of the file, `path` its location.
 pub(super) fn gaps(config: &Config, path: &Path, text: &str) -> Vec<String> {
     let mut gaps = Vec::new();
     let mut add = |gap: &str| gaps.push(gap.to_owned());
@@ -172,10 +173,10 @@ fn store(config: &Config, add: &mut impl FnMut(&str)) {
     }
 }
 
-/// Files that others on the machine could read or change.
+/// Files that other users of the machine could read or change.
 fn permissions(config: &Config, path: &Path, text: &str, gaps: &mut Vec<String>) {
     let mut check = |file: &Path, forbidden: u32, what: &str, way_out: &str| {
-        // A file that is missing is told elsewhere, or is made when it is needed.
+        // A missing file is reported elsewhere, or is created when it is needed.
         let Ok(found) = fs::metadata(file) else { return };
         let mode = found.permissions().mode() & 0o777;
         if mode & forbidden != 0 {
@@ -195,7 +196,7 @@ fn permissions(config: &Config, path: &Path, text: &str, gaps: &mut Vec<String>)
     }
 }
 
-/// The files that hold secrets: `{ file = "…" }`, wherever it stands.
+/// The files of secrets: all `{ file = "…" }` of the config.
 fn secret_files(text: &str) -> Vec<PathBuf> {
     fn walk(table: &DeTable<'_>, files: &mut Vec<PathBuf>) {
         for (name, value) in table.iter() {

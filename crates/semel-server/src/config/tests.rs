@@ -185,7 +185,7 @@ fn flags_override_the_file() {
     assert!(matches!(config.records.place, Place::Memory));
 }
 
-// bad_config: every mistake has its place, and says what was expected.
+// Every mistake has a position and the expected value.
 #[test]
 fn mistakes_are_told_with_their_place() {
     let table: &[(&str, &[&str])] = &[
@@ -312,7 +312,7 @@ fn mistakes_are_told_with_their_place() {
     }
 }
 
-// R7, bad_config: settings that cannot stand together are refused at start.
+// Contradictory settings are refused at start.
 #[test]
 fn routes_are_checked() {
     let table = [
@@ -323,7 +323,7 @@ fn routes_are_checked() {
         ("match = \"POST /x\"\nprobe_absent = \"run\"", "there is no probe"),
         (
             "match = \"POST /x\"\nkey = { header = \"a\", json = \"/b\" }",
-            "give one of header, json, content, route",
+            "expected only one of header, json, content, route",
         ),
         ("match = \"POST /x\"\nkey = { json = \"nopointer\" }", "key"),
         ("match = \"POST /x\"\nfingerprint_exclude = [\"/a\"]", "needs fingerprint = \"json\""),
@@ -353,7 +353,7 @@ fn an_upstream_is_one_however_it_is_spelled() {
     assert_eq!(gateway.upstreams.len(), 1);
 }
 
-// bad_config: targets, with the line of each mistake.
+// Mistakes in targets, with their lines.
 #[test]
 fn targets_are_checked() {
     let table = [
