@@ -1,9 +1,9 @@
-//! Fingerprints: what was asked, as 256 bits.
+//! Fingerprints: a payload as 256 bits.
 //!
 //! A key names an effect; a fingerprint says whether two callers with that key asked for the same thing. It is made
-//! in two steps, because the deployment's secret is only known once the store was asked: a [`Payload`] is digested
-//! where the request is at hand, and becomes a [`Fingerprint`] under the secret. Only the fingerprint is stored, so
-//! nobody can find a short body by trying all of them against a dump.
+//! in two steps, because the deployment's secret is only known after a call to the store: the request is hashed to a
+//! [`Payload`], which becomes a [`Fingerprint`] under the secret. Only the fingerprint is stored, so nobody can find
+//! a short body by trying all of them against a dump.
 //!
 //! | a payload is | two requests are the same if |
 //! |---|---|
@@ -19,18 +19,18 @@ use crate::canonical::{CanonicalError, Canonicalizer, Exclusions, Limits};
 use crate::hex;
 use crate::secret::Secret;
 
-// One tag for each way to compare, all of one length: the same bytes asked for in two ways are two payloads.
+// One tag for each way to compare, all of one length: the same bytes compared in two ways are two payloads.
 const EXACT: &[u8; 16] = b"semel exact v1\0\0";
 const JSON: &[u8; 16] = b"semel json v1\0\0\0";
 const NONE: &[u8; 16] = b"semel none v1\0\0\0";
 
-/// The longest part that goes into the digest as it is. A longer one is hashed by itself first: BLAKE3 is several
-/// times faster on bytes that lie in one piece than on bytes that arrive behind length prefixes.
+/// The longest part that goes into the digest unchanged. A longer part is hashed separately first: BLAKE3 is several
+/// times faster on contiguous bytes than on bytes behind length prefixes.
 const INLINE: usize = 64;
 
-/// The digest of what was asked: 256 bits of BLAKE3, without any secret.
+/// The digest of a request: 256 bits of BLAKE3, without any secret.
 ///
-/// It lives between a request and its claim and is never stored: whoever has it can test guesses of a short payload.
+/// It lives between a request and its claim and is never stored: with it, guesses of a short payload can be tested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Payload([u8; 32]);
 
@@ -85,7 +85,7 @@ impl Payload {
         Ok(Self::json(&serde_json::to_vec(value)?, exclusions)?)
     }
 
-    /// The payload of callers who do not want payloads compared. All such payloads are equal.
+    /// The payload of callers that do not want payloads compared. All such payloads are equal.
     #[must_use]
     pub fn none() -> Self {
         Self(blake3::hash(NONE).into())

@@ -1,5 +1,5 @@
-//! Runs a future on a thread that is not a runtime's. Unlike a runtime's own `block_on` it never panics, wherever
-//! it is called from.
+//! Runs a future on a thread that belongs to no runtime. Unlike a runtime's own `block_on` it never panics, wherever
+//! it is called.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ impl Wake for Unpark {
 }
 
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    // Inside a task the runtime's budget for that task would run out, because it is only filled up between polls
-    // of the task, and everything here would seem to wait for ever.
+    // Inside a task the runtime refills the task's budget only between polls of the task. Without this, the budget
+    // would run out here and everything would seem to wait forever.
     let mut future = pin!(tokio::task::unconstrained(future));
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
