@@ -131,7 +131,6 @@ fn subtract(larger: &[u8], smaller: &[u8]) -> Vec<u8> {
 mod tests {
     use super::sum;
 
-    // G12
     #[test]
     fn sums_are_exact() {
         for (one, other, expected) in [

@@ -429,7 +429,6 @@ mod tests {
         (State::Blocked, State::Cancelled),
     ];
 
-    // P6
     #[test]
     fn only_the_drawn_transitions_are_possible() {
         for from in State::ALL {
@@ -440,7 +439,6 @@ mod tests {
         }
     }
 
-    // P12
     #[test]
     fn a_request_id_names_its_delivery() {
         let id = DeliveryId::new(Timestamp::from_micros(1));

@@ -151,7 +151,7 @@ mod tests {
         Publication::json("order.paid", "order-1", "{}", Origin::Outbox)
     }
 
-    // P7: what makes two events the same.
+    // What makes two events the same.
     #[test]
     fn tenant_type_and_key_name_an_event() {
         let secret = Secret::from_bytes([3; 32]);

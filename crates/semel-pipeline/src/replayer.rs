@@ -271,7 +271,6 @@ mod tests {
         Account { counts: Counts::default(), schedule, note: String::new() }
     }
 
-    // P10
     #[tokio::test]
     async fn a_canary_goes_first_and_the_rest_waits_for_it() {
         let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
@@ -320,7 +319,6 @@ mod tests {
         (0..started.len()).map(within).max().unwrap_or_default()
     }
 
-    // P10
     #[tokio::test(start_paused = true)]
     async fn it_is_as_fast_as_asked_and_never_faster() {
         for rate in [0.5, 1.0, 7.0, 10.0, 33.0, 100.0, 1000.0] {
@@ -379,7 +377,6 @@ mod tests {
         assert_eq!(may(5), 1);
     }
 
-    // P10
     #[tokio::test]
     async fn it_pauses_itself_when_too_many_fail() {
         let pace = Pace { canary: 2, pause_above: 0.5, ..Pace::default() };

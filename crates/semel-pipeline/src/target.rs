@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use crate::id::EventKind;
 
-    // P2: a repeat carries the same key; another event, target or epoch another one.
+    // A repeat carries the same key; another event, target or epoch another one.
     #[test]
     fn the_key_names_event_target_and_epoch() {
         let secret = Secret::from_bytes([7; 32]);

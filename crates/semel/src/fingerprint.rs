@@ -127,7 +127,7 @@ pub enum PayloadError {
 #[derive(Clone)]
 #[must_use = "a hasher gives nothing until finish() is called"]
 pub struct PayloadHasher {
-    /// The tag, then each part behind its length. Short, because long parts stand here as their hashes.
+    /// The tag, then each part behind its length. Short, because long parts are replaced by their hashes.
     encoded: Vec<u8>,
 }
 
@@ -141,7 +141,7 @@ impl PayloadHasher {
     pub fn part(mut self, part: impl AsRef<[u8]>) -> Self {
         let part = part.as_ref();
         self.encoded.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        // The length before it says which of the two follows, so neither can be taken for the other.
+        // The length says which of the two follows, so neither can be mistaken for the other.
         if part.len() <= INLINE {
             self.encoded.extend_from_slice(part);
         } else {
@@ -172,25 +172,25 @@ impl Default for PayloadHasher {
 
 impl fmt::Debug for PayloadHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It holds parts of the request as they are.
+        // It contains parts of the request in plain text.
         f.write_str("PayloadHasher(…)")
     }
 }
 
-/// What a record keeps of the request that claimed its key: 256 bits of keyed BLAKE3.
+/// The stored form of a payload: 256 bits of keyed BLAKE3.
 ///
 /// Comparing takes the same time wherever two fingerprints differ.
 #[derive(Clone, Copy, Eq, Serialize, Deserialize)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Takes a fingerprint that a store kept.
+    /// A fingerprint that a store returned.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes that a store keeps.
+    /// The bytes for a store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    // 5.8: each part stands behind its length.
+    // Each part follows its length.
     #[test]
     fn default_exact() {
         let long = vec![b'x'; INLINE + 1];
@@ -251,7 +251,6 @@ mod tests {
         ]);
     }
 
-    // R15
     #[test]
     fn json_compares_values() {
         let json = |text: &str| Payload::json(text.as_bytes(), &Exclusions::none()).unwrap();
@@ -277,7 +276,6 @@ mod tests {
         assert_ne!(Payload::of(&value).unwrap(), json(r#"{"a":1}"#));
     }
 
-    // R15
     #[test]
     fn json_refuses_what_is_ambiguous() {
         let error = Payload::json(br#"{"amount":1,"amount":100}"#, &Exclusions::none()).unwrap_err();
@@ -326,7 +324,6 @@ mod tests {
         assert_eq!(Fingerprint::from_bytes(*fingerprint.as_bytes()), fingerprint);
     }
 
-    // pii_at_rest
     #[test]
     fn debug_shows_little() {
         assert_eq!(format!("{:?}", Payload::none()), "Payload(…)");

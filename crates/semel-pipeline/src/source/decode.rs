@@ -184,7 +184,6 @@ mod tests {
         });
     }
 
-    // P8
     #[test]
     fn a_message_with_its_three_fields_is_an_event() {
         let payload = br#"{"n":9007199254740993,"a":[]}"#;
@@ -206,7 +205,6 @@ mod tests {
         );
     }
 
-    // malformed_entry
     #[test]
     fn what_cannot_be_read_says_why() {
         let whole: Given<'_> = &[("type", b"t"), ("dedupe_key", b"k"), ("payload", b"{}")];

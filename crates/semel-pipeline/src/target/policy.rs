@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    // P6, poison_loop: every end of an attempt, against attempts made before.
+    // Every end of an attempt, against attempts made before.
     #[test]
     fn what_fails_is_retried_then_set_aside() {
         let policy = Policy::default();
@@ -154,7 +154,7 @@ mod tests {
         assert!(matches!(policy.refuse(&expired), Some(Settle::Bury(_, Cause::Expired))));
     }
 
-    // P2: the later of the two, never earlier than the server asked.
+    // The later of the two, never earlier than the server asked.
     #[test]
     fn a_target_may_ask_to_be_left_alone() {
         let asked = Duration::from_secs(90);

@@ -110,7 +110,6 @@ mod tests {
         }
     }
 
-    // P12
     #[test]
     fn attempts_are_spans_of_one_trace() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";

@@ -166,7 +166,7 @@ impl Builder {
         }
         if self.store.durability() == Durability::Process {
             let store = self.store.as_ref();
-            tracing::warn!(target: "semel", %store, "this store forgets everything when the process ends");
+            tracing::warn!(target: "semel", %store, "this store loses its data when the process ends");
         }
         let cache = Arc::new(HotCache::new(self.cache_bytes, self.cache_age));
         let of_store: Weak<dyn Invalidate> = {
@@ -210,7 +210,7 @@ async fn sweep(engine: Weak<Inner>, interval: Duration) {
                 Ok(swept) if swept.more => tokio::task::yield_now().await,
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::warn!(target: "semel", %error, "sweeping failed and is tried again later");
+                    tracing::warn!(target: "semel", %error, "sweeping failed; retrying later");
                     break;
                 }
             }

@@ -264,7 +264,7 @@ impl Events {
             // Called from heartbeats and destructors: a panic there would lose a claim or end the process.
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.event(subject, event)));
             if told.is_err() {
-                tracing::error!(target: "semel", outcome = name, "an observer panicked and is told on all the same");
+                tracing::error!(target: "semel", outcome = name, "an observer panicked; it stays registered");
             }
         }
     }

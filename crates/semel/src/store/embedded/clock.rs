@@ -57,7 +57,6 @@ impl StepWatch {
 mod tests {
     use super::*;
 
-    // store_clock_jump
     #[test]
     fn a_step_is_seen_once_and_drift_is_not() {
         let mut watch = StepWatch::default();

@@ -73,7 +73,7 @@ mod tests {
         assert!(clock.now() < Some(at(19_999)), "a small step back is followed");
     }
 
-    // token_regress, store_clock_jump: more than a stub's hour is an alarm.
+    // More than a stub's hour is an alarm.
     #[test]
     fn a_large_step_back_is_noticed() {
         let clock = ServerClock::default();

@@ -194,7 +194,7 @@ mod tests {
         RedisStore::connect(&server.url()).await.expect("a healthy server")
     }
 
-    // gateway_clock_jump: a process that slept counts the server's clock wrongly, and wins nothing that is over already
+    // A process that slept counts the server's clock wrongly, and wins nothing that is over already
     #[tokio::test]
     async fn a_claim_written_by_a_time_long_past_is_as_good_as_any() {
         let server = Redis::start().expect("redis-server starts");
@@ -213,7 +213,6 @@ mod tests {
         }
     }
 
-    // store_clock_jump
     #[tokio::test]
     async fn a_claim_written_by_a_time_to_come_promises_no_more_than_its_lease() {
         let server = Redis::start().expect("redis-server starts");
@@ -226,7 +225,6 @@ mod tests {
         assert!(counted.left(now) < HOUR / 2, "its answer put the count right");
     }
 
-    // F5
     #[tokio::test]
     async fn a_claim_on_what_is_there_is_for_the_rules() {
         let server = Redis::start().expect("redis-server starts");
