@@ -66,7 +66,8 @@ impl Default for Limits {
 ///
 /// To do this often, keep a [`Canonicalizer`] and reuse its scratch space.
 ///
-/// # Errors The first part of `input` that has no canonical form; `out` is then unchanged.
+/// # Errors
+/// The first part of `input` that has no canonical form; `out` is then unchanged.
 pub fn canonicalize(
     input: &[u8],
     limits: Limits,
@@ -78,7 +79,8 @@ pub fn canonicalize(
 
 /// The canonical form of `input`, within the default limits.
 ///
-/// # Errors The first part of `input` that has no canonical form.
+/// # Errors
+/// The first part of `input` that has no canonical form.
 pub fn to_canonical(input: &[u8]) -> Result<Vec<u8>, CanonicalError> {
     let mut out = Vec::new();
     canonicalize(input, Limits::DEFAULT, &Exclusions::none(), &mut out)?;

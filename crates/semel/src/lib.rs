@@ -26,9 +26,10 @@
 //!
 //! # Layout
 //!
-//! - [`engine`]: the interface for callers. Claim, run, wait, answer from the record. - [`record`]: the rules, one
-//!   pure function that everything else executes or calls. - [`store`]: stores of records: memory, embedded disk, or
-//!   your own. - [`key`], [`fingerprint`], [`canonical`], [`secret`]: the name of an effect, and its payload.
+//! - [`engine`]: the interface for callers. Claim, run, wait, answer from the record.
+//! - [`record`]: the rules, one pure function that everything else executes or calls.
+//! - [`store`]: stores of records: memory, embedded disk, or your own.
+//! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: the name of an effect, and its payload.
 //! - [`retry`]: what may be repeated, how soon, and whether the destination can bear it.
 //! - [`downstream`]: calls to other people's systems, once.
 //! - `client`: a client for other people's services (feature `client`).
@@ -37,12 +38,14 @@
 //!
 //! # Features
 //!
-//! | feature | what you get | default | |---|---|---| | `client` | the client for other people's services: keys,
-//! retries, TLS (hyper, rustls) | no | | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |
-//! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no | | `postgres` | the PostgreSQL
-//! store and `run_in_transaction` (sqlx, rustls) | no | | `redis` | the Redis store; with `postgres`, the tiered
-//! store as well | no | | `testkit` | the contract suite and the fault-injecting store, for authors of stores and
-//! tests of handlers | no |
+//! | feature | what you get | default |
+//! |---|---|---|
+//! | `client` | the client for other people's services: keys, retries, TLS (hyper, rustls) | no |
+//! | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |
+//! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no |
+//! | `postgres` | the PostgreSQL store and `run_in_transaction` (sqlx, rustls) | no |
+//! | `redis` | the Redis store; with `postgres`, the tiered store as well | no |
+//! | `testkit` | the contract suite and the fault-injecting store, for authors of stores and tests of handlers | no |
 
 pub mod canonical;
 #[cfg(feature = "client")]

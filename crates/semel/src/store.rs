@@ -76,18 +76,22 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Stores records and executes the rules on them.
 ///
-/// # Contract Every implementation is: - **Atomic.** [`apply`](Self::apply) behaves as [`crate::record::apply`] on
-/// one record, one command at a time per key, across all callers and processes. - **Durable.** When `apply` answers,
-/// the change has reached the point [`durability`](Self::durability) names. Nothing is acknowledged before that, and
-/// nothing is half there after a crash. - **Honest about not knowing.** A call with an unknown result fails with
-/// [`ErrorKind::Ambiguous`]; one that certainly changed nothing fails with any other kind. The caller repeats an
-/// ambiguous call unchanged: claims are recognised by their owner, writes by their grant. - **Its own clock.** The
-/// store's time decides leases and retention, never a caller's. - **Never a cache.** A record is removed only by
-/// [`sweep`](Self::sweep), after the store's fence floor was raised to its fence. A store that evicts makes effects
-/// happen twice. - **Push.** After a change that a waiter may wait for, every [`Watch`] on the key wakes. A lost
-/// wake-up only delays, because callers also poll. - **Cancel-safe.** A dropped future may or may not have been
-/// executed, like an ambiguous one, and leaves no lock, no half-written record and no reply that another call would
-/// read.
+/// # Contract
+/// Every implementation is:
+/// - **Atomic.** [`apply`](Self::apply) behaves as [`crate::record::apply`] on one record, one command at a time per
+///   key, across all callers and processes.
+/// - **Durable.** When `apply` answers, the change has reached the point [`durability`](Self::durability)
+///   names. Nothing is acknowledged before that, and nothing is half there after a crash.
+/// - **Honest about not knowing.** A call with an unknown result fails with [`ErrorKind::Ambiguous`]; one that
+///   certainly changed nothing fails with any other kind. The caller repeats an ambiguous call unchanged: claims are
+///   recognised by their owner, writes by their grant.
+/// - **Its own clock.** The store's time decides leases and retention, never a caller's.
+/// - **Never a cache.** A record is removed only by [`sweep`](Self::sweep), after the store's fence floor was
+///   raised to its fence. A store that evicts makes effects happen twice.
+/// - **Push.** After a change that a waiter may wait for, every [`Watch`] on the key wakes. A lost wake-up only
+///   delays, because callers also poll.
+/// - **Cancel-safe.** A dropped future may or may not have been executed, like an ambiguous one, and leaves no lock,
+///   no half-written record and no reply that another call would read.
 ///
 /// - **On any thread.** Futures are polled on the engine's own heartbeat thread too, which drives no I/O: a network
 ///   store does its I/O on its own runtime and waits for the answer, or polls in the context of that runtime.

@@ -90,7 +90,8 @@ impl Record {
 
     /// Reads what [`Record::encode`] wrote.
     ///
-    /// # Errors Names the damaged field, or says that a newer version wrote the record. Never panics.
+    /// # Errors
+    /// Names the damaged field, or says that a newer version wrote the record. Never panics.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut input = Reader(bytes);
         let [version] = input.take("version")?;

@@ -13,11 +13,12 @@
 //! therefore derived from the sealed content: keyed BLAKE3, under a sub-key of its own, over the record's id, the
 //! key's id, owner, fence and the whole plain outcome, 192 bits of it. Then
 //!
-//! - the same completion gives the same bytes, in every process, and no store needs to know of sealing; - two
-//!   different plain texts share a nonce only if the hash collides: at 2⁴⁸ outcomes under one key, with a probability
-//!   below 2⁻⁹⁶. Random nonces of this size have the same chance, but depend on the random source, which a copied
-//!   virtual machine repeats; - equal bytes only reveal that the same completion was sent twice. Equal outcomes of
-//!   two records, or of two claims of one record, look unrelated.
+//! - the same completion gives the same bytes, in every process, and no store needs to know of sealing;
+//! - two different plain texts share a nonce only if the hash collides: at 2⁴⁸ outcomes under one key, with a
+//!   probability below 2⁻⁹⁶. Random nonces of this size have the same chance, but depend on the random source, which
+//!   a copied virtual machine repeats;
+//! - equal bytes only reveal that the same completion was sent twice. Equal outcomes of two records, or of two claims
+//!   of one record, look unrelated.
 //!
 //! The alternative, a digest of the plain outcome beside the sealed one, would require every store to compare that
 //! digest, and would store a hash of the outcome where the outcome itself must not be.
@@ -50,9 +51,10 @@ pub use self::keyring::{Keyring, KeyringError, SealingKey};
 /// Seals outcomes before the inner store stores them.
 ///
 /// - **Its promises** are in `docs/encryption.md`. A reader of the store's files, dumps or network traffic learns no
-///   outcome. A writer cannot forge an outcome or move one to another key. - **A missing or wrong key is an error**
-///   that names the key's id. The effect is never run again for it. - **[`rotate`](Self::rotate)** changes the ring
-///   without interrupting calls. - `run_in` and `run_in_transaction` take this store instead of the inner one.
+///   outcome. A writer cannot forge an outcome or move one to another key.
+/// - **A missing or wrong key is an error** that names the key's id. The effect is never run again for it.
+/// - **[`rotate`](Self::rotate)** changes the ring without interrupting calls.
+/// - `run_in` and `run_in_transaction` take this store instead of the inner one.
 ///
 /// ```
 /// use semel::store::{EncryptedStore, Keyring, MemoryStore, SealingKey};

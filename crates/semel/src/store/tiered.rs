@@ -14,11 +14,13 @@
 //!
 //! # When an entry is used
 //!
-//! All of these conditions hold; otherwise PostgreSQL is asked: 1. It is stored under the id of this PostgreSQL
-//! database, which is part of its name. 2. It has the claim's fingerprint. Only PostgreSQL reports a conflict. 3. It
-//! has the current *generation* (below). 4. Its end is not reached, counted on PostgreSQL's clock: for a copy the end
-//! of its retention, by an estimate that is early for the writer and late for the reader. Redis' own clock is not
-//! used. 5. For busy: it is not the claimer's own. Only PostgreSQL recognises a repeated claim.
+//! All of these conditions hold; otherwise PostgreSQL is asked:
+//! 1. It is stored under the id of this PostgreSQL database, which is part of its name.
+//! 2. It has the claim's fingerprint. Only PostgreSQL reports a conflict.
+//! 3. It has the current *generation* (below).
+//! 4. Its end is not reached, counted on PostgreSQL's clock: for a copy the end of its retention, by an estimate that
+//!   is early for the writer and late for the reader. Redis' own clock is not used.
+//! 5. For busy: it is not the claimer's own. Only PostgreSQL recognises a repeated claim.
 //!
 //! # Why a forgotten outcome is not given again
 //!
@@ -28,12 +30,12 @@
 //!
 //! - *An entry is stamped with the generation that was read before PostgreSQL was asked* for the content of the
 //!   entry. If the record was forgotten after that, the number was raised after that: the stamp is old, however late
-//!   the entry is written, and from whatever disk, replica or socket buffer it comes back. - *An entry is used only
-//!   under the newest generation.* A process reads the number itself and relies on PostgreSQL's cache invalidation:
-//!   the store is attached to PostgreSQL as a cache. A forget is therefore answered only once this process has
-//!   received it and dropped the number, or cannot have a number: it uses none while its subscription is unconfirmed,
-//!   and none that was read more than 8 s ago (a forget waits 10 s and more for a process that does not answer). Then
-//!   it reads the number again.
+//!   the entry is written, and from whatever disk, replica or socket buffer it comes back.
+//! - *An entry is used only under the newest generation.* A process reads the number itself and relies on
+//!   PostgreSQL's cache invalidation: the store is attached to PostgreSQL as a cache. A forget is therefore answered
+//!   only once this process has received it and dropped the number, or cannot have a number: it uses none while its
+//!   subscription is unconfirmed, and none that was read more than 8 s ago (a forget waits 10 s and more for a
+//!   process that does not answer). Then it reads the number again.
 //!
 //! This argument does not depend on Redis. A process without a connection to Redis forgets like any other. A Redis
 //! that missed the forget, or was restored to before it, holds old stamps. A settlement ends a doubt, and doubts are
@@ -87,9 +89,10 @@ use crate::time::{Timestamp, instant};
 /// It makes the promises of [`PostgresStore`]; Redis only reduces the number of queries. Every process on the same
 /// database may use the same Redis, another one or none.
 ///
-/// # Failures - Redis is unavailable, also at the start: the store logs a warning, counts it, and uses PostgreSQL
-/// only. It recovers by itself. - PostgreSQL is unavailable: as [`PostgresStore`]. Copies are still used for a few
-/// seconds.
+/// # Failures
+/// - Redis is unavailable, also at the start: the store logs a warning, counts it, and uses PostgreSQL only. It
+///   recovers by itself.
+/// - PostgreSQL is unavailable: as [`PostgresStore`]. Copies are still used for a few seconds.
 ///
 /// ```no_run
 /// # async fn open() -> Result<(), semel::store::Error> {

@@ -102,7 +102,8 @@ impl Keyring {
     /// `id` names the key forever: it is stored with every outcome that the key seals. Never reuse it for another
     /// key.
     ///
-    /// # Errors The id is empty, too long or unprintable.
+    /// # Errors
+    /// The id is empty, too long or unprintable.
     pub fn new(id: &str, key: &SealingKey) -> Result<Self, KeyringError> {
         Self { keys: Vec::new() }.also_opens(id, key)
     }

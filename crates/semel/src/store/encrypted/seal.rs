@@ -77,8 +77,9 @@ pub(super) fn seal(key: &Key, id: KeyId, origin: Origin, outcome: &Outcome) -> A
 
 /// Opens an outcome that was sealed for this record.
 ///
-/// # Errors `Setup` if the ring lacks its key, `Corrupt` if it was damaged or moved here, `Incompatible` if a newer
-/// version sealed it.
+/// # Errors
+/// `Setup` if the ring lacks its key, `Corrupt` if it was damaged or moved here, `Incompatible` if a newer version
+/// sealed it.
 pub(super) fn open(ring: &Keyring, id: KeyId, head: &Head<'_>) -> Result<(Outcome, Origin), Error> {
     let Some(key) = ring.find(head.key_id) else { return Err(missing(ring, id, head.key_id)) };
     if key.check != head.check {

@@ -57,8 +57,9 @@ impl TieredBuilder {
 
     /// Connects to PostgreSQL, and to Redis if it is available.
     ///
-    /// # Errors As [`PostgresBuilder::open`]; and `Setup` if the URL, the password or the permissions for Redis are
-    /// wrong. An unavailable Redis is a warning.
+    /// # Errors
+    /// As [`PostgresBuilder::open`]; and `Setup` if the URL, the password or the permissions for Redis are wrong. An
+    /// unavailable Redis is a warning.
     pub async fn open(self) -> Result<TieredStore, Error> {
         let postgres = self.postgres.open().await?;
         let copies = postgres.copies().await?;
@@ -122,7 +123,10 @@ async fn mend(tiers: Arc<Tiers>) {
             pause = (pause * 2).min(longest);
         }
         tiers.breaker.close();
-        tracing::info!(redis = tiers.redis.name(), "Redis is available again; its earlier entries are ignored");
+        tracing::info!(
+            redis = tiers.redis.name(),
+            "Redis is available again; its earlier entries are ignored"
+        );
     }
 }
 

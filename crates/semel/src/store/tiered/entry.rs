@@ -1,7 +1,11 @@
 //! The entry of a key in Redis, and when it is valid.
 //!
-//! | bytes | what | |---|---| | 1 | the format: 1 | | 8 | the generation it was read under | | 8 | until when it may
-//! be used, in µs on PostgreSQL's clock | | 8 | until when the lease or the outcome is valid |
+//! | bytes | what |
+//! |---|---|
+//! | 1 | the format: 1 |
+//! | 8 | the generation it was read under |
+//! | 8 | until when it may be used, in µs on PostgreSQL's clock |
+//! | 8 | until when the lease or the outcome is valid |
 //! | 32 | the fingerprint |
 //! | 1 | 0 busy, 1 done |
 //! | 16, or the rest | the owner, or the outcome as in the table `record` |
