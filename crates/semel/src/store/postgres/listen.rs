@@ -64,7 +64,7 @@ pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: onesho
                 }
                 *pulse.until.lock() = None;
                 shared.trust(Trust::Unconfirmed);
-                tracing::warn!(target = %shared.settings.target, "the connection for wake-ups is lost: reconnecting, waiters poll meanwhile");
+                tracing::warn!(target = %shared.settings.target, "wake-ups are lost: reconnecting, waiters poll");
             }
             Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
