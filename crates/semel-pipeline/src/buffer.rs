@@ -25,7 +25,7 @@
 //! | `PREFIX:{TAG}:changes` | hash of id to the changes since, each with its length before it |
 //! | `PREFIX:{TAG}:keys` | hash of dedupe id and generation to the id of the run that holds it |
 //! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token for the next put (`token`) |
-//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence, and until when it is valid: claims with a lower fence cannot buffer a run under it |
+//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence and its expiry: claims with a lower fence cannot buffer a run |
 //! | `PREFIX:{TAG}:admitted`, `:held` | the gate: the times of the last admitted triggers, and whether it holds |
 //! | `PREFIX:{all}:admitted`, `:held` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by the time of their last turn |
