@@ -1,8 +1,8 @@
-//! The burst buffer: runs that wait in Redis for their place in the ledger, so that a burst does not reach the database.
+//! The burst buffer: runs wait in Redis before they go into the ledger, so that a burst does not reach the database.
 //!
-//! A buffered run is found by its id and by its key, and it can be changed. Its bytes are opaque to Redis; changes are kept beside
-//! them, in order, and applied in Rust. There is one way out: a run is leased, the ledger takes it in with its changes, and it
-//! leaves the buffer when the lease is acknowledged.
+//! A buffered run is found by its id and by its key, and it can be changed. Its bytes are opaque to Redis; changes
+//! are stored beside them, in order, and applied in Rust. There is one way out: a drainer leases a run, writes it
+//! with its changes into the ledger, and removes it from the buffer when it acknowledges the lease.
 //!
 //! ```text
 //!   put ──► queued ──lease──► leased ──ack──► gone (it is in the ledger)
@@ -13,8 +13,8 @@
 //!
 //! # Keys of Redis
 //!
-//! All keys of one tenant share a hash tag, so that a script may touch them on a cluster; every script is given every
-//! key it touches. `TAG` is a hash of the tenant's name: nothing that a caller sends can forge it.
+//! All keys of one tenant share a hash tag, so that a script may use them on a cluster; every script gets all keys
+//! that it uses. `TAG` is a hash of the tenant's name: no caller can forge it.
 //!
 //! | key | content |
 //! |---|---|
@@ -24,21 +24,22 @@
 //! | `PREFIX:{TAG}:about` | hash of id to its lease, attempts, version, key and the key's expiry |
 //! | `PREFIX:{TAG}:changes` | hash of id to the changes since, each with its length before it |
 //! | `PREFIX:{TAG}:keys` | hash of dedupe id and generation to the id of the run that holds it |
-//! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token that the next put brings (`token`) |
-//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence, and until when it counts: claims with a lower fence buffer nothing under it |
-//! | `PREFIX:{TAG}:admitted`, `:held` | the gate: when the last triggers were admitted, and that it holds |
+//! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token for the next put (`token`) |
+//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence and its expiry: claims with a lower fence cannot buffer a run |
+//! | `PREFIX:{TAG}:admitted`, `:held` | the gate: the times of the last admitted triggers, and whether it holds |
 //! | `PREFIX:{all}:admitted`, `:held` | the same for all tenants together |
-//! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by when they had their last turn |
+//! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by the time of their last turn |
 //! | `PREFIX:{tenants}:announced` | hash of tenant to the number of its last announcement |
 //! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
 //!
 //! # The list of tenants
 //!
-//! Drainers find runs by the list of tenants, which is in another slot of a cluster than the runs. So that no run is put where no
-//! drainer looks, a put is accepted only while the tenant is `open`, or with the token that the last refusal gave: its producer has
-//! announced the tenant after that. A drainer that finds a tenant empty deletes both, and takes the tenant off the list only if it
-//! was not announced since its turn. It leaves a token of the last five seconds alone, and the tenant on the list: the producer
-//! is about to come back. A producer that dies after its announcement leaves a tenant on the list with nothing to drain, for as long.
+//! Drainers find runs through the list of tenants, which is in another slot of a cluster than the runs. Every run
+//! must be visible to the drainers. A put is therefore accepted only while the tenant is `open`, or with the token of
+//! the last refusal: its producer has announced the tenant after that. A drainer that finds a tenant empty deletes
+//! both, and removes the tenant from the list only if it was not announced since its turn. It does not delete a token
+//! of the last five seconds, and leaves the tenant on the list: the producer is about to return. A producer that dies
+//! after its announcement leaves a tenant without runs on the list for the same time.
 
 mod entry;
 #[cfg(test)]
@@ -69,15 +70,15 @@ pub use crate::ledger::Patch;
 pub struct Buffer {
     client: RedisClient,
     prefix: String,
-    /// At most so many runs of one tenant.
+    /// The maximum number of runs of one tenant.
     capacity: u64,
     scripts: Scripts,
     puts: Arc<Together<Putting, Result<Put, Error>>>,
-    /// How long a claim on a key can last: what its owner puts later than that is refused.
+    /// How long a claim on a key can last: a later put of its owner is refused.
     longest_claim: Duration,
 }
 
-/// The name of a generation of a key. The first has the name that keys had before there were generations.
+/// The name of a generation of a key. The first one has the name that keys had before there were generations.
 fn key_name(key: KeyId, generation: Generation) -> String {
     match generation {
         Generation::FIRST => key.to_string(),
@@ -85,36 +86,36 @@ fn key_name(key: KeyId, generation: Generation) -> String {
     }
 }
 
-/// What became of a run that was to be buffered.
+/// The result of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// As the ledger would have answered.
+    /// The answer that the ledger would give.
     Accepted(Accepted),
     /// The tenant's part of the buffer is full: nothing was written.
     Full,
-    /// The key is held and has expired: nothing was written. Its generation is to be ended first.
+    /// The key is taken and has expired: nothing was written. Its generation must be ended first.
     Expired,
     /// The claim on its key was taken over, or the generation of the key has ended: nothing was written.
     TakenOver,
 }
 
-/// The run that holds a key in the buffer.
+/// The run that has a key in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferedHolder {
     /// The run.
     pub run: EventId,
-    /// What it asked for.
+    /// The fingerprint of its payload.
     pub fingerprint: [u8; 32],
-    /// Whether the key has expired.
+    /// True if the key has expired.
     pub expired: bool,
 }
 
-/// What became of a change to a buffered run.
+/// The result of a change of a buffered run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patched {
-    /// It is written, and the run's version is this now.
+    /// It is written; this is the run's new version.
     Applied(u64),
-    /// The version is another than the caller knew.
+    /// The run has another version than the caller expected.
     Stale,
     /// It is not in the buffer.
     Missing,
@@ -123,22 +124,22 @@ pub enum Patched {
 /// A lease on some runs of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leased {
-    /// Whose they are.
+    /// The tenant of the runs.
     pub tenant: String,
-    /// Proves who holds them.
+    /// Proves the ownership of the lease.
     pub token: String,
-    /// The runs, the one that waited longest first.
+    /// The runs, the oldest first.
     pub runs: Vec<LeasedRun>,
-    /// How many leases of dead drainers were over and were given back.
+    /// Number of expired leases of dead drainers that were given back.
     pub reclaimed: u64,
 }
 
-/// What became of a wish to lease one run.
+/// The result of leasing one run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LeasedOne {
-    /// It is the caller's.
+    /// The caller has leased it.
     Leased(Leased),
-    /// A drainer holds it.
+    /// A drainer has leased it.
     Held,
     /// It is not in the buffer.
     Missing,
@@ -149,7 +150,7 @@ pub enum LeasedOne {
 pub struct LeasedRun {
     /// Its id in the buffer.
     pub id: EventId,
-    /// The run with its changes; or why it cannot be read, with its bytes.
+    /// The run with its changes, or its bytes and why they cannot be read.
     pub run: Result<BufferedRun, Unreadable>,
     /// How often it was leased before and not finished.
     pub attempts: u32,
@@ -157,30 +158,30 @@ pub struct LeasedRun {
     pub version: u64,
 }
 
-/// What the buffer answers a drainer that is done with a run.
+/// The buffer's answer to an acknowledgement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Acked {
-    /// It is gone from the buffer.
+    /// It has left the buffer.
     Gone,
-    /// There were more changes meanwhile: these are all of them. Take them into the ledger, then acknowledge again.
+    /// The run was changed meanwhile: these are all changes. Write them to the ledger, then acknowledge again.
     Changed(Vec<Patch>),
-    /// Somebody else has it by now.
+    /// Another drainer has leased it.
     Lost,
 }
 
-/// How much is buffered for one tenant.
+/// The number of buffered runs of one tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Runs that wait.
+    /// Waiting runs.
     pub queued: u64,
-    /// Runs on their way to the ledger.
+    /// Leased runs.
     pub leased: u64,
-    /// How long the oldest of them has been here.
+    /// The age of the oldest run.
     pub oldest: Duration,
 }
 
 impl Buffer {
-    /// A buffer on this Redis; all its keys begin with `prefix`.
+    /// A buffer on this Redis with a key prefix.
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
         let puts = Together::new(put::TOGETHER);
         let Terms { in_flight_max: longest_claim, .. } = Terms::default();
@@ -205,7 +206,7 @@ impl Buffer {
         format!("{}:{{{}}}:{part}", self.prefix, Self::tag(tenant))
     }
 
-    /// A key that is for all tenants.
+    /// A key for all tenants.
     pub(crate) fn global(&self, part: &str) -> String {
         format!("{}:{{all}}:{part}", self.prefix)
     }
@@ -229,7 +230,7 @@ impl Buffer {
         self.client.call(script, &keys, arguments, Effect::Writes).await
     }
 
-    /// The keys of a tenant that scripts touch, in the order in which they know them.
+    /// The keys of a tenant for the scripts, in their order.
     fn keys(&self, tenant: &str) -> [String; 7] {
         let tag = Self::tag(tenant);
         let name = |part| format!("{}:{{{tag}}}:{part}", self.prefix);
@@ -248,8 +249,8 @@ impl Buffer {
         self.client.call(script, &keys, arguments, effect).await
     }
 
-    /// Says that the claim on a generation of a key was taken over, under this fence: its owner before buffers nothing under it
-    /// from now on. Kept for as long as that owner can last.
+    /// Records that the claim on a generation of a key was taken over with this fence: its previous owner cannot
+    /// buffer a run under it from now on. Stored for as long as that owner can exist.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -268,7 +269,7 @@ impl Buffer {
         self.client.call(script, &[taken.as_bytes()], &arguments, Effect::Writes).await.map(drop)
     }
 
-    /// Says that a generation of a key has ended: no claim buffers anything under it from now on.
+    /// Records that a generation of a key has ended: no claim can buffer a run under it from now on.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -281,8 +282,8 @@ impl Buffer {
         self.take_over(tenant, (key, generation), Fence::new(u64::MAX), keep).await
     }
 
-    /// Buffers a run: not where its key is held already, with or without the same payload, nor where the claim on its key was
-    /// taken over from the one with this fence. Together with other runs of this process that come at the same time.
+    /// Buffers a run, in a batch with concurrent runs of this process. Refused if its key is already taken, with or
+    /// without the same payload, or if the claim on its key with this fence was taken over.
     ///
     /// # Errors
     /// Redis does not answer, or is full.
@@ -297,12 +298,12 @@ impl Buffer {
         })
     }
 
-    /// Puts a tenant on the list of those with buffered runs.
+    /// Adds a tenant to the list of those with buffered runs.
     async fn announce(&self, tenant: &str) -> Result<(), Error> {
         self.call_on_list(&self.scripts.announce, &[tenant.as_bytes()]).await.map(drop)
     }
 
-    /// Notes whose runs are.
+    /// Records the tenants of runs.
     async fn note_whose(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
         let mut note = cmd("HSET");
         note.arg(self.whose());
@@ -312,7 +313,7 @@ impl Buffer {
         self.client.query(&note, Effect::Writes).await.map(drop)
     }
 
-    /// Whose a buffered run is, by its id alone; `None` where it is not buffered, or no longer.
+    /// The tenant of a buffered run, by its id alone; `None` if it is not in the buffer.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -325,7 +326,7 @@ impl Buffer {
         }
     }
 
-    /// Forgets whose runs were that left the buffer.
+    /// Removes the records of the tenants of runs that left the buffer.
     async fn forget_whose(&self, runs: &[EventId]) -> Result<(), Error> {
         let mut forget = cmd("HDEL");
         forget.arg(self.whose());
@@ -335,7 +336,7 @@ impl Buffer {
         self.client.query(&forget, Effect::Writes).await.map(drop)
     }
 
-    /// The run that holds a generation of a key in the buffer; `None` where there is none.
+    /// The run that has a generation of a key in the buffer; `None` if there is none.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -375,9 +376,9 @@ impl Buffer {
         Ok(Some((BufferedRun::read(&run, &changes, expiry(&expires)?), script::number(&version)?)))
     }
 
-    /// Adds a change to a buffered run, also while a drainer holds it. `version` is what the caller knew, where that matters. A
-    /// change that must not come too late (a cancellation, another delay) does not belong here: it moves the run into the
-    /// ledger.
+    /// Adds a change to a buffered run, also while a drainer has leased it. `version` is the version that the caller
+    /// expects, if any. A change that must not come too late (a cancellation, another delay) does not belong here: it
+    /// moves the run into the ledger.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -402,8 +403,8 @@ impl Buffer {
         }
     }
 
-    /// The tenant that has waited longest for its turn, which it has now, and the number of its announcement; `None` where
-    /// nothing is buffered.
+    /// Gives a turn to the tenant that has waited longest, and returns it with the number of its announcement; `None`
+    /// if nothing is buffered.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -414,8 +415,8 @@ impl Buffer {
         Ok(Some((name, script::number(&number)?)))
     }
 
-    /// Leases the next runs of a tenant that may be drained. Expired leases are given back first. `announced` is the number that
-    /// came with the tenant's turn: a tenant without any runs leaves the list, unless it was announced since.
+    /// Leases the next runs of a tenant that are due. Expired leases are given back first. `announced` is the number
+    /// of the tenant's turn: a tenant without runs leaves the list, unless it was announced since.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -450,7 +451,7 @@ impl Buffer {
         Ok(Leased { tenant: tenant.to_owned(), token, runs, reclaimed })
     }
 
-    /// Leases one run, whether or not it may be drained yet.
+    /// Leases one run, even before it is due.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -475,7 +476,7 @@ impl Buffer {
         }
     }
 
-    /// Extends leases. Answers which of the runs are still the caller's.
+    /// Extends leases. Returns the runs that the caller still holds.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -495,7 +496,8 @@ impl Buffer {
         Ok(held.iter().map(|held| int(held) == 1).collect())
     }
 
-    /// The run is in the ledger, with all changes up to `version`: it leaves the buffer, unless it was changed since.
+    /// Acknowledges that the run is in the ledger, with all changes up to `version`: it leaves the buffer, unless it
+    /// was changed since.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -504,7 +506,7 @@ impl Buffer {
         acked.pop().ok_or_else(script::strange)
     }
 
-    /// The same for many of one lease. Answers in their order.
+    /// As [`ack`](Self::ack), for many runs of one lease. Answers in their order.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -552,7 +554,7 @@ impl Buffer {
         Ok(acked)
     }
 
-    /// Gives a run back, to be drained after a pause. `counts` where it was the run's own failure.
+    /// Gives a run back, to be drained after a pause. `counts` if the run itself failed.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -571,7 +573,7 @@ impl Buffer {
         Ok(int(&answer) == 1)
     }
 
-    /// Takes a leased run out that cannot be read: it is a dead letter now.
+    /// Removes a leased run that cannot be read: it is a dead letter now.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -586,7 +588,7 @@ impl Buffer {
         Ok(removed)
     }
 
-    /// How much is buffered for a tenant.
+    /// The number of buffered runs of a tenant.
     ///
     /// # Errors
     /// Redis does not answer.
@@ -652,7 +654,7 @@ fn new_token() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// A leased run of what the scripts answer for it: the run, its changes, attempts, version and expiry.
+/// Parses a leased run from a script's answer: the run, its changes, attempts, version and expiry.
 fn leased_run(id: EventId, parts: Vec<Value>) -> Result<LeasedRun, Error> {
     let [run, changes, attempts, version, expires] = script::blobs::<5>(parts)?;
     Ok(LeasedRun {

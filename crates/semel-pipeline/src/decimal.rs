@@ -1,9 +1,9 @@
 //! Sums of decimal numbers of any size, digit by digit: nothing is rounded.
 
-/// The most digits a sum may have: far more than anybody counts to, and a bound on the work.
+/// The most digits of a sum: a limit on the work.
 const LONGEST: usize = 1_000;
 
-/// `one + other`, both JSON numbers; `None` where one of them is not, or is absurdly long.
+/// `one + other`, both JSON numbers; `None` if one of them is not, or is too long.
 ///
 /// The sum has as many digits after the point as the longer of the two: `1.50 + 0.5` is `2.00`.
 pub(crate) fn sum(one: &str, other: &str) -> Option<String> {
@@ -25,7 +25,7 @@ struct Decimal {
     negative: bool,
     /// The last one first.
     digits: Vec<u8>,
-    /// How many of them stand after the point.
+    /// How many of them are after the decimal point.
     scale: usize,
 }
 
@@ -45,7 +45,7 @@ impl Decimal {
             None => (mantissa, ""),
         };
         let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-        // As in JSON: no number begins with a zero that says nothing.
+        // As in JSON: no leading zeros.
         let proper = !whole.is_empty() && (whole == "0" || !whole.starts_with('0'));
         let shift = usize::try_from(exponent.unsigned_abs()).ok()?;
         if !proper || !plain(whole) || !plain(fraction) || mantissa.len().saturating_add(shift) > LONGEST {
@@ -131,7 +131,6 @@ fn subtract(larger: &[u8], smaller: &[u8]) -> Vec<u8> {
 mod tests {
     use super::sum;
 
-    // G12
     #[test]
     fn sums_are_exact() {
         for (one, other, expected) in [

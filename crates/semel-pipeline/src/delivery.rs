@@ -1,5 +1,5 @@
-//! Deliveries: one event for one target. Their states, and the only steps between them, are written down here and
-//! nowhere else: ledgers build their statements from [`Step::from`] and [`Step::to`].
+//! Deliveries: one event for one target. Their states and transitions are defined only here: ledgers build their
+//! statements from [`Step::from`] and [`Step::to`].
 
 use std::fmt;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use semel::time::Timestamp;
 use crate::event::{Event, Trace};
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
 
-/// Where a delivery stands.
+/// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Accepted, and not to be made yet: its delay is not over.
+    /// Accepted, and not due yet: it waits for its delay.
     Idle,
-    /// To be made as soon as somebody takes it.
+    /// Due: any worker may take it.
     Queued,
-    /// Taken; an attempt has been written down as started.
+    /// Taken; the start of an attempt is written.
     Running,
     /// Delivered.
     Done,
-    /// Failed, to be tried again later; or given back without an attempt.
+    /// Failed, to be retried later; or given back without an attempt.
     RetryWait,
-    /// Out of attempts, and the target wants that nothing of the same order key passes it.
+    /// Out of attempts, and by the target's policy no delivery of the same order key may overtake it.
     Blocked,
-    /// Out of attempts, or hopeless: there is a dead letter.
+    /// Out of attempts, or not retryable: there is a dead letter.
     Dlq,
-    /// Released by a replay job, to be made as soon as somebody takes it.
+    /// Released by a replay job: any worker may take it.
     Replaying,
     /// Cancelled before it was made.
     Cancelled,
@@ -48,7 +48,7 @@ impl State {
         Self::Cancelled,
     ];
 
-    /// Its name, as the API, the tables and the metrics spell it.
+    /// Its name in the API, the tables and the metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -63,22 +63,22 @@ impl State {
         }
     }
 
-    /// The state of this name.
+    /// The state with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 
-    /// Whether a worker may take it, once it is due.
+    /// True if a worker may take it, once it is due.
     pub const fn is_takeable(self) -> bool {
         matches!(self, Self::Idle | Self::Queued | Self::RetryWait | Self::Replaying)
     }
 
-    /// Whether nothing more comes of it by itself.
+    /// True if it does not change any more by itself.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Blocked | Self::Dlq | Self::Cancelled)
     }
 
-    /// Whether later deliveries with the same target and order key must wait for it.
+    /// True if later deliveries with the same target and order key must wait for it.
     pub const fn holds_order(self) -> bool {
         !matches!(self, Self::Done | Self::Dlq | Self::Cancelled)
     }
@@ -90,25 +90,25 @@ impl fmt::Display for State {
     }
 }
 
-/// What can happen to a delivery.
+/// A transition of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Its delay is over.
+    /// Its delay has passed.
     Enqueue,
-    /// A worker takes it; the start of the attempt is written with it. An idle one whose delay is over is enqueued and
-    /// taken at once.
+    /// A worker takes it; the start of the attempt is written with it. An idle one whose delay has passed is enqueued
+    /// and taken in one step.
     Take,
     /// The attempt succeeded.
     Finish,
-    /// The attempt failed and another follows; or the delivery is given back; or its worker is gone.
+    /// The attempt failed and another follows; or the delivery is given back; or its worker was lost.
     Retry,
     /// Out of attempts; the target's policy is `blocked`.
     Block,
-    /// Out of attempts, or not to be tried again; the dead letter is written with it.
+    /// Out of attempts, or not retryable; the dead letter is written with it.
     Bury,
     /// A replay job releases it.
     Replay,
-    /// Somebody cancels it.
+    /// A caller cancels it.
     Cancel,
 }
 
@@ -125,7 +125,7 @@ impl Step {
         Self::Cancel,
     ];
 
-    /// The states it can be taken from.
+    /// The states that it can start from.
     pub const fn from(self) -> &'static [State] {
         match self {
             Self::Enqueue => &[State::Idle],
@@ -136,7 +136,7 @@ impl Step {
         }
     }
 
-    /// The state it leads to.
+    /// The state that it leads to.
     pub const fn to(self) -> State {
         match self {
             Self::Enqueue => State::Queued,
@@ -152,22 +152,22 @@ impl Step {
 }
 
 impl State {
-    /// The state after `step`, where that is possible.
+    /// The state after `step`, if the transition exists.
     ///
     /// # Errors
-    /// [`Impossible`] where the step is not drawn.
+    /// [`Impossible`] if it does not.
     pub fn after(self, step: Step) -> Result<Self, Impossible> {
         if step.from().contains(&self) { Ok(step.to()) } else { Err(Impossible { state: self, step }) }
     }
 }
 
-/// A step that a delivery cannot take.
+/// A transition that a delivery cannot make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a delivery that is {state} cannot {}", .step.verb())]
 pub struct Impossible {
-    /// Where it stands.
+    /// The current state.
     pub state: State,
-    /// What was asked.
+    /// The transition.
     pub step: Step,
 }
 
@@ -186,49 +186,49 @@ impl Step {
     }
 }
 
-/// A delivery as the ledger keeps it (P11).
+/// A delivery in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// Its id.
     pub id: DeliveryId,
-    /// What is delivered.
+    /// The event.
     pub event: EventId,
-    /// To whom, by name.
+    /// The name of the target.
     pub target: String,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
     /// The type of its event.
     pub event_type: String,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// How many attempts were started, in its present round; a replay starts a new round.
+    /// How many attempts were started in its current round; a replay starts a new round.
     pub attempts: u32,
-    /// How many of those ended with their worker: started, and nothing heard since.
+    /// How many of those crashed: started, and their worker was lost.
     pub crashes: u32,
-    /// Raised by every re-execute: it is part of the derived key.
+    /// Grows with every re-execute: it is part of the derived key.
     pub epoch: u32,
     /// When it may be taken next.
     pub due_at: Timestamp,
-    /// The last failure, in words that hold no secret.
+    /// The last failure, without secrets.
     pub error: Option<String>,
-    /// Its dead letter, where there is or was one. A blocked delivery has none.
+    /// Its dead letter, if there is or was one. A blocked delivery has none.
     pub letter: Option<LetterId>,
     /// When it was accepted.
     pub created_at: Timestamp,
     /// When its first attempt started.
     pub started_at: Option<Timestamp>,
-    /// When it was done, buried, blocked or cancelled.
+    /// When it was done, blocked or cancelled, or became a dead letter.
     pub completed_at: Option<Timestamp>,
 }
 
-/// One attempt to deliver, as the ledger keeps it.
+/// One attempt of a delivery, in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// Counts from 1, over all rounds.
     pub number: u32,
-    /// Which process made it.
+    /// The process that made it.
     pub worker: String,
-    /// The epoch it was made in.
+    /// The epoch of the attempt.
     pub epoch: u32,
     /// When its start was written.
     pub started_at: Timestamp,
@@ -236,18 +236,18 @@ pub struct Attempt {
     pub ended_at: Option<Timestamp>,
     /// How it ended; `None` while it runs.
     pub ending: Option<Ending>,
-    /// The replay job that wanted it, if one did.
+    /// The replay job that released it, if one did.
     pub job: Option<JobId>,
-    /// The id under which the target saw it: see [`request_id`].
+    /// The id that the target saw: see [`request_id`].
     pub request_id: String,
 }
 
-/// The id under which a target sees an attempt: the delivery's, and the attempt's number. So it names both.
+/// The id of an attempt for the target: the delivery's id and the attempt's number.
 pub fn request_id(delivery: DeliveryId, number: u32) -> String {
     format!("{delivery}-{number}")
 }
 
-/// The delivery that such an id names; `None` where it is an id of somebody else's.
+/// The delivery that such an id names; `None` if it is another kind of id.
 pub fn delivery_of_request(request_id: &str) -> Option<DeliveryId> {
     let (delivery, number) = request_id.split_once('-')?;
     number.parse::<u32>().ok()?;
@@ -257,34 +257,34 @@ pub fn delivery_of_request(request_id: &str) -> Option<DeliveryId> {
 /// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// In one word.
+    /// The class of the result.
     pub class: Class,
-    /// The status the target answered with, where it is an HTTP endpoint that answered.
+    /// The HTTP status of the target's answer, if there was one.
     pub status: Option<u16>,
-    /// What went wrong, in words that hold no secret; empty where nothing did.
+    /// The error, without secrets; empty if there is none.
     pub error: String,
-    /// The beginning of what the target answered, where that helps.
+    /// The beginning of the target's answer, if that helps.
     pub excerpt: String,
-    /// How long the target asked to be left alone.
+    /// How long the target asked to wait before a retry.
     pub retry_after: Option<Duration>,
 }
 
-/// How an attempt ended, in one word.
+/// The class of an attempt's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
-    /// The target took it.
+    /// The target accepted it.
     Success,
-    /// It failed in a way that may pass.
+    /// A failure that may pass.
     Transient,
-    /// It failed in a way that stays.
+    /// A failure that will not pass.
     Permanent,
-    /// Nobody knows whether the target took it: cut off, or too late.
+    /// It is unknown whether the target accepted it: a lost connection or a timeout.
     Unknown,
-    /// Its worker was gone before it ended.
+    /// Its worker was lost before it ended.
     Crashed,
-    /// Nothing was sent: it was given back (the target's breaker was open, the lease or the process ended), or set aside as
-    /// expired or poison. It does not count as an attempt.
+    /// Nothing was sent: it was given back (the target's breaker was open, the lease or the process ended), or became
+    /// a dead letter as expired or poison. It does not count as an attempt.
     Deferred,
 }
 
@@ -293,7 +293,7 @@ impl Class {
     pub const ALL: [Self; 6] =
         [Self::Success, Self::Transient, Self::Permanent, Self::Unknown, Self::Crashed, Self::Deferred];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -305,60 +305,60 @@ impl Class {
         }
     }
 
-    /// The class of this name.
+    /// The class with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|class| class.as_str() == name)
     }
 }
 
-/// A delivery in the hands of a worker. Every word about it carries the token, so that a late worker is refused.
+/// The lease of a worker on a delivery. Every call about it carries the token, so that a late worker is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holding {
-    /// Which delivery.
+    /// The delivery.
     pub delivery: DeliveryId,
-    /// Proves who holds it: new with every take.
+    /// Proves the ownership: new with every take.
     pub token: u128,
 }
 
-/// Work for a worker: a delivery that was taken, with everything needed to make it.
+/// Work for a worker: a taken delivery, with everything needed to make it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// The right to speak about it.
+    /// The lease.
     pub holding: Holding,
-    /// What is delivered.
+    /// The event.
     pub event: EventId,
-    /// To whom, by name.
+    /// The name of the target.
     pub target: String,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
     /// The event's type.
     pub event_type: String,
     /// The exact bytes to deliver.
     pub payload: Bytes,
-    /// What they are.
+    /// Their content type.
     pub content_type: String,
-    /// What else the source carried.
+    /// Other fields of the source.
     pub headers: Vec<(String, String)>,
-    /// Which attempt of the present round this is; counts from 1.
+    /// The attempt number in the current round; counts from 1.
     pub attempt: u32,
-    /// How many of this round's attempts ended with their worker.
+    /// How many of this round's attempts crashed.
     pub crashes: u32,
     /// Part of the derived key.
     pub epoch: u32,
-    /// The id under which the target sees this attempt.
+    /// The id of this attempt for the target.
     pub request_id: String,
     /// The trace it belongs to.
     pub trace: Trace,
     /// When its event was accepted.
     pub accepted_at: Timestamp,
-    /// Set where its time to be delivered is over: it is to be set aside as expired.
+    /// True if its time limit has passed: it must become a dead letter with cause `expired`.
     pub expired: bool,
     /// The replay job that released it, if one did.
     pub job: Option<JobId>,
 }
 
 impl Settle {
-    /// The step it asks for.
+    /// The transition for this result.
     pub const fn step(&self) -> Step {
         match self {
             Self::Done(_) => Step::Finish,
@@ -369,27 +369,27 @@ impl Settle {
     }
 }
 
-/// What a worker says of a delivery it holds.
+/// The result that a worker reports for a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settle {
     /// Delivered.
     Done(Ending),
-    /// Failed; to be tried again after so long.
+    /// Failed; retry after this delay.
     Retry(Ending, Duration),
-    /// Given back untried, for so long. The attempt does not count.
+    /// Given back without an attempt, for this delay. The attempt does not count.
     Defer(Duration),
-    /// Failed for good; nothing of the same order key may pass it.
+    /// Failed permanently; no delivery of the same order key may overtake it.
     Block(Ending),
-    /// Failed for good; a dead letter is written, in the same transaction.
+    /// Failed permanently; a dead letter is written, in the same transaction.
     Bury(Ending, crate::letter::Cause),
 }
 
-/// What the ledger answers a worker that speaks about a delivery.
+/// The ledger's answer to a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     /// It is written, now or by an earlier try of the same call.
     Kept,
-    /// Somebody else holds it by now, or it has ended: nothing was written.
+    /// Another worker holds it, or it has ended: nothing was written.
     Lost,
 }
 
@@ -400,7 +400,7 @@ pub struct Told {
     pub delivery: Delivery,
     /// Its event.
     pub event: Event,
-    /// Every attempt, the first one first.
+    /// All attempts, the first one first.
     pub attempts: Vec<Attempt>,
 }
 
@@ -411,7 +411,7 @@ mod tests {
     use super::{State, Step, delivery_of_request, request_id};
     use crate::id::DeliveryId;
 
-    /// The drawing of the design, as pairs.
+    /// The state diagram, as pairs.
     const DRAWN: [(State, State); 14] = [
         (State::Idle, State::Queued),
         (State::Queued, State::Running),
@@ -429,7 +429,6 @@ mod tests {
         (State::Blocked, State::Cancelled),
     ];
 
-    // P6
     #[test]
     fn only_the_drawn_transitions_are_possible() {
         for from in State::ALL {
@@ -440,7 +439,6 @@ mod tests {
         }
     }
 
-    // P12
     #[test]
     fn a_request_id_names_its_delivery() {
         let id = DeliveryId::new(Timestamp::from_micros(1));

@@ -1,6 +1,7 @@
-//! The drainer: moves buffered runs into the ledger, fairly, and loses none.
+//! The drainer moves buffered runs into the ledger. It is fair to tenants and loses no run.
 //!
-//! It takes the tenant that has waited longest, leases some of its runs, and moves them as [`transfer`](crate::transfer) says.
+//! It takes the tenant that has waited longest, leases some of its runs, and moves them with
+//! [`transfer`](crate::transfer).
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,18 +15,18 @@ use crate::ledger::Ledger;
 pub use crate::transfer::{DrainCounters, DrainError};
 use crate::transfer::{PAUSES, Transfer, count};
 
-/// How fast a drainer goes.
+/// The speed of a drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// The most runs in one turn.
     pub batch: u32,
-    /// How long a lease stands without a renewal. Renewed at a third of it.
+    /// How long a lease is valid without a renewal. Renewed at a third of it.
     pub lease: Duration,
     /// The number of refusals by the ledger after which a run becomes a dead letter.
     pub max_attempts: u32,
     /// The pause when nothing is buffered.
     pub idle: Duration,
-    /// The pause after every turn, to spare the ledger; zero is none.
+    /// The pause after every turn, to spare the ledger; zero for none.
     pub rest: Duration,
 }
 
@@ -41,7 +42,7 @@ impl Default for Pace {
     }
 }
 
-/// Moves buffered runs into the ledger. Any number of them, in any number of processes.
+/// Moves buffered runs into the ledger. Any number of drainers may run, in any number of processes.
 #[derive(Debug)]
 pub struct Drainer {
     transfer: Transfer,
@@ -50,12 +51,12 @@ pub struct Drainer {
     failures: usize,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Nothing is buffered, or nothing may be drained yet.
+    /// Nothing is buffered, or nothing is due yet.
     Idle,
-    /// Runs were moved, or set aside.
+    /// Runs were moved, or became dead letters.
     Moved(usize),
 }
 
@@ -88,7 +89,7 @@ impl Drainer {
                 }
                 Err(error) => self.failed(&error),
             };
-            // Several tenants may wait for their delays: look at each before pausing.
+            // Several tenants may wait for their delays: check each before pausing.
             if pause.is_zero() || (idle_turns > 0 && idle_turns % 8 != 0 && pause == self.pace.idle) {
                 tokio::task::yield_now().await;
                 continue;
@@ -101,7 +102,7 @@ impl Drainer {
     /// One tenant's turn.
     ///
     /// # Errors
-    /// What failed. What was leased is given back, or its lease expires.
+    /// The buffer or the ledger failed. Leased runs are given back, or their leases expire.
     pub async fn turn(&self) -> Result<Turn, DrainError> {
         let buffer = self.transfer.buffer();
         let Some((tenant, announced)) = buffer.next_tenant().await? else { return Ok(Turn::Idle) };
@@ -116,11 +117,11 @@ impl Drainer {
         Ok(Turn::Moved(leased.runs.len()))
     }
 
-    /// Logs that a turn failed, once until it works again, and answers how long to wait.
+    /// Logs that a turn failed, once until it succeeds again, and returns how long to wait.
     fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         count(&self.counters.failures, 1);
         if self.failures == 0 {
-            tracing::warn!(target: "semel", %error, "draining failed; nothing is lost, it is tried again until it works");
+            tracing::warn!(target: "semel", %error, "draining failed; nothing is lost, retrying");
         }
         let pause = PAUSES[self.failures.min(PAUSES.len() - 1)];
         self.failures += 1;

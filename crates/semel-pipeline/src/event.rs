@@ -1,4 +1,4 @@
-//! Events: what is accepted once.
+//! Events, which are accepted once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,57 +17,57 @@ use crate::ledger::Change;
 /// An event to be accepted, with its deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// Its id, minted by whoever accepts it first and kept for ever.
+    /// Its id, created by the first process that accepts it, and final.
     pub id: EventId,
-    /// Whose it is; `""` where nobody said.
+    /// The tenant; `""` without one.
     pub tenant: String,
     /// Its type, e.g. `order.paid`; of a run, its target's name.
     pub event_type: String,
-    /// What makes it the same as another. `None`: never the same as any other (a run without a key).
+    /// Its deduplication. `None`: never a duplicate of another event (a run without a key).
     pub dedupe: Option<Dedupe>,
     /// The exact bytes to deliver.
     pub payload: Bytes,
-    /// What they are; `application/json` unless the source said otherwise.
+    /// The content type of the payload; `application/json` unless the source gave another.
     pub content_type: String,
-    /// What else the source carried, in order.
+    /// Other fields of the source, in order.
     pub headers: Vec<(String, String)>,
     /// Deliveries to one target with the same order key are made one after the other.
     pub order_key: Option<String>,
-    /// Where it came from.
+    /// The origin of the event.
     pub origin: Origin,
-    /// The targets it is for, by name; each gets one delivery.
+    /// The names of its targets; each gets one delivery.
     pub targets: Vec<String>,
     /// How long to wait before the first attempt.
     pub delay: Duration,
-    /// After this time it is not delivered any more, but set aside as `expired`. `None`: never.
+    /// After this time it is not delivered any more and becomes a dead letter with cause `expired`. `None`: never.
     pub deliver_within: Option<Duration>,
-    /// Words to find it by, and a JSON object of the caller's; of runs.
+    /// Tags for searching, and a JSON object of the caller; for runs.
     pub notes: Notes,
-    /// Under which ids its story is found elsewhere.
+    /// The ids that connect it to traces and requests of other systems.
     pub trace: Trace,
 }
 
-/// What makes two events the same.
+/// The deduplication of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dedupe {
-    /// The keyed hash of everything that names it: of an event its tenant, type and dedupe key; of a run its principal,
+    /// The keyed hash of its name: of an event its tenant, type and deduplication key; of a run its principal,
     /// tenant, target and key. See [`semel::Key::id`].
     pub id: KeyId,
     /// The first characters of the key, for people.
     pub hint: Hint,
-    /// What was asked: another one under the same id is a conflict.
+    /// The fingerprint of the payload: another one under the same id is a conflict.
     pub fingerprint: Fingerprint,
-    /// How long the key is remembered. `None`: as long as the event.
+    /// How long the key is known. `None`: as long as the event.
     pub lifetime: Option<Duration>,
-    /// When the key expires, where that was fixed before the ledger saw the event: a buffered run was accepted when it was
-    /// buffered. `None`: the ledger counts `lifetime` from when it accepts the event.
+    /// When the key expires, if that was fixed before the ledger saw the event: a buffered run was accepted when it
+    /// was buffered. `None`: the ledger counts `lifetime` from when it accepts the event.
     pub expires_at: Option<Timestamp>,
-    /// The generation of the key that the caller read. `None`: whichever is current, and an expired key counts as free.
+    /// The generation of the key that the caller read. `None`: the current one, and an expired key counts as free.
     pub generation: Option<Generation>,
 }
 
-/// Tells the lives of a key apart: a reset or an expiry ends one generation and starts the next, and a key names one event in
-/// each. A later generation has a larger number, and no number is used twice.
+/// Distinguishes the lives of a key: a reset or an expiry ends one generation and starts the next, and a key names
+/// one event in each. A later generation has a larger number, and no number is used twice.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -87,8 +87,8 @@ impl Generation {
         self.0
     }
 
-    /// The generation that follows this one when it ends at `now`. It is a time, so that it is not used again after the
-    /// ledger has forgotten the key.
+    /// The generation after this one, if it ends at `now`. The number is a time, so that it is not used again after
+    /// the ledger has forgotten the key.
     #[must_use]
     pub fn next(self, now: Timestamp) -> Self {
         Self(now.as_micros().max(self.0 + 1))
@@ -96,11 +96,11 @@ impl Generation {
 }
 
 impl Dedupe {
-    /// Of an event that was published: the same tenant, type and dedupe key are the same event; the same event with
-    /// other bytes is a conflict.
+    /// For a published event: the same tenant, type and deduplication key name the same event; other bytes are a
+    /// conflict.
     ///
     /// # Errors
-    /// A dedupe key that is empty or too long.
+    /// The deduplication key is empty or too long.
     pub fn of_event(
         secret: &Secret,
         tenant: &str,
@@ -112,10 +112,10 @@ impl Dedupe {
         Self::of(secret, &key, &[event_type.as_bytes(), payload], None)
     }
 
-    /// Of a run: the same principal, tenant, target and key are the same run; another payload is a conflict.
+    /// For a run: the same principal, tenant, target and key name the same run; another payload is a conflict.
     ///
     /// # Errors
-    /// A key that is empty or too long.
+    /// The key is empty or too long.
     pub fn of_run(
         secret: &Secret,
         (principal, tenant, target): (&str, &str, &str),
@@ -141,14 +141,15 @@ impl Dedupe {
         }
     }
 
-    /// What a run asks for, for claims on its key: the same as in its fingerprint.
+    /// The payload of a run for claims on its key: the same as in its fingerprint.
     pub fn run_payload(target: &str, payload: &[u8]) -> Payload {
         Payload::exact(&[target.as_bytes(), payload])
     }
 
-    /// Of an event that a replay job makes in mode as-new: one for each job and delivery, however often it is repeated.
+    /// For an event that a replay job creates in mode as-new: one for each job and delivery, however often it is
+    /// repeated.
     pub fn of_replay(job: JobId, delivery: DeliveryId, payload: &[u8]) -> Self {
-        // No secret is needed: both ids are chance, and whoever could guess them gains nothing.
+        // No secret is needed: both ids are random, and guessing them gains nothing.
         let secret = Secret::from_bytes(*b"semel: replays as new, no secret");
         let key = Key::new("semel.replay").scope(job.to_string()).value(delivery.to_string());
         let made = Self::of(&secret, &key, &[payload], None);
@@ -168,18 +169,18 @@ impl Dedupe {
     }
 }
 
-/// A part of a scope that may be nobody's: a part of a key is never empty.
+/// A scope part for a name that may be empty: a part of a key is never empty.
 fn whose(name: &str) -> String {
     format!("={name}")
 }
 
-/// Where an event came from.
+/// The origin of an event.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The HTTP API; the principal is the name of the token.
     Api {
-        /// Who sent it.
+        /// The principal.
         principal: String,
     },
     /// A stream.
@@ -189,7 +190,7 @@ pub enum Origin {
         /// The id of the message in it.
         message: String,
     },
-    /// An outbox: published inside a transaction of a caller's.
+    /// An outbox: published inside a caller's transaction.
     Outbox,
     /// An edited copy of a dead letter, or a replay as new.
     Replay {
@@ -201,27 +202,27 @@ pub enum Origin {
 /// Tags and metadata of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// Words to find it by, each once, in the order they were added.
+    /// Tags for searching, each once, in the order they were added.
     pub tags: Vec<String>,
-    /// A JSON object, member by member; each value is the text that was given, never re-encoded.
+    /// A JSON object by member; each value is the original text, never re-encoded.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// The member of the metadata in which earlier versions counted the changes of the buffer that a run holds. It is hidden, and no
-/// caller may use the name.
+/// The member of the metadata in which earlier versions counted the applied changes of a buffered run. It is hidden,
+/// and no caller may use the name.
 pub const CHANGES_MEMBER: &str = "$semel.changes";
 
 impl Notes {
-    /// Takes away what an earlier version kept in the metadata: how many changes of the buffer the run holds.
+    /// Removes the number of applied changes that an earlier version stored in the metadata.
     pub(crate) fn take_changes(&mut self) -> u64 {
         self.metadata.remove(CHANGES_MEMBER).and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
-    /// Changes tags and metadata as asked: tags are added, then members set, then taken away, then added to. A member
-    /// that is not there counts as 0. On an error nothing has changed.
+    /// Changes tags and metadata: adds tags, then sets, removes and increments members, in this order. A missing
+    /// member counts as 0. After an error nothing has changed.
     ///
     /// # Errors
-    /// A sentence that says which member is no number.
+    /// A message that names the member which is not a number.
     pub fn apply(&mut self, change: &Change) -> Result<(), String> {
         let mut next = self.clone();
         for tag in &change.add_tags {
@@ -247,38 +248,39 @@ impl Notes {
     }
 }
 
-/// Ids under which the story of an event is found elsewhere (P12).
+/// Ids that connect an event to traces and requests of other systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// The id of the request that brought it.
+    /// The id of the request that published it.
     pub request_id: Option<String>,
-    /// The W3C trace context it came with.
+    /// The W3C trace context that came with it.
     pub traceparent: Option<String>,
 }
 
-/// What became of an event that was to be accepted.
+/// The result of accepting an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// It is new, and is kept now, with its deliveries.
+    /// It is new, and is stored with its deliveries.
     First(EventId),
-    /// It was there already, under this id. Nothing was written. Where it is the id that was given, an earlier try of the
-    /// same call wrote it.
+    /// It already existed, under this id. Nothing was written. If this is the given id, an earlier try of the same
+    /// call wrote it.
     Cached(EventId),
-    /// Another event has this dedupe key and asked for something else. Nothing was written.
+    /// Another event with another payload has this deduplication key. Nothing was written.
     Conflict,
-    /// The generation that the event names has ended: its key was reset or has expired. Nothing was written. Read the key again.
+    /// The generation of the event has ended: its key was reset or has expired. Nothing was written. Read the key
+    /// again.
     Stale,
 }
 
-/// An event as the ledger keeps it.
+/// An event in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What was accepted. Its `delay` is what was asked for at first.
+    /// The accepted event. Its `delay` is the original one.
     pub new: NewEvent,
     /// When it was accepted, by the ledger's clock.
     pub accepted_at: Timestamp,
     /// Grows with every change of its notes: for compare-and-set.
     pub version: u64,
-    /// How many of the changes that were made while it was buffered it holds.
+    /// How many of the changes that were made in the buffer are applied.
     pub changes: u64,
 }

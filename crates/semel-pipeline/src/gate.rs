@@ -1,8 +1,9 @@
-//! The gate: decides for every trigger whether it goes to the ledger at once or waits in the buffer.
+//! The gate decides for every trigger whether it goes directly to the ledger or waits in the buffer.
 //!
-//! It admits at most a threshold of triggers in any window, wherever the window begins, for each tenant and for all of them together.
-//! When one is too many, it holds for a while, so that it does not flap. Processes share it through Redis; where Redis does
-//! not answer it admits, and counts that. Each process remembers for how long the gate holds, and does not ask meanwhile.
+//! It admits at most a threshold of triggers in any window, wherever the window begins, for each tenant and for all
+//! of them together. When the threshold is exceeded, it holds for a while, so that it does not flap. Processes share
+//! it through Redis. If Redis does not answer, the gate admits, and counts that. Each process remembers how long the
+//! gate holds, and does not ask meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use tokio::time::Instant;
 
 use crate::buffer::{Buffer, millis};
 
-/// Counts one trigger. Answers whether it is admitted (0) or held (1), and for how many milliseconds.
+/// Counts one trigger. Returns whether it is admitted (0) or held (1), and for how many milliseconds.
 ///
-/// The list holds when the last triggers were admitted: one is too many if as many as the threshold came within the window. Two
-/// old entries leave for each that comes, so the list holds little more than a window.
+/// The list contains the times of the last admitted triggers: the threshold is exceeded if that many came within the
+/// window. Each new entry removes two old ones, so the list covers little more than a window.
 const COUNT: &str = "
 local threshold, window, hold = tonumber(ARGV[1]), tonumber(ARGV[2]) * 1000, tonumber(ARGV[3])
 local held = redis.call('PTTL', KEYS[2])
@@ -40,26 +41,26 @@ redis.call('RPUSH', KEYS[1], string.format('%.0f', now))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return { 0, 0 }";
 
-/// What the gate does with what it decides.
+/// What the gate does with its decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GateMode {
-    /// It is not asked.
+    /// The gate is not asked.
     #[default]
     Off,
-    /// It counts and logs, and everything passes.
+    /// The gate counts and logs, and every trigger passes.
     Shadow,
-    /// What it holds is buffered.
+    /// Triggers that it holds are buffered.
     On,
 }
 
-/// How much passes.
+/// A limit of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// So many in a window.
+    /// The maximum number of triggers in a window.
     pub threshold: u32,
-    /// How long a window is.
+    /// The length of a window.
     pub window: Duration,
-    /// How long it holds once it was too many.
+    /// How long the gate holds after the threshold was exceeded.
     pub hold: Duration,
 }
 
@@ -69,7 +70,7 @@ impl Default for Limit {
     }
 }
 
-/// What was decided for one trigger, and why.
+/// The decision for one trigger, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// To the ledger.
@@ -78,18 +79,18 @@ pub enum Decision {
     Divert(Why),
 }
 
-/// Why something was decided.
+/// The reason of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
     /// The gate is off.
     Off,
-    /// There was room.
+    /// The rate is below the threshold.
     Room,
-    /// Too many of this tenant.
+    /// This tenant exceeded its threshold.
     Tenant,
-    /// Too many of all tenants.
+    /// All tenants together exceeded the threshold.
     Global,
-    /// Too many, but the gate only watches.
+    /// The threshold is exceeded, but the gate only observes.
     Shadow,
     /// Redis did not answer.
     FailedOpen,
@@ -100,7 +101,7 @@ impl Why {
     pub const ALL: [Self; 6] =
         [Self::Off, Self::Room, Self::Tenant, Self::Global, Self::Shadow, Self::FailedOpen];
 
-    /// Its name, as the metrics and logs spell it.
+    /// Its name in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -113,12 +114,12 @@ impl Why {
     }
 }
 
-/// How often the gate decided what.
+/// Counters of the decisions by reason.
 #[derive(Debug, Default)]
 pub struct GateCounters([AtomicU64; Why::ALL.len()]);
 
 impl GateCounters {
-    /// How often it decided for this reason.
+    /// Number of decisions with this reason.
     pub fn count(&self, why: Why) -> u64 {
         self.0[why as usize].load(Ordering::Relaxed)
     }
@@ -135,19 +136,19 @@ pub struct Gate {
     counters: Arc<GateCounters>,
     /// Until when the gate holds each tenant: nothing changes in Redis before that.
     held: Mutex<HashMap<String, Instant>>,
-    /// Until when it holds all of them.
+    /// Until when it holds all tenants.
     all_held: Mutex<Option<Instant>>,
 }
 
 impl Gate {
-    /// A gate beside this buffer, on the same Redis.
+    /// A gate on the Redis of this buffer.
     pub fn new(buffer: Arc<Buffer>, mode: GateMode, tenant: Limit, global: Option<Limit>) -> Self {
         let (script, counters) = (RedisScript::new(COUNT), Arc::default());
         let (held, all_held) = (Mutex::default(), Mutex::default());
         Self { buffer, mode, tenant, global, script, counters, held, all_held }
     }
 
-    /// What it counted.
+    /// The counters.
     pub fn counters(&self) -> &Arc<GateCounters> {
         &self.counters
     }
@@ -167,7 +168,7 @@ impl Gate {
         let own = self.count(Whose::Tenant(tenant), self.tenant).await;
         let held = match own {
             Some(Held::Yes) => Some(Why::Tenant),
-            // One that its own tenant's limit holds does not count for all.
+            // A trigger that is held by its tenant's limit does not count for all.
             Some(Held::No) => match &self.global {
                 Some(limit) => match self.count(Whose::All, *limit).await {
                     Some(Held::Yes) => Some(Why::Global),
@@ -210,7 +211,7 @@ impl Gate {
         }
     }
 
-    /// `None` where Redis does not answer.
+    /// `None` if Redis does not answer.
     async fn count(&self, whose: Whose<'_>, limit: Limit) -> Option<Held> {
         if self.is_held(whose) {
             return Some(Held::Yes);
@@ -235,7 +236,7 @@ impl Gate {
             },
             Ok(_) => None,
             Err(error) => {
-                tracing::debug!(target: "semel", %error, "the gate could not ask Redis");
+                tracing::debug!(target: "semel", %error, "the gate could not query Redis");
                 None
             }
         }
@@ -249,7 +250,7 @@ enum Whose<'a> {
     All,
 }
 
-/// How many holds are remembered before those that are over are forgotten.
+/// Number of remembered holds above which expired ones are removed.
 const REMEMBERED: usize = 1024;
 
 enum Held {

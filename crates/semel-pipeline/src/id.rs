@@ -1,4 +1,4 @@
-//! Ids: a prefix that says what it is, and 26 characters that sort by the time they were made.
+//! Ids: a prefix for the kind, and 26 characters that sort by creation time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 /// How many characters follow a prefix.
 const LENGTH: usize = 26;
 
-/// 128 bits: 48 of milliseconds, 80 of chance. Later ids sort after earlier ones, as text and as numbers.
+/// 128 bits: 48 of milliseconds, 80 of randomness. Later ids sort after earlier ones, as text and as numbers.
 fn mint(now: Timestamp) -> u128 {
     let millis = u128::from(now.as_micros() / 1_000);
     (millis << 80) | (rand::random::<u128>() >> 48)
@@ -35,7 +35,7 @@ fn read(text: &str) -> Option<u128> {
     let mut value: u128 = 0;
     for (place, byte) in text.bytes().enumerate() {
         let digit = DIGITS.iter().position(|digit| *digit == byte)?;
-        // The first of 26 characters holds only three bits.
+        // The first of 26 characters has only three bits.
         if place == 0 && digit > 7 {
             return None;
         }
@@ -44,7 +44,7 @@ fn read(text: &str) -> Option<u128> {
     Some(value)
 }
 
-/// A text that is no id of the kind that was asked for.
+/// A text that is not an id of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an id: expected {expected} followed by 26 characters of 0-9 and A-Z without I, L, O, U")]
 pub struct ParseIdError {
@@ -58,12 +58,12 @@ macro_rules! id {
         pub struct $name(u128);
 
         impl $name {
-            /// A new id, made at `now`.
+            /// A new id, created at `now`.
             pub fn new(now: Timestamp) -> Self {
                 Self(mint(now))
             }
 
-            /// The id with these bytes, as a ledger kept them.
+            /// The id with these bytes from a ledger.
             pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(u128::from_be_bytes(bytes))
             }
@@ -125,24 +125,24 @@ id!(
     JobId, "rpl_"
 );
 
-/// Names an event. One that came in as a trigger is a *run*, and its id says so.
+/// Names an event. The id of a triggered event, a *run*, has its own prefix.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId {
     value: u128,
     kind: EventKind,
 }
 
-/// What sort of event an id names.
+/// The kind of event that an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
-    /// Published: by HTTP, by a stream, by an outbox. For every target that wants its type.
+    /// Published: by HTTP, by a stream, by an outbox. For every target that subscribes to its type.
     Event,
     /// Triggered: for the one target that it names.
     Run,
 }
 
 impl EventKind {
-    /// Its name, as the tables spell it.
+    /// Its name in the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Event => "event",
@@ -150,7 +150,7 @@ impl EventKind {
         }
     }
 
-    /// The kind of this name.
+    /// The kind with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Event, Self::Run].into_iter().find(|kind| kind.as_str() == name)
     }
@@ -164,12 +164,12 @@ impl EventKind {
 }
 
 impl EventId {
-    /// A new id, made at `now`.
+    /// A new id, created at `now`.
     pub fn new(kind: EventKind, now: Timestamp) -> Self {
         Self { value: mint(now), kind }
     }
 
-    /// The id with these bytes, as a ledger kept them.
+    /// The id with these bytes from a ledger.
     pub const fn from_bytes(kind: EventKind, bytes: [u8; 16]) -> Self {
         Self { value: u128::from_be_bytes(bytes), kind }
     }

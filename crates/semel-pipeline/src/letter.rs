@@ -1,4 +1,4 @@
-//! Dead letters: what could not be delivered, or not even be read. Nothing of them is lost.
+//! Dead letters: deliveries that failed and messages that cannot be read. Their content is preserved.
 
 use bytes::Bytes;
 use semel::time::Timestamp;
@@ -6,47 +6,47 @@ use semel::time::Timestamp;
 use crate::delivery::Attempt;
 use crate::id::{DeliveryId, EventId, LetterId};
 
-/// After so many failed replays a letter is parked.
+/// After this many failed replays a dead letter is parked.
 pub const PARKED_AFTER: u32 = 3;
 
-/// A dead letter as the ledger keeps it (P9).
+/// A dead letter in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     /// Its id.
     pub id: LetterId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// The event, where one could be read.
+    /// The event, if one could be read.
     pub event: Option<EventId>,
-    /// The delivery, where there was one.
+    /// The delivery, if there was one.
     pub delivery: Option<DeliveryId>,
-    /// The target, where there was one.
+    /// The target, if there was one.
     pub target: Option<String>,
-    /// The type of the event, where one could be read.
+    /// The type of the event, if one could be read.
     pub event_type: Option<String>,
-    /// The stream and the message it came from, where it did.
+    /// The stream and the message, if it came from a source.
     pub source: Option<SourceMessage>,
     /// Its bytes: the event's payload, or the raw message.
     pub payload: Bytes,
-    /// What they are.
+    /// Their content type.
     pub content_type: String,
-    /// What else the source carried: of a raw message, its fields.
+    /// Other fields of the source: of a raw message, its fields.
     pub headers: Vec<(String, String)>,
-    /// Why it is here.
+    /// Its cause.
     pub cause: Cause,
-    /// The last failure, in words that hold no secret.
+    /// The last failure, without secrets.
     pub error: String,
-    /// Groups what failed alike: computed when it is written.
+    /// Groups similar failures; computed when it is written.
     pub signature: Signature,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
-    /// How many attempts were made in all, those that were given back untried not counted.
+    /// How many attempts were made in total, without those that were given back.
     pub attempts: u32,
     /// When the last one was made.
     pub last_attempt_at: Option<Timestamp>,
-    /// How many replays of it failed; after some it is parked.
+    /// How many replays of it failed; after three it is parked.
     pub failed_replays: u32,
-    /// The letter of which this is an edited copy, or which was replayed as new and failed as this one.
+    /// The dead letter of which this is an edited copy, or which was replayed as new and failed as this one.
     pub copy_of: Option<LetterId>,
     /// When it was written.
     pub created_at: Timestamp,
@@ -54,7 +54,7 @@ pub struct Letter {
     pub updated_at: Timestamp,
 }
 
-/// Where a message came from.
+/// The source of a message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceMessage {
     /// The stream's name.
@@ -69,15 +69,15 @@ pub struct SourceMessage {
 pub enum Cause {
     /// Every attempt failed.
     Exhausted,
-    /// It failed in a way that stays.
+    /// A failure that will not pass.
     NonRetryable,
-    /// Its attempts ended with the worker, again and again.
+    /// Its workers crashed repeatedly.
     Poison,
     /// It cannot be read.
     Undecodable,
-    /// Its time to be delivered was over.
+    /// Its time limit had passed.
     Expired,
-    /// Somebody set it aside.
+    /// A person set it aside.
     Manual,
 }
 
@@ -86,7 +86,7 @@ impl Cause {
     pub const ALL: [Self; 6] =
         [Self::Exhausted, Self::NonRetryable, Self::Poison, Self::Undecodable, Self::Expired, Self::Manual];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exhausted => "exhausted",
@@ -98,25 +98,25 @@ impl Cause {
         }
     }
 
-    /// The cause of this name.
+    /// The cause with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|cause| cause.as_str() == name)
     }
 }
 
-/// Where a dead letter stands.
+/// The status of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Nobody has dealt with it yet; also after a replay that failed.
+    /// Not handled yet; also after a failed replay.
     Pending,
     /// A replay job has released it.
     Replaying,
-    /// It was delivered after all.
+    /// A replay delivered it.
     Replayed,
-    /// Somebody gave it up. It can be restored until it is swept.
+    /// A person discarded it. It can be restored until it is swept.
     Discarded,
-    /// Too many replays failed: only a person's own choice replays it, by its id.
+    /// Too many replays failed: only a person can replay it, by its id.
     Parked,
 }
 
@@ -125,7 +125,7 @@ impl Status {
     pub const ALL: [Self; 5] =
         [Self::Pending, Self::Replaying, Self::Replayed, Self::Discarded, Self::Parked];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -136,18 +136,18 @@ impl Status {
         }
     }
 
-    /// The status of this name.
+    /// The status with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == name)
     }
 }
 
-/// Groups what failed alike: target, cause, status, and the error's words without what differs from case to case.
+/// Groups similar failures: target, cause, status, and the error's words without variable parts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Signature(String);
 
 impl Signature {
-    /// The signature of a failure. Numbers, ids, quoted parts and addresses in `error` do not count.
+    /// The signature of a failure. Ignores numbers, ids, quoted parts and addresses in `error`.
     pub fn of(target: Option<&str>, cause: Cause, status: Option<u16>, error: &str) -> Self {
         let mut words = String::new();
         for word in error.split_whitespace().map(plain) {
@@ -164,7 +164,7 @@ impl Signature {
         Self(format!("{target} {} {status} {words}", cause.as_str()))
     }
 
-    /// The signature that a ledger kept.
+    /// The signature from a ledger.
     pub fn from_kept(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -175,7 +175,7 @@ impl Signature {
     }
 }
 
-/// A word, or a mark in its place where it would differ from case to case.
+/// A word, or a placeholder for a variable one.
 fn plain(word: &str) -> &str {
     let varies = word.len() > 32
         || word.chars().any(|c| c.is_ascii_digit())
@@ -183,50 +183,50 @@ fn plain(word: &str) -> &str {
     if varies { "…" } else { word }
 }
 
-/// A letter that no delivery stands behind: a message that cannot be read, or that was set aside by hand.
+/// A dead letter without a delivery: a message that cannot be read, or that a person set aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewLetter {
-    /// Its id; where the same message was written before, that one's stays.
+    /// Its id; if the same message was written before, that one's id stays.
     pub id: LetterId,
-    /// Whose it is; `""` where nobody knows.
+    /// The tenant; `""` if it is unknown.
     pub tenant: String,
-    /// Where it came from. The same message is written once.
+    /// The source. The same message is written once.
     pub source: SourceMessage,
     /// The raw message.
     pub payload: Bytes,
-    /// What it is.
+    /// Its content type.
     pub content_type: String,
     /// Its other fields.
     pub headers: Vec<(String, String)>,
-    /// Why it is here.
+    /// Its cause.
     pub cause: Cause,
-    /// What is wrong with it.
+    /// Why it cannot be used.
     pub error: String,
     /// How often it was given out before it was set aside.
     pub attempts: u32,
 }
 
-/// A letter with its history.
+/// A dead letter with its history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LetterStory {
     /// The letter.
     pub letter: Letter,
-    /// Every attempt to deliver it, replays included, the first one first.
+    /// All attempts to deliver it, replays included, the first one first.
     pub attempts: Vec<Attempt>,
-    /// Its edited copies, and what it became when it was replayed as new and failed.
+    /// Its edited copies, and the dead letter that it became when it was replayed as new and failed.
     pub copies: Vec<LetterId>,
 }
 
-/// What failed alike.
+/// A group of similar failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// By what.
+    /// Their signature.
     pub signature: Signature,
-    /// The target, where there is one.
+    /// The target, if there is one.
     pub target: Option<String>,
-    /// Why.
+    /// Their cause.
     pub cause: Cause,
-    /// How many letters, with their status.
+    /// Number of dead letters by status.
     pub counts: Vec<(Status, u64)>,
     /// The oldest of them.
     pub first_at: Timestamp,

@@ -1,20 +1,21 @@
-//! The asynchronous surface of Semel: what is accepted once is delivered once per target, tried again, set aside as a
-//! dead letter, and replayed.
+//! The asynchronous surface of Semel: an event that is accepted once is delivered once per target. Failed deliveries
+//! are retried, become dead letters, and can be replayed.
 //!
 //! # Layout
 //!
 //! - [`id`]: the ids of events, deliveries, dead letters and replay jobs.
-//! - [`event`]: what is accepted.
-//! - [`delivery`]: one event for one target, and the only place where its states and their steps are written down.
+//! - [`event`]: events.
+//! - [`delivery`]: one event for one target, and the only definition of its states and transitions.
 //! - [`letter`]: dead letters.
-//! - [`replay`]: jobs that give dead letters another try.
-//! - [`replayer`]: runs them.
-//! - [`outbox`]: events published inside a transaction of the caller's own.
-//! - [`source`]: where messages come from: Redis Streams, and the pump into the ledger.
-//! - `trigger`, `gate`, `buffer`, `transfer`, `drainer` (feature `redis`): runs, from their trigger into the ledger, by way of Redis while
-//!   a burst lasts.
-//! - [`target`]: who is delivered to; [`worker`]: the loop that delivers; [`publish`]: what is published by hand.
-//! - [`ledger`]: where all of this is kept: one trait per room, one contract suite over every ledger (feature
+//! - [`replay`]: jobs that send dead letters again.
+//! - [`replayer`]: runs these jobs.
+//! - [`outbox`]: events published inside the caller's transaction.
+//! - [`source`]: sources of messages: Redis Streams, and the pump into the ledger.
+//! - `trigger`, `gate`, `buffer`, `transfer`, `drainer` (feature `redis`): runs, from their trigger into the ledger,
+//!   through Redis during a burst.
+//! - [`target`]: receivers of events; [`worker`]: the loop that delivers; [`publish`]: events published through the
+//!   API.
+//! - [`ledger`]: the database of all of this: one trait per part, one contract suite for every ledger (feature
 //!   `testkit`).
 
 #[cfg(feature = "redis")]

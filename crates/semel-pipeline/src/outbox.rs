@@ -1,5 +1,5 @@
-//! The transactional outbox: an event published inside a transaction of the caller's own, in one piece with the
-//! caller's rows, and relayed once into the ledger.
+//! The transactional outbox: an event is published inside the caller's transaction, atomically with the caller's
+//! rows, and relayed once into the ledger.
 //!
 //! ```text
 //!   caller's transaction: rows + publish_in ──commit──► outbox ──relay: accept and remove──► ledger
@@ -21,25 +21,25 @@ use semel::secret::Secret;
 use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::EventId;
 
-/// An event as its publisher knows it: for whom it is, and what its key hashes to, is the relay's business.
+/// An event as its publisher knows it. The relay finds its targets and hashes its key.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Published {
     /// Its type, e.g. `order.paid`.
     pub event_type: String,
-    /// What makes it the same as another of its type and tenant.
+    /// Names the event within its type and tenant.
     pub dedupe_key: String,
     /// The exact bytes to deliver.
     #[serde(skip)]
     pub payload: Bytes,
-    /// What they are.
+    /// Their content type.
     pub content_type: String,
-    /// Whose it is; `""` where nobody said.
+    /// The tenant; `""` without one.
     pub tenant: String,
     /// Deliveries to one target with the same order key are made one after the other.
     pub order_key: Option<String>,
-    /// What else to carry along, in order.
+    /// Other fields to deliver, in order.
     pub headers: Vec<(String, String)>,
-    /// Under which request its story is found.
+    /// The id of the request that published it.
     pub request_id: Option<String>,
     /// The W3C trace context it belongs to.
     pub traceparent: Option<String>,
@@ -65,24 +65,24 @@ impl Published {
         }
     }
 
-    /// Whose it is.
+    /// Sets the tenant.
     #[must_use]
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.tenant = tenant.into();
         self
     }
 
-    /// What it is delivered in order with.
+    /// Sets the order key.
     #[must_use]
     pub fn order_key(mut self, key: impl Into<String>) -> Self {
         self.order_key = Some(key.into());
         self
     }
 
-    /// The event for the ledger, under the id that was minted when it was published, for these targets.
+    /// The event for the ledger, with the id that was created when it was published, for these targets.
     ///
     /// # Errors
-    /// A dedupe key that is empty or too long.
+    /// The deduplication key is empty or too long.
     pub fn into_event(
         self,
         id: EventId,
@@ -110,7 +110,7 @@ impl Published {
     }
 }
 
-/// Says which targets want an event, by its type and tenant: the relay asks it.
+/// Finds the targets of an event by its type and tenant; the relay calls it.
 pub trait Route: Send + Sync + 'static {
     /// The names of the targets.
     fn targets(&self, event: &Published) -> Vec<String>;
@@ -122,14 +122,14 @@ impl<F: Fn(&Published) -> Vec<String> + Send + Sync + 'static> Route for F {
     }
 }
 
-/// What a round of the relay did.
+/// The result of one round of the relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relayed {
     /// Events that are in the ledger now.
     pub accepted: u64,
-    /// Events that were there already.
+    /// Events that were already there.
     pub cached: u64,
-    /// Events whose dedupe key is taken by other bytes, or is none: they are dead letters now.
+    /// Events whose deduplication key belongs to another payload or is invalid: they are dead letters now.
     pub refused: u64,
 }
 

@@ -1,4 +1,4 @@
-//! From what somebody publishes by hand or by HTTP to an event, with every member checked.
+//! Turns a publication from the API or a caller into an event, with every member checked.
 
 use std::time::Duration;
 
@@ -16,26 +16,26 @@ pub const MAX_TENANT: usize = 255;
 /// The longest order key, in bytes.
 pub const MAX_ORDER_KEY: usize = 255;
 
-/// Something to be published.
+/// An event to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
-    /// Whose it is; `""` where nobody said.
+    /// The tenant; `""` without one.
     pub tenant: String,
     /// Its type, e.g. `order.paid`.
     pub event_type: String,
-    /// What makes it the same as another one of its tenant and type.
+    /// Names the event within its tenant and type.
     pub dedupe_key: String,
     /// The exact bytes to deliver.
     pub payload: Bytes,
-    /// What they are.
+    /// Their content type.
     pub content_type: String,
-    /// What else the source carried, in order.
+    /// Other fields of the source, in order.
     pub headers: Vec<(String, String)>,
     /// Deliveries to one target with the same order key are made one after the other.
     pub order_key: Option<String>,
-    /// Where it came from.
+    /// The origin of the event.
     pub origin: Origin,
-    /// Under which ids its story is found elsewhere.
+    /// The ids that connect it to traces and requests of other systems.
     pub trace: Trace,
     /// How long to wait before the first attempt.
     pub delay: Duration,
@@ -43,33 +43,33 @@ pub struct Publication {
     pub deliver_within: Option<Duration>,
 }
 
-/// Why something cannot be published. The text names the member, and never holds its content.
+/// Why an event cannot be published. The text names the member, and never contains its content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unpublishable {
-    /// No type.
+    /// The type is invalid.
     #[error(
         "type: expected letters, digits, `.`, `_`, `-`, `:` or `/`, from 1 to 200 characters, as in \"order.paid\""
     )]
     Type,
-    /// No dedupe key.
+    /// The deduplication key is invalid.
     #[error("dedupe_key: {0}")]
     Key(#[from] KeyError),
-    /// No dedupe key at all.
+    /// The deduplication key is empty.
     #[error(
         "dedupe_key: is empty; name what makes this event the same as another, such as the order and its version"
     )]
     NoKey,
-    /// A tenant that is too long.
+    /// The tenant is too long.
     #[error("tenant: expected at most {MAX_TENANT} bytes without control characters")]
     Tenant,
-    /// An order key that is empty or too long.
+    /// The order key is empty or too long.
     #[error("order_key: expected 1 to {MAX_ORDER_KEY} bytes")]
     OrderKey,
 }
 
 impl Publication {
-    /// JSON to be published, by nobody in particular.
+    /// An event with a JSON payload, without a publisher.
     pub fn json(
         event_type: impl Into<String>,
         dedupe_key: impl Into<String>,
@@ -91,10 +91,10 @@ impl Publication {
         }
     }
 
-    /// The event that a ledger accepts, for the targets that want it now.
+    /// The event for a ledger, with the targets that subscribe to its type now.
     ///
     /// # Errors
-    /// The first member that cannot be used.
+    /// The first invalid member.
     pub fn into_event(
         self,
         secret: &Secret,
@@ -120,11 +120,10 @@ impl Publication {
         })
     }
 
-    /// What makes it the same as another: tenant, type and key; and its payload, byte for byte, to notice another one
-    /// under the same key.
+    /// Its deduplication: tenant, type and key name it, and its payload, byte for byte, detects a conflict.
     ///
     /// # Errors
-    /// The first member that cannot be used.
+    /// The first invalid member.
     pub fn dedupe(&self, secret: &Secret) -> Result<Dedupe, Unpublishable> {
         if !is_event_type(&self.event_type) {
             return Err(Unpublishable::Type);
@@ -151,7 +150,7 @@ mod tests {
         Publication::json("order.paid", "order-1", "{}", Origin::Outbox)
     }
 
-    // P7: what makes two events the same.
+    // The identity of an event.
     #[test]
     fn tenant_type_and_key_name_an_event() {
         let secret = Secret::from_bytes([3; 32]);

@@ -1,52 +1,53 @@
-//! Replay jobs: dead letters get another try, slowly at first, under limits, and in sight.
+//! Replay jobs send dead letters again: slowly at first, under limits, and observable.
 //!
-//! A job is rows in the ledger. Whoever runs a job releases some of its items; the delivery workers do the rest, and
-//! the ledger writes what became of an item in the transaction that settles its delivery. So a job survives whatever
-//! becomes of the process that ran it, and two processes can run it.
+//! A job is stored in the ledger. A replayer releases some of its items, the delivery workers deliver them, and the
+//! ledger writes the result of an item in the transaction that settles its delivery. A job therefore survives the
+//! process that ran it, and several processes can run it.
 
 use semel::time::Timestamp;
 
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
 
-/// What to replay.
+/// The selection of a job.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selection {
-    /// Every delivery that ended in `dlq` or `blocked`, the oldest first, at most so many. Not those whose letter is
-    /// parked or discarded.
+    /// Every delivery that ended in `dlq` or `blocked`, the oldest first, up to a limit. Not those whose dead letter
+    /// is parked or discarded.
     Failed {
-        /// At most so many.
+        /// The maximum number.
         limit: u64,
         /// Only of this tenant.
         tenant: Option<String>,
-        /// Only for these targets; all where it is empty.
+        /// Only for these targets; all if it is empty.
         targets: Vec<String>,
         /// Only with this failure signature.
         signature: Option<String>,
     },
-    /// These letters, also parked ones.
+    /// These dead letters, also parked ones.
     Letters(Vec<LetterId>),
-    /// The deliveries of one event, to these targets; to all that failed where it is empty.
+    /// The deliveries of one event to these targets; to all that failed if it is empty.
     Event {
-        /// Which.
+        /// The event.
         id: EventId,
-        /// To whom. A delivery that was done is replayed only in mode re-execute (as another delivery of the same event
-        /// to the same target, one epoch up) or as-new.
+        /// The targets. A delivery that was done is replayed only in mode re-execute (as another delivery of the same
+        /// event to the same target, in the next epoch) or as-new.
         targets: Vec<String>,
     },
 }
 
-/// How a replay treats what may have happened before.
+/// How a replay treats earlier effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Same key: what was completed is skipped and marked resolved, what is in flight is left, what failed is tried again.
+    /// Same key: completed deliveries are skipped and marked resolved, those in progress are left, failed ones are
+    /// retried.
     Resume,
     /// A new epoch under the same key: the effect happens again. A reason is required.
     ReExecute,
-    /// Another key, made from the job and the letter: an event of its own, the same one whenever the job repeats it.
-    /// That event carries the story on: the letter is `replayed` when it is delivered, and `discarded` when it fails and
-    /// has a dead letter of its own (a `copy_of` the first), so that one of the two is pending and never both.
+    /// Another key, derived from the job and the dead letter: a new event, the same one whenever the job repeats it.
+    /// That event replaces the dead letter: it is `replayed` when the event is delivered, and `discarded` when the
+    /// event fails and has its own dead letter (a `copy_of` the first), so that only one of the two is pending.
     AsNew,
 }
 
@@ -54,7 +55,7 @@ impl Mode {
     /// Every mode.
     pub const ALL: [Self; 3] = [Self::Resume, Self::ReExecute, Self::AsNew];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Resume => "resume",
@@ -63,41 +64,41 @@ impl Mode {
         }
     }
 
-    /// The mode of this name.
+    /// The mode with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == name)
     }
 }
 
-/// A job to be made.
+/// A new job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewJob {
     /// Its id.
     pub id: JobId,
-    /// What to replay; frozen when the job is made.
+    /// The selection; fixed when the job is created.
     pub selection: Selection,
-    /// How.
+    /// The mode.
     pub mode: Mode,
-    /// Why; required by re-execute.
+    /// The reason; required by re-execute.
     pub reason: Option<String>,
-    /// Who wants it.
+    /// The person or token that created it.
     pub by: String,
-    /// How it goes about it.
+    /// The limits.
     pub pace: Pace,
 }
 
-/// How a job goes about it.
+/// The limits of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Maximum number of items released a second, evenly; 0 is no limit. What could not be released in time is not made up
-    /// for, beyond a tenth of a second.
+    /// Maximum number of items released a second, evenly; 0 means no limit. A delay is not made up for, beyond a
+    /// tenth of a second.
     pub rate: f64,
-    /// At most so many released and not ended at any moment.
+    /// The maximum number of items in progress.
     pub concurrency: u32,
-    /// So many are tried first, and the rest waits for what becomes of them; 0 is none.
+    /// The number of items that are tried first, before the rest is released; 0 for none.
     pub canary: u32,
-    /// It pauses itself when more than this share of what ended failed again: of the canary, once all of it has ended, and
-    /// from ten items on of all since the job began or was resumed, or since the last hundred.
+    /// The job pauses itself when more than this share of the ended items failed again: of the canary, once all of it
+    /// has ended, and from ten items on of all since the job began or was resumed, or since the last hundred.
     pub pause_above: f64,
 }
 
@@ -107,17 +108,17 @@ impl Default for Pace {
     }
 }
 
-/// Where a job stands.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// Items are being released.
     Running,
-    /// Nothing is released until somebody resumes it. Why is in the job's note.
+    /// Nothing is released until a person resumes it. The job's note gives the reason.
     Paused,
     /// Every item has ended.
     Done,
-    /// Somebody stopped it; what was not released stays a dead letter.
+    /// A person stopped it; items that were not released stay dead letters.
     Cancelled,
 }
 
@@ -125,7 +126,7 @@ impl JobState {
     /// Every state.
     pub const ALL: [Self; 4] = [Self::Running, Self::Paused, Self::Done, Self::Cancelled];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -135,27 +136,27 @@ impl JobState {
         }
     }
 
-    /// The state of this name.
+    /// The state with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 
-    /// Whether nothing more comes of it, by itself or by anybody.
+    /// True if it cannot change any more.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Cancelled)
     }
 }
 
-/// A job as the ledger keeps it.
+/// A job in the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// What was asked for.
+    /// The job as it was created.
     pub new: NewJob,
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
-    /// Why it stands there, for people.
+    /// The reason of its state, for people.
     pub note: String,
-    /// How many items, by what became of them.
+    /// Number of items by result.
     pub counts: Counts,
     /// When it was made.
     pub created_at: Timestamp,
@@ -163,10 +164,10 @@ pub struct Job {
     pub updated_at: Timestamp,
 }
 
-/// How many items of a job, by what became of them.
+/// Number of items of a job, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
-    /// In all.
+    /// In total.
     pub total: u64,
     /// Not released yet.
     pub pending: u64,
@@ -174,23 +175,23 @@ pub struct Counts {
     pub released: u64,
     /// Delivered.
     pub replayed: u64,
-    /// Had been completed already: marked resolved, not sent.
+    /// Already completed: marked resolved, not sent.
     pub skipped_completed: u64,
-    /// In flight at that moment, or taken by another job: left alone.
+    /// In progress, or part of another job: not changed.
     pub skipped_inflight: u64,
-    /// Failed again: a dead letter still.
+    /// Failed again: still a dead letter.
     pub failed_again: u64,
-    /// Left alone because the job was cancelled, or cancelled themselves.
+    /// Not released because the job was cancelled, or cancelled themselves.
     pub cancelled: u64,
 }
 
 impl Counts {
-    /// Items of which something came.
+    /// Number of items with a result.
     pub const fn ended(&self) -> u64 {
         self.replayed + self.failed_again
     }
 
-    /// Items that were released at some time.
+    /// Number of items that were ever released.
     pub const fn started(&self) -> u64 {
         self.ended() + self.released
     }
@@ -209,7 +210,7 @@ impl Counts {
     }
 }
 
-/// What became of an item, or is to become of it.
+/// The state of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemState {
@@ -219,13 +220,13 @@ pub enum ItemState {
     Released,
     /// Delivered.
     Replayed,
-    /// Had been completed already.
+    /// Already completed.
     SkippedCompleted,
-    /// In flight, or in another job.
+    /// In progress, or in another job.
     SkippedInflight,
     /// Failed again.
     FailedAgain,
-    /// The job was cancelled before; or the delivery was, while it waited for a further attempt.
+    /// The job was cancelled first; or the delivery was, while it waited for another attempt.
     Cancelled,
 }
 
@@ -241,7 +242,7 @@ impl ItemState {
         Self::Cancelled,
     ];
 
-    /// Its name, as the API and the tables spell it.
+    /// Its name in the API and the tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -254,7 +255,7 @@ impl ItemState {
         }
     }
 
-    /// The state of this name.
+    /// The state with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
@@ -263,44 +264,44 @@ impl ItemState {
 /// One item of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The delivery to be made again.
+    /// The delivery to repeat.
     pub delivery: DeliveryId,
-    /// Its letter, where it has one.
+    /// Its dead letter, if it has one.
     pub letter: Option<LetterId>,
     /// Its event.
     pub event: EventId,
     /// Its target.
     pub target: String,
-    /// Where it stands.
+    /// Its state.
     pub state: ItemState,
     /// The new event, in mode as-new.
     pub new_event: Option<EventId>,
-    /// What went wrong, where something did.
+    /// The error, if there was one.
     pub error: Option<String>,
 }
 
-/// What a job would do with one delivery.
+/// The plan of a job for one delivery.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Planned {
     /// The delivery.
     pub delivery: DeliveryId,
-    /// Its letter, where it has one.
+    /// Its dead letter, if it has one.
     pub letter: Option<LetterId>,
     /// Its event.
     pub event: EventId,
     /// Its target.
     pub target: String,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// By what it is grouped.
+    /// The signature of its failure.
     pub signature: String,
-    /// What would be done.
+    /// The planned action.
     pub action: Action,
-    /// Why, in a few words.
+    /// The reason, in a few words.
     pub why: String,
 }
 
-/// What would be done with an item.
+/// The planned action for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -308,19 +309,20 @@ pub enum Action {
     Skip,
     /// It is sent.
     Run,
-    /// It cannot be taken: in flight, in another job, discarded, or its target is gone from the config.
+    /// It cannot be taken: in progress, in another job, discarded, or its target is not in the configuration any
+    /// more.
     Conflict,
 }
 
-/// What somebody wants of a job.
+/// A command for a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
     /// Release nothing more for now.
     Pause,
-    /// Go on.
+    /// Continue.
     Resume,
     /// Release nothing more at all.
     Cancel,
-    /// Another pace from now on.
+    /// Other limits from now on.
     Pace(Pace),
 }

@@ -1,8 +1,10 @@
-//! Runs replay jobs: a canary first, then more and more, never faster than asked, and not on when too many fail (P10).
+//! Runs replay jobs: a canary first, then more and more items, never faster than the rate, and pauses when too many
+//! fail.
 //!
-//! It only releases: the delivery workers do the rest, and the ledger counts. So it holds no state that matters. After a
-//! restart it goes on with whatever jobs are running. Several processes can run the same job: each counts what all of them
-//! released, and of those that saw the same count one releases ([`release_after`](crate::ledger::Replays::release_after)).
+//! It only releases items: the delivery workers deliver them, and the ledger counts. It therefore has no state of its
+//! own. After a restart it continues the running jobs. Several processes can run the same job: each counts what all
+//! of them released, and of those that saw the same count one releases
+//! ([`release_after`](crate::ledger::Replays::release_after)).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,46 +17,46 @@ use crate::id::JobId;
 use crate::ledger::{AuditLine, Error, Ledger};
 use crate::replay::{Counts, Job, JobState, Order};
 
-/// How often jobs are looked at while nothing happens.
+/// How often jobs are checked while nothing happens.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// How often while items are released.
 const BUSY: Duration = Duration::from_millis(10);
 
-/// After so many ended items, so many may be under way at once; beyond them, as many as the job allows.
+/// After this many ended items, this many may be in progress; after the last step, as many as the job allows.
 const RAMP: [(u64, u64); 3] = [(1, 1), (10, 5), (50, 20)];
 
-/// So many items must have ended before their failures are judged, after the canary.
+/// This many items must have ended before their failures are judged, after the canary.
 const JUDGED: u64 = 10;
 
-/// After this many items the failure count starts again: old results say nothing about the present.
+/// After this many items the failure count restarts: old results say nothing about the present.
 const ACCOUNT: u64 = 100;
 
-/// For so long a job that could not release in time makes up for it.
+/// A delayed job makes up for at most this time.
 const MADE_UP: Duration = Duration::from_millis(100);
 
 /// Runs the replay jobs of a ledger.
 #[derive(Debug)]
 pub struct Replayer {
     ledger: Arc<dyn Ledger>,
-    /// The accounts of jobs that are running.
+    /// The accounts of running jobs.
     accounts: HashMap<JobId, Account>,
 }
 
-/// What is counted of a job since it began, was resumed or told another pace.
+/// The counts of a job since it began, was resumed or got other limits.
 #[derive(Clone, Debug)]
 struct Account {
-    /// What its items had come to when the account began.
+    /// The results of its items when the account began.
     counts: Counts,
     schedule: Schedule,
-    /// What was last said about the job: another word is a new account.
+    /// The last note of the job: another note starts a new account.
     note: String,
 }
 
 impl Account {
-    /// The account of a job that this process sees running, for the first time or changed.
+    /// The account of a running job that this process sees for the first time, or changed.
     fn new(job: &Job, now: Instant) -> Self {
-        // Nobody has paused it so far, and so what it did in another process counts.
+        // The job was never paused, so its results in another process count.
         let from_its_beginning = job.note.is_empty() && job.counts.ended() < ACCOUNT;
         Self {
             counts: if from_its_beginning { Counts::default() } else { job.counts },
@@ -63,38 +65,38 @@ impl Account {
         }
     }
 
-    /// How many items have failed again, and how many ended.
+    /// Number of items that failed again, and number that ended.
     fn ended(&self, job: &Job) -> (u64, u64) {
         let failed = job.counts.failed_again.saturating_sub(self.counts.failed_again);
         (failed, job.counts.ended().saturating_sub(self.counts.ended()))
     }
 }
 
-/// Holds a job to its rate: every item has a time before which it does not go, one part of the rate after the one before.
+/// Enforces the rate of a job: every item has an earliest time, one interval after the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     rate: f64,
     begun: Instant,
     /// The time of the next item, in ns after `begun`.
     next: u128,
-    /// How many items were started, by anybody.
+    /// Number of items that were started, by any process.
     started: u64,
 }
 
 impl Schedule {
-    /// The first item goes at once.
+    /// The first item goes immediately.
     fn new(rate: f64, started: u64, now: Instant) -> Self {
         Self { rate, begun: now, next: 0, started }
     }
 
-    /// From one item to the next, in ns; zero where there is no limit.
+    /// The interval between two items, in ns; zero if there is no limit.
     fn step(&self) -> u128 {
         if self.rate > 0.0 { (1e9 / self.rate) as u128 } else { 0 }
     }
 
-    /// Notes how many items were started by now.
+    /// Records how many items were started by now.
     fn see(&mut self, started: u64, now: Instant) {
-        // Fewer than before where a released delivery was cancelled: it may have been sent nevertheless.
+        // The number can fall if a released delivery was cancelled: it may have been sent nevertheless.
         let fresh = started.saturating_sub(self.started);
         let earliest = self.elapsed(now).saturating_sub(MADE_UP.as_nanos());
         self.next = self.next.max(earliest) + u128::from(fresh) * self.step();
@@ -113,10 +115,10 @@ impl Schedule {
     }
 }
 
-/// What a look at a job came to.
+/// The result of checking a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
-    /// Items were released, or there are some under way.
+    /// Items were released, or some are in progress.
     Busy,
     /// Nothing to do for now.
     Idle,
@@ -128,7 +130,7 @@ impl Replayer {
         Self { ledger, accounts: HashMap::new() }
     }
 
-    /// Runs jobs until `stop` turns true. What was released by then is delivered all the same.
+    /// Runs jobs until `stop` turns true. Items released by then are still delivered.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut failing = false;
         while !*stop.borrow() {
@@ -139,7 +141,7 @@ impl Replayer {
                 }
                 Err(error) => {
                     if !failing {
-                        tracing::warn!(target: "semel", %error, "replay jobs stand still: the ledger fails; they go on by themselves");
+                        tracing::warn!(target: "semel", %error, "the ledger fails: replay jobs wait and continue by themselves");
                     }
                     failing = true;
                     Duration::from_secs(1)
@@ -150,7 +152,7 @@ impl Replayer {
         }
     }
 
-    /// Looks at every running job once.
+    /// Checks every running job once.
     async fn round(&mut self) -> Result<Looked, Error> {
         let running = self.ledger.running().await?;
         // A job that is resumed later begins a new account.
@@ -171,10 +173,10 @@ impl Replayer {
         }
         let now = Instant::now();
         let account = self.accounts.entry(id).or_insert_with(|| {
-            tracing::info!(target: "semel", job = %id, mode = job.new.mode.as_str(), items = job.counts.total, "a replay job runs");
+            tracing::info!(target: "semel", job = %id, mode = job.new.mode.as_str(), items = job.counts.total, "a replay job started");
             Account::new(&job, now)
         });
-        // Resumed, or told another pace: what was before does not count any more.
+        // Resumed, or with other limits: earlier results do not count any more.
         if (account.schedule.rate - job.new.pace.rate).abs() > f64::EPSILON || account.note != job.note {
             *account = Account::new(&job, now);
         }
@@ -194,11 +196,11 @@ impl Replayer {
             account.counts = job.counts;
         }
         let may = allowed(&job, account, now);
-        // A job of which all is released ends when somebody asks.
+        // A completely released job ends with the next request.
         if may > 0 || job.counts.pending == 0 {
             let limit = u32::try_from(may).unwrap_or(u32::MAX);
             let released = self.ledger.release_after(id, job.counts.started(), limit).await?;
-            // What was just released is known before the next look, however late that is.
+            // The released items are counted before the next check, however late that is.
             account.schedule.see(released.counts.started(), now);
             if released.state == JobState::Done {
                 let Counts { replayed, failed_again, skipped_completed, skipped_inflight, .. } =
@@ -210,11 +212,11 @@ impl Replayer {
     }
 }
 
-/// Why a job should not go on by itself; `None` while it may.
+/// Why a job should pause; `None` while it may continue.
 fn too_many_fail(job: &Job, account: &Account) -> Option<String> {
     let (failed, ended) = account.ended(job);
     let canary = u64::from(job.new.pace.canary);
-    // The canary speaks once all of it has ended; later, a few more are needed to judge.
+    // The canary is judged once all of it has ended; later, a few more items are needed.
     let enough = ended >= JUDGED || (ended > 0 && job.counts.ended() == canary);
     if !enough || failed as f64 / ended as f64 <= job.new.pace.pause_above {
         return None;
@@ -234,7 +236,7 @@ fn allowed(job: &Job, account: &Account, now: Instant) -> u64 {
     } else {
         let ended = counts.ended() - canary;
         let ramp = RAMP.iter().find(|(until, _)| ended < *until).map_or(u64::MAX, |(_, at_once)| *at_once);
-        // Without a canary somebody is sure of it.
+        // Without a canary the operator is sure of the replay.
         let ramp = if canary == 0 { u64::MAX } else { ramp };
         ramp.min(u64::from(pace.concurrency)).saturating_sub(counts.released)
     };
@@ -271,7 +273,6 @@ mod tests {
         Account { counts: Counts::default(), schedule, note: String::new() }
     }
 
-    // P10
     #[tokio::test]
     async fn a_canary_goes_first_and_the_rest_waits_for_it() {
         let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
@@ -291,8 +292,8 @@ mod tests {
         assert_eq!(sure, 100, "nobody wants a ramp");
     }
 
-    /// Lets a job of 100,000 items run for so long, looked at as often as the replayer does, and answers how many items were
-    /// started at which millisecond.
+    /// Runs a job of 100,000 items for a given time, checked as often as the replayer does, and returns the
+    /// millisecond at which each item was started.
     async fn run_for(
         length: Duration,
         account: &mut Account,
@@ -314,19 +315,18 @@ mod tests {
         started
     }
 
-    /// The most that were started within any second.
+    /// The most items that were started within any second.
     fn most_in_a_second(started: &[u128]) -> usize {
         let within = |at: usize| started[at..].iter().take_while(|one| **one < started[at] + 1_000).count();
         (0..started.len()).map(within).max().unwrap_or_default()
     }
 
-    // P10
     #[tokio::test(start_paused = true)]
     async fn it_is_as_fast_as_asked_and_never_faster() {
         for rate in [0.5, 1.0, 7.0, 10.0, 33.0, 100.0, 1000.0] {
             let pace = Pace { rate, canary: 0, concurrency: 10_000, ..Pace::default() };
             let started = run_for(Duration::from_secs(20), &mut account(rate), pace, |_| false).await;
-            // The n-th goes with the first look at or after n parts of the rate.
+            // The n-th item goes with the first check at or after n intervals.
             let step = (1e9 / rate) as u128;
             let look = BUSY.as_nanos();
             let due: Vec<u128> = (0..)
@@ -339,7 +339,7 @@ mod tests {
         }
     }
 
-    // What stood still for ten seconds goes on as before, and makes up for a tenth of a second.
+    // A job that was delayed for ten seconds continues at its rate, and makes up for a tenth of a second.
     #[tokio::test(start_paused = true)]
     async fn it_does_not_catch_up() {
         let pace = Pace { rate: 100.0, canary: 0, concurrency: 10_000, ..Pace::default() };
@@ -354,7 +354,7 @@ mod tests {
         );
     }
 
-    // The canary is held to the rate as everything else.
+    // The rate also limits the canary.
     #[tokio::test(start_paused = true)]
     async fn a_canary_keeps_the_rate() {
         let pace = Pace { rate: 2.0, canary: 50, concurrency: 100, ..Pace::default() };
@@ -370,7 +370,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(may(1), 1);
         assert_eq!(may(2), 0);
-        // Somebody else has released three meanwhile: they are waited for.
+        // Another process has released three meanwhile: this one waits for them.
         tokio::time::advance(Duration::from_millis(500)).await;
         assert_eq!(may(5), 0);
         tokio::time::advance(Duration::from_millis(1_499)).await;
@@ -379,7 +379,6 @@ mod tests {
         assert_eq!(may(5), 1);
     }
 
-    // P10
     #[tokio::test]
     async fn it_pauses_itself_when_too_many_fail() {
         let pace = Pace { canary: 2, pause_above: 0.5, ..Pace::default() };
@@ -391,7 +390,7 @@ mod tests {
         assert!(!pauses(counts(8, 0, 0, 9), &account(0.0)), "still too few");
         assert!(!pauses(counts(8, 0, 5, 5), &account(0.0)), "half is not more than half");
         assert!(pauses(counts(8, 0, 4, 6), &account(0.0)));
-        // After it was resumed only what came since counts.
+        // After a resume only later results count.
         let resumed = Account { counts: counts(8, 0, 0, 20), ..account(0.0) };
         assert!(!pauses(counts(8, 0, 9, 21), &resumed));
         let after_canary = Account { counts: counts(8, 0, 0, 2), ..account(0.0) };
@@ -399,7 +398,7 @@ mod tests {
         assert!(!pauses(counts(6, 0, 0, 4), &after_canary), "the canary has spoken");
     }
 
-    // What another process saw counts, unless somebody has resumed the job since.
+    // Results of another process count, unless the job was resumed since.
     #[tokio::test]
     async fn an_account_begins_with_the_job_or_with_its_resumption() {
         let now = Instant::now();

@@ -1,13 +1,13 @@
-//! Sources: where messages come from, and the pump that turns them into events.
+//! Sources of messages, and the pump that turns messages into events.
 //!
 //! ```text
 //! source ── next ──► read ──┬── an event ──► ledger.accept ──► source.done
 //!                           └── unreadable ─► ledger.put ────► source.reject   (dead-letter stream and ack in one)
 //! ```
 //!
-//! A message is acknowledged only once its event and its deliveries are in the ledger, or it is a dead letter there
-//! (P8). What was read and not acknowledged comes again, to this process or another; the ledger knows it by its
-//! dedupe key. So nothing is lost, and nothing is delivered twice.
+//! A message is acknowledged only once its event and its deliveries are in the ledger, or it is a dead letter there.
+//! A message that was read and not acknowledged comes again, to this process or another; the ledger recognises it by
+//! its deduplication key. Therefore nothing is lost, and nothing is delivered twice.
 
 mod decode;
 mod pump;
@@ -25,50 +25,51 @@ pub use self::redis_stream::{RedisStream, RedisStreamBuilder};
 use crate::id::LetterId;
 use crate::letter::Letter;
 
-/// Where messages come from.
+/// A source of messages.
 ///
 /// # Contract
-/// - A message that was given out and not acknowledged is given out again, after a while, to somebody.
-/// - `done` and `reject` may be repeated, and may come late: a message that is gone already is no error.
+/// - A message that was given out and not acknowledged is given out again, after a while, to some consumer.
+/// - `done` and `reject` may be repeated, and may come late: a message that is already gone is not an error.
 /// - Dropped futures lose nothing.
 pub trait Source: fmt::Debug + Send + Sync + 'static {
-    /// Its name: what dead letters and events call it.
+    /// Its name in dead letters and events.
     fn name(&self) -> &str;
 
-    /// The next messages; none after a short while without any.
+    /// The next messages; none after a short wait without any.
     fn next(&mut self) -> BoxFuture<'_, Result<Batch, Error>>;
 
-    /// Keeps messages from being given to others while they are worked on. Only those that are still ours.
+    /// Keeps messages from being given to other consumers while they are processed. Only those that this consumer
+    /// still holds.
     fn renew(&mut self, messages: Vec<String>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Acknowledges messages: each is safe elsewhere.
+    /// Acknowledges messages: each is stored elsewhere.
     fn done(&mut self, messages: Vec<String>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Moves messages to the source's own place for dead letters and acknowledges them, in one step.
+    /// Moves messages to the source's own dead letters and acknowledges them, in one step.
     fn reject(&mut self, rejected: Vec<Rejected>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Copies letters that came about later into the source's own place for dead letters, each once. Answers once they are
-    /// there; may be repeated until `forget` is called for them.
+    /// Copies later dead letters to the source's own dead letters, each once. Returns once they are there; may be
+    /// repeated until `forget` is called for them.
     fn mirror(&mut self, letters: Vec<Letter>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// The ledger knows that these letters are mirrored: what was kept to tell is not needed much longer.
+    /// The ledger has recorded that these dead letters are mirrored: the source may drop its own record of them soon.
     fn forget(&mut self, letters: Vec<LetterId>) -> BoxFuture<'_, Result<(), Error>>;
 }
 
-/// What a source gave out.
+/// The messages that a source gave out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The messages.
     pub messages: Vec<Message>,
-    /// Messages that were given out before, never acknowledged, and are gone: trimmed, or deleted. They are lost.
+    /// Messages that were given out before, never acknowledged, and then trimmed or deleted. They are lost.
     pub lost: Vec<String>,
-    /// How many of the messages were taken over from somebody who did not acknowledge them.
+    /// How many of the messages were taken over from a consumer that did not acknowledge them.
     pub reclaimed: usize,
-    /// Set where the source had lost its place and began anew.
+    /// True if the source had lost its position and started again from the beginning.
     pub began_anew: bool,
 }
 
-/// A message as its source gave it.
+/// A message of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Its id in the source.
@@ -79,13 +80,13 @@ pub struct Message {
     pub given_out: u32,
 }
 
-/// A message that becomes a dead letter as it is.
+/// A message that becomes a dead letter in its raw form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// The message.
     pub message: Message,
-    /// The letter under which the ledger keeps it.
+    /// Its dead letter in the ledger.
     pub letter: LetterId,
-    /// Why.
+    /// The reason.
     pub error: String,
 }

@@ -1,4 +1,4 @@
-//! Targets: who is delivered to. An HTTP endpoint, or a handler of the program's own.
+//! Targets, the receivers of events: an HTTP endpoint, or a handler in the program itself.
 
 mod filter;
 mod handler;
@@ -33,22 +33,22 @@ use crate::delivery::{Class, Ending, Work};
 use crate::id::EventId;
 use crate::worker::Lease;
 
-/// The longest excerpt of an answer that is kept, in bytes.
+/// The longest stored excerpt of an answer, in bytes.
 pub const MAX_EXCERPT: usize = 512;
-/// The longest text of an error that is kept, in bytes.
+/// The longest stored error, in bytes.
 pub const MAX_ERROR: usize = 512;
 
-/// Somebody who is delivered to.
+/// A receiver of events.
 ///
 /// # Contract
-/// - A delivery is made again after whatever went wrong, with the same [`Call::key`]: the receiver acts once for a key.
-/// - `deliver` is dropped when its time is over; what it had started then may still take effect.
-/// - The delivery is the worker's for a limited time. A target that waits for something before it sends asks
-///   [`Call::may_send`] again right before that, and answers [`Outcome::given_up`] where it says no: another worker may have
-///   made the delivery meanwhile, and later ones of the same order key.
-/// - A panic counts as an attempt of which nobody knows how it ended.
+/// - A failed delivery is repeated with the same [`Call::key`]: the receiver acts once for a key.
+/// - `deliver` is dropped at its time limit; a request that it had sent may still take effect.
+/// - The worker holds the delivery for a limited time. A target that waits before it sends calls [`Call::may_send`]
+///   again right before sending, and answers [`Outcome::given_up`] if it returns false: another worker may have made
+///   the delivery meanwhile, and later ones of the same order key.
+/// - A panic counts as an attempt with an unknown result.
 pub trait Target: fmt::Debug + Send + Sync + 'static {
-    /// Delivers once, and says how it ended.
+    /// Delivers once, and returns the result.
     fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome>;
 }
 
@@ -64,21 +64,21 @@ pub struct Call {
 }
 
 impl Call {
-    /// The attempt to make this delivery.
+    /// An attempt of this delivery.
     pub fn new(work: Arc<Work>, secret: &Secret, policy: &Policy) -> Self {
         let key = delivery_key(secret, work.event, &work.target, work.epoch);
         let (max_attempts, timeout) = (policy.retry.max_attempts(), policy.timeout);
         Self { work, key, max_attempts, timeout, lease: None, accepted: Arc::default() }
     }
 
-    /// The same, under the lease by which a worker took the delivery.
+    /// Adds the lease of the worker that took the delivery.
     #[must_use]
     pub fn leased(mut self, lease: Lease) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// What is delivered, and where it belongs.
+    /// The delivery and its event.
     pub fn work(&self) -> &Work {
         &self.work
     }
@@ -93,32 +93,33 @@ impl Call {
         &self.work.event_type
     }
 
-    /// Names the effect: the same for every attempt to deliver this event to this target in this epoch, and no other's.
+    /// Names the effect: the same for every attempt to deliver this event to this target in this epoch, and unique to
+    /// it.
     pub fn key(&self) -> &DerivedKey {
         &self.key
     }
 
-    /// How many attempts there may be.
+    /// The maximum number of attempts.
     pub fn max_attempts(&self) -> u32 {
         self.max_attempts
     }
 
-    /// How long it may take.
+    /// The time limit of the attempt.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// How long the delivery surely stays with this worker. Zero: stop before the next step that cannot be taken back.
+    /// How long the worker certainly holds the delivery. At zero, stop before the next irreversible step.
     pub fn time_left(&self) -> Duration {
         self.lease.as_ref().map_or(Duration::MAX, Lease::left)
     }
 
-    /// Whether the delivery may be sent now: it surely stays with this worker for a while longer.
+    /// True if the delivery may be sent now: the worker certainly holds it for a while longer.
     pub fn may_send(&self) -> bool {
         self.lease.as_ref().is_none_or(Lease::may_start)
     }
 
-    /// The status by which the target took it.
+    /// The status with which the target accepted it.
     pub(crate) fn accepted(&self) -> Option<u16> {
         self.accepted.get().copied()
     }
@@ -132,7 +133,7 @@ impl semel_client::client::SendControl for Call {
 
     fn answered(&self, status: ::http::StatusCode) {
         if status.is_success() {
-            // It is set once: there is one answer.
+            // Set once: there is one answer.
             let _ = self.accepted.set(status.as_u16());
         }
     }
@@ -141,12 +142,12 @@ impl semel_client::client::SendControl for Call {
 /// The key that names the effect of delivering `event` to `target` in `epoch`.
 #[must_use]
 pub fn delivery_key(secret: &Secret, event: EventId, target: &str, epoch: u32) -> DerivedKey {
-    // Apart from providers that somebody named in the same words.
+    // Distinct from providers with the same name.
     let provider = format!("target {target}");
     secret.derived_key(&provider, KeyId::from_bytes(event.to_bytes()), epoch)
 }
 
-/// How an attempt ended, in a target's words.
+/// The result of an attempt, reported by a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "an outcome says whether to try again"]
 pub struct Outcome {
@@ -157,70 +158,70 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// It was taken.
+    /// The target accepted it.
     pub fn done() -> Self {
         Self::judged(Verdict::Success, "")
     }
 
-    /// It was surely not taken, and may be later.
+    /// The target certainly did not accept it, and may accept it later.
     pub fn retry(error: impl Into<String>) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
         outcome.judged.fate = Fate::Undone;
         outcome
     }
 
-    /// The same, and not before so long from now.
+    /// As [`retry`](Self::retry), with a minimum delay.
     pub fn retry_after(error: impl Into<String>, after: Duration) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: Some(after) }, error);
         (outcome.judged.fate, outcome.judged.health) = (Fate::Undone, Health::Silent);
         outcome
     }
 
-    /// Nobody knows whether it was taken. It is tried again, with the same key.
+    /// It is unknown whether the target accepted it. It is retried with the same key.
     pub fn unknown(error: impl Into<String>) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
         outcome.judged.fate = Fate::Unknown;
         outcome
     }
 
-    /// Nothing was sent, because the worker's lease ended first ([`Call::may_send`]). The delivery is given back, and no
-    /// attempt is used up.
+    /// Nothing was sent, because the worker's lease expired first ([`Call::may_send`]). The delivery is given back,
+    /// and the attempt does not count.
     pub fn given_up() -> Self {
-        let mut outcome = Self::retry("the lease ended before the delivery was sent");
+        let mut outcome = Self::retry("the lease expired before the delivery was sent");
         (outcome.judged.health, outcome.given_up) = (Health::Silent, true);
         outcome
     }
 
-    /// It was refused, and would be refused again.
+    /// The target refused it, and would refuse it again.
     pub fn refused(error: impl Into<String>) -> Self {
         Self::judged(Verdict::Fatal, error)
     }
 
-    /// What was seen of an HTTP call, judged as a call with a key is.
+    /// The result of an HTTP call, judged as a call with a key.
     pub fn of(signal: &Signal, error: impl Into<String>) -> Self {
         Self::judged(signal.judge(Repeat::Safe), error)
     }
 
-    /// A verdict, and what went wrong.
+    /// A verdict and its error.
     pub fn judged(judged: impl Into<Judged>, error: impl Into<String>) -> Self {
         let mut error = error.into();
         shorten(&mut error, MAX_ERROR);
         Self { judged: judged.into(), error, excerpt: String::new(), given_up: false }
     }
 
-    /// With the beginning of what was answered. It must hold no secret.
+    /// Adds the beginning of the answer. It must not contain a secret.
     pub fn excerpt(mut self, excerpt: impl Into<String>) -> Self {
         self.excerpt = excerpt.into();
         shorten(&mut self.excerpt, MAX_EXCERPT);
         self
     }
 
-    /// Whether nothing was sent because the worker's lease ended first.
+    /// True if nothing was sent because the worker's lease expired first.
     pub fn is_given_up(&self) -> bool {
         self.given_up
     }
 
-    /// What is to be done.
+    /// The verdict.
     pub fn verdict(&self) -> Verdict {
         self.judged.verdict
     }
@@ -230,12 +231,12 @@ impl Outcome {
         self.judged.health
     }
 
-    /// The status that was answered with.
+    /// The HTTP status of the answer.
     pub fn status(&self) -> Option<u16> {
         self.judged.status
     }
 
-    /// As the ledger keeps it.
+    /// The result for the ledger.
     pub fn into_ending(self) -> Ending {
         let class = match (self.judged.verdict, self.judged.fate) {
             (Verdict::Success, _) => Class::Success,
@@ -254,7 +255,7 @@ impl Outcome {
     }
 }
 
-/// Cuts a text to so many bytes, between two characters.
+/// Cuts a text to `most` bytes, between two characters.
 pub(crate) fn shorten(text: &mut String, most: usize) {
     if text.len() > most {
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
     use crate::id::EventKind;
 
-    // P2: a repeat carries the same key; another event, target or epoch another one.
+    // A repeat carries the same key; another event, target or epoch has another one.
     #[test]
     fn the_key_names_event_target_and_epoch() {
         let secret = Secret::from_bytes([7; 32]);

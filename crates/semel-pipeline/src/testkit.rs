@@ -1,3 +1,3 @@
-//! For whoever writes a ledger: what every ledger must do, as cases that run over any [`Ledger`](crate::ledger::Ledger).
+//! For authors of ledgers: the contract of a ledger, as cases that run over any [`Ledger`](crate::ledger::Ledger).
 
 pub mod contract;

@@ -1,4 +1,5 @@
-//! The one way out of the buffer: a leased run is taken into the ledger with all its changes, and then it leaves the buffer.
+//! The only way out of the buffer: a leased run is written to the ledger with all its changes, and then leaves the
+//! buffer.
 //!
 //! ```text
 //!   lease ──► ledger: run, changes and their number in one transaction ──► acknowledge ──► gone
@@ -6,9 +7,9 @@
 //!                       └──────────── it was changed meanwhile ────────────────┘
 //! ```
 //!
-//! A process that dies in between leaves a lease that expires. The next one takes the same run in again, under the same id: the
-//! ledger knows it, and applies only the changes it does not hold. A process that was only slow does no harm either, because the
-//! ledger decides, not the lease.
+//! A process that dies in between leaves a lease that expires. The next one writes the same run again, under the same
+//! id: the ledger recognises it, and applies only the changes that it does not have. A slow process does no harm
+//! either, because the ledger decides, not the lease.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::id::{EventId, LetterId};
 use crate::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
 use crate::letter::{Cause, NewLetter, SourceMessage};
 
-/// Pauses while the ledger or Redis fails, and before a run that the ledger refused is tried again.
+/// Pauses while the ledger or Redis fails, and before a refused run is retried.
 pub(crate) const PAUSES: [Duration; 6] = [
     Duration::from_millis(50),
     Duration::from_millis(200),
@@ -34,24 +35,24 @@ pub(crate) const PAUSES: [Duration; 6] = [
     Duration::from_secs(5),
 ];
 
-/// What leaves the buffer, counted.
+/// Counters of runs that leave the buffer.
 #[derive(Debug, Default)]
 pub struct DrainCounters {
-    /// Turns of drainers that moved something.
+    /// Turns of drainers that moved a run.
     pub turns: AtomicU64,
-    /// Runs that are in the ledger now.
+    /// Runs moved into the ledger.
     pub drained: AtomicU64,
     /// Runs that became dead letters because another run had their key.
     pub collided: AtomicU64,
     /// Runs that became dead letters because they cannot be read, or because the ledger refuses them.
     pub dead: AtomicU64,
-    /// Runs that were given back, to be tried again.
+    /// Runs that were given back, to be retried.
     pub given_back: AtomicU64,
-    /// Leases of dead drainers that had expired.
+    /// Expired leases of dead drainers.
     pub reclaimed: AtomicU64,
     /// Changes that could not be applied.
     pub refused_changes: AtomicU64,
-    /// Calls to Redis or the ledger that failed.
+    /// Failed calls to Redis or the ledger.
     pub failures: AtomicU64,
 }
 
@@ -59,23 +60,23 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A run could not be moved: nothing was lost, and attempts were not counted.
+/// A run could not be moved: nothing was lost, and the attempt does not count.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
     /// Redis did not answer.
     #[error("the buffer: {0}")]
     Buffer(#[from] StoreError),
-    /// The ledger did not take it.
+    /// The ledger did not accept it.
     #[error("the ledger: {0}")]
     Ledger(#[from] ledger::Error),
 }
 
-/// What became of a wish to move one run.
+/// The result of moving one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// It is in the ledger.
     Arrived,
-    /// A drainer holds it: it will be in the ledger in a moment.
+    /// A drainer has leased it: it will be in the ledger in a moment.
     Held,
     /// It is not in the buffer.
     Missing,
@@ -86,7 +87,7 @@ pub enum Moved {
 pub struct Transfer {
     buffer: Arc<Buffer>,
     ledger: Arc<dyn Ledger>,
-    /// How long a lease stands without a renewal.
+    /// How long a lease is valid without a renewal.
     lease: Duration,
     /// The number of refusals by the ledger after which a run becomes a dead letter.
     max_attempts: u32,
@@ -108,10 +109,10 @@ impl Transfer {
         &self.buffer
     }
 
-    /// Moves one run now, whether or not its time has come, and does something to it in the same transaction.
+    /// Moves one run now, even before it is due, and applies an action to it in the same transaction.
     ///
     /// # Errors
-    /// What failed: the run stays in the buffer, and nothing was done to it, unless the ledger's answer was lost.
+    /// The move failed: the run stays in the buffer unchanged, unless the ledger's answer was lost.
     pub async fn move_one(
         &self,
         tenant: &str,
@@ -129,7 +130,7 @@ impl Transfer {
                 Ok(buffered) => {
                     let drained = self.ledger.drain(vec![drained_run(buffered, then)]).await?;
                     self.note(run.id, drained.first());
-                    // It has arrived, and what was to be done is done: a caller that was told otherwise would do it again. Where this
+                    // The run has arrived and the action is done: a caller that got an error would repeat it. If this
                     // fails, the next drainer finds the run in the ledger.
                     if let Err(error) = self.leave(&leased, &[(run, buffered)]).await {
                         tracing::debug!(target: "semel", run_id = %run.id, %error, "a run that is in the ledger has not left the buffer yet");
@@ -137,7 +138,7 @@ impl Transfer {
                     }
                     Ok(())
                 }
-                // It stays where it is, for a version that reads it.
+                // It stays in the buffer, for a version that reads it.
                 Err(Unreadable { newer_format: Some(_), why, .. }) => {
                     Err(DrainError::Buffer(StoreError::new(store::ErrorKind::Incompatible, why.clone())))
                 }
@@ -153,7 +154,7 @@ impl Transfer {
         }
     }
 
-    /// Moves leased runs. Where that fails, they are given back for the time of a pause.
+    /// Moves leased runs. If that fails, they are given back for the time of a pause.
     pub(crate) async fn move_leased(&self, leased: &Leased, pause: Duration) -> Result<(), DrainError> {
         let moved = self.while_leased(leased, self.drain(leased)).await;
         if moved.is_err() {
@@ -162,7 +163,7 @@ impl Transfer {
         moved
     }
 
-    /// Renews leases while something is done with the runs.
+    /// Renews leases while `work` runs.
     async fn while_leased<T>(&self, leased: &Leased, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
@@ -175,14 +176,14 @@ impl Transfer {
         let ids: Vec<EventId> = leased.runs.iter().map(|run| run.id).collect();
         loop {
             tokio::time::sleep(self.lease / 3).await;
-            // A lease that expires nevertheless does no harm: the run is drained again, and the ledger knows it.
+            // An expired lease does no harm: the run is drained again, and the ledger recognises it.
             if let Err(error) = self.buffer.renew(held, &ids, self.lease).await {
                 tracing::debug!(target: "semel", %error, "the leases of buffered runs were not renewed");
             }
         }
     }
 
-    /// Gives back what is still leased. Attempts are not counted: it was not the runs' fault.
+    /// Gives back the leased runs. Attempts do not count: the runs did not cause the failure.
     async fn give_back(&self, leased: &Leased, pause: Duration) {
         let held = (leased.tenant.as_str(), leased.token.as_str());
         for run in &leased.runs {
@@ -207,7 +208,8 @@ impl Transfer {
         self.leave(leased, &arrived).await
     }
 
-    /// Takes runs into the ledger: together, or one by one where the ledger refuses one of them. Answers those that are there.
+    /// Writes runs to the ledger: in one call, or one by one if the ledger refuses one of them. Returns the runs that
+    /// arrived.
     async fn take_in<'a>(
         &self,
         leased: &Leased,
@@ -241,7 +243,7 @@ impl Transfer {
         Ok(arrived)
     }
 
-    /// The ledger refuses a run: it is tried again a few times, and then it is a dead letter.
+    /// The ledger refuses a run: it is retried a few times, and then becomes a dead letter.
     async fn refused(
         &self,
         leased: &Leased,
@@ -253,7 +255,7 @@ impl Transfer {
             let payload = buffered.run.payload.clone();
             return self.set_aside(leased, run.id, payload, Cause::NonRetryable, &error.to_string()).await;
         }
-        tracing::warn!(target: "semel", run_id = %run.id, %error, "the ledger refused a buffered run; it is tried again");
+        tracing::warn!(target: "semel", run_id = %run.id, %error, "the ledger refused a buffered run; retrying");
         let pause = PAUSES[usize::try_from(run.attempts).unwrap_or(usize::MAX).min(PAUSES.len() - 1)];
         let held = (leased.tenant.as_str(), leased.token.as_str());
         if self.buffer.give_back(held, run.id, pause, true).await? {
@@ -278,14 +280,14 @@ impl Transfer {
         }
     }
 
-    /// Takes runs out of the buffer that are in the ledger. Changes that came meanwhile go into the ledger first.
+    /// Removes runs from the buffer that are in the ledger. Changes that came meanwhile go into the ledger first.
     async fn leave(&self, leased: &Leased, runs: &[(&LeasedRun, &BufferedRun)]) -> Result<(), DrainError> {
         let held = (leased.tenant.as_str(), leased.token.as_str());
         let versions: Vec<(EventId, u64)> = runs.iter().map(|(run, _)| (run.id, run.version)).collect();
         let acked = self.buffer.ack_all(held, &versions).await?;
         for ((run, buffered), acked) in runs.iter().zip(acked) {
             let mut acked = acked;
-            // Lost: another drainer has it, and finds it in the ledger with what was changed since.
+            // Lost: another drainer has it, and finds it in the ledger with the later changes.
             while let Acked::Changed(changes) = acked {
                 let version = changes.len() as u64;
                 let drained = DrainedRun { run: buffered.run.clone(), changes, then: None };
@@ -317,7 +319,7 @@ impl Transfer {
         self.set_aside(leased, id, bytes.clone(), Cause::Undecodable, why).await
     }
 
-    /// Writes a dead letter, and only then takes the run out of the buffer.
+    /// Writes a dead letter, and only then removes the run from the buffer.
     async fn set_aside(
         &self,
         leased: &Leased,
@@ -350,13 +352,13 @@ impl Transfer {
 fn drained_run(buffered: &BufferedRun, then: Option<RunAction>) -> DrainedRun {
     let (mut run, changes): (NewEvent, Vec<Patch>) = (buffered.run.clone(), buffered.changes.clone());
     if let Some(RunAction::Change(change)) = &then {
-        // So that a run which is put off arrives as one that waits.
+        // A delayed run must arrive as one that waits.
         run.delay = change.delay.unwrap_or(run.delay);
     }
     DrainedRun { run, changes, then }
 }
 
-/// Whether a failure says nothing about the run itself: the ledger does not answer, or nobody can use it.
+/// True if a failure says nothing about the run itself: the ledger is unavailable or misconfigured.
 fn is_unavailable(error: &ledger::Error) -> bool {
     matches!(error, ledger::Error::Store(error) if error.is_retryable() || !matches!(error.kind(), store::ErrorKind::Corrupt))
 }

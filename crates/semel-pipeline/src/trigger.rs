@@ -1,4 +1,4 @@
-//! Triggers: same key, same run, whichever way each call took.
+//! Triggers: the same key names the same run, whichever path each call takes.
 //!
 //! ```text
 //!   trigger ─► claim (key, generation) ─► read the key in the ledger ─┬─► held: answer its run, cached
@@ -11,20 +11,21 @@
 //!                 └─► Redis does not answer ─► ledger alone
 //! ```
 //!
-//! Every keyed run is placed under its claim. `?wait=true` skips the gate and nothing else.
+//! Every run with a key is placed under its claim. `?wait=true` skips only the gate.
 //!
-//! A key has generations, kept in the ledger: a reset or an expiry ends one. Claims and buffered runs are named by key and
-//! generation, so nothing of an ended generation meets the next one. The claim is asked for under the first generation, which is
-//! nearly always right, and the ledger is read after that: so a winner sees what the winner before it has placed.
+//! A key has generations, stored in the ledger: a reset or an expiry ends one. Claims and buffered runs are named by
+//! key and generation, so an ended generation cannot conflict with the next one. A trigger claims under the first
+//! generation, which is nearly always right, and reads the ledger after that: a winner therefore sees the run of the
+//! previous winner.
 //!
-//! A run moves from the buffer to the ledger and never back. A caller that looks for one looks into the buffer first, or reads the ledger
-//! again after the buffer.
+//! A run moves from the buffer to the ledger and never back. A caller that searches for a run therefore reads the
+//! buffer first, or reads the ledger again after the buffer.
 //!
-//! No id is reserved for a successor. Nobody has seen an id before its run is placed. The owner before, if it was only slow,
-//! places nothing that its successor does not meet: the fence keeps it off the buffer, and in the ledger the unique index of key
-//! and generation decides.
+//! No id is reserved for a successor, and no caller sees an id before its run is placed. A slow previous owner cannot
+//! place a second run: the fence keeps it out of the buffer, and in the ledger the unique index of key and generation
+//! decides.
 //!
-//! Redis coordinates, and the ledger decides: where Redis does not answer, a trigger is accepted by the ledger alone.
+//! Redis coordinates, and the ledger decides: if Redis does not answer, the ledger alone accepts a trigger.
 
 mod desk;
 
@@ -51,19 +52,19 @@ use crate::id::{EventId, EventKind};
 use crate::ledger::{self, KeyHolder, KeyState, Ledger};
 use crate::transfer::{DrainError, Moved, Transfer};
 
-/// How often a trigger starts again: its key was reset, has expired, or changed hands meanwhile.
+/// How often a trigger restarts because its key was reset, expired or got another owner meanwhile.
 const ROUNDS: usize = 10;
 
 /// The fence of a run without a key, which has no claim.
 const UNCLAIMED: Fence = Fence::new(0);
 
-/// When to come back after a trigger that could not be placed in any round.
+/// The `retry_after` of a trigger that could not be placed in any round.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The first and the longest pause between two looks at a run that a drainer holds.
+/// The first and the longest pause between two checks of a run that a drainer has leased.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
-const AWAITED: &str = "the Redis of the buffer has not answered since the start";
+const AWAITED: &str = "the buffer's Redis has not answered since the start";
 
 /// A run to be triggered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,19 +79,19 @@ pub struct Ask {
     pub payload: Bytes,
     /// Their content type.
     pub content_type: String,
-    /// The idempotency key: another trigger with the same key is the same run.
+    /// The idempotency key: another trigger with the same key names the same run.
     pub key: Option<String>,
-    /// How long the key is remembered. `None`: as long as the run.
+    /// How long the key is known. `None`: as long as the run.
     pub lifetime: Option<Duration>,
     /// How long to wait before the first attempt.
     pub delay: Duration,
     /// Tags and metadata.
     pub notes: Notes,
-    /// Under which ids its story is found elsewhere.
+    /// The ids that connect it to traces and requests of other systems.
     pub trace: Trace,
 }
 
-/// What became of a trigger.
+/// The result of a trigger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Triggered {
     /// The run.
@@ -101,14 +102,14 @@ pub struct Triggered {
     pub buffered: bool,
 }
 
-/// Why nothing was triggered.
+/// Why a trigger failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TriggerError {
-    /// The key cannot be used.
+    /// The key is invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The key belongs to a run with another payload.
+    /// The key names a run with another target or payload.
     #[error(
         "the key belongs to a run with another target or payload: use another key, or send the same payload"
     )]
@@ -116,37 +117,37 @@ pub enum TriggerError {
     /// Another trigger of the same run did not finish in time.
     #[error("idempotency claim resolution timed out")]
     TimedOut {
-        /// When to come back.
+        /// When to retry.
         retry_after: Duration,
     },
     /// The ledger does not accept the run.
     #[error(transparent)]
     Ledger(#[from] ledger::Error),
-    /// The claim on the key cannot be made as it is configured.
+    /// The configured claim settings are invalid.
     #[error("the claim on the key of a run cannot be made: {0}")]
     Claim(String),
 }
 
-/// What triggers count.
+/// Counters of triggers.
 #[derive(Debug, Default)]
 pub struct TriggerCounters {
-    /// Claims that were won.
+    /// Claims won.
     pub won: AtomicU64,
-    /// Claims that were waited for: another trigger held the key, and its run was not placed yet.
+    /// Claims waited for: another trigger held the key, and its run was not placed yet.
     pub waited: AtomicU64,
-    /// Claims that another trigger had resolved: at once, or after a wait.
+    /// Claims that another trigger had resolved: immediately, or after a wait.
     pub resolved: AtomicU64,
     /// Triggers that were answered with "timed out": the claim was not resolved in time.
     pub timed_out: AtomicU64,
-    /// Calls to Redis that failed, each of which a trigger went on without: the ledger decided alone.
+    /// Failed calls to Redis. After each, a trigger continued without Redis: the ledger decided alone.
     pub failed_open: AtomicU64,
     /// Claims that named a run which is neither in the ledger nor in the buffer: Redis has lost it.
     pub lost: AtomicU64,
-    /// Ids that could not be published after the run was written: the next caller finds it in the ledger.
+    /// Ids that could not be published after the run was written: the next trigger finds the run in the ledger.
     pub unpublished: AtomicU64,
-    /// Runs that went into the buffer.
+    /// Runs placed in the buffer.
     pub buffered: AtomicU64,
-    /// Runs that went into the ledger at once.
+    /// Runs placed directly in the ledger.
     pub direct: AtomicU64,
 }
 
@@ -154,14 +155,14 @@ fn one(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What keeps bursts off the database.
+/// The parts that keep bursts off the database.
 #[derive(Clone, Debug)]
 pub struct Burst {
-    /// Claims on keys, in Redis alone: the point is to keep bursts off the database.
+    /// Claims on keys, in Redis only, to keep bursts off the database.
     pub claims: Engine,
     /// The buffer.
     pub buffer: Arc<Buffer>,
-    /// What decides which runs go there.
+    /// The gate that decides which runs are buffered.
     pub gate: Arc<Gate>,
 }
 
@@ -179,7 +180,7 @@ pub struct Triggers {
     drains: Arc<DrainCounters>,
 }
 
-/// The outcome of a claim on a key: which run it is.
+/// The outcome of a claim on a key: the id of its run.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Resolved {
     id: EventId,
@@ -198,31 +199,31 @@ impl Resolved {
 /// Whether a trigger asks the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
-    /// It does: in a burst the run is buffered.
+    /// Yes: in a burst the run is buffered.
     ByGate,
-    /// It does not: its caller waits for the run, which goes into the ledger.
+    /// No: its caller waits for the run, which goes into the ledger.
     PastGate,
 }
 
-/// What is known of a key that is held.
+/// The state of a key that is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
-    /// This run asked for the same.
+    /// The run with the same payload.
     Run { id: EventId, buffered: bool },
-    /// Its run asked for something else.
+    /// Its run has another payload.
     Conflict,
-    /// It has expired in the buffer: its generation is to be ended.
+    /// It has expired in the buffer: its generation must be ended.
     Expired,
 }
 
-/// What became of a run that was to be placed.
+/// The result of placing a run.
 enum Placed {
     Done(Triggered),
     /// Its generation has ended, or its claim was taken over: start again.
     Again,
 }
 
-/// A keyed trigger while it is placed.
+/// A trigger with a key while it is placed.
 struct Call<'a> {
     ask: &'a Ask,
     run: &'a NewEvent,
@@ -236,7 +237,7 @@ impl Call<'_> {
         Dedupe::claim_key((principal, tenant, target), key.as_deref().unwrap_or_default(), generation)
     }
 
-    /// What it means for this trigger that a run holds its key in the ledger.
+    /// The result for this trigger if a run in the ledger has its key.
     fn held_by(&self, holder: KeyHolder) -> Known {
         match holder.fingerprint == self.dedupe.fingerprint {
             true => Known::Run { id: holder.event, buffered: false },
@@ -244,7 +245,7 @@ impl Call<'_> {
         }
     }
 
-    /// The run, to be placed in this generation of its key.
+    /// The run for this generation of its key.
     fn run_in(&self, generation: Generation) -> NewEvent {
         let dedupe = Dedupe { generation: Some(generation), ..self.dedupe.clone() };
         NewEvent { dedupe: Some(dedupe), ..self.run.clone() }
@@ -252,7 +253,7 @@ impl Call<'_> {
 }
 
 impl Triggers {
-    /// Triggers runs into `ledger`. Keys are hashed under `secret`: the deployment's own.
+    /// Triggers runs into `ledger`. Keys are hashed with `secret`, the deployment's own.
     pub fn new(ledger: Arc<dyn Ledger>, secret: Arc<Secret>, burst: Option<Burst>) -> Self {
         let terms =
             Terms { mode: Mode::Keyed, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
@@ -269,13 +270,14 @@ impl Triggers {
         self
     }
 
-    /// Bursts are buffered from now on. Only the first call counts.
+    /// Buffers bursts from now on. Only the first call counts.
     pub fn begin_bursts(&self, burst: Burst) {
         // A second one has the same settings.
         let _ = self.burst.set(burst);
     }
 
-    /// How long a trigger waits for another with the same key (5 s), and how long a claim stands without a heartbeat (30 s).
+    /// How long a trigger waits for another with the same key (5 s), and how long a claim is valid without a
+    /// heartbeat (30 s).
     ///
     /// # Errors
     /// Neither may be longer than a claim can last (60 s).
@@ -289,24 +291,24 @@ impl Triggers {
         Ok(self)
     }
 
-    /// Counts runs that triggers move out of the buffer here, beside those of drainers.
+    /// Counts runs that triggers move out of the buffer in the counters of the drainers.
     #[must_use]
     pub fn drain_counters(mut self, counters: Arc<DrainCounters>) -> Self {
         self.drains = counters;
         self
     }
 
-    /// What it counted.
+    /// The counters.
     pub fn counters(&self) -> &Arc<TriggerCounters> {
         &self.counters
     }
 
-    /// What keeps bursts off the database, if anything.
+    /// The parts that keep bursts off the database, if configured.
     pub fn burst(&self) -> Option<&Burst> {
         self.burst.get()
     }
 
-    /// The same, for callers that must not take a buffered run for a missing one.
+    /// As [`burst`](Self::burst), for callers that must not treat a buffered run as missing.
     ///
     /// # Errors
     /// A buffer is configured, and Redis has not answered since the start.
@@ -325,13 +327,13 @@ impl Triggers {
     /// Triggers a run, or finds the one that its key names.
     ///
     /// # Errors
-    /// See [`TriggerError`]. Nothing is lost by calling again.
+    /// See [`TriggerError`]. Calling again is safe.
     pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
         self.trigger_by(ask, Route::ByGate).await
     }
 
-    /// The same for a caller that waits for the run: it goes past the gate into the ledger. A run that is buffered under its key is
-    /// moved there, under its own id.
+    /// As [`trigger`](Self::trigger), for a caller that waits for the run: it skips the gate and goes into the
+    /// ledger. A run that is buffered under its key is moved there, under its own id.
     ///
     /// # Errors
     /// As [`trigger`](Self::trigger).
@@ -362,7 +364,7 @@ impl Triggers {
         ];
         let texts = texts.into_iter().filter_map(|(what, text)| Some((what, text?)));
         let tags = ask.notes.tags.iter().map(|tag| ("a tag", tag));
-        // Now, and not when the run is drained: what is accepted must fit every ledger.
+        // Now, and not when the run is drained: an accepted run must fit every ledger.
         if let Some((what, _)) = texts.chain(tags).find(|(_, text)| text.contains('\0')) {
             let why = format!("{what} must not contain the character NUL");
             return Err(ledger::Error::Refused(why).into());
@@ -392,7 +394,7 @@ impl Triggers {
         })
     }
 
-    /// A run without a key is never the same as another: no claim is needed.
+    /// A run without a key is never a duplicate, so it needs no claim.
     async fn place_keyless(&self, run: NewEvent, route: Route) -> Result<Triggered, TriggerError> {
         if let (Some(burst), Route::ByGate) = (self.burst(), route)
             && let Decision::Divert(_) = burst.gate.decide(&run.tenant).await
@@ -411,7 +413,8 @@ impl Triggers {
     }
 
     async fn place_by_claim(&self, burst: &Burst, call: &Call<'_>) -> Result<Triggered, TriggerError> {
-        // A claim that is not resolved must be remembered for longer than its owner, or the run that its owner has buffered, can last.
+        // An unresolved claim must be remembered for longer than its owner, or the run that its owner has buffered,
+        // can exist.
         let longest = call.ask.lifetime.unwrap_or_default() + self.terms.in_flight_max;
         let retention = self.terms.retention.max(longest);
         let terms = Arc::new(Terms { retention, ..self.terms });
@@ -433,7 +436,7 @@ impl Triggers {
                 }
                 Err(error) => return Err(TriggerError::Claim(error.to_string())),
             };
-            // A claim that is dropped on an error is released.
+            // Dropping the claim on an error releases it.
             let key = self.read_key(call.dedupe).await?;
             if key.generation != generation {
                 if let Acquired::Won(claim) = acquired {
@@ -462,7 +465,7 @@ impl Triggers {
                     }
                 }
                 Acquired::Conflict => {
-                    // Before the run is looked for: a claim that is resolved by now placed its run before that.
+                    // Before searching for the run: a claim that is resolved by now had placed its run before.
                     let in_flight = self.is_in_flight(burst, id).await;
                     match self.known(Some(burst), call, key).await? {
                         Some(known) => match self.answer_known(call, known, generation).await? {
@@ -470,7 +473,7 @@ impl Triggers {
                             Placed::Again => {}
                         },
                         None if in_flight => self.await_claim(burst, id).await?,
-                        // It is the claim of a run that does not hold the key any more.
+                        // It is the claim of a run that no longer has the key.
                         None => drop(self.open(burst.claims.forget(id, Force::No).await)),
                     }
                 }
@@ -486,14 +489,14 @@ impl Triggers {
                         wait = self.wait;
                         continue;
                     }
-                    // Where Redis does not answer, nobody can resolve the claim.
+                    // If Redis does not answer, nobody can resolve the claim.
                     if let Err(error) = burst.buffer.tenant_of(call.run.id).await {
                         self.failed_open(&error);
                         return self.place_without_claim(call).await;
                     }
                     return Err(self.timed_out(retry_after));
                 }
-                // Neither is reached with these terms, and neither may block the key.
+                // Both are impossible with these terms, and neither may block the key.
                 _ => drop(self.open(burst.claims.forget(id, Force::Yes).await)),
             }
         }
@@ -515,7 +518,7 @@ impl Triggers {
         Err(self.timed_out(RETRY_AFTER))
     }
 
-    /// Reads the key in the ledger. The generation of an expired key is ended.
+    /// Reads the key in the ledger. Ends the generation of an expired key.
     async fn read_key(&self, dedupe: &Dedupe) -> Result<KeyState, ledger::Error> {
         let key = self.ledger.find(dedupe.id).await?;
         if key.holder.is_some_and(|holder| holder.expired) {
@@ -525,8 +528,8 @@ impl Triggers {
         Ok(key)
     }
 
-    /// Who holds the key in this generation: in the ledger, else in the buffer, else in the ledger after all, because a run moves
-    /// from one to the other.
+    /// The run that has the key in this generation: in the ledger, else in the buffer, else in the ledger again,
+    /// because a run moves from the buffer to the ledger.
     async fn known(
         &self,
         burst: Option<&Burst>,
@@ -554,7 +557,7 @@ impl Triggers {
         })
     }
 
-    /// Answers with the run that holds the key. A caller that waits for it has it moved into the ledger.
+    /// Answers with the run that has the key. If the caller waits for it, it is moved into the ledger.
     async fn answer_known(
         &self,
         call: &Call<'_>,
@@ -577,9 +580,9 @@ impl Triggers {
         }
     }
 
-    /// A run with another payload holds the key. Before the caller is told so: a run with its own payload may have lost the key to
-    /// that one, because Redis did not answer, and an earlier caller was told its id. It is in the buffer or, if it was
-    /// drained, in the ledger.
+    /// A run with another payload has the key. Before the caller gets a conflict, this searches for a run with the
+    /// caller's own payload: it may have lost the key to the other run because Redis did not answer, and an earlier
+    /// caller got its id. It is in the buffer or, if it was drained, in the ledger.
     async fn conflict(&self, call: &Call<'_>, generation: Generation) -> Result<Placed, TriggerError> {
         let buffer = match self.burst_at_hand() {
             Ok(None) => Ok(None),
@@ -614,8 +617,8 @@ impl Triggers {
         }
     }
 
-    /// Moves a buffered run into the ledger; waits for a drainer that holds it. Answers whether it is still in the buffer, which it is
-    /// where Redis does not answer.
+    /// Moves a buffered run into the ledger; waits for a drainer that has leased it. Returns true if it is still in
+    /// the buffer, which is so if Redis does not answer.
     async fn promote(&self, burst: &Burst, tenant: &str, id: EventId) -> Result<bool, TriggerError> {
         let (until, mut pause) = (Instant::now() + self.wait, PAUSE.0);
         loop {
@@ -640,7 +643,7 @@ impl Triggers {
         Transfer::new(buffer, ledger, (lease, max_attempts), Arc::clone(&self.drains))
     }
 
-    /// A claim is resolved to a run that does not hold the key: the claim must not block it.
+    /// A claim is resolved to a run that does not have the key: the claim must not block it.
     async fn forget_lost(&self, burst: &Burst, claim: KeyId, outcome: &Outcome) -> Result<(), ledger::Error> {
         if let Some(Resolved { id, .. }) = Resolved::read(outcome)
             && self.ledger.event(id).await?.is_none()
@@ -653,10 +656,11 @@ impl Triggers {
         Ok(())
     }
 
-    /// Waits until a claim with another payload is resolved or given up. A claim is not a run: its owner may itself be refused.
+    /// Waits until a claim with another payload is resolved or released. A claim is not a run: its owner may itself
+    /// be refused.
     ///
     /// # Errors
-    /// [`TriggerError::Conflict`] if the owner is gone, because the key stays bound to the payload of that claim.
+    /// [`TriggerError::Conflict`] if the owner was lost, because the key stays bound to the payload of that claim.
     /// [`TriggerError::TimedOut`] if the owner still holds the claim after `wait`.
     async fn await_claim(&self, burst: &Burst, claim: KeyId) -> Result<(), TriggerError> {
         one(&self.counters.waited);
@@ -676,7 +680,7 @@ impl Triggers {
         }
     }
 
-    /// Whether another trigger holds the claim, or has held it and may have placed its run.
+    /// True if another trigger holds the claim, or held it and may have placed its run.
     async fn is_in_flight(&self, burst: &Burst, claim: KeyId) -> bool {
         let found = self.open(burst.claims.store().get(claim).await).flatten();
         !found.is_some_and(|found| found.phase() == Phase::Done)
@@ -708,7 +712,8 @@ impl Triggers {
         let resolved = Resolved { id: triggered.id, buffered: triggered.buffered };
         let body = serde_json::to_vec(&resolved).expect("an id is plain data");
         let outcome = Arc::new(Outcome::new("run", body));
-        // The ledger and the buffer decide when the key expires. The claim is remembered a little longer, by whichever clock.
+        // The ledger and the buffer decide when the key expires. The claim is remembered a little longer, on any
+        // clock.
         let remembered = call.dedupe.lifetime.map(|lifetime| lifetime + self.terms.lease);
         Ok(Placed::Done(match running.complete(&outcome, remembered).await {
             Completed::Kept => triggered,
@@ -718,7 +723,7 @@ impl Triggers {
                 }
                 _ => triggered,
             },
-            // The next caller finds the run where it is.
+            // The next trigger finds the run in its place.
             _ => {
                 one(&self.counters.unpublished);
                 triggered
@@ -736,8 +741,9 @@ impl Triggers {
         let (attempt, generation) = (running.attempt(), key.generation);
         let first = attempt.number() == 1;
         if !first {
-            // The owner before may have come far, or may go on any moment. From here on nothing of it reaches the buffer; what did
-            // is found; and in the ledger the unique index decides between the two.
+            // The previous owner may have placed its run, or may continue at any time. From here on it cannot write
+            // to the buffer. A run that it placed there is found, and in the ledger the unique index decides between
+            // the two.
             let keep = self.terms.in_flight_max + self.terms.lease;
             let name = (call.dedupe.id, generation);
             self.open(burst.buffer.take_over(&call.run.tenant, name, attempt.fence(), keep).await);
@@ -764,19 +770,20 @@ impl Triggers {
                     return self.answer_known(call, Known::Expired, generation).await;
                 }
                 Some(Put::TakenOver) => return Ok(Placed::Again),
-                // Nobody knows whether it is there: the ledger takes it under the same id, so that it is one run either way.
+                // It is unknown whether the run is in the buffer. The ledger accepts it under the same id, so that it
+                // is one run either way.
                 None => return self.direct(call, run).await,
                 Some(Put::Full) => {}
             }
         }
-        // One that is drained at this moment is met in the ledger.
+        // A run that is being drained is found in the ledger.
         if let Some(known) = self.known_in_buffer(burst, call, generation).await {
             return self.answer_known(call, known, generation).await;
         }
         self.direct(call, run).await
     }
 
-    /// Places a keyed run in the ledger.
+    /// Places a run with a key in the ledger.
     async fn direct(&self, call: &Call<'_>, run: NewEvent) -> Result<Placed, TriggerError> {
         let generation = run.dedupe.as_ref().and_then(|dedupe| dedupe.generation).unwrap_or_default();
         match self.accept(run).await {
@@ -800,18 +807,19 @@ impl Triggers {
         TriggerError::TimedOut { retry_after }
     }
 
-    /// What Redis answered; `None`, logged and counted, where it did not.
+    /// Redis' answer; `None`, logged and counted, if it did not answer.
     fn open<T>(&self, answer: Result<T, store::Error>) -> Option<T> {
         answer.map_err(|error| self.failed_open(&error)).ok()
     }
 
     fn failed_open(&self, error: &dyn std::fmt::Display) {
         one(&self.counters.failed_open);
-        tracing::warn!(target: "semel", %error, "a trigger goes on without Redis; the ledger decides alone");
+        tracing::warn!(target: "semel", %error, "a trigger continues without Redis; the ledger decides alone");
     }
 }
 
-/// What the ledger or the buffer answered. A run that is there under our own id was written by an earlier try of ours.
+/// The answer of the ledger or the buffer. An existing run with our own id was written by an earlier try of this
+/// trigger.
 fn answer(accepted: Accepted, own: EventId, buffered: bool) -> Result<Placed, TriggerError> {
     match accepted {
         Accepted::First(id) => Ok(Placed::Done(Triggered { id, cached: false, buffered })),

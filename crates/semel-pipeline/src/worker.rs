@@ -1,4 +1,4 @@
-//! The delivery loop: takes work by lease, delivers it, and writes how it ended.
+//! The delivery loop leases work, delivers it, and writes the result.
 //!
 //! ```text
 //! ledger ──take──► dispatcher ──► one task for each attempt ──► settler ──settle──► ledger
@@ -7,10 +7,10 @@
 //!            heartbeat thread ──renew──► ledger
 //! ```
 //!
-//! Nothing is lost with a worker: what it held is given back by the ledger when its lease is over, and the attempt counts as
-//! crashed. A worker that stood still for longer than its lease sends nothing any more: the lease is checked before the
-//! attempt starts, and again before every write (see [`Lease`]). Takes and settlements gather by themselves: while one call to the ledger is under way, the next one fills; when
-//! nothing else is under way, nothing waits.
+//! Nothing is lost with a worker: when its lease expires, the ledger gives its deliveries to other workers, and the
+//! attempt counts as crashed. A worker that was paused for longer than its lease sends nothing: it checks the lease
+//! before the attempt starts, and again before every write (see [`Lease`]). Takes and settlements are batched: while
+//! one call to the ledger is in progress, the next batch fills; without a call in progress, nothing waits.
 
 mod attempt;
 mod dispatch;
@@ -38,14 +38,14 @@ use self::settler::Settled;
 use crate::ledger::Working;
 use crate::target::Registry;
 
-/// How a worker goes about it.
+/// Settings of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Who it is: unique for each process, also after a restart.
+    /// Its name: unique for each process, also after a restart.
     pub name: String,
-    /// How long work is the worker's without a renewal. Renewed at a third of it.
+    /// How long the worker holds a delivery without a renewal. Renewed at a third of it.
     pub lease: Duration,
-    /// How many deliveries may be in its hands at once, for all targets together.
+    /// The maximum number of deliveries in progress, for all targets together.
     pub in_all: u32,
 }
 
@@ -56,7 +56,7 @@ impl Default for Settings {
     }
 }
 
-/// A running worker. Dropped, it ends as a crash would: what it holds is given back when its lease is over.
+/// A running worker. Dropping it has the effect of a crash: its deliveries are given back when their leases expire.
 pub struct Worker {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
@@ -66,7 +66,7 @@ pub struct Worker {
     _heartbeat: Heartbeat,
 }
 
-/// What the parts of a worker share.
+/// The state that the parts of a worker share.
 struct Shared {
     ledger: Arc<dyn Working>,
     registry: Registry,
@@ -76,26 +76,26 @@ struct Shared {
     room: Room,
     leases: Arc<heartbeat::Leases>,
     settled: mpsc::UnboundedSender<Settled>,
-    /// Something ended, or changed by hand: the dispatcher looks again.
+    /// An attempt ended, or an operator changed something: the dispatcher checks again.
     stir: Notify,
-    /// Everything in hand has ended.
+    /// No delivery is in progress any more.
     empty: Notify,
 }
 
 /// How a worker stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// Everything in its hands has ended and is written.
+    /// All deliveries have ended, and their results are written.
     Drained,
-    /// So many were still in its hands when the time was over. The ledger gives them back.
+    /// This many deliveries were still in progress at the time limit. The ledger gives them back.
     Left(u32),
 }
 
 impl Worker {
-    /// Starts to deliver. To be called within a runtime.
+    /// Starts to deliver. Must be called within a runtime.
     ///
     /// # Errors
-    /// Where the system gives no thread for the heartbeat.
+    /// The system refused a thread for the heartbeat.
     pub fn start(
         ledger: Arc<dyn Working>,
         registry: Registry,
@@ -124,21 +124,21 @@ impl Worker {
         Ok(Self { shared, stop, dispatcher, settler, _heartbeat: heartbeat })
     }
 
-    /// Looks again: to be called when other targets were put in force.
+    /// Checks for work again. Call it when the targets have changed.
     pub fn stir(&self) {
         self.shared.room.soil_all();
         self.shared.stir.notify_one();
     }
 
-    /// How many deliveries are in its hands.
+    /// Number of deliveries in progress.
     pub fn in_hand(&self) -> u32 {
         self.shared.room.held()
     }
 
-    /// Takes no more work, lets what was sent come to its end, gives back what was not, and waits for all of it to be
-    /// written, but no longer than `limit`.
+    /// Takes no more work, lets started attempts finish, gives back the others, and waits until all results are
+    /// written, at most for `limit`.
     pub async fn stop(mut self, limit: Duration) -> Stopped {
-        // The dispatcher listens for as long as it runs.
+        // The dispatcher listens while it runs.
         let _ = self.stop.send(true);
         let drained = async {
             let _ = (&mut self.dispatcher).await;

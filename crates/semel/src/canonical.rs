@@ -3,12 +3,12 @@
 //! The form is RFC 8785: members sorted by UTF-16 code units, shortest escapes, no white space, numbers as ECMAScript
 //! writes them. With one difference that matters for money: RFC 8785 reads every number as a double, and so takes
 //! 9007199254740993 for 9007199254740992. Here a number keeps its exact decimal value, whatever its size, and is
-//! written by the layout rules of ECMAScript. That is the RFC's text whenever the RFC's text has the same value, and
-//! a text of its own otherwise; so equal texts mean equal values, always.
+//! written by the layout rules of ECMAScript. If the RFC's text has the same value, this text equals it; otherwise it
+//! differs. Equal texts therefore always mean equal values.
 //!
-//! Refused, with the byte where it stands: member names that occur twice (also in different escapes), lone
-//! surrogates, a byte order mark, bytes that are not UTF-8, anything behind the value, too much depth, too much size,
-//! and exponents of more than 18 digits. Strings are compared as they are: no Unicode normalisation.
+//! Rejected, with the position in bytes: member names that occur twice (also in different escapes), lone surrogates,
+//! a byte order mark, bytes that are not UTF-8, anything behind the value, too much depth, too much size, and
+//! exponents of more than 18 digits. Strings are compared as they are: no Unicode normalisation.
 //!
 //! ```
 //! use semel::canonical::to_canonical;
@@ -43,13 +43,13 @@ impl Limits {
     /// 128 levels of arrays and objects, 16 MiB.
     pub const DEFAULT: Self = Self { depth: 128, size: 16 << 20 };
 
-    /// Sets how many arrays and objects may stand inside each other. Work grows with size times depth at worst.
+    /// Sets how deeply arrays and objects may be nested. In the worst case work grows with size times depth.
     #[must_use]
     pub const fn depth(self, depth: usize) -> Self {
         Self { depth, ..self }
     }
 
-    /// Sets how many bytes are read. A larger input is refused before anything of it is looked at.
+    /// Sets how many bytes are read. A larger input is rejected before it is read.
     #[must_use]
     pub const fn size(self, size: usize) -> Self {
         Self { size, ..self }
@@ -64,10 +64,10 @@ impl Default for Limits {
 
 /// Appends the canonical form of `input` without the excluded parts to `out`.
 ///
-/// To do this often, keep a [`Canonicalizer`] and use its scratch space again.
+/// To do this often, keep a [`Canonicalizer`] and reuse its scratch space.
 ///
 /// # Errors
-/// The first thing in `input` that has no canonical form; `out` is then as it was.
+/// The first part of `input` that has no canonical form; `out` is then unchanged.
 pub fn canonicalize(
     input: &[u8],
     limits: Limits,
@@ -80,7 +80,7 @@ pub fn canonicalize(
 /// The canonical form of `input`, within the default limits.
 ///
 /// # Errors
-/// The first thing in `input` that has no canonical form.
+/// The first part of `input` that has no canonical form.
 pub fn to_canonical(input: &[u8]) -> Result<Vec<u8>, CanonicalError> {
     let mut out = Vec::new();
     canonicalize(input, Limits::DEFAULT, &Exclusions::none(), &mut out)?;

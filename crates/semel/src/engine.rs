@@ -1,4 +1,4 @@
-//! The engine: claims a key, runs the effect, keeps its outcome, and gives it to everybody else.
+//! The engine claims a key, runs the effect, stores its outcome, and answers every later call from the record.
 //!
 //! ```
 //! use semel::store::MemoryStore;
@@ -78,7 +78,7 @@ use crate::secret::Secret;
 use crate::store::{self, ErrorKind, Snapshot, Store};
 use crate::time::instant;
 
-/// Runs effects once over a store. Cheap to clone; clones share everything.
+/// Runs effects once over a store. Cheap to clone: all clones share one engine.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -104,38 +104,39 @@ impl Engine {
         Builder::new(Arc::new(store))
     }
 
-    /// The same, over a store that others use too.
+    /// Starts to build an engine over a store that other components use too.
     pub fn over(store: Arc<dyn Store>) -> Builder {
         Builder::new(store)
     }
 
-    /// Names a call that is to happen once.
+    /// Names a call that must happen once.
     pub fn once(&self, key: Key) -> Once {
         Once::new(self, key)
     }
 
-    /// The store below.
+    /// The store of this engine.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }
 
-    /// How often each event happened.
+    /// How often each engine signal occurred.
     pub fn stats(&self) -> Stats {
         self.inner.events.stats()
     }
 
-    /// How many callers wait for somebody else's effect at present.
+    /// Number of callers that currently wait for another caller's effect.
     pub fn waiters(&self) -> usize {
         self.inner.flights.waiters()
     }
 
-    /// How many claims this engine holds at present.
+    /// Number of claims that this engine currently holds.
     pub fn in_flight(&self) -> usize {
         self.inner.in_flight.count.load(Ordering::Acquire)
     }
 
-    /// Waits until this engine holds no claim any more, and what dropped callers left behind is written: stop
-    /// calling first, then drain, then exit. Where the store is away it can take `in_flight_max`; set a limit.
+    /// Waits until this engine holds no claim and has written the results that dropped callers left behind. Stop
+    /// calling first, then drain, then exit. While the store is unavailable this can take `in_flight_max`, so set a
+    /// limit.
     pub async fn drain(&self) {
         loop {
             let left = self.inner.in_flight.left.notified();
@@ -148,24 +149,24 @@ impl Engine {
         }
     }
 
-    /// The id under which the store keeps a key.
+    /// The id of a key in the store.
     ///
     /// # Errors
-    /// A key that cannot be used, or a store that fails.
+    /// The key is invalid, or the store failed.
     pub async fn id(&self, key: &Key) -> Result<KeyId, RunError<std::convert::Infallible>> {
         let secret = self.inner.secret().await?;
         Ok(key.id(&secret)?)
     }
 
-    /// The same, without asking the store: `None` until the deployment's secret is known, which it is after the first claim.
+    /// As [`id`](Self::id), without a call to the store. `None` until the deployment's secret is known; the first
+    /// claim loads it.
     #[must_use]
     pub fn id_at_hand(&self, key: &Key) -> Option<KeyId> {
         key.id(self.inner.secret.get()?).ok()
     }
 
-    /// The outcome of a call, where it is at hand: in this process, for the last seconds, by nobody's leave but its
-    /// own; with the id under which the store keeps the key. Counts as a replay. `None` says nothing: ask by
-    /// [`once`](Self::once).
+    /// The outcome of a call and the id of its key, if the hot cache of this process holds it. Counts as an answer
+    /// from the record. `None` means only that the cache has no entry: call [`once`](Self::once).
     #[must_use]
     pub fn at_hand(&self, key: &Key, payload: Payload) -> Option<(KeyId, Arc<Outcome>)> {
         let secret = self.inner.secret.get()?;
@@ -188,39 +189,39 @@ impl Engine {
         Ok(self.inner.store.get(self.id(key).await?).await?)
     }
 
-    /// Says what became of an effect in doubt: a probe's or a person's word.
+    /// Declares the result of an effect in doubt. The caller learnt it from a probe or from a person.
     ///
     /// # Errors
-    /// A store that fails.
+    /// The store failed.
     pub async fn settle(&self, id: KeyId, settlement: Settlement) -> Result<Ruling, store::Error> {
         self.inner.store.apply(id, Command::Settle(settlement)).await
     }
 
-    /// Takes a record away. When this returns, no engine of this process replays it any more.
+    /// Removes a record. After this returns, no engine of this process answers from it.
     ///
     /// # Errors
-    /// A store that fails.
+    /// The store failed.
     pub async fn forget(&self, id: KeyId, force: Force) -> Result<Ruling, store::Error> {
         self.inner.store.apply(id, Command::Forget(force)).await
     }
 
-    /// Lets a done effect be executed anew, in a new epoch.
+    /// Allows a completed effect to run again, in a new epoch.
     ///
     /// # Errors
-    /// A store that fails.
+    /// The store failed.
     pub async fn reexecute(&self, id: KeyId) -> Result<Ruling, store::Error> {
         self.inner.store.apply(id, Command::Reexecute).await
     }
 
-    /// Measures the store with a few claims of its own and refuses a lease that it cannot keep: a claim must be
-    /// renewable several times over before it ends. Returns the slowest round trip.
+    /// Measures the store with a few claims and rejects a lease that is too short for it: a heartbeat must have time
+    /// for several retries before the lease expires. Returns the slowest round trip.
     ///
     /// # Errors
-    /// A store that fails, or a lease below four times the slowest of `rounds` round trips.
+    /// The store failed, or the lease is shorter than four times the slowest of `rounds` round trips.
     pub async fn verify(&self, rounds: usize) -> Result<Duration, VerifyError> {
         let secret = self.inner.secret().await?;
         let lease = self.inner.terms.lease;
-        // Nothing of it stays behind for longer than a stub does, whatever mode and retention the engine has.
+        // The record of this probe is stored no longer than a stub, regardless of the engine's mode and retention.
         let terms =
             Terms { mode: Mode::Rerun, retention: lease, memory: Duration::ZERO, ..*self.inner.terms };
         let terms = Arc::new(terms);
@@ -237,7 +238,7 @@ impl Engine {
             };
             let sent = instant();
             let ruling = match self.inner.store.apply(id, Command::Claim(claim)).await {
-                // A store that takes no new keys works: it has answered, and serves the keys that it knows.
+                // A store that is full and accepts no new keys still works: it serves the keys that it has.
                 Err(error) if error.is_over_limit() => {
                     slowest = slowest.max(instant().saturating_duration_since(sent));
                     continue;
@@ -264,7 +265,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Inner {
-    /// The deployment's secret: given, or kept in the store so that all processes agree.
+    /// The deployment's secret: configured, or read from the store so that all processes use the same one.
     async fn secret(&self) -> Result<Arc<Secret>, store::Error> {
         if let Some(secret) = self.secret.get() {
             return Ok(Arc::clone(secret));
@@ -290,36 +291,36 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// A store that does not hold what the engine needs of it.
+/// The store does not meet the engine's requirements.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// The lease could end before a heartbeat gets through.
+    /// The lease could expire before a heartbeat succeeds.
     #[error(
         "lease ({lease:?}) is below four times the store's slowest answer ({slowest:?}): lengthen the lease or use a faster store"
     )]
     LeaseTooShort {
-        /// As configured.
+        /// The configured lease.
         lease: Duration,
-        /// As measured.
+        /// The slowest measured round trip.
         slowest: Duration,
     },
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// The store answered against its contract.
+    /// The store broke its contract.
     #[error("the store gave a ruling that a fresh key cannot get: run the contract suite over it")]
     Ruling,
 }
 
-/// Counts the claims that are held, for whoever wants to stop.
+/// Counts held claims, so that `drain` can wait for them.
 #[derive(Default)]
 struct InFlight {
     count: AtomicUsize,
     left: Notify,
 }
 
-/// One claim that is held, until the record knows what became of it. Keeps the engine's own thread alive so long.
+/// One held claim. It is counted until its result is in the record, and keeps the engine's thread alive until then.
 struct Counted(Arc<Inner>);
 
 impl Counted {

@@ -1,9 +1,9 @@
-//! Fingerprints: what was asked, as 256 bits.
+//! Fingerprints: a payload as 256 bits.
 //!
 //! A key names an effect; a fingerprint says whether two callers with that key asked for the same thing. It is made
-//! in two steps, because the deployment's secret is only known once the store was asked: a [`Payload`] is digested
-//! where the request is at hand, and becomes a [`Fingerprint`] under the secret. Only the fingerprint is stored, so
-//! nobody can find a short body by trying all of them against a dump.
+//! in two steps, because the deployment's secret is only known after a call to the store: the request is hashed to a
+//! [`Payload`], which becomes a [`Fingerprint`] under the secret. Only the fingerprint is stored, so nobody can find
+//! a short body by trying all of them against a dump.
 //!
 //! | a payload is | two requests are the same if |
 //! |---|---|
@@ -19,18 +19,18 @@ use crate::canonical::{CanonicalError, Canonicalizer, Exclusions, Limits};
 use crate::hex;
 use crate::secret::Secret;
 
-// One tag for each way to compare, all of one length: the same bytes asked for in two ways are two payloads.
+// One tag for each way to compare, all of one length: the same bytes compared in two ways are two payloads.
 const EXACT: &[u8; 16] = b"semel exact v1\0\0";
 const JSON: &[u8; 16] = b"semel json v1\0\0\0";
 const NONE: &[u8; 16] = b"semel none v1\0\0\0";
 
-/// The longest part that goes into the digest as it is. A longer one is hashed by itself first: BLAKE3 is several
-/// times faster on bytes that lie in one piece than on bytes that arrive behind length prefixes.
+/// The longest part that goes into the digest unchanged. A longer part is hashed separately first: BLAKE3 is several
+/// times faster on contiguous bytes than on bytes behind length prefixes.
 const INLINE: usize = 64;
 
-/// The digest of what was asked: 256 bits of BLAKE3, without any secret.
+/// The digest of a request: 256 bits of BLAKE3, without any secret.
 ///
-/// It lives between a request and its claim and is never stored: whoever has it can test guesses of a short payload.
+/// It lives between a request and its claim and is never stored: with it, guesses of a short payload can be tested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Payload([u8; 32]);
 
@@ -85,7 +85,7 @@ impl Payload {
         Ok(Self::json(&serde_json::to_vec(value)?, exclusions)?)
     }
 
-    /// The payload of callers who do not want payloads compared. All such payloads are equal.
+    /// The payload of callers that do not want payloads compared. All such payloads are equal.
     #[must_use]
     pub fn none() -> Self {
         Self(blake3::hash(NONE).into())
@@ -127,7 +127,7 @@ pub enum PayloadError {
 #[derive(Clone)]
 #[must_use = "a hasher gives nothing until finish() is called"]
 pub struct PayloadHasher {
-    /// The tag, then each part behind its length. Short, because long parts stand here as their hashes.
+    /// The tag, then each part behind its length. Short, because long parts are replaced by their hashes.
     encoded: Vec<u8>,
 }
 
@@ -141,7 +141,7 @@ impl PayloadHasher {
     pub fn part(mut self, part: impl AsRef<[u8]>) -> Self {
         let part = part.as_ref();
         self.encoded.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        // The length before it says which of the two follows, so neither can be taken for the other.
+        // The length says which of the two follows, so neither can be mistaken for the other.
         if part.len() <= INLINE {
             self.encoded.extend_from_slice(part);
         } else {
@@ -172,25 +172,25 @@ impl Default for PayloadHasher {
 
 impl fmt::Debug for PayloadHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It holds parts of the request as they are.
+        // It contains parts of the request in plain text.
         f.write_str("PayloadHasher(…)")
     }
 }
 
-/// What a record keeps of the request that claimed its key: 256 bits of keyed BLAKE3.
+/// The stored form of a payload: 256 bits of keyed BLAKE3.
 ///
 /// Comparing takes the same time wherever two fingerprints differ.
 #[derive(Clone, Copy, Eq, Serialize, Deserialize)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Takes a fingerprint that a store kept.
+    /// A fingerprint that a store returned.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes that a store keeps.
+    /// The bytes for a store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    // 5.8: each part stands behind its length.
+    // Each part follows its length.
     #[test]
     fn default_exact() {
         let long = vec![b'x'; INLINE + 1];
@@ -251,7 +251,6 @@ mod tests {
         ]);
     }
 
-    // R15
     #[test]
     fn json_compares_values() {
         let json = |text: &str| Payload::json(text.as_bytes(), &Exclusions::none()).unwrap();
@@ -277,7 +276,6 @@ mod tests {
         assert_ne!(Payload::of(&value).unwrap(), json(r#"{"a":1}"#));
     }
 
-    // R15
     #[test]
     fn json_refuses_what_is_ambiguous() {
         let error = Payload::json(br#"{"amount":1,"amount":100}"#, &Exclusions::none()).unwrap_err();
@@ -326,7 +324,6 @@ mod tests {
         assert_eq!(Fingerprint::from_bytes(*fingerprint.as_bytes()), fingerprint);
     }
 
-    // pii_at_rest
     #[test]
     fn debug_shows_little() {
         assert_eq!(format!("{:?}", Payload::none()), "Payload(…)");

@@ -1,7 +1,7 @@
-//! Keys: what names an effect.
+//! Keys: the names of effects.
 //!
-//! A [`Key`] is a namespace (the operation), any number of scope parts (who asks: principal, account) and a value.
-//! Its [`KeyId`] is what stores see. Three ways to choose the value, each with its price:
+//! A [`Key`] is a namespace (the operation), any number of scope parts (the caller: principal, account) and a value.
+//! Stores only see its [`KeyId`]. Three ways to choose the value, each with its price:
 //!
 //! | the value is | good | price |
 //! |---|---|---|
@@ -42,8 +42,8 @@ pub const MAX_VALUE: usize = 1024;
 
 /// The name of one effect: namespace, scope parts, value.
 ///
-/// Building never fails; [`check`](Self::check) and [`id`](Self::id) do, so that a chain of calls stays a chain.
-/// `Debug` shows the [`Hint`] only, because keys often hold personal data.
+/// Building never fails; [`check`](Self::check) and [`id`](Self::id) do, so that calls can be chained. `Debug` shows
+/// the [`Hint`] only, because keys often hold personal data.
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "a key does nothing until an engine runs it or its id is taken"]
 pub struct Key {
@@ -60,10 +60,10 @@ impl Key {
         Self { namespace: namespace.as_ref().to_vec(), scopes: Vec::new(), scope_count: 0, value: Vec::new() }
     }
 
-    /// Adds a scope part: who asks. Call it once per part, from the widest to the narrowest; the order counts.
+    /// Adds a scope part: the caller. Call it once per part, from the widest to the narrowest; the order counts.
     ///
-    /// Leave it out where there is only one tenant. An empty part is refused when the key is checked: it is far more
-    /// often a lost account id, which would put all tenants into one room, than a choice.
+    /// Omit it if there is only one tenant. The check refuses an empty part: usually it is a lost account id, which
+    /// would give all tenants the same scope.
     pub fn scope(mut self, part: impl AsRef<[u8]>) -> Self {
         let part = part.as_ref();
         self.scopes.reserve(8 + part.len());
@@ -73,14 +73,14 @@ impl Key {
         self
     }
 
-    /// Sets the value: what names this one effect within its namespace and scope. The last call counts.
+    /// Sets the value, which names this one effect within its namespace and scope. The last call wins.
     pub fn value(mut self, value: impl AsRef<[u8]>) -> Self {
         self.value.clear();
         self.value.extend_from_slice(value.as_ref());
         self
     }
 
-    /// Says whether the key can be used.
+    /// Checks whether the key is valid.
     ///
     /// # Errors
     /// The first part that is empty, too long or not UTF-8, by name and never with its content.
@@ -95,7 +95,7 @@ impl Key {
         check_part(Part::Value, &self.value, MAX_VALUE)
     }
 
-    /// The id under which stores keep this key, for the deployment of `secret`.
+    /// The id of this key in stores, for the deployment of `secret`.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -104,13 +104,13 @@ impl Key {
         Ok(self.id_unchecked(secret))
     }
 
-    /// The same, for a key that was checked.
+    /// As [`id`](Self::id), for a key that was checked.
     pub(crate) fn id_unchecked(&self, secret: &Secret) -> KeyId {
         let Self { namespace, scopes, scope_count, value } = self;
-        // Written out first: a short text is hashed faster at once than part by part.
+        // Written to one buffer first: hashing a short text in one call is faster than hashing its parts.
         let mut text = Vec::with_capacity(24 + namespace.len() + scopes.len() + value.len());
-        // Every part stands behind its length and the scopes behind their count: two different keys can not give
-        // the same bytes, wherever a caller puts separators.
+        // Every part follows its length and the scopes follow their count: two different keys cannot give the same
+        // bytes, wherever a caller puts separators.
         for (length, part) in [(namespace.len(), namespace), (*scope_count, scopes), (value.len(), value)] {
             text.extend_from_slice(&(length as u64).to_le_bytes());
             text.extend_from_slice(part);
@@ -124,14 +124,14 @@ impl Key {
         String::from_utf8_lossy(&self.namespace)
     }
 
-    /// The first eight characters of the value: what records and logs show of a key.
+    /// The first eight characters of the value. Records and logs show no more of a key.
     #[must_use]
     pub fn hint(&self) -> Hint {
         // Eight characters need at most 32 bytes.
         Hint::new(&String::from_utf8_lossy(&self.value[..self.value.len().min(32)]))
     }
 
-    /// The scope as it goes into the hash; the key is worth nothing without it.
+    /// Takes the scope in its hashed form. The key must not be used afterwards.
     pub(crate) fn take_scope(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.scopes)
     }
@@ -197,14 +197,14 @@ impl fmt::Display for Part {
     }
 }
 
-/// Why a key can not be used. No variant holds any of the key's content.
+/// Why a key is invalid. No variant contains any of the key's content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// A part has no bytes.
     #[error("the key's {part} is empty; {}", part.way_out_of_empty())]
     Empty {
-        /// Which part.
+        /// The part.
         part: Part,
     },
     /// A part is longer than allowed.
@@ -212,7 +212,7 @@ pub enum KeyError {
         "the key's {part} has {length} bytes, but at most {limit} are allowed; shorten it or use its hash"
     )]
     TooLong {
-        /// Which part.
+        /// The part.
         part: Part,
         /// Its length in bytes.
         length: usize,
@@ -222,7 +222,7 @@ pub enum KeyError {
     /// A part is not UTF-8.
     #[error("the key's {part} is not UTF-8 at byte {position}; encode binary data as hex or base64")]
     NotUtf8 {
-        /// Which part.
+        /// The part.
         part: Part,
         /// How many bytes at its start are valid.
         position: usize,
@@ -230,7 +230,7 @@ pub enum KeyError {
     /// There are more than [`MAX_SCOPES`] scope parts.
     #[error("the key has {count} scope parts, but at most {MAX_SCOPES} are allowed; join some of them")]
     TooManyScopes {
-        /// How many there are.
+        /// The number of scope parts.
         count: usize,
     },
 }
@@ -247,7 +247,7 @@ mod tests {
         key.id(&secret()).unwrap()
     }
 
-    // tenant_collision: wherever the borders between parts are put, the id differs.
+    // Wherever the borders between parts are, the id differs.
     #[test]
     fn parts_never_alias() {
         let keys = [
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(most.value("v".repeat(1024)).check(), Ok(()));
     }
 
-    // pii_at_rest: only eight characters of a value are ever shown.
+    // Only eight characters of a value are ever shown.
     #[test]
     fn debug_shows_the_hint_only() {
         let key = Key::new("secret-ns").scope("secret-scope").value("4111111111111111");

@@ -1,7 +1,7 @@
 //! Makes effects happen once.
 //!
-//! An effect is named by a [`Key`]. Whoever claims the key runs the effect; its outcome is kept; everybody else gets
-//! that outcome: retries, duplicates, concurrent callers, after a crash too.
+//! A [`Key`] names an effect. The caller that claims the key runs the effect and stores its outcome. Every other
+//! caller gets that outcome: retries, duplicates and concurrent calls, also after a crash.
 //!
 //! ```
 //! use semel::store::MemoryStore;
@@ -26,7 +26,7 @@
 //!
 //! # Layout
 //!
-//! - [`engine`]: what a caller uses. Claim, run, wait, replay.
+//! - [`engine`]: the interface for callers. Claim, run, wait, answer from the record.
 //! - [`record`]: the rules, one pure function that everything else executes or calls.
 //! - [`store`]: where records live: memory, embedded disk, or your own.
 //! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: what names an effect, and what was asked.
@@ -40,7 +40,7 @@
 //! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no |
 //! | `postgres` | the PostgreSQL store and `run_in_transaction` (sqlx, rustls) | no |
 //! | `redis` | the Redis store; with `postgres`, the tiered store as well | no |
-//! | `testkit` | the contract suite and the fault-injecting store, for whoever writes a store or tests a handler | no |
+//! | `testkit` | the contract suite and the fault-injecting store, for authors of stores and tests of handlers | no |
 
 pub mod canonical;
 pub mod engine;
@@ -55,7 +55,7 @@ mod sync;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 pub mod time;
-/// For the other crates of Semel; no part of the interface.
+/// For the other crates of Semel; not part of the public interface.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 #[doc(hidden)]
 pub mod together;

@@ -1,10 +1,10 @@
-//! What an effect left behind, and what every later caller is given.
+//! The outcome of an effect, which every later caller gets.
 
 use std::fmt;
 
-/// The outcome of an effect: a kind, metadata, and the body that is replayed byte for byte.
+/// The outcome of an effect: a kind, metadata, and the body, which every caller gets byte for byte.
 ///
-/// Shared as `Arc<Outcome>` once it is made. `Debug` shows sizes only: bodies hold what callers sent.
+/// Shared as `Arc<Outcome>`. `Debug` shows sizes only: bodies can contain the callers' data.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {
     kind: String,
@@ -15,41 +15,42 @@ pub struct Outcome {
 /// The body of an [`Outcome`].
 #[derive(Clone, PartialEq, Eq)]
 pub enum Body {
-    /// The bytes to replay.
+    /// The stored bytes.
     Kept(Vec<u8>),
-    /// The effect happened, but its body was not kept (too large, streamed, not serialisable). The text says why.
+    /// The effect happened, but its body was not stored (too large, streamed, not serialisable). The text gives the
+    /// reason.
     Tombstone(String),
 }
 
 impl Outcome {
-    /// An outcome whose body is kept. `kind` says how to read it, e.g. `json` or `http`.
+    /// An outcome with a body. `kind` says how to read it, e.g. `json` or `http`.
     pub fn new(kind: impl Into<String>, body: impl Into<Vec<u8>>) -> Self {
         Self { kind: kind.into(), metadata: Vec::new(), body: Body::Kept(body.into()) }
     }
 
-    /// An outcome that says only that the effect happened, and why its body is not here.
+    /// An outcome without its body. It says that the effect happened and why the body is missing.
     pub fn tombstone(kind: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { kind: kind.into(), metadata: Vec::new(), body: Body::Tombstone(reason.into()) }
     }
 
-    /// The same outcome with metadata beside its body (a surface's own: status line, headers).
+    /// Adds metadata of the surface: for HTTP the status line and headers.
     #[must_use]
     pub fn with_metadata(mut self, metadata: impl Into<Vec<u8>>) -> Self {
         self.metadata = metadata.into();
         self
     }
 
-    /// How the body is to be read.
+    /// How to read the body.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// What the surface keeps beside the body.
+    /// The metadata of the surface.
     pub fn metadata(&self) -> &[u8] {
         &self.metadata
     }
 
-    /// The body, or the reason why it was not kept.
+    /// The body, or the reason why it was not stored.
     pub fn body(&self) -> &Body {
         &self.body
     }

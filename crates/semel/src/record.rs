@@ -1,8 +1,7 @@
 //! The rules: one pure function that says what a command does to a record.
 //!
-//! Memory and embedded stores call [`apply`]; every other store is another spelling of it, held to it by the
-//! contract suite. There is no I/O here and no clock: the store gives the time. Read this file to know what
-//! Semel does.
+//! Memory and embedded stores call [`apply`]; every other store implements the same rules, and the contract suite
+//! checks that. There is no I/O here and no clock: the store gives the time. Read this file to know what Semel does.
 //!
 //! ```text
 //!   vacant ──claim──► claimed ──begin──► begun ──complete──► done ──► expired ──► vacant
@@ -28,55 +27,55 @@ use crate::key::Hint;
 use crate::outcome::Outcome;
 use crate::time::Timestamp;
 
-/// What a store keeps for one key.
+/// The data that a store holds for one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What was last written. Time may have moved it on: read it through [`Record::phase`].
+    /// The last written state. Time may have changed its meaning: read it through [`Record::phase`].
     pub state: State,
-    /// What was asked; set by the first claim of this life, unchanged until the record is vacant again.
+    /// The fingerprint of the payload. The first claim sets it; it stays until the record is vacant again.
     pub fingerprint: Fingerprint,
-    /// Who claimed last.
+    /// The owner of the last claim.
     pub owner: Owner,
     /// Grows with every claim, settlement and re-execution; never goes back.
     pub fence: Fence,
-    /// How often an operator asked for the effect to be executed anew.
+    /// How often an operator asked for the effect to be executed again.
     pub epoch: Epoch,
-    /// Claims granted in this life of the record, the present one included.
+    /// Number of claims granted since the record was last vacant, the current one included.
     pub attempt: u32,
     /// The first characters of the key, for people.
     pub hint: Hint,
-    /// Under which terms the last claim was granted. Shared: an engine's claims mostly have the same.
+    /// The terms of the last claim. Shared: most claims of an engine have the same terms.
     pub terms: Arc<Terms>,
     /// When the last claim was granted.
     pub claimed_at: Timestamp,
     /// When it was last claimed, completed, released, settled or forgotten.
     pub changed_at: Timestamp,
-    /// Until when the claim stands without a heartbeat (claimed only).
+    /// Until when the claim is valid without a heartbeat (claimed only).
     pub lease_until: Timestamp,
-    /// When a done, bound or lapsed record stops to stand for its outcome or payload; grace included.
+    /// When the outcome or payload of a done, bound or lapsed record expires, grace included.
     pub expires_at: Timestamp,
     /// Until when it is then remembered as expired.
     pub forget_at: Timestamp,
 }
 
-/// The state as it was written.
+/// The stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nothing stands here. The rest of the record is a stub that keeps the fence and refuses late packets.
+    /// No claim and no outcome. The rest of the record is a stub that preserves the fence and refuses late packets.
     Vacant,
-    /// No owner, but the key belongs to one payload.
+    /// Has no owner, but the key is bound to one payload.
     Bound,
-    /// An owner holds it; the effect may not start yet.
+    /// An owner holds the claim; the effect may not start yet.
     Claimed,
-    /// An owner holds it and its effect may have started.
+    /// An owner holds the claim and its effect may have started.
     Begun,
-    /// The effect happened and this came of it.
+    /// The effect happened, with this outcome.
     Done(Arc<Outcome>),
-    /// The outcome was dropped, the key is still remembered.
+    /// The outcome was dropped; the key is still known.
     Expired,
 }
 
-/// The state as it is at a moment: what was written, with time applied.
+/// The state at a given time: the stored state with time applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Free for any payload.
@@ -87,17 +86,17 @@ pub enum Phase {
     Claimed,
     /// Held, effect started.
     Begun,
-    /// Its lease ended; whoever claims next wins.
+    /// The lease expired; the next claim wins.
     Lapsed,
-    /// Begun in `marked`, and its owner was lost: nobody knows whether the effect happened.
+    /// Begun in `marked`, and the owner was lost: it is unknown whether the effect happened.
     InDoubt,
-    /// The outcome is replayed.
+    /// Callers are answered with the outcome.
     Done,
-    /// Retention is over and the key is still remembered.
+    /// The retention has passed and the key is still known.
     Expired,
 }
 
-/// What a caller may ask of a record. Every write after a claim carries its [`Grant`].
+/// A command to a record. Every write after a claim carries its [`Grant`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Ask to run the effect.
@@ -106,47 +105,47 @@ pub enum Command {
     Begin(Grant),
     /// Extend the lease, up to `in_flight_max`.
     Renew(Grant),
-    /// Keep the outcome.
+    /// Store the outcome.
     Complete {
-        /// Whose claim it is.
+        /// The grant of the claim.
         grant: Grant,
-        /// What was asked; a refused owner is shown the winner's outcome only for the same payload.
+        /// The payload's fingerprint. A refused owner gets the winner's outcome only for the same payload.
         fingerprint: Fingerprint,
-        /// What came of it.
+        /// The outcome.
         outcome: Arc<Outcome>,
-        /// Replaces the retention of the terms, where the effect itself said how long to keep it.
+        /// Replaces the retention of the terms, if the effect chose one.
         retention: Option<Duration>,
     },
-    /// The owner's word that nothing happened: anybody may claim, with any payload (in `keyed`: see `Bind`).
+    /// The owner reports that nothing happened: any caller may claim, with any payload (in `keyed`: see `Bind`).
     Release(Grant),
-    /// The same, but the key stays bound to its payload.
+    /// As `Release`, but the key stays bound to its payload.
     Bind(Grant),
-    /// The owner gives up without knowing whether the effect happened: its lease ends now.
+    /// The owner does not know whether the effect happened: its lease ends now.
     Abandon(Grant),
-    /// A probe or a person says what became of an effect in doubt.
+    /// A probe or a person declares the result of an effect in doubt.
     Settle(Settlement),
-    /// An operator takes the record away.
+    /// An operator removes the record.
     Forget(Force),
-    /// An operator wants the effect executed anew under the same key: a new epoch.
+    /// An operator asks to execute the effect again under the same key: a new epoch.
     Reexecute,
 }
 
 /// A request to run the effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Names this attempt to claim: a repeated call knows itself by it.
+    /// Identifies this attempt to claim, so that a repeated call is recognised.
     pub owner: Owner,
-    /// What is asked.
+    /// The payload's fingerprint.
     pub fingerprint: Fingerprint,
-    /// Under which terms.
+    /// The terms of the claim.
     pub terms: Arc<Terms>,
     /// Whether the claim also marks the effect as begun.
     pub begin: Begin,
-    /// The key's first characters, kept for people.
+    /// The key's first characters, stored for people.
     pub hint: Hint,
 }
 
-/// Whether a claim is also the begin-mark.
+/// Whether a claim is also the begin mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     /// The effect may start as soon as the claim is won.
@@ -164,82 +163,82 @@ pub enum Settlement {
     Run,
 }
 
-/// Whether an operator insists.
+/// Whether an operator forces a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
-    /// Refuse to forget what is claimed or in doubt.
+    /// Refuse to forget a record that is claimed or in doubt.
     No,
-    /// Forget it all the same.
+    /// Forget it anyway.
     Yes,
 }
 
-/// What the rules answer.
+/// The answer of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a ruling decides whether the effect may run"]
 pub enum Ruling {
-    /// The claim is yours: run the effect.
+    /// The claim is won: run the effect.
     Won(Win),
-    /// Somebody else holds the claim.
+    /// Another owner holds the claim.
     Busy {
-        /// How long its lease still stands without a heartbeat.
+        /// How long its lease is still valid without a heartbeat.
         lease_left: Duration,
     },
-    /// The effect happened; this came of it.
+    /// The effect happened: answer from the record.
     Replay {
-        /// What came of it.
+        /// The stored outcome.
         outcome: Arc<Outcome>,
-        /// How long the outcome will still be replayed.
+        /// How long the outcome is still given.
         expires_in: Duration,
     },
-    /// The key belongs to another payload.
+    /// The key was used with another payload.
     Conflict,
-    /// Nobody knows whether the effect happened.
+    /// It is unknown whether the effect happened.
     InDoubt,
-    /// The key is known and its outcome is no longer kept.
+    /// The key is known and its outcome has expired.
     Expired,
-    /// The write was taken.
+    /// The write was accepted.
     Accepted {
-        /// What is left of the lease, where there is one.
+        /// What remains of the lease, if there is one.
         lease_left: Duration,
     },
-    /// The claim is no longer yours, nothing was changed.
+    /// The claim belongs to another owner; nothing was changed.
     Lost {
-        /// The outcome that stands, where there is one for the same payload.
+        /// The stored outcome, if there is one for the same payload.
         winner: Option<Arc<Outcome>>,
     },
-    /// An operator's command does not fit the record as it is; nothing was changed.
+    /// An operator's command is not possible in the record's phase; nothing was changed.
     Refused {
-        /// What the record is.
+        /// The record's phase.
         phase: Phase,
     },
 }
 
-/// A claim that was won.
+/// A won claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Win {
-    /// To be shown with every later write.
+    /// Must be shown with every later write.
     pub grant: Grant,
-    /// 1 for the first claim of a record's life.
+    /// 1 for the first claim since the record was vacant.
     pub attempt: u32,
     /// The epoch the effect runs in.
     pub epoch: Epoch,
-    /// How long the claim stands without a heartbeat.
+    /// How long the claim is valid without a heartbeat.
     pub lease_left: Duration,
 }
 
-/// What sweeping does to a record.
+/// What a sweep does to a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sweep {
-    /// It still says something.
+    /// It is still needed.
     Keep,
-    /// Its outcome is over; only the memory of it stays.
+    /// Its outcome has expired; only the key remains known.
     Shrink(Record),
-    /// Nothing of it is needed once the store's fence floor stands at its fence.
+    /// Nothing of it is needed once the store's fence floor is at its fence.
     Remove,
 }
 
 impl Record {
-    /// The state at `now`. Get, list and count go through this, so a lapsed lease shows whether swept or not.
+    /// The state at `now`. Get, list and count use it, so an expired lease shows before the sweep too.
     pub fn phase(&self, now: Timestamp) -> Phase {
         let remembered = || if now < self.forget_at { Phase::Expired } else { Phase::Vacant };
         match self.state {
@@ -255,7 +254,7 @@ impl Record {
         }
     }
 
-    /// The outcome that stands at `now`.
+    /// The outcome that is valid at `now`.
     pub fn outcome(&self, now: Timestamp) -> Option<&Arc<Outcome>> {
         match &self.state {
             State::Done(outcome) if now < self.expires_at => Some(outcome),
@@ -263,7 +262,8 @@ impl Record {
         }
     }
 
-    /// From when on [`sweep`](Self::sweep) has something to do; `None` while only an owner or a person can.
+    /// When [`sweep`](Self::sweep) next has work for this record; `None` while only an owner or a person can change
+    /// it.
     pub fn sweep_at(&self) -> Option<Timestamp> {
         match self.state {
             State::Begun if self.terms.mode == Mode::Marked => None,
@@ -274,7 +274,7 @@ impl Record {
         }
     }
 
-    /// What is left of this record at `now`. Raise the fence floor to its fence *before* removing it.
+    /// What remains of this record at `now`. Raise the fence floor to its fence *before* removing it.
     pub fn sweep(&self, now: Timestamp) -> Sweep {
         match self.phase(now) {
             Phase::Vacant if now >= self.remove_at() => Sweep::Remove,
@@ -285,13 +285,13 @@ impl Record {
         }
     }
 
-    /// A stub outlives every packet its owner can still have under way.
+    /// A stub outlives every packet that its owner can still have in transit.
     fn remove_at(&self) -> Timestamp {
         self.forget_at.max(self.changed_at.after(self.terms.in_flight_max).after(self.terms.lease))
     }
 }
 
-/// Applies `command` to what the store knows of a key, at the store's time `now`.
+/// Applies `command` to the record of a key, at the store's time `now`.
 ///
 /// `record` is `None` where the store knows nothing, and changes only when the ruling is [`Ruling::Won`] or
 /// [`Ruling::Accepted`]. `floor` is the highest fence of any record the store has removed. Nothing else
@@ -316,13 +316,13 @@ const ACCEPTED: Ruling = Ruling::Accepted { lease_left: Duration::ZERO };
 const LOST: Ruling = Ruling::Lost { winner: None };
 
 impl Record {
-    /// [`apply`] on a record that is there.
+    /// [`apply`] on an existing record.
     pub fn apply(&mut self, command: &Command, now: Timestamp, floor: Fence) -> Ruling {
         use Phase::{Begun, Bound, Claimed, Done, Expired, InDoubt, Lapsed, Vacant};
         let phase = self.phase(now);
         let mine = |grant: &Grant| self.owner == grant.owner && self.fence == grant.fence;
         match (command, phase) {
-            // The payload is compared before anything else is said about the key.
+            // The payload is compared before anything else is revealed about the key.
             (Command::Claim(claim), Bound | Claimed | Begun | Lapsed | InDoubt | Done)
                 if self.fingerprint != claim.fingerprint =>
             {
@@ -338,7 +338,7 @@ impl Record {
             (Command::Claim(_), InDoubt) => Ruling::InDoubt,
             (Command::Claim(_), Expired) => Ruling::Expired,
             (Command::Claim(_), Done) => self.replay(now),
-            // A packet that was still under way when its owner released or was taken away from.
+            // A packet that arrives after its owner released the claim or lost it.
             (Command::Claim(claim), Vacant | Bound) if self.owner == claim.owner => LOST,
             (Command::Claim(claim), Vacant | Bound | Lapsed) => {
                 *self = claim.grant(Some((self, phase)), now, floor);
@@ -356,7 +356,7 @@ impl Record {
             }
             (Command::Begin(_) | Command::Renew(_), _) => LOST,
 
-            // Also after the lease: nobody else has claimed, so this is still the current fence.
+            // Also after the lease: no other owner has claimed, so this is still the current fence.
             (Command::Complete { grant, outcome, retention, .. }, Claimed | Begun | Lapsed | InDoubt)
                 if mine(grant) =>
             {
@@ -445,7 +445,7 @@ impl Record {
         self.rest(State::Vacant, now, Duration::ZERO, Duration::ZERO);
     }
 
-    /// Puts the record into a state that nobody owns; `stands` is how long it means something.
+    /// Puts the record into a state without an owner; `stands` is how long the state is valid.
     fn rest(&mut self, state: State, now: Timestamp, stands: Duration, memory: Duration) {
         self.state = state;
         self.changed_at = now;
@@ -456,8 +456,8 @@ impl Record {
 }
 
 impl Claim {
-    /// The record of a granted claim. A life goes on from bound or lapsed and starts anew from vacant; fence
-    /// and epoch outlive both.
+    /// The record of a granted claim. From bound or lapsed it continues the attempt count; from vacant it starts
+    /// again. Fence and epoch survive both.
     fn grant(&self, before: Option<(&Record, Phase)>, now: Timestamp, floor: Fence) -> Record {
         let Terms { lease, in_flight_max, retention, memory, .. } = *self.terms;
         // Not before a claim that was renewed to its limit had time to be taken over.

@@ -1,9 +1,8 @@
-//! The deployment's secret and the keys that grow from it.
+//! The deployment's secret and the keys derived from it.
 //!
-//! One secret per deployment. Everything that is keyed uses its own sub-key, derived with a fixed context string,
-//! so that a key id can never be mistaken for a fingerprint or for a key that was sent to somebody else's system.
-//! Losing the secret means that no stored record is found again; giving it away means that key values can be
-//! guessed from a dump of the store.
+//! One secret per deployment. Everything that is keyed uses its own sub-key, derived with a fixed context string, so
+//! that a key id can never be mistaken for a fingerprint or for a key that was sent to another system. Without the
+//! secret no stored record can be found again. With the secret and a dump of the store, key values can be guessed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,12 +32,12 @@ pub struct Secret {
     key_ids: [u8; 32],
     fingerprints: [u8; 32],
     downstream: [u8; 32],
-    /// Secrets of providers that were given their own.
+    /// Secrets of providers that have their own.
     providers: Arc<BTreeMap<String, Zeroizing<Vec<u8>>>>,
 }
 
 impl Secret {
-    /// Makes a new secret from the process's cryptographic random source.
+    /// Creates a new secret from the process's cryptographic random source.
     #[must_use]
     pub fn random() -> Self {
         Self::from_bytes(rand::random())
@@ -59,20 +58,20 @@ impl Secret {
     /// Derives the secret from a passphrase of any length.
     ///
     /// This is a fast derivation, not a password hash: the passphrase must be long and random, as one from a secret
-    /// manager is. A memorable one can be found by trying.
+    /// manager is. A memorable one can be guessed.
     #[must_use]
     pub fn from_passphrase(passphrase: &[u8]) -> Self {
         Self::from_bytes(blake3::derive_key(PASSPHRASE, passphrase))
     }
 
-    /// The raw bytes, for a store that must keep the secret beside its records. Never log them.
+    /// The raw bytes, for a store that must store the secret with its records. Never log them.
     #[must_use]
     pub fn expose(&self) -> &[u8; 32] {
         &self.root
     }
 
-    /// Gives `provider` a secret of its own, instead of the one that grows from this for it: for keys that must outlive the
-    /// deployment's secret, or that another system makes as well. It must be long and random.
+    /// Gives `provider` its own secret instead of the derived one: for keys that must survive a change of the
+    /// deployment's secret, or that another system computes too. It must be long and random.
     #[must_use]
     pub fn with_provider(mut self, provider: impl Into<String>, secret: &[u8]) -> Self {
         Arc::make_mut(&mut self.providers).insert(provider.into(), Zeroizing::new(secret.to_vec()));
@@ -81,17 +80,17 @@ impl Secret {
 
     /// The key to send to `provider` with the effect of `id` in `epoch`.
     ///
-    /// It is HMAC-SHA256(K, id ‖ epoch as u32 little endian) with K = HMAC-SHA256(downstream sub-key, provider), or the
-    /// provider's own secret where it was [given one](Self::with_provider). The
-    /// same triple always gives the same key, so a repeated effect is recognised by its receiver. Two providers
-    /// never see the same key, and neither can compute the other's or find the id behind its own.
+    /// It is HMAC-SHA256(K, id ‖ epoch as u32 little endian) with K = HMAC-SHA256(downstream sub-key, provider), or
+    /// the provider's [own secret](Self::with_provider). The same triple always gives the same key, so the receiver
+    /// recognises a repeated effect. Two providers never see the same key, and neither can compute the other's or
+    /// find the id behind its own.
     #[must_use]
     pub fn derived_key(&self, provider: &str, id: KeyId, epoch: u32) -> DerivedKey {
         DerivedKey(hmac(&self.provider(provider), &[id.as_bytes(), &epoch.to_le_bytes()]))
     }
 
-    /// The key to send to `provider` for a caller's `key`, where no engine is at hand: HMAC-SHA256(K, key) with the same K. It
-    /// knows neither scope nor epoch: put what tells callers apart into `key`.
+    /// The key to send to `provider` for a caller's `key`, without an engine: HMAC-SHA256(K, key) with the same K. It
+    /// knows neither scope nor epoch: `key` must contain everything that distinguishes callers.
     #[must_use]
     pub fn derived_key_of(&self, provider: &str, key: &[u8]) -> DerivedKey {
         DerivedKey(hmac(&self.provider(provider), &[key]))
@@ -126,7 +125,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A key for somebody else's system: stable for one effect, different for every provider.
+/// A key for another system: the same for one effect, different for every provider.
 ///
 /// Displays as 64 lowercase hex characters, which fit into an `Idempotency-Key` header.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,7 +147,7 @@ impl fmt::Display for DerivedKey {
 
 impl fmt::Debug for DerivedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever holds the whole key can ask the provider for the outcome, so logs get only its start.
+        // The holder of the whole key can ask the provider for the outcome, so logs contain only its start.
         f.write_str("DerivedKey(")?;
         hex::write(f, &self.0[..4])?;
         f.write_str("…)")
@@ -175,7 +174,7 @@ mod tests {
         KeyId::from_bytes(std::array::from_fn(|i| 0xf0 + i as u8))
     }
 
-    // R11: computed with another implementation of BLAKE3 and HMAC. A change here breaks every running deployment.
+    // Computed with another implementation of BLAKE3 and HMAC. A change here breaks every running deployment.
     #[test]
     fn derived_keys_never_change() {
         let vectors = [
@@ -189,7 +188,7 @@ mod tests {
         assert_eq!(Secret::from_passphrase(b"correct horse").expose(), &hex::read(root.as_bytes()).unwrap());
     }
 
-    // R12: HMAC-SHA256 as RFC 4231 has it, cases 1 and 2.
+    // HMAC-SHA256, cases 1 and 2 of RFC 4231.
     #[test]
     fn a_provider_with_its_own_secret_gets_plain_hmac() {
         let secret = secret().with_provider("one", &[0x0b; 20]).with_provider("two", b"Jefe");

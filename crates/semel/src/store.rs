@@ -1,4 +1,4 @@
-//! Stores: where records live, and the one trait that every store implements.
+//! Stores of records, and the trait that every store implements.
 //!
 //! A store executes the rules of [`crate::record`] atomically per key and durably as far as it promises, by
 //! its own clock. To write one, implement [`Store`] and run the contract suite over it (feature `testkit`,
@@ -33,15 +33,15 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Weak;
 
-/// The SQLite binding whose `Transaction` is handed to effects that share the embedded store's transaction.
+/// The SQLite binding. Effects that share the embedded store's transaction get its `Transaction`.
 #[cfg(feature = "embedded")]
 pub use rusqlite;
 
-/// The PostgreSQL driver whose `Transaction` is handed to effects that share a transaction of the caller's.
+/// The PostgreSQL driver. Effects that share the caller's transaction get its `Transaction`.
 #[cfg(feature = "postgres")]
 pub use sqlx;
 
-/// The Redis driver whose `Cmd` and `Value` a [`RedisClient`] takes and gives.
+/// The Redis driver. A [`RedisClient`] uses its `Cmd` and `Value`.
 #[cfg(feature = "redis")]
 pub use ::redis as redis_driver;
 
@@ -76,54 +76,54 @@ use crate::time::Timestamp;
 /// A future that can be kept behind a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Keeps records and executes the rules on them.
+/// Stores records and executes the rules on them.
 ///
 /// # Contract
-/// For whoever implements it:
-/// - **Atomic.** [`apply`](Self::apply) behaves as [`crate::record::apply`] on one record, one command at a
-///   time per key, whoever else is calling, from whatever process.
+/// Every implementation is:
+/// - **Atomic.** [`apply`](Self::apply) behaves as [`crate::record::apply`] on one record, one command at a time per
+///   key, across all callers and processes.
 /// - **Durable.** When `apply` answers, the change has reached the point [`durability`](Self::durability)
 ///   names. Nothing is acknowledged before that, and nothing is half there after a crash.
-/// - **Honest about not knowing.** A call whose fate is unknown fails with [`ErrorKind::Ambiguous`]; one that
-///   certainly changed nothing fails with any other kind. The caller repeats an ambiguous call unchanged:
-///   claims know their owner, writes their grant.
+/// - **Honest about not knowing.** A call with an unknown result fails with [`ErrorKind::Ambiguous`]; one that
+///   certainly changed nothing fails with any other kind. The caller repeats an ambiguous call unchanged: claims are
+///   recognised by their owner, writes by their grant.
 /// - **Its own clock.** The store's time decides leases and retention, never a caller's.
 /// - **Never a cache.** A record is removed only by [`sweep`](Self::sweep), after the store's fence floor was
 ///   raised to its fence. A store that evicts makes effects happen twice.
-/// - **Push.** After a change that a waiter may wait for, every [`Watch`] on the key wakes. A lost wake-up
-///   delays, it never breaks: callers poll as a backstop.
-/// - **Cancel-safe.** A dropped future may or may not have been executed, like an ambiguous one, and leaves
-///   no lock, no half-written record and no reply for somebody else behind.
+/// - **Push.** After a change that a waiter may wait for, every [`Watch`] on the key wakes. A lost wake-up only
+///   delays, because callers also poll.
+/// - **Cancel-safe.** A dropped future may or may not have been executed, like an ambiguous one, and leaves no lock,
+///   no half-written record and no reply that another call would read.
 ///
-/// - **On any thread.** Futures are polled on the engine's own heartbeat thread too, which drives no I/O: a store
-///   that speaks over a network does its I/O on a runtime of its own and waits for the answer, or polls in its context.
+/// - **On any thread.** Futures are polled on the engine's own heartbeat thread too, which drives no I/O: a network
+///   store does its I/O on its own runtime and waits for the answer, or polls in the context of that runtime.
 ///
 /// For wrappers: forward every method (deny `clippy::missing_trait_methods` on the impl).
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Executes one command on one record.
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>>;
 
-    /// Reads a record; `None` where the store knows nothing of the key.
+    /// Reads a record; `None` if the store has no record of the key.
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>>;
 
     /// Lists records page by page, in the order of their ids.
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Takes away what is over, changing no more than `limit` records. Bounded, repeatable, any process. Called
-    /// again while it says `more`, it comes to rest, however many records are alive.
+    /// Removes expired data and changes at most `limit` records. Bounded and repeatable, from any process. If it is
+    /// called again while `more` is true, it finishes, however many records are alive.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>>;
 
-    /// Watches a key. Subscribe first, then look at the record, then wait: no change in between is missed.
+    /// Watches a key. Subscribe first, then read the record, then wait: no change in between is missed.
     fn watch(&self, id: KeyId) -> Watch;
 
-    /// Registers a cache of done records. The store calls it before a forget or re-execute is acknowledged.
+    /// Registers a cache of completed records. The store calls it before it acknowledges a forget or a re-execution.
     fn attach(&self, cache: Weak<dyn Invalidate>);
 
-    /// The deployment's secret: keeps `candidate` if there is none yet, and returns the one that is kept.
+    /// The deployment's secret: stores `candidate` if there is none yet, and returns the stored one.
     ///
-    /// A store that others share can lose its data while this process runs, and another process then makes a new
-    /// secret. So a store that gave a secret here grants claims only while it keeps that one. Where it keeps none, it
-    /// puts back the one it gave; where it keeps another, every claim fails with [`ErrorKind::SecretDiffers`].
+    /// A shared store can lose its data while this process runs, and another process then creates a new secret. A
+    /// store that returned a secret here therefore grants claims only while it holds that secret. If it holds none,
+    /// it writes back the one it returned. If it holds another, every claim fails with [`ErrorKind::SecretDiffers`].
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>>;
 
     /// How many bytes the store holds at present, where it can tell cheaply: for [`LimitedStore`], which asks every
@@ -132,47 +132,47 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         Box::pin(async { Ok(None) })
     }
 
-    /// What survives, in a word that a start-up banner can print.
+    /// What survives a crash, in a word for a start-up banner.
     fn durability(&self) -> Durability;
 }
 
-/// A cache of done records that a store keeps honest.
+/// A cache of completed records that a store invalidates.
 pub trait Invalidate: Send + Sync {
-    /// The record is no longer what it was: drop it. Must not block.
+    /// The record has changed: drop it. Must not block.
     fn invalidate(&self, id: KeyId);
 
-    /// Whether invalidations reach this cache at present. While they may not, it must not answer.
+    /// Whether invalidations currently reach this cache. While they may not, it must not answer.
     fn trust(&self, trust: Trust);
 }
 
 /// Whether a cache may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Every invalidation will be pushed.
+    /// Every invalidation arrives.
     Confirmed,
     /// Some may be lost.
     Unconfirmed,
 }
 
-/// What of an acknowledged write survives.
+/// Which acknowledged writes survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Durability {
-    /// Nothing: it is gone with the process.
+    /// None: they are lost with the process.
     Process,
-    /// A crash of the process, not of the server that keeps it: lost are what that server had not synced when it
-    /// crashed, and what had not reached the replica that takes its place.
+    /// A crash of the process, but not of the server that stores them. Lost are writes that the server had not synced
+    /// when it crashed, and writes that had not reached the replica that replaces it.
     Server,
-    /// A crash of the process and of the machine: it was synced to disk.
+    /// A crash of the process and of the machine: writes are synced to disk.
     Disk,
 }
 
-/// A record as a store had it at a moment of its clock.
+/// A record as it was at a time of the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whose record it is.
+    /// The id of the key.
     pub id: KeyId,
-    /// The record as written.
+    /// The stored record.
     pub record: Record,
     /// The store's time when it was read.
     pub now: Timestamp,
@@ -185,7 +185,7 @@ impl Snapshot {
     }
 }
 
-/// What to list.
+/// A query of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
     /// Only records in this phase.
@@ -201,23 +201,23 @@ pub struct Scan {
 pub struct Page {
     /// The records, ordered by id.
     pub items: Vec<Snapshot>,
-    /// Where the next page starts; `None` after the last. A page can be short, or empty, and still have one.
+    /// Where the next page starts; `None` after the last. A page can be short, or empty, and still have a next one.
     pub next: Option<KeyId>,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Outcomes dropped, keys still remembered.
+    /// Outcomes dropped, keys still known.
     pub shrunk: usize,
     /// Records removed.
     pub removed: usize,
-    /// Whether there was more to do than the limit allowed.
+    /// True if the limit left more to do.
     pub more: bool,
 }
 
 const _: () = {
-    // The server picks a store at run time: the trait must stay usable behind a pointer.
+    // The server picks a store at run time, so the trait must be object-safe.
     fn object_safe(_: &dyn Store) {}
     let _ = object_safe;
 };

@@ -1,18 +1,18 @@
-//! Time as the stores see it: microseconds since the Unix epoch, read from a [`Clock`] that tests can hold.
+//! Time as the stores see it: microseconds since the Unix epoch, read from a [`Clock`] that tests can control.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A moment of a store's clock, in microseconds since the Unix epoch.
+/// A time on a store's clock, in microseconds since the Unix epoch.
 ///
-/// All arithmetic saturates: a duration of centuries is "for ever", never an overflow.
+/// All arithmetic saturates: a duration of centuries becomes the maximum and never overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The moment `micros` microseconds after the Unix epoch.
+    /// The time `micros` microseconds after the Unix epoch.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
@@ -22,7 +22,7 @@ impl Timestamp {
         self.0
     }
 
-    /// This moment, `by` later.
+    /// This time plus `by`.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         // In 64 bits: the 128 of `Duration::as_micros` cost more than the rest of a claim's arithmetic.
@@ -30,7 +30,7 @@ impl Timestamp {
         Self(self.0.saturating_add(micros))
     }
 
-    /// How long from `now` until this moment; zero once it is past.
+    /// How long from `now` until this time; zero once it is past.
     pub fn left(self, now: Timestamp) -> Duration {
         Duration::from_micros(self.0.saturating_sub(now.0))
     }
@@ -42,13 +42,13 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// Where a store without a clock of its own reads the time.
+/// The time source of a store without its own clock.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The present moment. May step back when the machine's clock does; the rules bear that.
+    /// The current time. May go back when the machine's clock does; the rules tolerate that.
     fn now(&self) -> Timestamp;
 
-    /// The moment of the last tick or so, where that is cheaper to read: some milliseconds behind
-    /// [`now`](Self::now), never ahead of it. Not for leases: one that is counted from too early ends too early.
+    /// The time of about the last tick, if that is cheaper to read: some milliseconds behind [`now`](Self::now),
+    /// never ahead of it. Do not use it for leases: a lease counted from an earlier time expires too early.
     fn roughly(&self) -> Timestamp {
         self.now()
     }
@@ -59,8 +59,8 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    // Past the standard library: its detour by way of `Duration` costs as much as the clock, and every command of a
-    // store in memory reads the time.
+    // Bypasses the standard library: its conversion through `Duration` costs as much as the clock, and every command
+    // of a store in memory reads the time.
     #[cfg(unix)]
     fn now(&self) -> Timestamp {
         read(rustix::time::ClockId::Realtime)
@@ -87,7 +87,7 @@ fn read(clock: rustix::time::ClockId) -> Timestamp {
     Timestamp(secs.saturating_mul(1_000_000).saturating_add(nanos / 1_000))
 }
 
-/// A clock that stands still until it is told otherwise, for tests. Clones share one time.
+/// A clock for tests that changes only when it is told to. Clones share one time.
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);
 
@@ -103,14 +103,14 @@ impl ManualClock {
         self.set(moved);
     }
 
-    /// Puts the clock to `moment`, backwards too.
+    /// Sets the clock to `moment`, also backwards.
     pub fn set(&self, moment: Timestamp) {
         self.0.store(moment.as_micros(), Ordering::SeqCst);
     }
 }
 
 impl Default for ManualClock {
-    /// Starts at an arbitrary moment well after the epoch, so that tests can step back.
+    /// Starts at an arbitrary time well after the epoch, so that tests can go back.
     fn default() -> Self {
         Self::at(Timestamp::from_micros(1_000_000_000_000_000))
     }
@@ -122,7 +122,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// The machine's monotonic time, for deadlines within this process. Never leaves it.
+/// The machine's monotonic time, for deadlines within this process. It must not leave the process.
 pub(crate) fn instant() -> std::time::Instant {
     #[expect(clippy::disallowed_methods, reason = "the one place where monotonic time is read")]
     std::time::Instant::now()

@@ -1,5 +1,6 @@
-//! Calls of one process that wait go together: one round trip for all of them. There is no timer: a lone call waits for
-//! nobody, and while one batch is under way the next gathers. One that is full does not wait for those under way.
+//! Combines concurrent calls of one process into batches, with one round trip for each batch. There is no timer: a
+//! single call is sent immediately, and while one batch is in progress the next one fills. A full batch does not wait
+//! for batches in progress.
 
 use std::sync::Arc;
 
@@ -7,32 +8,32 @@ use tokio::sync::oneshot;
 
 use crate::sync::Mutex;
 
-/// At most so many batches are under way: more would only wait for the server instead of here.
+/// The maximum number of batches in progress. Further batches would only wait in the server instead of here.
 const AT_ONCE: usize = 3;
 
-/// Questions that wait to be carried, each with who asked.
+/// Calls that wait for a batch, each with the channel for its answer.
 #[derive(Debug)]
 pub struct Together<Q, A> {
     waiting: Mutex<Waiting<Q, A>>,
-    /// So many go together.
+    /// Maximum size of a batch.
     most: usize,
 }
 
 #[derive(Debug)]
 struct Waiting<Q, A> {
     calls: Vec<(Q, oneshot::Sender<A>)>,
-    /// How many batches are under way.
+    /// Number of batches in progress.
     carriers: usize,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
-    /// So many questions go together at most.
+    /// A batcher with at most `most` calls in a batch.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { waiting: Mutex::new(Waiting { calls: Vec::new(), carriers: 0 }), most })
     }
 
-    /// Asks, together with whoever else waits. `carry` answers each question, in order. A caller that goes away changes
-    /// nothing for the others. `None` where the runtime ends, or `carry` does, before there is an answer.
+    /// Sends a question in a batch with other waiting calls. `carry` answers each question, in order. A caller that
+    /// is dropped does not affect the others. `None` if the runtime or `carry` ends before there is an answer.
     pub async fn ask<C, F>(self: &Arc<Self>, question: Q, carry: C) -> Option<A>
     where
         C: Fn(Vec<Q>) -> F + Send + 'static,
@@ -49,12 +50,12 @@ impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
         };
         if carries {
             let mut carrier = Carrier { of: Arc::clone(self), over: false };
-            // A task of its own: no caller's end leaves the others waiting.
+            // A separate task, so that a dropped caller does not leave the others waiting.
             tokio::spawn(async move {
                 while let Some((questions, askers)) = carrier.next() {
                     let answers = carry(questions).await;
                     for (asker, answer) in askers.into_iter().zip(answers) {
-                        // Whoever asked may have gone away.
+                        // The caller may have been dropped.
                         let _ = asker.send(answer);
                     }
                 }
@@ -64,7 +65,7 @@ impl<Q: Send + 'static, A: Send + 'static> Together<Q, A> {
     }
 }
 
-/// Whoever carries. Where it ends before its work is over, nobody is left waiting for it.
+/// Sends batches. If it ends early, no caller waits for it.
 struct Carrier<Q, A> {
     of: Arc<Together<Q, A>>,
     over: bool,
@@ -88,7 +89,7 @@ impl<Q, A> Drop for Carrier<Q, A> {
         if !self.over {
             let mut waiting = self.of.waiting.lock();
             waiting.carriers -= 1;
-            // Those of the others that are under way carry on; nobody else would come for these.
+            // Batches in progress take over the waiting calls. Without one, nobody would.
             if waiting.carriers == 0 {
                 waiting.calls.clear();
             }

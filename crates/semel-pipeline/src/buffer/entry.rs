@@ -1,10 +1,10 @@
-//! What a buffered run looks like in bytes, and how its changes are applied to it.
+//! The byte format of a buffered run, and how its changes are applied.
 //!
-//! The run is its head in JSON, with the length before it, and then the payload's bytes as they came. No script reads any
-//! of it, so nothing is ever re-encoded: an empty array stays one, a long number keeps its digits.
+//! A run is its head in JSON, with the length before it, and then the payload's original bytes. No script reads it,
+//! so nothing is ever re-encoded: an empty array stays empty, a long number keeps its digits.
 //!
-//! The head names its format (`v`). Format 1 is the first; heads from before formats were named are of it too. A run of a
-//! later format stays in the buffer for a version of Semel that reads it. `fixtures/` holds a run of every format.
+//! The head names its format (`v`). Format 1 is the first; heads without a format have it too. A run of a later
+//! format stays in the buffer for a version of Semel that reads it. `fixtures/` contains a run of every format.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,21 +21,21 @@ use crate::id::EventId;
 use crate::ledger::Patch;
 use crate::ledger::rules::{self, Cancelled};
 
-/// A buffered run as it was accepted, and its changes since.
+/// A buffered run as it was accepted, and its later changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferedRun {
-    /// The run as it was accepted; its key expires when the buffer said.
+    /// The run as it was accepted; the buffer decides when its key expires.
     pub run: NewEvent,
     /// Its changes, in order: the first has number 1.
     pub changes: Vec<Patch>,
 }
 
-/// A buffered run as it stands: its changes are applied.
+/// A buffered run with its changes applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffered {
-    /// The run. Its notes and delay are as they stand now.
+    /// The run, with its current notes and delay.
     pub run: NewEvent,
-    /// Whether an earlier version cancelled it in the buffer.
+    /// True if an earlier version cancelled it in the buffer.
     pub cancelled: bool,
 }
 
@@ -44,16 +44,16 @@ pub struct Buffered {
 pub struct Unreadable {
     /// Its bytes.
     pub bytes: Bytes,
-    /// What is wrong with them.
+    /// Why they cannot be read.
     pub why: String,
-    /// The format of the run, where this version of Semel does not know it.
+    /// The format of the run, if this version of Semel does not know it.
     pub newer_format: Option<u32>,
 }
 
 /// The format of runs that this version writes, and the latest that it reads.
 const FORMAT: u32 = 1;
 
-/// Why bytes are no run.
+/// Why bytes are not a run.
 struct Wrong {
     why: String,
     newer_format: Option<u32>,
@@ -91,7 +91,7 @@ impl Patch {
     }
 }
 
-/// What is empty is left out: Redis keeps every byte, and most runs have little.
+/// Empty members are omitted: Redis stores every byte, and most runs have little.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Head<'a> {
     #[serde(default = "first_format")]
@@ -136,7 +136,7 @@ struct Key {
     generation: Generation,
 }
 
-/// All that is read of a head before its format is known.
+/// The part of a head that is read before its format is known.
 #[derive(serde::Deserialize)]
 struct HeadFormat {
     #[serde(default = "first_format")]
@@ -235,7 +235,7 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
 }
 
 impl BufferedRun {
-    /// The run of these bytes with these changes, whose key expires then.
+    /// The run of these bytes with these changes and this expiry of its key.
     pub(super) fn read(
         run: &Bytes,
         changes: &Bytes,
@@ -249,7 +249,7 @@ impl BufferedRun {
         Ok(Self { run: read, changes: Patch::read_all(changes).map_err(|why| unreadable(why.into()))? })
     }
 
-    /// The run as it stands.
+    /// The run with its changes applied.
     pub fn current(mut self) -> Buffered {
         let (cancelled, _) = rules::patch(&mut self.run, &self.changes);
         Buffered { run: self.run, cancelled: cancelled == Cancelled::Yes }
@@ -319,7 +319,7 @@ mod tests {
         hex.chunks(2).map(byte).collect::<Vec<u8>>().into()
     }
 
-    // What one version has buffered, the next one drains.
+    // The next version must drain the runs that one version has buffered.
     #[test]
     fn runs_of_every_format_are_read() {
         let unnamed = fixture(include_str!("fixtures/run-unnamed.hex"));

@@ -1,5 +1,5 @@
-//! Runs of one process that come at the same time are buffered together: one script call for each tenant, and one more where the
-//! tenant is not on the list of those with buffered runs.
+//! Buffers concurrent runs of one process in batches: one script call for each tenant, and one more if the tenant is
+//! not on the list of those with buffered runs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +13,19 @@ use super::{Buffer, Put, entry, hex, key_name, millis, script};
 use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
-/// The most runs in one script call: this number blocks the server for some 0.6 ms.
+/// The most runs in one script call: this number blocks the server for about 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
 
-/// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at that moment.
+/// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at the same time.
 const ANNOUNCEMENTS: usize = 5;
 
-/// A run on its way.
+/// A run that waits for a batch.
 #[derive(Debug)]
 pub(super) struct Putting {
     tenant: String,
     id: EventId,
-    /// As the script wants them: id, run, key and generation, fingerprint, how long the key lives, and the fence of its claim.
+    /// The script's arguments: id, run, key and generation, fingerprint, the key's lifetime, and the fence of its
+    /// claim.
     arguments: [Vec<u8>; 6],
 }
 
@@ -45,10 +46,10 @@ impl Putting {
     }
 }
 
-/// What became of each, in order.
+/// The result of each, in order.
 pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
     let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
-    // On one connection this is noted before a run can be drained, so that its drainer finds what it is to forget.
+    // On one connection this is written before a run can be drained, so that its drainer finds the entry to remove.
     let (noted, mut answers) = tokio::join!(buffer.note_whose(&whose), each_tenant(buffer, runs));
     let is_new = |answer: &Result<Put, Error>| matches!(answer, Ok(Put::Accepted(Accepted::First(_))));
     let refused: Vec<EventId> = answers
@@ -65,7 +66,7 @@ pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<
     if !refused.is_empty()
         && let Err(error) = buffer.forget_whose(&refused).await
     {
-        tracing::debug!(target: "semel", %error, "whose some refused runs were is still noted");
+        tracing::debug!(target: "semel", %error, "the tenants of refused runs could not be removed");
     }
     answers
 }

@@ -1,14 +1,14 @@
 //! The scripts of the buffer, and their answers.
 //!
-//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is `id` or
-//! `id@generation`; only ids, numbers and hex stand in it, so the bars separate.
+//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is
+//! `id` or `id@generation`; it contains only ids, numbers and hex, so the bars separate.
 
 use semel::store::redis_driver::Value;
 use semel::store::{Error, ErrorKind, RedisScript};
 
 use super::Blob;
 
-/// What all scripts begin with.
+/// The beginning of all scripts.
 const COMMON: &str = "
 local QUEUE, LEASED, RUNS, ABOUT, CHANGES, KEYS_ = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local LISTED = KEYS[7]
@@ -55,11 +55,11 @@ local function holder(key)
 end
 ";
 
-/// Many runs with few commands: each costs the server as much as a run's share of the work. Answers 1 for what is new,
-/// and otherwise a word and the run that holds the key.
+/// Puts many runs with few commands: each command costs the server as much as a run's share of the work. Answers 1
+/// for a new run, and otherwise a word and the run that has the key.
 ///
-/// Nothing is written where no drainer would find the runs, and a token is answered: the tenant is announced, and the put repeated
-/// with the token.
+/// If no drainer would find the runs, nothing is written and a token is returned: the caller announces the tenant and
+/// repeats the put with the token.
 const PUT: &str = "
 local list = redis.call('HMGET', LISTED, 'open', 'token')
 if not list[1] then
@@ -153,8 +153,8 @@ r.v = r.v + 1
 write(id, r)
 return { 'applied', tostring(r.v) }";
 
-/// A tenant without any runs is closed: what is put from now on needs a new announcement. Not within five seconds of a refused put,
-/// though: its producer announces the tenant and comes back, and idle drainers would undo every announcement before that.
+/// A tenant without runs is closed: a later put needs a new announcement. Not within five seconds of a refused put:
+/// its producer announces the tenant and returns, and idle drainers would undo every announcement before that.
 const LEASE: &str = "
 local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
@@ -185,7 +185,7 @@ if answer[2] == 0 then
 end
 return answer";
 
-/// One run, whether or not its time has come; not one that a drainer holds.
+/// Leases one run, even before it is due, but not one that a drainer has leased.
 const LEASE_ONE: &str = "
 local id, lease, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local r = read(id)
@@ -210,8 +210,8 @@ for i = 3, #ARGV do
 end
 return held";
 
-/// The claim on an expired key may be won again before its run leaves. So the generation is closed with the run, and the winner
-/// starts again: it finds the run in the ledger.
+/// The claim on an expired key may be won again before its run leaves. The generation is therefore closed with the
+/// run, and the winner starts again: it finds the run in the ledger.
 const ACK: &str = "
 local token, keep, answers = ARGV[1], tonumber(ARGV[2]), {}
 for i = 3, #ARGV, 2 do
@@ -265,8 +265,8 @@ for _, place in ipairs({ QUEUE, LEASED }) do
 end
 return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
 
-/// Puts a tenant on the list, and gives it a larger number than it had before. One that is new to the list waits behind those that
-/// had their turn before now. The number is a time, so that none is used twice, also after Redis has lost its data.
+/// Adds a tenant to the list with a larger number than before. A new tenant waits behind those that had their turn
+/// before now. The number is a time, so that none is used twice, even after Redis has lost its data.
 const ANNOUNCE: &str = "
 local time = redis.call('TIME')
 local before = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
@@ -275,14 +275,14 @@ redis.call('ZADD', KEYS[1], 'NX', last, ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', math.max(time[1] * 1000000 + time[2], before + 1)))
 return 1";
 
-/// Takes a tenant off the list, unless it was announced since.
+/// Removes a tenant from the list, unless it was announced since.
 const LEAVE: &str = "
 if (redis.call('HGET', KEYS[2], ARGV[1]) or '0') ~= ARGV[2] then return 0 end
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1";
 
-/// Fields do not expire by themselves: every new one has a few old ones looked at, so that few expired ones are ever kept.
+/// Fields do not expire by themselves: every new one checks a few old ones, so that few expired fields remain.
 const TAKE_OVER: &str = "
 local key, fence, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -297,7 +297,7 @@ for i = 1, #some, 2 do
 end
 return 1";
 
-/// The tenant that had its last turn longest ago has the next one. Answers its name and the number of its announcement.
+/// The tenant whose last turn was longest ago gets the next one. Answers its name and the number of its announcement.
 const TURN: &str = "
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if not first[1] then return false end
@@ -347,7 +347,7 @@ impl Scripts {
     }
 }
 
-/// An answer that does not look as the script's.
+/// The error for an answer that is not the script's.
 pub(super) fn strange() -> Error {
     Error::new(
         ErrorKind::Incompatible,
@@ -366,7 +366,7 @@ pub(super) fn word(answer: &Value) -> Result<(String, String), Error> {
     Ok((text(0)?, text(1)?))
 }
 
-/// Exactly so many texts of bytes.
+/// Exactly `N` byte strings.
 pub(super) fn blobs<const N: usize>(parts: Vec<Value>) -> Result<[Blob; N], Error> {
     let read = |part| match part {
         Value::BulkString(bytes) => Ok(Blob::from(bytes)),

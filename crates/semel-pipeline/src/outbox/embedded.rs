@@ -12,17 +12,17 @@ use super::{Published, Relayed, Route};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{EmbeddedLedger, Error};
 
-/// The stream that letters of refused events name as their source.
+/// The source name in the dead letters of refused events.
 pub const STREAM: &str = "outbox";
 
-/// Publishes an event inside a transaction of the embedded store: of [`EmbeddedStore::transact`], or of an effect run by
-/// [`Once::run_in`]. It is relayed once that transaction is committed, and never if it is rolled back. Answers the id that
-/// the event has if it is the first under its dedupe key.
+/// Publishes an event inside a transaction of the embedded store: of [`EmbeddedStore::transact`], or of an effect run
+/// by [`Once::run_in`]. It is relayed once that transaction is committed, and never if it is rolled back. Returns the
+/// id that the event has if it is the first with its deduplication key.
 ///
-/// The store must have a ledger: [`EmbeddedLedger::open`] makes the table.
+/// The store must have a ledger: [`EmbeddedLedger::open`] creates the table.
 ///
 /// # Errors
-/// What SQLite said.
+/// SQLite's error.
 ///
 /// [`EmbeddedStore::transact`]: semel::store::EmbeddedStore::transact
 /// [`Once::run_in`]: semel::engine::Once::run_in
@@ -44,7 +44,7 @@ pub fn publish_in(transaction: &Transaction<'_>, event: &Published) -> rusqlite:
     Ok(id)
 }
 
-/// Brings what was published into the ledger.
+/// Moves published events into the ledger.
 pub struct Relay {
     ledger: Arc<EmbeddedLedger>,
     shared: Arc<Shared>,
@@ -56,19 +56,20 @@ struct Shared {
 }
 
 impl Relay {
-    /// A relay into `ledger`. `route` says who wants an event, `secret` is the deployment's.
+    /// A relay into `ledger`. `route` finds the targets of an event, `secret` is the deployment's.
     pub fn new(ledger: Arc<EmbeddedLedger>, secret: Secret, route: impl Route) -> Self {
         Self { ledger, shared: Arc::new(Shared { secret, route: Box::new(route) }) }
     }
 
     /// Relays at most `limit` events, the oldest first: they are accepted and leave the outbox in one transaction, so
-    /// each is relayed once, whatever happens meanwhile. One whose dedupe key is none, or belongs to other bytes, becomes
-    /// a dead letter. Cancel-safe.
+    /// each is relayed once, whatever happens meanwhile. An event whose deduplication key is invalid, or belongs to
+    /// another payload, becomes a dead letter. Cancel-safe.
     ///
     /// # Errors
-    /// What the ledger says. Nothing has left the outbox then, or its fate is unknown and the next call goes on from it.
+    /// The ledger's error. Either no event has left the outbox, or the result is unknown and the next call continues
+    /// from it.
     pub async fn run_once(&self, limit: u32) -> Result<Relayed, Error> {
-        // Mostly there is nothing, and that is seen without the writer.
+        // Usually the outbox is empty, which a read shows without the writer.
         let some = self.ledger.store().read(|connection| {
             connection.prepare_cached("SELECT 1 FROM ledger_outbox LIMIT 1")?.exists([])
         })?;
@@ -83,11 +84,11 @@ impl Relay {
         self.ledger.relay(limit, place).await
     }
 
-    /// Relays until it is dropped, looking every `interval` where nothing waits.
+    /// Relays until it is dropped, and checks every `interval` when the outbox is empty.
     pub async fn run(&self, interval: Duration) {
         loop {
             let relayed = self.run_once(256).await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "the outbox could not be relayed; it is tried again");
+                tracing::warn!(%error, "the outbox could not be relayed; retrying");
                 Relayed::default()
             });
             if relayed.total() == 0 {

@@ -1,4 +1,4 @@
-//! The outbox in PostgreSQL: an event published inside a transaction of the caller's, on the caller's own connection.
+//! The outbox in PostgreSQL: an event is published inside the caller's transaction, on the caller's own connection.
 //!
 //! ```no_run
 //! # async fn example(pool: sqlx::PgPool) -> Result<(), sqlx::Error> {
@@ -22,14 +22,14 @@ use super::{Published, Relayed, Route};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{Error, PostgresLedger};
 
-/// The stream that letters of refused events name as their source.
+/// The source name in the dead letters of refused events.
 pub const STREAM: &str = "outbox";
 
-/// Publishes an event inside a transaction of the caller's, into the outbox of the ledger in the schema `semel` of the same
-/// database. See [`Outbox::publish_in`].
+/// Publishes an event inside the caller's transaction, into the outbox of the ledger in the schema `semel` of the
+/// same database. See [`Outbox::publish_in`].
 ///
 /// # Errors
-/// What PostgreSQL said.
+/// PostgreSQL's error.
 pub async fn publish_in(transaction: &mut PgConnection, event: &Published) -> Result<EventId, sqlx::Error> {
     Outbox::default().publish_in(transaction, event).await
 }
@@ -51,7 +51,7 @@ impl Outbox {
     pub fn in_schema(schema: &str) -> Self {
         let quoted = schema.replace('"', "\"\"");
         let literal = schema.replace('\'', "''");
-        // The same word of many in one transaction is said once.
+        // PostgreSQL sends the same notification of one transaction once.
         let statement = format!(
             "WITH published AS (INSERT INTO \"{quoted}\".outbox (id, event, payload, published_at) \
              VALUES ($1, $2::json, $3, statement_timestamp()) RETURNING 1) \
@@ -60,14 +60,14 @@ impl Outbox {
         Self { statement: statement.into() }
     }
 
-    /// Publishes an event inside a transaction, whatever schema the caller's own tables are in. It is relayed once that
-    /// transaction is committed, and never if it is rolled back. Answers the id that the event has if it is the first under
-    /// its dedupe key. One round trip.
+    /// Publishes an event inside a transaction, whatever schema the caller's own tables are in. It is relayed once
+    /// that transaction is committed, and never if it is rolled back. Returns the id that the event has if it is the
+    /// first with its deduplication key. One round trip.
     ///
     /// The caller's user needs `USAGE` on the ledger's schema and `INSERT` on its table `outbox`, nothing else.
     ///
     /// # Errors
-    /// What PostgreSQL said; the transaction has then failed, as after any statement of the caller's own.
+    /// PostgreSQL's error; the transaction has then failed, as after any statement of the caller.
     pub async fn publish_in(
         &self,
         transaction: &mut PgConnection,
@@ -86,7 +86,8 @@ impl Outbox {
     }
 }
 
-/// Brings what was published into the ledger. Any number of them, in any number of processes: one works at a time.
+/// Moves published events into the ledger. Any number of relays may run, in any number of processes: one works at a
+/// time.
 pub struct Relay {
     ledger: Arc<PostgresLedger>,
     secret: Secret,
@@ -94,17 +95,18 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay into `ledger`. `route` says who wants an event, `secret` is the deployment's.
+    /// A relay into `ledger`. `route` finds the targets of an event, `secret` is the deployment's.
     pub fn new(ledger: Arc<PostgresLedger>, secret: Secret, route: impl Route) -> Self {
         Self { ledger, secret, route: Box::new(route) }
     }
 
     /// Relays at most `limit` events, the oldest first: they are accepted and leave the outbox in one transaction, so
-    /// each is relayed once, whatever happens meanwhile. One whose dedupe key is none, or belongs to other bytes, becomes
-    /// a dead letter. Cancel-safe.
+    /// each is relayed once, whatever happens meanwhile. An event whose deduplication key is invalid, or belongs to
+    /// another payload, becomes a dead letter. Cancel-safe.
     ///
     /// # Errors
-    /// What the ledger says. Nothing has left the outbox then, or its fate is unknown and the next call goes on from it.
+    /// The ledger's error. Either no event has left the outbox, or the result is unknown and the next call continues
+    /// from it.
     pub async fn run_once(&self, limit: u32) -> Result<Relayed, Error> {
         let place = |id, event: Published| {
             let targets = self.route.targets(&event);
@@ -113,13 +115,13 @@ impl Relay {
         self.ledger.relay(limit, &place).await
     }
 
-    /// Relays until it is dropped: at once where somebody publishes, and every `interval` anyway.
+    /// Relays until it is dropped: immediately after a publication, and every `interval`.
     pub async fn run(&self, interval: Duration) {
         loop {
             match self.run_once(256).await {
                 Ok(relayed) if relayed.total() > 0 => continue,
                 Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; it is tried again"),
+                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; retrying"),
             }
             self.ledger.published(interval).await;
         }

@@ -1,4 +1,4 @@
-//! From the fields of a message to an event, or to the reason why not.
+//! Turns the fields of a message into an event, or the reason why not.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::id::{EventId, EventKind};
 /// The longest type, tenant, order key or dedupe key.
 const LONGEST: usize = 1024;
 
-/// Reads a message. `stream` is where it came from; `targets` are those that want an event of a type.
+/// Decodes a message. `stream` is its source; `targets` finds the targets of an event type.
 ///
 /// # Errors
-/// What is wrong with it, in words for people.
+/// Why it cannot be decoded, for people.
 pub(super) fn decode(
     message: &Message,
     stream: &str,
@@ -90,7 +90,7 @@ fn required(name: &str, value: Option<String>) -> Result<String, String> {
     }
 }
 
-/// Text that every ledger and every header can hold.
+/// Text that every ledger and every header can contain.
 fn text(name: &str, value: &Bytes) -> Result<String, String> {
     let short = name.get(..64).unwrap_or(name);
     if value.len() > LONGEST {
@@ -103,7 +103,7 @@ fn text(name: &str, value: &Bytes) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// All fields of a message as JSON, for a letter: text as it is, other bytes in hex. Nothing is lost.
+/// All fields of a message as JSON, for a dead letter: text unchanged, other bytes in hex. Nothing is lost.
 pub(super) fn raw(message: &Message) -> Bytes {
     let fields: Vec<[serde_json::Value; 2]> =
         message.fields.iter().map(|(name, value)| [shown(name), shown(value)]).collect();
@@ -111,7 +111,7 @@ pub(super) fn raw(message: &Message) -> Bytes {
     Bytes::from(serde_json::to_vec(&raw).expect("text and lists are JSON"))
 }
 
-/// A struct, so that the order of its members does not hang on a feature of somebody else's.
+/// A struct, so that the order of its members does not depend on a feature of a dependency.
 #[derive(serde::Serialize)]
 struct Raw<'a> {
     id: &'a str,
@@ -177,14 +177,13 @@ mod tests {
             );
             let secret = Secret::from_bytes([7; 32]);
             let event = decode(&message, "orders", &secret, Timestamp::from_micros(1), |_| Vec::new())
-                // Names that a producer made up tell nothing about behaviour.
+                // Names from a producer say nothing about behaviour.
                 .map_err(|why| why.split('`').step_by(2).collect::<String>())?;
             assert!(event.dedupe.is_some() && !event.event_type.is_empty());
             Ok::<_, String>((event.order_key.is_some(), event.tenant.is_empty(), event.headers.len().min(3)))
         });
     }
 
-    // P8
     #[test]
     fn a_message_with_its_three_fields_is_an_event() {
         let payload = br#"{"n":9007199254740993,"a":[]}"#;
@@ -206,7 +205,6 @@ mod tests {
         );
     }
 
-    // malformed_entry
     #[test]
     fn what_cannot_be_read_says_why() {
         let whole: Given<'_> = &[("type", b"t"), ("dedupe_key", b"k"), ("payload", b"{}")];

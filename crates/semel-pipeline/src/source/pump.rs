@@ -1,4 +1,4 @@
-//! The pump: takes messages from a source and puts them into the ledger, whatever fails in between.
+//! The pump moves messages from a source into the ledger, and survives failures of both.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::id::LetterId;
 use crate::ledger::{self, Ledger};
 use crate::letter::{Cause, NewLetter, SourceMessage};
 
-/// Which targets want an event of a type.
+/// The targets of an event type.
 pub type Routes = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
-/// Pauses after failures: from the first to the last, with up to half as much added.
+/// Pauses after failures: from the first to the last, with up to half as much jitter added.
 const PAUSES: [Duration; 6] = [
     Duration::from_millis(50),
     Duration::from_millis(200),
@@ -32,30 +32,30 @@ const PAUSES: [Duration; 6] = [
     Duration::from_secs(5),
 ];
 
-/// How often letters are copied to the source's own place for them.
+/// How often dead letters are copied to the source.
 const MIRROR_EVERY: Duration = Duration::from_secs(1);
 
-/// How many letters are copied at once.
+/// How many dead letters are copied in one call.
 const MIRROR_AT_ONCE: u32 = 100;
 
-/// What a pump counts.
+/// The counters of a pump.
 #[derive(Debug, Default)]
 pub struct SourceCounters {
     /// Messages that were read.
     pub read: AtomicU64,
     /// New events.
     pub accepted: AtomicU64,
-    /// Messages whose event was there already.
+    /// Messages whose event already existed.
     pub duplicates: AtomicU64,
-    /// Messages that became dead letters as they are.
+    /// Messages that became dead letters in their raw form.
     pub rejected: AtomicU64,
-    /// Messages that were taken over from somebody who did not acknowledge them.
+    /// Messages that were taken over from a consumer that did not acknowledge them.
     pub reclaimed: AtomicU64,
     /// Messages that were trimmed or deleted before they were acknowledged.
     pub lost: AtomicU64,
-    /// How often the source had lost its place.
+    /// How often the source had lost its position.
     pub began_anew: AtomicU64,
-    /// Calls to the source or the ledger that failed.
+    /// Failed calls to the source or the ledger.
     pub failures: AtomicU64,
 }
 
@@ -63,14 +63,14 @@ fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(u64::try_from(by).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// Takes messages from one source and puts them into the ledger.
+/// Moves messages from one source into the ledger.
 pub struct Pump {
     source: Box<dyn Source>,
     ledger: Arc<dyn Ledger>,
     secret: Arc<Secret>,
     routes: Routes,
     counters: Arc<SourceCounters>,
-    /// How often held messages are renewed while the ledger does not take them.
+    /// How often held messages are renewed while the ledger does not accept them.
     renew_every: Duration,
     failures: usize,
     mirror_at: Instant,
@@ -83,7 +83,7 @@ impl fmt::Debug for Pump {
 }
 
 impl Pump {
-    /// A pump from `source` into `ledger`. Dedupe keys are hashed under `secret`: the deployment's own.
+    /// A pump from `source` into `ledger`. Deduplication keys are hashed with `secret`, the deployment's own.
     pub fn new(
         source: impl Source,
         ledger: Arc<dyn Ledger>,
@@ -103,27 +103,27 @@ impl Pump {
         }
     }
 
-    /// How often held messages are renewed while the ledger does not take them (5 s).
+    /// How often held messages are renewed while the ledger does not accept them (5 s).
     #[must_use]
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.renew_every = interval;
         self
     }
 
-    /// Pumps until `stop` turns true. What was read by then is finished, or comes again.
+    /// Pumps until `stop` turns true. Messages read by then are finished, or come again.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         loop {
             let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
             tokio::select! {
                 biased;
                 () = stopped => return,
-                // Dropped between two steps it loses nothing: what was not acknowledged comes again.
+                // Dropping it between two steps loses nothing: unacknowledged messages come again.
                 () = self.turn() => {}
             }
         }
     }
 
-    /// Reads once and deals with what came.
+    /// Reads once and processes the messages.
     async fn turn(&mut self) {
         let batch = match self.source.next().await {
             Ok(batch) => batch,
@@ -163,7 +163,8 @@ impl Pump {
         }
     }
 
-    /// Puts messages into the ledger, however long that takes, and acknowledges them. False where acknowledging failed.
+    /// Writes messages to the ledger, retries until that succeeds, and acknowledges them. False if the
+    /// acknowledgement failed.
     async fn keep(&mut self, messages: Vec<Message>) -> bool {
         let (events, mut unreadable) = self.read(messages);
         let unread = unreadable.iter().map(|(message, _)| message);
@@ -221,8 +222,8 @@ impl Pump {
         }
     }
 
-    /// Writes events into the ledger, however long that takes. One that the ledger will never take does not keep the
-    /// others out: it is answered with the reason.
+    /// Writes events into the ledger, and retries until that succeeds. An event that the ledger will never accept
+    /// does not block the others: its answer is the reason.
     async fn accept(&mut self, events: Vec<NewEvent>, held: &[String]) -> Vec<Result<Accepted, String>> {
         let mut answers = Vec::with_capacity(events.len());
         let mut at_once = events.len();
@@ -254,7 +255,7 @@ impl Pump {
         (events, unreadable)
     }
 
-    /// Writes what cannot become an event into the ledger, raw.
+    /// Writes messages that cannot become events into the ledger, in their raw form.
     async fn set_aside(
         &self,
         messages: &[(Message, (Cause, String))],
@@ -283,7 +284,7 @@ impl Pump {
         Ok(rejected.collect())
     }
 
-    /// Copies letters of deliveries to the source's own place for them.
+    /// Copies the dead letters of deliveries to the source.
     async fn mirror(&mut self) -> Result<(), ledger::Error> {
         loop {
             let letters = self.ledger.unmirrored(self.source.name().to_owned(), MIRROR_AT_ONCE).await?;
@@ -304,7 +305,7 @@ impl Pump {
         }
     }
 
-    /// Waits before another try, and keeps what is held meanwhile.
+    /// Waits before a retry, and renews the held messages meanwhile.
     async fn hold(&mut self, held: &[String], what: &str, error: &ledger::Error) {
         let until = Instant::now() + self.pause(what, error);
         while Instant::now() < until {
@@ -320,12 +321,12 @@ impl Pump {
         tokio::time::sleep(pause).await;
     }
 
-    /// Says that something failed, once until it works again, and how long to wait.
+    /// Logs a failure, once until it works again, and returns how long to wait.
     fn pause(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) -> Duration {
         count(&self.counters.failures, 1);
         let source = self.source.name();
         if self.failures == 0 {
-            tracing::warn!(target: "semel", source, %error, "{what} failed; it is tried again until it works");
+            tracing::warn!(target: "semel", source, %error, "{what} failed; retrying");
         } else {
             tracing::debug!(target: "semel", source, %error, "{what} failed again");
         }

@@ -1,7 +1,7 @@
 //! Redis Streams as a source: one consumer of a consumer group.
 //!
-//! Its order of work: what it has read itself and not acknowledged (after a broken connection), what dead consumers left
-//! behind, then what is new. Reading blocks at the server, on a connection of its own.
+//! It processes messages in this order: its own unacknowledged ones (after a broken connection), those of dead
+//! consumers, then new ones. Reading blocks at the server, on its own connection.
 
 mod reply;
 
@@ -20,7 +20,8 @@ use super::{Batch, Message, Rejected, Source};
 use crate::id::LetterId;
 use crate::letter::Letter;
 
-/// Renews what is still ours: a plain XCLAIM would steal back what another has taken over since.
+/// Renews the messages that this consumer still holds: a plain XCLAIM would steal back messages that another consumer
+/// has taken over.
 const RENEW: &str = "
 for i = 3, #ARGV do
   local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)
@@ -30,8 +31,8 @@ for i = 3, #ARGV do
 end
 return 1";
 
-/// Moves a message to the dead letters and acknowledges it: never both, never neither. One that is acknowledged already
-/// was moved already.
+/// Moves a message to the dead letters and acknowledges it, atomically. A message that is already acknowledged was
+/// already moved.
 const REJECT: &str = "
 local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
 if not held[1] then return 0 end
@@ -39,20 +40,21 @@ redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 return 1";
 
-/// Copies a letter to the dead letters, once: the set remembers when. Longer than until the ledger knows: another process may
-/// have read that the letter is missing before that, and come here after it.
+/// Copies a dead letter to the stream of dead letters, once: the set remembers when. It remembers longer than until
+/// the ledger has recorded the copy: another process may have read before that that the copy is missing, and arrive
+/// here later.
 const MIRROR: &str = "
 local now = redis.call('TIME')[1]
 if redis.call('ZADD', KEYS[2], 'NX', now, ARGV[1]) == 0 then return 0 end
 redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
 return 1";
 
-/// Forgets what was copied an hour ago.
+/// Forgets copies that are an hour old.
 const FORGET: &str = "
 return redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', redis.call('TIME')[1] - 3600)";
 
-/// Removes consumers that hold nothing and were not seen for long. One that holds something stays: its messages would go
-/// with it.
+/// Removes consumers that hold no messages and were not seen for long. A consumer with messages stays: they would be
+/// deleted with it.
 const PRUNE: &str = "
 local removed = 0
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -89,10 +91,10 @@ pub struct RedisStream {
     /// For everything else.
     client: RedisClient,
     settings: RedisStreamBuilder,
-    /// Unique for each process and start, so that what a dead one held is told from what a living one holds.
+    /// Unique for each process and start, to distinguish the messages of a dead consumer from those of a living one.
     consumer: String,
     dlq: String,
-    /// Remembers which letters are in the dead-letter stream.
+    /// The set of dead letters that are in the stream of dead letters.
     seen: String,
     scripts: Scripts,
     place: Place,
@@ -106,24 +108,24 @@ struct Scripts {
     forget: RedisScript,
 }
 
-/// How far it is.
+/// The position of the consumer.
 struct Place {
     group: Group,
-    /// After which of our own messages to go on; `None` once all of them were seen again.
+    /// The last of its own messages that it read again; `None` once it has read all of them.
     own: Option<String>,
-    /// Where the search for messages of dead consumers goes on.
+    /// Where the search for messages of dead consumers continues.
     cursor: String,
-    /// When it begins anew.
+    /// When the search starts again.
     search_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
-    /// To be made if it is not there.
+    /// It must be created if it is missing.
     Unknown,
-    /// It was there.
+    /// It exists.
     Known,
-    /// It was there and is gone.
+    /// It existed and is gone.
     Gone,
 }
 
@@ -134,7 +136,7 @@ impl RedisStreamBuilder {
         self
     }
 
-    /// How many messages are read at once (500).
+    /// The maximum number of messages per read (500).
     pub fn at_once(mut self, messages: usize) -> Self {
         self.at_once = messages.max(1);
         self
@@ -146,22 +148,22 @@ impl RedisStreamBuilder {
         self
     }
 
-    /// How long a message may lie with a consumer before others take it over (30 s).
+    /// How long a consumer may hold a message before others take it over (30 s).
     pub fn min_idle(mut self, idle: Duration) -> Self {
         self.min_idle = idle;
         self
     }
 
-    /// How long a consumer that holds nothing may be silent before its name is removed (1 h).
+    /// How long a consumer without messages may be silent before its name is removed (1 h).
     pub fn prune_after(mut self, silence: Duration) -> Self {
         self.prune_after = silence;
         self
     }
 
-    /// Reads the settings. Nothing is sent yet.
+    /// Checks the settings. Nothing is sent yet.
     ///
     /// # Errors
-    /// Says what is wrong with the URL or a name.
+    /// The URL or a name is invalid.
     pub fn build(self) -> Result<RedisStream, Error> {
         for (what, name) in [("stream", &self.stream), ("group", &self.group)] {
             if name.is_empty() || name.chars().any(char::is_control) {
@@ -179,7 +181,7 @@ impl RedisStreamBuilder {
         };
         let reader = client(self.block + Duration::from_secs(3))?;
         let client = client(Duration::from_secs(3))?;
-        // On a cluster both must share a slot: the braces see to that where the name has none of its own.
+        // On a cluster both must share a slot: the braces ensure that if the name has none.
         let dlq = match client.is_cluster() && !self.stream.contains('{') {
             true => format!("{{{}}}.dlq", self.stream),
             false => format!("{}.dlq", self.stream),
@@ -209,7 +211,7 @@ impl RedisStreamBuilder {
 }
 
 impl RedisStream {
-    /// Starts to choose settings. The URL is as the Redis store's.
+    /// Settings for a source. The URL has the form of the Redis store's.
     pub fn builder(
         url: impl Into<String>,
         stream: impl Into<String>,
@@ -227,7 +229,7 @@ impl RedisStream {
         }
     }
 
-    /// The name under which this consumer is known to the server.
+    /// The name of this consumer at the server.
     pub fn consumer(&self) -> &str {
         &self.consumer
     }
@@ -237,7 +239,8 @@ impl RedisStream {
         &self.dlq
     }
 
-    /// Makes the group where it is missing. It begins with the oldest message: what was seen before is known by its dedupe key.
+    /// Creates the group if it is missing. It begins with the oldest message: known messages are recognised by their
+    /// deduplication key.
     async fn ensure_group(&mut self) -> Result<(), Error> {
         let mut create = cmd("XGROUP");
         create.arg("CREATE").arg(&self.settings.stream).arg(&self.settings.group).arg("0").arg("MKSTREAM");
@@ -248,7 +251,7 @@ impl RedisStream {
         }
     }
 
-    /// One step: our own, then those of the dead, then new ones.
+    /// One step: its own messages, then those of dead consumers, then new ones.
     async fn step(&mut self) -> Result<Batch, Error> {
         if self.place.group != Group::Known {
             let began_anew = self.place.group == Group::Gone;
@@ -288,7 +291,8 @@ impl RedisStream {
         reply::streams(client.query(&read, Effect::Reads).await?)
     }
 
-    /// Tells messages that are there from those of which only the id is left. The latter are acknowledged: they never come.
+    /// Separates existing messages from those of which only the id is left. The latter are acknowledged: they cannot
+    /// be read any more.
     async fn sort_out(&self, read: Vec<Entry>, mut batch: Batch) -> Result<Batch, Error> {
         for Entry { id, fields } in read {
             match fields {
@@ -302,7 +306,7 @@ impl RedisStream {
         Ok(batch)
     }
 
-    /// Takes over what consumers left that have been silent for long.
+    /// Takes over the messages of consumers that have been silent for long.
     async fn take_over(&mut self) -> Result<Batch, Error> {
         let mut batch = Batch::default();
         let settings = &self.settings;
@@ -314,7 +318,7 @@ impl RedisStream {
         let mut parts = parts.into_iter();
         let cursor = text(parts.next().unwrap_or(Value::Nil))?;
         let claimed = entries(parts.next().unwrap_or(Value::Array(Vec::new())))?;
-        // Since 7.0 the server names those that are gone, and has dropped them already.
+        // Since 7.0 the server names the deleted messages, and has already dropped them.
         if let Some(Value::Array(gone)) = parts.next() {
             for id in gone {
                 batch.lost.push(text(id)?);
@@ -359,17 +363,17 @@ impl RedisStream {
         let keys = [self.settings.stream.as_bytes()];
         let removed = self.client.call(&self.scripts.prune, &keys, &arguments, Effect::Writes).await?;
         if let Value::Int(removed @ 1..) = removed {
-            tracing::info!(target: "semel", source = %self.settings.stream, removed, "names of consumers that are long gone were removed");
+            tracing::info!(target: "semel", source = %self.settings.stream, removed, "removed inactive consumers");
         }
         Ok(())
     }
 
-    /// Notes what an error says about our place.
+    /// Updates the position after an error.
     fn lost_place(&mut self, error: &Error) {
         if error.to_string().contains("NOGROUP") {
             self.place.group = Group::Gone;
         } else if self.place.own.is_none() {
-            // Messages may have been given to us in an answer that was lost.
+            // Messages may have been given to this consumer in a lost answer.
             self.place.own = Some("0".to_owned());
         }
     }

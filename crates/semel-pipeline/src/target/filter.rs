@@ -1,11 +1,11 @@
-//! Which events a target wants, by their type.
+//! Which events a target receives, by their type.
 
 use std::fmt;
 
 /// The longest type of an event, in bytes.
 pub const MAX_TYPE: usize = 200;
 
-/// Which event types a target wants: exact ones, everything below a prefix (`order.*`), or all (`*`).
+/// Which event types a target receives: exact ones, everything below a prefix (`order.*`), or all (`*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventTypes(Vec<Pattern>);
 
@@ -17,16 +17,16 @@ enum Pattern {
     Exactly(String),
 }
 
-/// A pattern that cannot be one.
+/// An invalid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no pattern for event types: expected one such as \"order.paid\", \"order.*\" or \"*\"")]
 pub struct FilterError(String);
 
 impl EventTypes {
-    /// Those that fit one of the patterns.
+    /// The types that match one of the patterns.
     ///
     /// # Errors
-    /// The first pattern that is none.
+    /// The first invalid pattern.
     pub fn new<T: AsRef<str>>(patterns: &[T]) -> Result<Self, FilterError> {
         patterns.iter().map(|pattern| parse(pattern.as_ref())).collect::<Result<_, _>>().map(Self)
     }
@@ -36,12 +36,12 @@ impl EventTypes {
         Self(vec![Pattern::All])
     }
 
-    /// No event: for a target that only runs name.
+    /// No event: for a target that only receives runs.
     pub fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Whether events of this type are wanted. `order.*` wants `order.paid` and `order.line.added`, not `order`.
+    /// True if events of this type match. `order.*` matches `order.paid` and `order.line.added`, not `order`.
     pub fn want(&self, event_type: &str) -> bool {
         self.0.iter().any(|pattern| match pattern {
             Pattern::All => true,
@@ -79,7 +79,7 @@ fn parse(pattern: &str) -> Result<Pattern, FilterError> {
     }
 }
 
-/// Whether a text can be the type of an event: letters, digits, `.`, `_`, `-`, `:` and `/`, no more than 200 bytes.
+/// True if a text is a valid event type: letters, digits, `.`, `_`, `-`, `:` and `/`, at most 200 bytes.
 pub(crate) fn is_type(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':' | b'/');
     !text.is_empty() && text.len() <= MAX_TYPE && text.bytes().all(fits)

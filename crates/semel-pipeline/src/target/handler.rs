@@ -25,8 +25,8 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// The target that runs this function. It is told the key that names the effect: whatever it does under that key, it
-    /// does once.
+    /// The target that runs this function. It gets the key that names the effect, so that it can make the effect
+    /// happen once.
     pub fn new<F, Fut>(run: F) -> Self
     where
         F: Fn(Call) -> Fut + Send + Sync + 'static,

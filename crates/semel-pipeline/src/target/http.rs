@@ -21,33 +21,33 @@ const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("semel/", env!("CARGO_PKG_VERSION")));
 
-/// So much of an answer is read: enough to see what a refusal says about itself.
+/// How much of an answer is read: enough for the reason of a refusal.
 const READ: usize = 64 << 10;
 
-/// An HTTP endpoint. Redirects are not followed; a status of 2xx is a success, whatever becomes of the answer's body.
+/// An HTTP endpoint. Redirects are not followed; a status of 2xx is a success, regardless of the answer's body.
 pub struct HttpTarget {
     client: Client,
-    /// Path and query, behind the address.
+    /// Path and query after the address.
     path: String,
     secret: Option<SigningSecret>,
-    /// Finds its credentials in what it says.
+    /// Finds its credentials in its answers.
     credentials: Scrubber,
     clock: Arc<dyn Clock>,
 }
 
-/// An endpoint that cannot be used.
+/// Why an endpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpTargetError {
-    /// A URL that cannot be one.
+    /// The URL is invalid.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// A fragment, or a path that cannot be sent.
+    /// A fragment, or a path with invalid characters.
     #[error(
         "the URL's path cannot be sent: it holds a fragment, a space or a character that must be encoded"
     )]
     Path,
-    /// A token that cannot stand in a header.
+    /// The token is not valid in a header.
     #[error("the bearer token cannot stand in a header: it must be visible ASCII")]
     Token,
     /// The client cannot be built.
@@ -55,26 +55,26 @@ pub enum HttpTargetError {
     Build(#[from] BuildError),
 }
 
-/// What an endpoint is built from.
+/// The settings of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct HttpOptions {
     /// Signs every delivery.
     pub secret: Option<SigningSecret>,
     /// Certificates to trust instead of the web's, as a PEM file.
     pub ca: Option<PathBuf>,
-    /// How many connections may be open at once. Zero is as many as the client's default.
+    /// The maximum number of open connections. Zero means the client's default.
     pub connections: usize,
-    /// Whether it may be a link-local address or a cloud's metadata service, where machines get credentials.
+    /// True if it may be a link-local address or a cloud's metadata service, which gives credentials to machines.
     pub allow_link_local: bool,
-    /// How long one attempt may take.
+    /// The time limit of one attempt.
     pub timeout: Option<std::time::Duration>,
 }
 
 impl HttpTarget {
-    /// The endpoint at `url`; `bearer` is sent as its `Authorization`, where there is one.
+    /// The endpoint at `url`; `bearer` is sent as its `Authorization`, if given.
     ///
     /// # Errors
-    /// A URL, token or certificate that cannot be used.
+    /// The URL, token or certificate is invalid.
     pub fn new(url: &str, bearer: Option<&str>, options: HttpOptions) -> Result<Self, HttpTargetError> {
         let (origin, path) = split(url);
         let plain = path.bytes().all(|byte| byte.is_ascii_graphic());
@@ -119,7 +119,7 @@ impl HttpTarget {
             .header(EVENT_ID, text("event id", &id)?)
             .header(ATTEMPT, HeaderValue::from(work.attempt));
         if let Some(secret) = &self.secret {
-            // Receivers take a repeated id for the same message: a re-execution is another one.
+            // Receivers treat a repeated id as the same message: a re-execution is another message.
             let message = match work.epoch {
                 0 => id,
                 epoch => format!("{id}.{epoch}"),
@@ -152,7 +152,7 @@ impl HttpTarget {
             }
             Sent::Answered(response) if response.status.is_success() => Outcome::judged(judged, ""),
             Sent::Answered(response) => {
-                // A target may quote what it was sent.
+                // A target may quote the request.
                 let secrets = self.credentials.clone().and(&call.key().to_string());
                 let words = excerpt(&response.body, &secrets);
                 Outcome::judged(judged, format!("answered with {}", response.status)).excerpt(words)
@@ -169,7 +169,7 @@ impl Target for HttpTarget {
 
 impl fmt::Debug for HttpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A query may hold a token.
+        // A query may contain a token.
         let path = self.path.split('?').next().unwrap_or_default();
         f.debug_struct("HttpTarget")
             .field("client", &self.client)
@@ -178,7 +178,7 @@ impl fmt::Debug for HttpTarget {
     }
 }
 
-/// Scheme and authority, and what stands behind them.
+/// Scheme and authority, and the rest.
 fn split(url: &str) -> (&str, &str) {
     let after = url.find("://").map_or(0, |at| at + 3);
     let end = url[after..].find(['/', '?', '#']).map_or(url.len(), |at| after + at);

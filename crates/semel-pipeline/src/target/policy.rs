@@ -1,4 +1,5 @@
-//! How a target is treated: how often, how soon, how many at once, and what becomes of what fails for good.
+//! The policy of a target: how often, how soon and how many deliveries are attempted, and what happens after a
+//! permanent failure.
 
 use std::time::Duration;
 
@@ -8,21 +9,21 @@ use super::Outcome;
 use crate::delivery::{Class, Ending, Settle, Work};
 use crate::letter::Cause;
 
-/// How a target is treated.
+/// The policy of a target.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// How often, and how soon again. Its deadline does not count: nobody waits.
+    /// How often and how soon to retry. Its deadline is ignored: nobody waits.
     pub retry: Retry,
-    /// How long one attempt may take.
+    /// The time limit of one attempt.
     pub timeout: Duration,
-    /// What becomes of a delivery that is out of attempts.
+    /// What happens to a delivery that is out of attempts.
     pub on_exhausted: Exhausted,
-    /// How many attempts that ended with their worker make a delivery poison. After the second it is sent while nothing else
-    /// is in flight in the same process, so that those beside it are not taken for poison too.
+    /// The number of crashed attempts that make a delivery poison. After the second it is sent while nothing else is
+    /// in progress in the same process, so that other deliveries are not considered poison too.
     pub max_crashes: u32,
-    /// How many deliveries are under way at once, in one process.
+    /// The maximum number of deliveries in progress, in one process.
     pub concurrency: u32,
-    /// When its breaker opens, and how many retries it is granted; `None`: as all destinations.
+    /// The limits of its circuit breaker and retry budget; `None`: the defaults for all destinations.
     pub limits: Option<Limits>,
 }
 
@@ -39,17 +40,17 @@ impl Default for Policy {
     }
 }
 
-/// What becomes of a delivery that is out of attempts.
+/// What happens to a delivery that is out of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exhausted {
-    /// A dead letter; later ones of the same order key go on.
+    /// A dead letter; later deliveries of the same order key continue.
     Dlq,
-    /// It stays in the way: nothing of the same order key passes it.
+    /// It stays blocked: no delivery of the same order key overtakes it.
     Blocked,
 }
 
 impl Policy {
-    /// What is said of work that must not be sent at all. That is no attempt.
+    /// The result of work that must not be sent. This is not an attempt.
     pub fn refuse(&self, work: &Work) -> Option<Settle> {
         if work.expired {
             let ending = unsent("its time to be delivered was over".to_owned());
@@ -62,7 +63,7 @@ impl Policy {
         None
     }
 
-    /// What is said of work after an attempt. Attempts that ended with their worker do not count against the target.
+    /// The result of work after an attempt. Crashed attempts do not count against the target.
     pub fn settle(&self, work: &Work, outcome: Outcome) -> Settle {
         if outcome.is_given_up() {
             return Settle::Defer(Duration::ZERO);
@@ -72,7 +73,7 @@ impl Policy {
         let ending = outcome.into_ending();
         match verdict {
             Verdict::Success => Settle::Done(ending),
-            // It moved to another connection by itself: once.
+            // It moved to another connection by itself, once.
             Verdict::RetryOnce { .. } if tries > 1 => Settle::Bury(ending, Cause::NonRetryable),
             _ if !verdict.is_retryable() => Settle::Bury(ending, Cause::NonRetryable),
             _ if tries < self.retry.max_attempts() => {
@@ -123,7 +124,7 @@ mod tests {
         }
     }
 
-    // P6, poison_loop: every end of an attempt, against attempts made before.
+    // Every end of an attempt, for each number of earlier attempts.
     #[test]
     fn what_fails_is_retried_then_set_aside() {
         let policy = Policy::default();
@@ -135,7 +136,7 @@ mod tests {
         assert!(matches!(failed(2, 0, 503), Settle::Retry(..)));
         assert!(matches!(failed(3, 0, 503), Settle::Bury(_, Cause::Exhausted)));
         assert!(matches!(failed(1, 0, 404), Settle::Bury(_, Cause::NonRetryable)));
-        // Two of four attempts ended with their worker: the target has failed twice.
+        // Two of four attempts crashed: the target has failed twice.
         assert!(matches!(failed(4, 2, 503), Settle::Retry(..)));
         assert!(matches!(failed(5, 2, 503), Settle::Bury(_, Cause::Exhausted)));
         assert!(matches!(failed(1, 0, 421), Settle::Retry(..)));
@@ -154,7 +155,7 @@ mod tests {
         assert!(matches!(policy.refuse(&expired), Some(Settle::Bury(_, Cause::Expired))));
     }
 
-    // P2: the later of the two, never earlier than the server asked.
+    // The later of the two, never earlier than the server asked.
     #[test]
     fn a_target_may_ask_to_be_left_alone() {
         let asked = Duration::from_secs(90);

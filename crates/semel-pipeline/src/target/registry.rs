@@ -9,49 +9,50 @@ use semel_client::retry::{Destination, Destinations};
 use super::filter::is_type;
 use super::{EventTypes, Policy, Target};
 
-/// A target with everything that is known of it.
+/// A target with its settings.
 #[derive(Clone, Debug)]
 pub struct Registered {
-    /// Who is delivered to.
+    /// The receiver.
     pub target: Arc<dyn Target>,
-    /// Which events it wants.
+    /// The events that it receives.
     pub events: EventTypes,
-    /// How it is treated.
+    /// Its policy.
     pub policy: Policy,
-    /// Its budget and breaker.
+    /// Its retry budget and circuit breaker.
     pub destination: Destination,
 }
 
-/// A set of targets. Made once, then put in force as a whole.
+/// A set of targets. Created once, then activated as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
     named: BTreeMap<Arc<str>, Arc<Registered>>,
 }
 
-/// A target that cannot be added.
+/// Why a target cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
-    /// Names are for configs, tables and metrics.
+    /// The name must be usable in configurations, tables and metrics.
     #[error(
         "{0:?} cannot be the name of a target: expected letters, digits, `.`, `_`, `-`, `:` or `/`, at most 200"
     )]
     Name(String),
-    /// Two of one name.
+    /// Two targets have the same name.
     #[error("{0:?} is taken by another target")]
     Taken(String),
 }
 
 impl Targets {
-    /// None yet.
+    /// An empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a target. Budget and breaker are those of its name in `destinations`: they stay when a config is read anew,
-    /// and are shared with whatever else goes there. Limits of the policy's own are in force there from now on.
+    /// Adds a target. It uses the retry budget and circuit breaker of its name in `destinations`: they survive a
+    /// reload of the configuration, and are shared with other calls to that destination. Limits of the policy apply
+    /// to them from now on.
     ///
     /// # Errors
-    /// A name that cannot be one, or is taken.
+    /// The name is invalid, or already used.
     pub fn with(
         mut self,
         name: &str,
@@ -79,7 +80,7 @@ impl Targets {
         self.named.get(name)
     }
 
-    /// All of them, by name.
+    /// All targets, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Registered>)> {
         self.named.iter()
     }
@@ -89,32 +90,32 @@ impl Targets {
         self.named.keys().map(|name| name.as_ref().to_owned()).collect()
     }
 
-    /// The names of those that want events of this type.
+    /// The names of the targets that receive events of this type.
     pub fn wanting(&self, event_type: &str) -> Vec<String> {
         let wanting = self.named.iter().filter(|(_, registered)| registered.events.want(event_type));
         wanting.map(|(name, _)| name.as_ref().to_owned()).collect()
     }
 }
 
-/// The targets that are in force. Clones share them; a new set takes the place of the old one at once.
+/// The active targets. Clones share them; a new set replaces the old one atomically.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     current: Arc<RwLock<Arc<Targets>>>,
 }
 
 impl Registry {
-    /// With these in force.
+    /// A registry with these targets.
     pub fn new(targets: Targets) -> Self {
         Self { current: Arc::new(RwLock::new(Arc::new(targets))) }
     }
 
-    /// Those in force.
+    /// The active targets.
     pub fn current(&self) -> Arc<Targets> {
         Arc::clone(&self.current.read())
     }
 
-    /// Puts others in force. Deliveries under way end as they began; what waits for a target that is gone stays in the
-    /// ledger until it comes back.
+    /// Replaces the active targets. Deliveries in progress end as they began; deliveries for a removed target wait in
+    /// the ledger until it is configured again.
     pub fn replace(&self, targets: Targets) {
         *self.current.write() = Arc::new(targets);
     }

@@ -1,32 +1,32 @@
-//! What is kept of an answer: a little, in plain characters, without what looks like a secret.
+//! Shortens answers for storage: a few plain characters, without anything that looks like a secret.
 
 use semel_client::downstream::Scrubber;
 
 use super::{MAX_EXCERPT, SigningSecret};
 
-/// A word without breaks that is as long as this, and has letters and digits, may be a token.
+/// A word of at least this length with letters and digits may be a token.
 const SUSPICIOUS: usize = 24;
 
-/// Shorter values of a query cannot be secrets, and to cut them out would only disfigure the text.
+/// Shorter values of a query cannot be secrets, and removing them would only damage the text.
 const LEAST_SECRET: usize = 4;
 
-/// The beginning of an answer, for people, without what `secrets` knows and what looks like a secret.
+/// The beginning of an answer, for people, without known secrets and without anything that looks like one.
 pub(crate) fn excerpt(body: &[u8], secrets: &Scrubber) -> String {
-    // Some more than is kept: what is left out makes it shorter.
+    // More than is stored: removing parts makes it shorter.
     let read = &body[..body.len().min(4 * MAX_EXCERPT)];
-    // The last word may be the first half of a secret, which nothing would recognise.
+    // The last word may be the first half of a secret, which would not be recognised.
     let whole = match read.len() < body.len() {
         true => read.iter().rposition(|byte| !is_of_token(char::from(*byte))).map_or(0, |at| at + 1),
         false => read.len(),
     };
     let text = String::from_utf8_lossy(&read[..whole]);
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    // Known secrets first: a word that was cut out by its looks could be a part of one.
+    // Known secrets first: a word that was removed by its looks could be a part of one.
     scrub(&secrets.scrub(plain.trim()))
 }
 
-/// Finds what a target is not to see again in what it says: its bearer token, its signing secret, and the values and long
-/// words of its URL.
+/// Finds a target's secrets in its answers: its bearer token, its signing secret, and the values and long words of
+/// its URL.
 pub(crate) fn of_target(bearer: Option<&str>, secret: Option<&SigningSecret>, path: &str) -> Scrubber {
     let mut scrubber = Scrubber::default();
     if let Some(token) = bearer {
@@ -49,7 +49,7 @@ pub(crate) fn of_target(bearer: Option<&str>, secret: Option<&SigningSecret>, pa
     scrubber
 }
 
-/// Whether a part of a path is more like a secret than like a name.
+/// True if a part of a path looks more like a secret than like a name.
 fn looks_random(word: &str) -> bool {
     word.len() >= 12
         && word.bytes().any(|byte| byte.is_ascii_digit())
@@ -68,8 +68,8 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Takes out what looks like a secret: long runs of letters and digits as tokens and keys have them, and what stands
-/// behind `Bearer` or `Basic`.
+/// Removes anything that looks like a secret: long words of letters and digits, as in tokens and keys, and the value
+/// after `Bearer` or `Basic`.
 pub(crate) fn scrub(text: &str) -> String {
     let mut scrubbed = String::with_capacity(text.len());
     let mut last = "";
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(excerpt(b"v=1 is old", &scrubber), "v=1 is old");
     }
 
-    // Cut at the end of what is read, the token was no longer recognised, and its first half was kept.
+    // A token that is cut at the end of the read part must not be stored in part.
     #[test]
     fn a_secret_at_the_end_of_what_is_read_is_not_kept_in_part() {
         let scrubber = of_target(Some("abcdefghijklmnopqrstuvw"), None, "/");

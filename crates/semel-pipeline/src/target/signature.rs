@@ -8,29 +8,29 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-/// What a target's secret begins with.
+/// The prefix of a target's secret.
 const PREFIX: &str = "whsec_";
 
-/// The secret that a target shares with us, to know that a delivery is ours. Never printed.
+/// The secret that a target shares with Semel, to verify a delivery. Never printed.
 #[derive(Clone)]
 pub struct SigningSecret(Zeroizing<Vec<u8>>);
 
-/// A text that is no such secret. It does not hold the text.
+/// Why a text is not such a secret. It does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Another kind of text.
+    /// The format is wrong.
     #[error("expected `whsec_` and the secret in base64")]
     Form,
-    /// Too easy to find, or longer than anybody makes them.
+    /// Too short, or too long.
     #[error("expected a secret of 24 to 64 bytes, found {0}")]
     Length(usize),
 }
 
 impl SigningSecret {
-    /// Reads a secret as they are handed around: `whsec_` and 24 to 64 bytes in base64.
+    /// Parses a secret in its usual form: `whsec_` and 24 to 64 bytes in base64.
     ///
     /// # Errors
-    /// A text that is none.
+    /// The text is not such a secret.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let encoded = text.trim().strip_prefix(PREFIX).ok_or(SecretError::Form)?;
         let bytes = Zeroizing::new(BASE64.decode(encoded).map_err(|_| SecretError::Form)?);
@@ -40,14 +40,14 @@ impl SigningSecret {
         Ok(Self(bytes))
     }
 
-    /// The secret as it is written down, and in hex: to be looked for in what others say.
+    /// The secret in its usual form and in hex, to find it in answers.
     #[cfg(feature = "http")]
     pub(crate) fn texts(&self) -> [String; 2] {
         let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         [BASE64.encode(&*self.0), hex]
     }
 
-    /// The value of `webhook-signature` for a message of this id, sent at this second, with this body.
+    /// The value of `webhook-signature` for a message with this id, time in seconds and body.
     pub fn sign(&self, id: &str, seconds: u64, body: &[u8]) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
         mac.update(id.as_bytes());

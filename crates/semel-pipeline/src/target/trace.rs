@@ -7,14 +7,14 @@ use sha2::{Digest as _, Sha256};
 use crate::delivery::Work;
 use crate::event::Trace;
 
-/// Where an attempt stands in its trace. Displays as the `traceparent` that the target gets.
+/// The position of an attempt in its trace. Displays as the `traceparent` for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The trace: the one that the event came with, or one of the event's own.
+    /// The trace that the event came with, or the event's own.
     pub trace: u128,
     /// The attempt.
     pub id: u64,
-    /// What the event came from.
+    /// The parent span of the event.
     pub parent: Option<u64>,
     /// Whether it is to be recorded.
     pub sampled: Sampled,
@@ -25,12 +25,12 @@ pub struct Span {
 pub enum Sampled {
     /// It is.
     Yes,
-    /// Its publisher said that it is not.
+    /// Its publisher disabled it.
     No,
 }
 
 impl Trace {
-    /// The id of the trace, where the event came with one that can be read.
+    /// The id of the trace, if the event came with a valid one.
     pub fn trace_id(&self) -> Option<&str> {
         self.read()?;
         self.traceparent.as_deref()?.get(3..35)
@@ -52,12 +52,12 @@ impl Trace {
 }
 
 impl Work {
-    /// Where this attempt stands in its trace. Whoever asks gets the same: the span's id is made from the request id.
+    /// The span of this attempt. It is deterministic: the span's id is derived from the request id.
     pub fn span(&self) -> Span {
         let digest = Sha256::digest(self.request_id.as_bytes());
         let mut id = [0; 8];
         id.copy_from_slice(&digest[..8]);
-        // Zero is no id.
+        // Zero is not a valid id.
         let id = u64::from_be_bytes(id).max(1);
         match self.trace.read() {
             Some((trace, parent, flags)) => {
@@ -110,7 +110,6 @@ mod tests {
         }
     }
 
-    // P12
     #[test]
     fn attempts_are_spans_of_one_trace() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";

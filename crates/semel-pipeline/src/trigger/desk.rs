@@ -1,9 +1,9 @@
-//! Runs after they were triggered: found, changed, cancelled, their keys reset, wherever they are: in the buffer, in the ledger, or on
-//! their way from one to the other.
+//! Runs after their trigger: find, change, cancel, reset the key. A run is in the buffer, in the ledger, or moving
+//! from one to the other.
 //!
-//! A run moves from the buffer to the ledger, so the buffer is asked first. Changes of tags and metadata are kept in the buffer, in
-//! order. What must not come too late, a cancellation or another delay, moves the run into the ledger and is done in the same
-//! transaction: the ledger decides whether it was in time.
+//! A run moves from the buffer to the ledger, so the buffer is read first. Changes of tags and metadata are stored in
+//! the buffer, in order. A cancellation or another delay must not come too late: it moves the run into the ledger and
+//! is applied in the same transaction, so the ledger decides whether it was in time.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::id::EventId;
 use crate::ledger::{AuditLine, Change, Error, Patch, RunAction, rules};
 use crate::transfer::{DrainError, Moved};
 
-/// How long a caller waits for a run that a drainer holds.
+/// How long a caller waits for a run that a drainer has leased.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a run is.
@@ -33,7 +33,7 @@ pub enum Located {
         /// Its version.
         version: u64,
     },
-    /// Nowhere.
+    /// Not found.
     Missing,
 }
 
@@ -41,18 +41,18 @@ pub enum Located {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeskError {
-    /// The ledger says no.
+    /// The ledger refused the command.
     #[error(transparent)]
     Ledger(#[from] Error),
-    /// The run is on its way from the buffer to the ledger.
+    /// The run is moving from the buffer to the ledger.
     #[error("the run is on its way from the buffer to the ledger; try again in a moment")]
     InTransit,
-    /// Redis did not answer, and the ledger does not know the run or key: it may be in the buffer.
-    #[error("the buffer does not answer, and what is looked for may be there: {0}")]
+    /// Redis did not answer, and the ledger does not have the run or key: it may be in the buffer.
+    #[error("the buffer does not answer, and the run may be there: {0}")]
     Buffer(#[from] semel::store::Error),
 }
 
-/// A key of a run, with what it belongs to.
+/// A key of a run, with its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunKey<'a> {
     /// Name of the token that authenticated the trigger.
@@ -123,7 +123,7 @@ impl Triggers {
         self.act(id, &RunAction::Cancel(line.clone()), None).await.map(drop)
     }
 
-    /// Does something to a run where it is. Answers how it is then, where the ledger told.
+    /// Applies an action to a run in its place. Returns the new event, if the ledger returned it.
     async fn act(
         &self,
         id: EventId,
@@ -150,8 +150,8 @@ impl Triggers {
                     let id = self.ledger.resolve(id).await?.unwrap_or(id);
                     return Ok(self.in_ledger(id, action, version).await?);
                 }
-                // Redis does not answer. A run that has left the buffer needs none. Where a change may have reached the buffer, it must
-                // not be made again in the ledger.
+                // Redis does not answer. A run that has left the buffer does not need it. A change that may have
+                // reached the buffer must not be repeated in the ledger.
                 Err(DeskError::Buffer(error)) if error.kind() != ErrorKind::Ambiguous => {
                     return match self.in_ledger(id, action, version).await {
                         Err(Error::NotFound { .. }) => Err(error.into()),
@@ -191,7 +191,7 @@ impl Triggers {
             return Err(Error::Stale.into());
         }
         if let RunAction::Change(change) = action {
-            // What cannot be applied is refused now, not when it is drained.
+            // A change that cannot be applied is refused now, not when the run is drained.
             buffered.current().run.notes.apply(change).map_err(Error::Refused)?;
             if change.delay.is_none() {
                 let patch = Patch::Change(change.clone());
@@ -211,11 +211,11 @@ impl Triggers {
         }
     }
 
-    /// Ends the generation of a key: the next trigger with the key is another run. What was buffered under it is accepted under
-    /// its own id, and does not hold the key. Answers the run that held the key.
+    /// Ends the generation of a key: the next trigger with the key is another run. A run that was buffered under it
+    /// is accepted under its own id, without the key. Returns the run that had the key.
     ///
     /// # Errors
-    /// The key cannot be used, or the ledger does not answer. A reset that failed can be repeated.
+    /// The key is invalid, or the ledger does not answer. A failed reset can be repeated.
     pub async fn reset_key(&self, key: RunKey<'_>, line: &AuditLine) -> Result<Option<EventId>, DeskError> {
         let RunKey { principal, tenant, target, key } = key;
         let id = Dedupe::run_key((principal, tenant, target), key)
@@ -223,7 +223,7 @@ impl Triggers {
             .map_err(|error| Error::Refused(format!("the key cannot be used: {error}")))?;
         let reset = self.ledger.reset(id, line.clone()).await?;
         let Some(burst) = self.burst() else { return Ok(reset.holder) };
-        // An owner of a claim in the ended generation that is still at work starts again, unless it has placed its run.
+        // The owner of a claim in the ended generation starts again, unless it has placed its run.
         let (ended, keep) = ((id, reset.ended), self.terms.in_flight_max + self.terms.lease);
         self.open(burst.buffer.close(tenant, ended, keep).await);
         let buffered = self.open(burst.buffer.find(tenant, ended).await).flatten();
@@ -241,10 +241,10 @@ async fn find_buffered(
     Ok(found.and_then(|(buffered, version)| Some((buffered.ok()?, version))))
 }
 
-/// Shows changes that were acknowledged while the run was on its way, and that its drainer has not brought to the ledger yet.
+/// Shows changes that were acknowledged during the move, and that the drainer has not written to the ledger yet.
 fn show_pending(event: &mut Event, buffered: &BufferedRun) {
     for patch in rules::behind(&buffered.changes, event.changes) {
-        // What cannot be applied is refused when it arrives.
+        // A change that cannot be applied is refused when it arrives.
         if let Patch::Change(change) = patch
             && event.new.notes.apply(change).is_ok()
         {
@@ -253,11 +253,11 @@ fn show_pending(event: &mut Event, buffered: &BufferedRun) {
     }
 }
 
-/// What a look into the buffer came to.
+/// The result of reading the buffer.
 enum Step {
     Done,
-    /// A drainer holds it.
+    /// A drainer has leased it.
     Later,
-    /// It is not there.
+    /// It is not in the buffer.
     Elsewhere,
 }

@@ -1,4 +1,4 @@
-//! One attempt: asks the target's breaker, delivers, and says how it ended.
+//! One attempt: asks the target's circuit breaker, delivers, and reports the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::{Lease, Shared};
 use crate::delivery::{Settle, Work};
 use crate::target::{Call, Outcome, Registered};
 
-/// Starts an attempt, or settles what must not be sent.
+/// Starts an attempt, or settles a delivery that must not be sent.
 pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Registered>, lease: Lease) {
     let policy = &registered.policy;
     if let Some(settle) = policy.refuse(work) {
         return shared.conclude(work, registered, None, Duration::ZERO, settle);
     }
-    // The first of a replay is a first one too: what a job releases is bounded by the job.
+    // The first attempt of a replay also counts as a first attempt: the replay job limits its rate.
     let destination = &registered.destination;
     let admitted = if work.attempt <= 1 { destination.admit() } else { destination.admit_retry() };
     let settle = match admitted {
@@ -40,7 +40,7 @@ pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Reg
             return;
         }
         Admit::Wait { until } => Settle::Defer(destination.left(until)),
-        // Spread over the next pauses, so that all that waits does not come at every moment that one may go.
+        // Spread over the next pauses, so that the waiting deliveries do not all retry when one is allowed.
         Admit::Spent { until } => {
             Settle::Defer(destination.left(until).max(policy.retry.delay(work.attempt, None).wait))
         }
@@ -49,7 +49,8 @@ pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Reg
 }
 
 async fn run(underway: Underway) {
-    // Here, in the attempt's own task, and not before: a runtime that is busy for a lease would send what is not its own.
+    // Here, in the attempt's own task: a runtime that is busy for a lease would otherwise send a delivery that the
+    // worker no longer holds.
     if !underway.call.may_send() {
         return underway.end(Outcome::given_up());
     }
@@ -61,7 +62,7 @@ async fn run(underway: Underway) {
     underway.end(outcome);
 }
 
-/// An attempt that is under way. However its task ends, it is settled, unless the whole process ends with it.
+/// An attempt in progress. However its task ends, it is settled, unless the whole process ends.
 struct Underway {
     shared: Arc<Shared>,
     work: Arc<Work>,
@@ -86,7 +87,7 @@ impl Underway {
 
     fn conclude(&mut self, outcome: Outcome) {
         self.state = State::Ended;
-        // Once the target has said that it took it, nothing that happens later takes that back: no slow body, no timeout.
+        // Once the target has accepted the delivery, no later failure revokes that: no slow body, no timeout.
         let outcome = match self.call.accepted() {
             Some(status) => Outcome::of(&Signal::status(status), ""),
             None => outcome,
@@ -97,7 +98,7 @@ impl Underway {
                 delivery_id = %self.work.holding.delivery,
                 "target" = self.work.target,
                 attempt = self.work.attempt,
-                "the lease ended before the delivery was sent; it is given back unsent"
+                "the lease expired before the delivery was sent; giving it back"
             );
         }
         if let Some(permit) = self.permit.take() {
@@ -119,12 +120,12 @@ impl Drop for Underway {
 }
 
 impl Shared {
-    /// Hands over what is to be written of a delivery that was taken.
+    /// Passes the result of a delivery to the settler.
     pub(super) fn settle(&self, work: &Work, settle: Settle) {
         self.hand_over(work, settle, None);
     }
 
-    /// The same; what is answered ends when it is written.
+    /// As `settle`; the returned channel completes when the result is written.
     pub(super) fn settle_and_tell(&self, work: &Work, settle: Settle) -> oneshot::Receiver<()> {
         let (tell, written) = oneshot::channel();
         self.hand_over(work, settle, Some(tell));
@@ -139,11 +140,11 @@ impl Shared {
             settle,
             written,
         };
-        // The settler lives as long as the worker; without it nothing is written, and the ledger takes the work back.
+        // The settler lives as long as the worker. Without it nothing is written, and the ledger takes the work back.
         let _ = self.settled.send(settled);
     }
 
-    /// Tells how an attempt ended, and hands it over to be written.
+    /// Reports the result of an attempt, and passes it to the settler.
     fn conclude(
         &self,
         work: &Work,

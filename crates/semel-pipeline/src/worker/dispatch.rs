@@ -1,4 +1,4 @@
-//! The dispatcher: asks the ledger for work when there may be some, and sleeps otherwise.
+//! The dispatcher asks the ledger for work when there may be some, and sleeps otherwise.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,36 +14,37 @@ use crate::id::DeliveryId;
 use crate::ledger::{BoxFuture, Take};
 use crate::target::{Registered, Targets};
 
-/// The most that one call takes.
+/// The most deliveries of one take.
 const BATCH: u32 = 256;
-/// While something is under way, the ledger is asked for the next due moment no more often than this: usually its end
-/// comes first, and with it the next take.
+/// While attempts are in progress, the ledger is asked for the next due time at most this often: usually an attempt
+/// ends first and causes the next take.
 const LAZY: Duration = Duration::from_millis(50);
-/// The ledger is asked at least so often, whatever it said.
+/// The longest time between two takes.
 const BACKSTOP: Duration = Duration::from_secs(30);
-/// After a failed take, at first and at most.
+/// The first and the longest pause after a failed take.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// A delivery that ended with its worker so often is sent while nothing else is in hand.
+/// A delivery whose worker crashed this often is sent while nothing else is in progress.
 const SUSPECT: u32 = 2;
-/// How many of them are remembered; others come again by themselves.
+/// How many of them are remembered; others return by themselves.
 const SUSPECTS: usize = 1_000;
 /// How long a suspect is given back for, unless its turn comes first.
 const SUSPECT_WAITS: Duration = Duration::from_secs(2);
-/// The longest that others wait for a suspect, or a suspect for others, where attempts may take longer.
+/// The longest time that others wait for a suspect, or a suspect for others, if attempts take long.
 const ALONE: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let ledger = Arc::clone(&shared.ledger);
     let mut changed = ledger.changed();
     let mut pause = PAUSE.0;
-    // Whether the ledger should be asked what is due next, rather than what is under way waited for.
+    // Whether to ask the ledger for the next due time, instead of waiting for attempts in progress.
     let mut patience = Patience::Fresh;
-    // How often in a row the ledger said that something is due, and then gave nothing out.
+    // How often in a row the ledger reported due work and then returned none.
     let mut futile = 0u32;
     let mut suspects = Suspects::default();
     loop {
-        // Before the ledger is asked: a change while it answers is not missed. The second time is for the new future.
+        // Before the ledger is asked, so that a change during its answer is not missed. The second iteration is for
+        // the new future.
         for _ in 0..2 {
             if !is_over(&mut changed).await {
                 break;
@@ -117,9 +118,9 @@ async fn is_over(future: &mut BoxFuture<'_, ()>) -> bool {
     }
 }
 
-/// How long until something is due.
+/// How long until a delivery is due.
 async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
-    // Those whose breaker is open are not asked for: what is due for them has to wait.
+    // Targets with an open breaker are skipped: their deliveries must wait.
     let open = |registered: &Registered| super::room::is_open(registered);
     let asked: Vec<String> = targets
         .iter()
@@ -131,7 +132,7 @@ async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
     }
     match shared.ledger.next_due(asked).await {
         Ok(Some(Duration::ZERO)) => {
-            // Due, and not given out: it waits for another's end, or somebody else has just taken it.
+            // Due, but not returned: it waits for another delivery's end, or another worker has just taken it.
             *futile = (*futile + 1).min(8);
             Duration::from_millis(4) * (1 << *futile)
         }
@@ -140,7 +141,7 @@ async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
             next.map_or(BACKSTOP, |due| due.min(BACKSTOP))
         }
         Err(error) => {
-            tracing::debug!(target: "semel::deliveries", %error, "the ledger did not say what is due next");
+            tracing::debug!(target: "semel::deliveries", %error, "the ledger did not return the next due time");
             Duration::from_secs(1)
         }
     }
@@ -165,7 +166,7 @@ async fn take(
     let taken = match shared.ledger.take(take).await {
         Ok(taken) => taken,
         Err(error) => {
-            tracing::warn!(target: "semel::deliveries", %error, "the ledger gave out no work; it is asked again");
+            tracing::warn!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
             return Err(());
         }
     };
@@ -181,13 +182,13 @@ async fn take(
                 given_back.push(shared.settle_and_tell(&work, Settle::Defer(SUSPECT_WAITS)));
             }
             Some(registered) if !stopping => sent_on.push((Arc::new(work), registered, lease)),
-            // It cannot be sent any more, or to nobody: somebody else may.
+            // It cannot be sent from here any more; another worker may send it.
             _ => shared.settle(&work, Settle::Defer(Duration::ZERO)),
         }
     }
     for written in given_back {
-        // What is in hand when the process ends has crashed with it. So nothing is sent before they are given back; a
-        // settler that is gone has written what it could.
+        // Deliveries in progress crash with the process, so nothing is sent before these are given back. If the
+        // settler has ended, it has written what it could.
         let _ = written.await;
     }
     for (work, registered, lease) in sent_on {
@@ -196,8 +197,8 @@ async fn take(
     Ok(())
 }
 
-/// Whether this delivery may be what ended its workers: it was in flight twice when that happened. So were others,
-/// perhaps: which of them it is, is seen when each is sent alone.
+/// True if this delivery may have crashed its workers: it was in progress twice when that happened. Others may have
+/// been too; sending each alone shows which one it is.
 fn is_suspect(work: &Work, registered: &Registered) -> bool {
     work.crashes >= SUSPECT && registered.policy.refuse(work).is_none()
 }
@@ -206,7 +207,7 @@ fn is_suspect(work: &Work, registered: &Registered) -> bool {
 #[derive(Default)]
 struct Suspects {
     queue: VecDeque<DeliveryId>,
-    /// The others have the worker to themselves until then.
+    /// Until then other deliveries use the worker.
     not_before: Option<Instant>,
 }
 
@@ -217,7 +218,7 @@ impl Suspects {
         }
     }
 
-    /// The next, where it is its turn.
+    /// The next suspect, if it is its turn.
     fn next(&mut self) -> Option<DeliveryId> {
         if self.left()?.is_zero() { self.queue.pop_front() } else { None }
     }
@@ -228,14 +229,14 @@ impl Suspects {
         Some(self.not_before.map_or(Duration::ZERO, |then| then.saturating_duration_since(Instant::now())))
     }
 
-    /// One had the worker to itself for so long: now the others have it for as long, whatever becomes of the suspects.
+    /// A suspect had the worker to itself for `length`: now the others have it for the same time.
     fn rest(&mut self, length: Duration) {
         self.not_before = Some(Instant::now() + length.max(LAZY));
     }
 }
 
-/// Sends one delivery while nothing else is in hand, so that a crash is its own. Nobody waits for long: beside an attempt
-/// that takes its time a crash is counted for both. Fails where the ledger does.
+/// Sends one delivery while nothing else is in progress, so that a crash is its own. The wait is bounded: if another
+/// attempt takes long, a crash counts for both. Fails if the ledger does.
 async fn send_alone(
     shared: &Arc<Shared>,
     targets: &Targets,
@@ -250,10 +251,10 @@ async fn send_alone(
     let (worker, length) = (shared.settings.name.clone(), shared.settings.lease);
     let work = match shared.ledger.retake(delivery, worker, length).await {
         Ok(Some(work)) => work,
-        // It has ended, or somebody else has it.
+        // It has ended, or another worker has it.
         Ok(None) => return Ok(()),
         Err(error) => {
-            tracing::warn!(target: "semel::deliveries", %error, "the ledger gave out no work; it is asked again");
+            tracing::warn!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
             return Err(());
         }
     };
@@ -267,7 +268,7 @@ async fn send_alone(
     Ok(())
 }
 
-/// Waits until nothing is in hand any more, the worker is to stop, or it has been long.
+/// Waits until nothing is in progress, the worker must stop, or the time limit is reached.
 async fn until_empty(shared: &Shared, stop: &mut watch::Receiver<bool>) {
     let until = Instant::now() + ALONE;
     while Instant::now() < until {
@@ -283,7 +284,7 @@ async fn until_empty(shared: &Shared, stop: &mut watch::Receiver<bool>) {
     }
 }
 
-/// Who got all that was asked for, or may have been left out by the limit, may have more.
+/// A target that got all it asked for, or may have been cut off by the limit, may have more.
 fn soil_what_may_have_more(shared: &Shared, wanted: &Wanted, limit: u32, taken: &[Work]) {
     let full = u32::try_from(taken.len()).unwrap_or(u32::MAX) >= limit;
     for (name, asked) in &wanted.targets {

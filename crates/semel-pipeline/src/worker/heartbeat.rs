@@ -1,4 +1,4 @@
-//! Renews leases, on a thread of its own that a busy runtime cannot starve.
+//! Renews leases, on its own thread that a busy runtime cannot starve.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::delivery::{Holding, Said};
 use crate::id::DeliveryId;
 use crate::ledger::Working;
 
-/// What is in a worker's hands.
+/// The leases of a worker.
 #[derive(Default)]
 pub(super) struct Leases {
     held: Mutex<HashMap<DeliveryId, Held>>,
@@ -26,12 +26,12 @@ struct Held {
 }
 
 impl Leases {
-    /// Keeps what a take that was sent then has brought.
+    /// Adds the lease of a delivery from a take that was sent at `sent`.
     pub(super) fn hold(&self, holding: Holding, sent: Instant, length: Duration) -> Lease {
         let lease = Lease::new(sent, length);
         let held = Held { token: holding.token, renewed: sent, lease: lease.clone() };
         if let Some(before) = self.held.lock().insert(holding.delivery, held) {
-            // The worker lost it and took it again: an attempt that still waits to be sent must not be.
+            // The worker lost it and took it again: an attempt that still waits must not be sent.
             before.lease.lose();
         }
         lease
@@ -40,14 +40,14 @@ impl Leases {
     pub(super) fn release(&self, holdings: impl Iterator<Item = Holding>) {
         let mut held = self.held.lock();
         for holding in holdings {
-            // The same delivery may be in hand again already, by another token.
+            // The worker may hold the same delivery again, with another token.
             if held.get(&holding.delivery).is_some_and(|held| held.token == holding.token) {
                 held.remove(&holding.delivery);
             }
         }
     }
 
-    /// Those that were not renewed for so long. Most end before they ever need it.
+    /// The leases that were not renewed for `age`. Most deliveries end before that.
     fn older_than(&self, age: Duration) -> Vec<Holding> {
         let now = Instant::now();
         let held = self.held.lock();
@@ -67,7 +67,8 @@ impl Leases {
                     held.lease.extend(sent);
                 }
                 Said::Lost => {
-                    // What was sent goes on. The next attempt carries the same key, and the end of this one is refused.
+                    // An attempt that was sent continues. The next attempt carries the same key, and the result of
+                    // this one is refused.
                     held.lease.lose();
                     all.remove(&holding.delivery);
                 }
@@ -91,8 +92,8 @@ impl Heartbeat {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("semel-leases".to_owned()).spawn(move || {
             runtime.block_on(async {
-                // Whatever is a sixth of a lease old at a beat is renewed, so that at the next but one nothing is older
-                // than a half.
+                // Leases that are a sixth old at a beat are renewed, so that at the second beat after it none is
+                // older than a half.
                 let mut beats = tokio::time::interval(lease / 3);
                 beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
                 loop {
@@ -108,7 +109,7 @@ impl Heartbeat {
 }
 
 async fn beat(ledger: &dyn Working, leases: &Leases, lease: Duration) {
-    // Once more where it fails: the next beat comes when two thirds of a lease are over.
+    // Retried once if it fails: at the next beat two thirds of a lease have passed.
     for _ in 0..2 {
         let due = leases.older_than(lease / 6);
         if due.is_empty() {

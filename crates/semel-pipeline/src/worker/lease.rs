@@ -1,4 +1,4 @@
-//! How long a worker still holds what it took.
+//! How long a worker still holds a delivery.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a worker surely holds a delivery. Cheap to clone; clones share what heartbeats find out.
+/// How long a worker certainly holds a delivery. Cheap to clone; clones share the results of heartbeats.
 ///
-/// It is counted from before the take, or the renewal, was sent: the ledger's own count ends later. And it is counted by
-/// the machine's monotonic clock, which goes on while the process is stopped (SIGSTOP, a debugger, no processor): a worker
-/// that stood still for too long finds the lease expired. It does not go on while the whole machine is suspended.
+/// It is counted from before the take, or the renewal, was sent: the ledger's own lease ends later. It uses the
+/// machine's monotonic clock, which continues while the process is stopped (SIGSTOP, a debugger, no processor): a
+/// worker that was paused for too long finds the lease expired. The clock stops while the whole machine is suspended.
 #[derive(Clone)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -26,7 +26,7 @@ struct Shared {
 }
 
 impl Lease {
-    /// The lease of a delivery that was asked for at `sent`.
+    /// The lease of a delivery from a take that was sent at `sent`.
     pub(crate) fn new(sent: Instant, length: Duration) -> Self {
         let shared = Shared { started: sent, length, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
         let lease = Self { shared: Arc::new(shared) };
@@ -34,19 +34,19 @@ impl Lease {
         lease
     }
 
-    /// It was renewed by a call that was sent then.
+    /// Extends the lease after a renewal that was sent at `sent`.
     pub(crate) fn extend(&self, sent: Instant) {
         let Shared { started, length, until, .. } = &*self.shared;
         let end = sent.saturating_duration_since(*started).saturating_add(*length);
         until.fetch_max(u64::try_from(end.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 
-    /// The ledger says that somebody else has it.
+    /// Another worker has the delivery.
     pub(crate) fn lose(&self) {
         self.shared.lost.store(true, Ordering::Release);
     }
 
-    /// How long the delivery surely stays with the worker; zero once it may be somebody else's.
+    /// How long the worker certainly holds the delivery; zero once another worker may have it.
     pub fn left(&self) -> Duration {
         let Shared { started, until, lost, .. } = &*self.shared;
         if lost.load(Ordering::Acquire) {
@@ -56,8 +56,8 @@ impl Lease {
         until.saturating_sub(started.elapsed())
     }
 
-    /// Whether something that cannot be taken back may start now. A tenth of the lease is room for a slow thread between
-    /// this question and the first byte.
+    /// True if an irreversible step may start now. A tenth of the lease is the margin for a slow thread between this
+    /// check and the first byte.
     pub fn may_start(&self) -> bool {
         self.left() > self.shared.length / 10
     }

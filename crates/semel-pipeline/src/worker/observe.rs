@@ -1,22 +1,22 @@
-//! What is told about attempts: to logs, and to whoever counts.
+//! Reports attempts to logs and observers.
 
 use std::time::Duration;
 
 use crate::delivery::{Class, Ending, Settle, Work};
 use crate::id::{EventId, EventKind};
 
-/// Is told how attempts end, on the path of the delivery: it must be quick and must not block.
+/// Receives the results of attempts, on the path of the delivery: it must be quick and must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// An attempt ended, or was not made after all.
+    /// An attempt ended, or was not made.
     fn attempted(&self, attempted: &Attempted<'_>);
 
-    /// The ledger has written how an attempt for this event ended: a read of the event shows it from now on.
+    /// The ledger has written the result of an attempt for this event: a read of the event shows it from now on.
     fn written(&self, event: EventId) {
         let _ = event;
     }
 }
 
-/// Nobody listens.
+/// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -28,28 +28,28 @@ impl Observer for Silent {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Attempted<'a> {
-    /// What was to be delivered.
+    /// The delivery.
     pub work: &'a Work,
-    /// How many attempts there may be.
+    /// The maximum number of attempts.
     pub max_attempts: u32,
-    /// What was answered, where somebody answered.
+    /// The HTTP status of the answer, if there was one.
     pub http_status: Option<u16>,
-    /// How long it took; zero where nothing was sent.
+    /// How long it took; zero if nothing was sent.
     pub took: Duration,
-    /// How it ended; `None` where it was given back.
+    /// How it ended; `None` if it was given back.
     pub ending: Option<&'a Ending>,
-    /// What comes of the delivery.
+    /// The next step of the delivery.
     pub next: Next,
 }
 
-/// What comes of a delivery after an attempt.
+/// The next step of a delivery after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// It is done.
     Done,
-    /// It is tried again after so long.
+    /// It is retried after this delay.
     Retry(Duration),
-    /// It was given back untried, for so long.
+    /// It was given back without an attempt, for this delay.
     Defer(Duration),
     /// It blocks its order key.
     Blocked,
@@ -81,7 +81,7 @@ impl Next {
 }
 
 impl Settle {
-    /// How the attempt ended; `None` where it was given back.
+    /// How the attempt ended; `None` if it was given back.
     pub fn ending(&self) -> Option<&Ending> {
         match self {
             Self::Done(ending) | Self::Retry(ending, _) | Self::Block(ending) | Self::Bury(ending, _) => {
@@ -98,7 +98,7 @@ impl Attempted<'_> {
         self.ending.map_or(Class::Deferred, |ending| ending.class)
     }
 
-    /// One line with all ids under which the story is found (P12).
+    /// One log line with all ids of the delivery.
     pub(super) fn log(&self) {
         let Self { work, max_attempts, http_status, .. } = self;
         let (run_id, event_id) = match work.event.kind() {
@@ -141,8 +141,8 @@ impl Attempted<'_> {
         }
         match self.next {
             Next::Done | Next::Defer(_) => say!(debug, "a delivery was attempted"),
-            Next::Retry(_) => say!(info, "a delivery failed and is tried again"),
-            Next::Blocked | Next::Dead(_) => say!(warn, "a delivery failed for good"),
+            Next::Retry(_) => say!(info, "a delivery failed; retrying"),
+            Next::Blocked | Next::Dead(_) => say!(warn, "a delivery failed permanently"),
         }
     }
 }

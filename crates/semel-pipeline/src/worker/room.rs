@@ -1,4 +1,4 @@
-//! How much a worker has in hand, for whom, and whom it should ask the ledger about.
+//! How many deliveries a worker has in progress for each target, and for which targets it should ask the ledger.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use semel_client::retry::{Circuit, Destination};
 
 use crate::target::{Registered, Targets};
 
-/// Bounds what is in hand.
+/// Limits the deliveries in progress.
 pub(super) struct Room {
     in_all: u32,
     kept: Mutex<Kept>,
@@ -17,20 +17,20 @@ pub(super) struct Room {
 
 #[derive(Default)]
 struct Kept {
-    /// Attempts under way, by target.
+    /// Attempts in progress, by target.
     running: HashMap<Arc<str>, u32>,
-    /// Taken, and not yet written how it ended.
+    /// Deliveries that were taken and whose result is not written yet.
     held: u32,
-    /// Targets for which the ledger said that nothing is due, and nothing has happened since.
+    /// Targets without due deliveries at the last take, and without a change since.
     clean: HashSet<Arc<str>>,
 }
 
-/// What to ask the ledger for.
+/// The next request to the ledger.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) targets: Vec<(String, u32)>,
     pub(super) limit: u32,
-    /// When a breaker that is open now lets somebody pass again.
+    /// When an open breaker next allows a call.
     pub(super) reopens: Option<Duration>,
 }
 
@@ -39,13 +39,13 @@ impl Room {
         Self { in_all: in_all.max(1), kept: Mutex::default() }
     }
 
-    /// Taken, and not yet written how it ended.
+    /// Number of deliveries that were taken and whose result is not written yet.
     pub(super) fn held(&self) -> u32 {
         self.kept.lock().held
     }
 
-    /// The targets that may have something due, and have room for it. They count as clean from now on; whatever
-    /// happens while the ledger is being asked soils them again.
+    /// The targets that may have due deliveries, and have capacity for them. They count as clean from now on; a
+    /// change during the request marks them dirty again.
     pub(super) fn wanted(&self, targets: &Targets) -> Wanted {
         let mut kept = self.kept.lock();
         let mut wanted = Wanted { limit: self.in_all.saturating_sub(kept.held), ..Wanted::default() };
@@ -56,7 +56,7 @@ impl Room {
             let running = kept.running.get(name).copied().unwrap_or(0);
             let free = match passable(&registered.destination) {
                 Passable::Freely => registered.policy.concurrency.saturating_sub(running),
-                // One after the other, to see.
+                // One at a time, as a test.
                 Passable::Probing => 1u32.saturating_sub(running),
                 Passable::In(left) => {
                     wanted.reopens = Some(wanted.reopens.map_or(left, |known| known.min(left)));
@@ -74,7 +74,7 @@ impl Room {
         wanted
     }
 
-    /// Work for this target was taken.
+    /// A delivery was taken.
     pub(super) fn take(&self) {
         self.kept.lock().held += 1;
     }
@@ -84,7 +84,7 @@ impl Room {
         *self.kept.lock().running.entry(Arc::clone(target)).or_default() += 1;
     }
 
-    /// An attempt ended: its target has room again.
+    /// An attempt ended: its target has capacity again.
     pub(super) fn end(&self, target: &Arc<str>) {
         let mut kept = self.kept.lock();
         if let Some(running) = kept.running.get_mut(target) {
@@ -92,7 +92,8 @@ impl Room {
         }
     }
 
-    /// It is written how these ended. Whatever waited for them may be due now. Answers how many are left in hand.
+    /// The results of these deliveries are written. Deliveries that waited for them may be due now. Returns how many
+    /// are left.
     pub(super) fn settled<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u32 {
         let mut kept = self.kept.lock();
         for target in targets {
@@ -102,12 +103,12 @@ impl Room {
         kept.held
     }
 
-    /// There may be more for this target.
+    /// This target may have due deliveries.
     pub(super) fn soil(&self, target: &str) {
         self.kept.lock().clean.remove(target);
     }
 
-    /// There may be something for anybody.
+    /// Any target may have due deliveries.
     pub(super) fn soil_all(&self) {
         self.kept.lock().clean.clear();
     }
@@ -130,7 +131,7 @@ fn passable(destination: &Destination) -> Passable {
     }
 }
 
-/// Whether a target's breaker lets anybody pass at present.
+/// True if a target's breaker is currently open.
 pub(super) fn is_open(registered: &Registered) -> bool {
     matches!(passable(&registered.destination), Passable::In(_))
 }

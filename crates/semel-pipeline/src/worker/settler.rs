@@ -1,4 +1,4 @@
-//! The settler: writes how attempts ended, all that wait in one call.
+//! The settler writes the results of attempts, all waiting ones in one call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use crate::delivery::{Holding, Said, Settle};
 use crate::id::EventId;
 use crate::ledger::{Error, ErrorKind};
 
-/// The most that one call writes.
+/// The most results of one call.
 const BATCH: usize = 256;
-/// After a failed call, at first and at most.
+/// The first and the longest pause after a failed call.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
-/// How an attempt ended, to be written.
+/// The result of an attempt, to be written.
 #[derive(Debug)]
 pub(super) struct Settled {
     pub(super) holding: Holding,
     pub(super) event: EventId,
     pub(super) target: Arc<str>,
     pub(super) settle: Settle,
-    /// Is told when it is written, or given up.
+    /// Notified when it is written or given up.
     pub(super) written: Option<oneshot::Sender<()>>,
 }
 
 pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settled>) {
     let mut batch = Vec::with_capacity(BATCH);
-    // What came while the last call was under way goes with the next: nobody waits when nothing is under way.
+    // Results that arrive during a call go with the next one. Without a call in progress, nothing waits.
     while queue.recv_many(&mut batch, BATCH).await > 0 {
         write(&shared, &batch).await;
         shared.leases.release(batch.iter().map(|settled| settled.holding));
@@ -42,7 +42,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settle
             shared.observer.written(settled.event);
         }
         for written in batch.drain(..).filter_map(|settled| settled.written) {
-            // Who asked may have gone.
+            // The caller may have been dropped.
             let _ = written.send(());
         }
     }
@@ -54,7 +54,7 @@ async fn write(shared: &Shared, batch: &[Settled]) {
         give_up(&batch[0], &error);
         return;
     }
-    // One of them is refused, and must not take the others with it.
+    // One of them is refused, and must not affect the others.
     for settled in batch {
         if let Err(error) = persist(shared, std::slice::from_ref(settled)).await {
             give_up(settled, &error);
@@ -62,8 +62,8 @@ async fn write(shared: &Shared, batch: &[Settled]) {
     }
 }
 
-/// Repeats a call whose fate is unknown, or that could not be made, until it is answered: the work was done, and
-/// forgetting that would do it again.
+/// Repeats a call with an unknown result, or a failed one, until it is answered: the work was done, and without its
+/// result it would be repeated.
 async fn persist(shared: &Shared, batch: &[Settled]) -> Result<(), Error> {
     let mut pause = PAUSE.0;
     loop {
@@ -76,7 +76,7 @@ async fn persist(shared: &Shared, batch: &[Settled]) -> Result<(), Error> {
                             target: "semel::deliveries",
                             delivery_id = %settled.holding.delivery,
                             "target" = &*settled.target,
-                            "the lease was over before the attempt ended: somebody else makes the delivery, with the same key"
+                            "the lease expired before the attempt ended: another worker makes the delivery, with the same key"
                         );
                     }
                 }
@@ -87,7 +87,7 @@ async fn persist(shared: &Shared, batch: &[Settled]) -> Result<(), Error> {
                     target: "semel::deliveries",
                     %error,
                     waiting = batch.len(),
-                    "the ledger did not write how attempts ended; it is asked again"
+                    "the ledger did not write the results of attempts; retrying"
                 );
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE.1);
@@ -107,6 +107,6 @@ fn give_up(settled: &Settled, error: &Error) {
         delivery_id = %settled.holding.delivery,
         "target" = &*settled.target,
         %error,
-        "the ledger refuses to write how an attempt ended; it will be made again when its lease is over"
+        "the ledger refuses the result of an attempt; it is repeated when its lease expires"
     );
 }

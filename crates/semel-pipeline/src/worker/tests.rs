@@ -134,7 +134,7 @@ async fn what_takes_too_long_is_cut_and_tried_again() {
     drop(worker);
 }
 
-// P3: while the breaker is open nothing is taken, and no attempt is burned.
+// While the breaker is open nothing is taken, and no attempt is burned.
 #[tokio::test]
 async fn an_open_breaker_burns_no_attempts() {
     let ledger = Arc::new(Fake::default());
@@ -181,7 +181,7 @@ async fn no_more_than_its_concurrency_is_under_way() {
     drop(worker);
 }
 
-// sigterm_drain: what was sent ends, nothing more is taken.
+// What was sent ends, nothing more is taken.
 #[tokio::test]
 async fn a_stop_waits_for_what_was_sent() {
     let ledger = Arc::new(Fake::default());
@@ -214,7 +214,7 @@ async fn a_stop_does_not_wait_for_ever() {
     assert_eq!(worker.stop(Duration::from_millis(20)).await, Stopped::Left(1));
 }
 
-// poison_loop: what ended with its worker again and again is set aside unsent.
+// What ended with its worker again and again is set aside unsent.
 #[tokio::test]
 async fn poison_and_what_expired_are_never_sent() {
     let ledger = Arc::new(Fake::default());

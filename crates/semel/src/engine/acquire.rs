@@ -1,4 +1,4 @@
-//! The way to a claim: hot cache, waiting room, store.
+//! How a call gets a claim: it asks the hot cache, then joins waiting callers, then asks the store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,81 +17,82 @@ use crate::secret::Secret;
 use crate::store::{self, ErrorKind};
 use crate::time::instant;
 
-/// How often a claim whose fate is unknown is asked again.
+/// How often a claim is retried while its result is unknown.
 const TRIES: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// The shortest and longest a refused caller is asked to stay away.
+/// The shortest and the longest `retry_after`.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What is asked for.
+/// The claim that a caller asks for.
 pub(super) struct Ask {
     pub(super) subject: Arc<Subject>,
-    /// Whose key it is, for the cap on waiters.
+    /// The scope of the key, for the limit on waiters.
     pub(super) scope: Vec<u8>,
     pub(super) fingerprint: Fingerprint,
     pub(super) terms: Arc<Terms>,
     pub(super) begin: Begin,
     pub(super) wait: Duration,
     pub(super) secret: Arc<Secret>,
-    /// Who asks, where the caller said so.
+    /// The caller's request id, if it gave one.
     pub(super) request_id: Option<Box<str>>,
 }
 
 impl Ask {
-    /// The owner of one more claim.
+    /// A new owner, for one more claim.
     fn owner(&self) -> Owner {
         self.request_id.as_deref().map_or_else(Owner::random, Owner::of_request)
     }
 }
 
-/// What the engine answers to a claim.
+/// The engine's answer to a claim.
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "what was acquired decides whether the effect may run"]
 pub enum Acquired {
     /// Run the effect.
     Won(Claim),
-    /// It happened already.
+    /// The effect already happened.
     Replay(Arc<Outcome>),
-    /// The key belongs to another payload.
+    /// The key was used with another payload.
     Conflict,
-    /// Somebody else holds the key, and the wait is over.
+    /// Another caller holds the key, and `wait` has passed.
     InFlight {
-        /// When to come back.
+        /// When to retry.
         retry_after: Duration,
     },
     /// Nobody knows whether the effect happened.
     InDoubt,
-    /// The outcome is no longer kept.
+    /// The outcome has expired.
     Expired,
-    /// Too many callers wait already.
+    /// The limit on waiting callers is reached.
     TooManyWaiters {
-        /// When to come back.
+        /// When to retry.
         retry_after: Duration,
     },
 }
 
 impl Acquired {
-    /// Busy, and the wait is over.
+    /// The answer when the key is still claimed and `wait` has passed.
     pub(super) fn in_flight(ask: &Ask, lease_left: Duration) -> Self {
         Self::InFlight { retry_after: retry_after(ask, lease_left) }
     }
 }
 
-/// How long to stay away from a key whose lease stands for so long; never past the retention (R9).
+/// The `retry_after` for a key whose lease is valid for `lease_left`; never beyond the retention.
 fn retry_after(ask: &Ask, lease_left: Duration) -> Duration {
     let (shortest, longest) = RETRY_AFTER;
     lease_left.clamp(shortest, longest).min(ask.terms.retention)
 }
 
-/// How a question to the store ended.
+/// How a call to the store ended.
 pub(super) enum Step {
     Final(Acquired),
     Busy { lease_left: Duration },
 }
 
 impl Inner {
-    /// Claims the key, or finds out why not. Cancel-safe: a claim that was won while nobody listened is released.
+    /// Claims the key, or finds out why it cannot. Cancel-safe: a claim that is won after its caller was dropped is
+    /// released.
     pub(super) async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired, store::Error> {
         let since = instant();
         let deadline = since + ask.wait;
@@ -107,7 +108,8 @@ impl Inner {
             let joined = if ask.wait.is_zero() {
                 Joined::NoRoom
             } else {
-                // Whoever waits already will be told, and with them this caller, without a question of its own.
+                // If callers already wait for this key, their leader's answer serves this caller too. It need not ask
+                // the store itself.
                 self.flights.join(ask.subject.id, &ask.scope, &ask.fingerprint, since)
             };
             let joined = match joined {
@@ -125,7 +127,8 @@ impl Inner {
             let Joined::Seat(seat) = joined else {
                 break Acquired::TooManyWaiters { retry_after: retry_after(ask, Duration::ZERO) };
             };
-            // Boxed, as everything here that only slow calls meet: it would make the future of every call larger.
+            // Boxed, like everything here that only slow calls reach: inline, it would enlarge the future of every
+            // call.
             match Box::pin(self.wait(ask, seat, deadline)).await? {
                 Waited::Over(acquired) => break acquired,
                 Waited::Late => {}
@@ -135,7 +138,7 @@ impl Inner {
         Ok(acquired)
     }
 
-    /// Tells why there is neither claim nor outcome.
+    /// Emits the signal that says why there is neither a claim nor an outcome.
     pub(super) fn say(&self, ask: &Ask, acquired: &Acquired) {
         let event = match acquired {
             Acquired::Conflict => Event::Conflict,
@@ -148,7 +151,7 @@ impl Inner {
         self.events.emit(&ask.subject, &event);
     }
 
-    /// Claims once, with an owner of its own, asking again while the answer is unknown.
+    /// Claims once, with a new owner. Retries while the result is unknown.
     pub(super) async fn ask_store(
         self: &Arc<Self>,
         ask: &Ask,
@@ -172,7 +175,7 @@ impl Inner {
             Ruling::InDoubt => Step::Final(Acquired::InDoubt),
             Ruling::Expired => Step::Final(Acquired::Expired),
             Ruling::Lost { .. } | Ruling::Accepted { .. } | Ruling::Refused { .. } => {
-                // A fresh owner is never lost; a store that says so does not keep the contract.
+                // A new owner cannot be lost. A store that says so breaks its contract.
                 return Err(store::Error::new(
                     ErrorKind::Corrupt,
                     format!("the store {} gave a ruling that no claim can get", self.store),
@@ -181,7 +184,7 @@ impl Inner {
         })
     }
 
-    /// An answer that comes later than a lease is worth nothing, so none is waited for longer than that.
+    /// An answer that takes longer than a lease is useless, so the engine waits no longer than that.
     async fn claim(self: &Arc<Self>, ask: &Ask, began: Instant) -> Result<(Instant, Ruling), store::Error> {
         let claim = record::Claim {
             owner: ask.owner(),
@@ -197,7 +200,7 @@ impl Inner {
             let Some(claim) = &unheard.claim else { unreachable!("it is taken only where this returns") };
             let sent = if tries == 1 { began } else { instant() };
             match self.apply(ask.subject.id, Command::Claim(claim.clone()), &ask.terms, give_up).await {
-                // Somebody took it away between two tries of the same owner. That owner is used up.
+                // Another process removed the claim between two tries of this owner. The owner cannot be used again.
                 Ok(Ruling::Lost { .. }) if (2..TRIES).contains(&tries) => {
                     unheard.claim = Some(record::Claim { owner: ask.owner(), ..claim.clone() });
                 }
@@ -206,12 +209,12 @@ impl Inner {
                     return Ok((sent, ruling));
                 }
                 Err(error) => {
-                    // A limit that is reached is no failure of the store, and it counts its refusals itself.
+                    // A reached limit is not a store failure. The store counts its own refusals.
                     if !error.is_over_limit() {
                         self.events.emit(&ask.subject, &Event::StoreFailed { error: &error });
                     }
                     let unknown = error.kind() == ErrorKind::Ambiguous;
-                    // Only if no earlier try can have been executed is there nothing to give back.
+                    // There is nothing to give back only if no earlier try can have been executed.
                     if tries == 1 && !unknown {
                         unheard.claim = None;
                     }
@@ -227,9 +230,9 @@ impl Inner {
     }
 }
 
-/// A claim that was sent and whose answer nobody has heard. If its caller goes away now, it may stand without an
-/// owner, and a claim that carries the begin-mark would end in doubt although nothing ever started. So it is
-/// given back.
+/// A claim that was sent and has no answer yet. If the caller is dropped now, the claim may exist without an owner.
+/// With a begin mark it would then end in doubt although nothing started. Dropping this value therefore gives the
+/// claim back.
 struct Unheard<'a> {
     inner: &'a Arc<Inner>,
     ask: &'a Ask,

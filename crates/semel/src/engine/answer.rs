@@ -1,4 +1,4 @@
-//! What a run gives back: an answer, or the reason why there is none.
+//! The result of a run: an answer, or the reason why there is none.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use crate::key::KeyError;
 use crate::record::TermsError;
 use crate::store;
 
-/// The value of an effect, whoever ran it.
+/// The value of an effect, from this call or an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer<T> {
-    /// What the effect returned, here or in an earlier call.
+    /// The value that the effect returned, in this call or an earlier one.
     pub value: T,
-    /// Whether it came from an earlier call. The mark is made now and never stored.
+    /// True if it came from an earlier call. Computed for each answer and never stored.
     pub replayed: bool,
-    /// Whether later callers will get it too. False only when the store did not take the outcome of an effect
-    /// that did happen, for as long as a lease lasts. Unless a last try from the background gets through, the key
-    /// then ends in doubt in `marked`, and is taken over in other modes.
+    /// True if later callers will get it too. False only if the store did not accept the outcome for the length of a
+    /// lease although the effect happened. Unless a later try of the background thread succeeds, the key then ends in
+    /// doubt in `marked` and is taken over in other modes.
     pub stored: bool,
 }
 
-/// How an effect says that it did not succeed. It has to choose: the two are treated very differently.
+/// How an effect failed. The effect must choose, because the engine treats the two cases very differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure<E> {
-    /// Nothing happened. The key is free, the next call runs the effect again.
+    /// Nothing happened. The key is free, and the next call runs the effect again.
     Failed(E),
-    /// Nobody knows whether it happened: a timeout after the request was sent, a connection cut. In doubt in
+    /// The result is unknown: for example a timeout after the request was sent, or a lost connection. In doubt in
     /// `marked`, taken over in `keyed` and `rerun`.
     Unknown(E),
 }
 
-/// Lets an effect name its failures in passing: `call().await.failed()?` or `.unknown()?`.
+/// Classifies the failure of an effect: `call().await.failed()?` or `.unknown()?`.
 pub trait FailureExt<T, E> {
     /// An error here means that nothing happened.
     ///
@@ -39,7 +39,7 @@ pub trait FailureExt<T, E> {
     /// The error, as [`Failure::Failed`].
     fn failed(self) -> Result<T, Failure<E>>;
 
-    /// An error here means that nobody knows.
+    /// An error here means that the result is unknown.
     ///
     /// # Errors
     /// The error, as [`Failure::Unknown`].
@@ -63,76 +63,76 @@ pub enum RunError<E> {
     /// The effect failed and nothing happened. Call again to run it again.
     #[error("the effect failed, and nothing happened")]
     Failed(E),
-    /// The effect failed and nobody knows whether it happened.
+    /// The effect failed, and it is unknown whether it happened.
     #[error("the effect failed, and nobody knows whether it happened")]
     Unknown(E),
-    /// The effect panicked: nobody knows how far it got.
+    /// The effect panicked. It is unknown how far it got.
     #[error("the effect panicked: {0}")]
     Panicked(String),
-    /// The effect ran into `in_flight_max` and was stopped: nobody knows how far it got.
+    /// The effect reached `in_flight_max` and was stopped. It is unknown how far it got.
     #[error("the effect did not end within in_flight_max ({0:?}) and was stopped")]
     TimedOut(Duration),
     /// The key was used with another payload before.
     #[error("this key was used with another payload: use a new key for a new request")]
     Conflict,
-    /// Somebody else is running the effect.
+    /// Another caller is running the effect.
     #[error("another call with this key is in flight: try again with the same key in {retry_after:?}")]
     InFlight {
-        /// When to come back.
+        /// When to retry.
         retry_after: Duration,
     },
-    /// An earlier call began and nobody knows how it ended.
+    /// An earlier call began, and its result is unknown.
     #[error(
         "nobody knows whether an earlier call with this key took effect: settle the key before you try again"
     )]
     InDoubt,
-    /// The outcome was kept for its retention and is gone.
+    /// The retention of the outcome has passed.
     #[error("this key was used before and its outcome is no longer kept: use a new key for a new request")]
     Expired,
-    /// The effect happened and its outcome was not kept.
+    /// The effect happened and its outcome was not stored.
     #[error("the effect happened, but its outcome was not kept: {0}")]
     NotKept(String),
-    /// More callers wait than may.
+    /// The limit on waiting callers is reached.
     #[error("too many callers wait: try again with the same key in {retry_after:?}")]
     TooManyWaiters {
-        /// When to come back.
+        /// When to retry.
         retry_after: Duration,
     },
-    /// The key cannot be used.
+    /// The key is invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The payload cannot be compared.
+    /// The payload cannot be fingerprinted.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// The durations of this call do not fit together.
+    /// The durations of this call are inconsistent.
     #[error(transparent)]
     Terms(#[from] TermsError),
     /// The store failed; the effect did not run.
     #[error("the store failed: {0}")]
     Store(#[from] store::Error),
-    /// The outcome that is kept cannot be read as the type that is asked for.
+    /// The stored outcome cannot be decoded as the requested type.
     #[error("the kept outcome cannot be read as the asked type: {0}")]
     Decode(#[from] DecodeError),
-    /// `Mode::Atomic` was asked of an effect that runs outside the store's transaction.
+    /// `Mode::Atomic` was requested for an effect that runs outside the store's transaction.
     #[error(
         "mode atomic needs run_in, which gives the effect the store's own transaction; for other effects choose marked, keyed or rerun"
     )]
     NotInTransaction,
-    /// A transaction was asked of a store that is not the engine's own.
+    /// A transaction was requested for a store that is not the engine's own.
     #[error(
         "run_in needs the store that the engine was built over: give Engine::over(store.clone()) and run_in(&store) the same one"
     )]
     OtherStore,
-    /// An effect is run detached, and there is nothing to run it on.
+    /// The effect must run as a task, and there is no runtime.
     #[error("run needs a tokio runtime to run the effect on: call it inside one, or use run_blocking")]
     NoRuntime,
-    /// The runtime went away under the effect. What it left behind is as after a crash.
+    /// The runtime was shut down while the effect ran. The key is in the same state as after a crash.
     #[error("the runtime was shut down while the effect ran")]
     ShutDown,
 }
 
 impl<E> RunError<E> {
-    /// Whether the same call, with the same key, may succeed later without anybody repairing anything.
+    /// True if the same call with the same key may succeed later without a repair.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Failed(_) | Self::InFlight { .. } | Self::TooManyWaiters { .. } | Self::ShutDown => true,
@@ -142,7 +142,7 @@ impl<E> RunError<E> {
     }
 }
 
-/// Why a kept outcome cannot be read. Says where, and nothing of what stands there.
+/// Why a stored outcome cannot be decoded. Names the position, never the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its JSON does not fit at line {line}, column {column}")]
 pub struct DecodeError {
@@ -151,7 +151,7 @@ pub struct DecodeError {
 }
 
 impl From<serde_json::Error> for DecodeError {
-    /// Drops the text: it quotes the value.
+    /// Drops the message: it quotes the value.
     fn from(error: serde_json::Error) -> Self {
         Self { line: error.line(), column: error.column() }
     }

@@ -1,5 +1,5 @@
-//! Effects that commit together with their outcome: one transaction of the embedded store holds the caller's rows
-//! and the record. Exactly one effect, never in doubt.
+//! Effects that commit together with their outcome: one transaction of the embedded store contains the caller's rows
+//! and the record. The effect happens exactly once and is never in doubt.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,18 +22,19 @@ use crate::sync::Mutex;
 use crate::time::instant;
 
 impl Once {
-    /// Runs `effect` inside a transaction of the embedded store, on its writer: what it writes there and its
-    /// outcome are committed together, or neither is. The mode is [`Mode::Atomic`], whatever the engine's is.
+    /// Runs `effect` inside a transaction of the embedded store, on its writer thread. Its writes and its outcome are
+    /// committed together, or not at all. The mode is always [`Mode::Atomic`], regardless of the engine's mode.
     ///
-    /// Keep it short and free of I/O: every other write waits for it. It must not begin, commit or roll back. Rows
-    /// of the caller's live in tables of the caller's, in the same file.
+    /// Keep it short and free of I/O: every other write waits for it. It must not begin, commit or roll back. The
+    /// caller's rows are in the caller's own tables, in the same file.
     ///
-    /// A dropped caller changes nothing: what was handed to the writer is executed, or is not.
+    /// A dropped caller changes nothing: a transaction that the writer has received is executed completely or not at
+    /// all.
     ///
     /// # Errors
-    /// As [`run`](Self::run). A failure, of either kind, and a panic leave nothing behind, so the next call runs
-    /// the effect again. [`RunError::OtherStore`] where `store` is not the engine's own: of a store that
-    /// is wrapped, give the wrapper to both.
+    /// As [`run`](Self::run). A failure of either kind and a panic leave nothing behind, so the next call runs the
+    /// effect again. [`RunError::OtherStore`] if `store` is not the engine's own store; if the store is wrapped, pass
+    /// the wrapper to both.
     pub async fn run_in<T, E, F>(
         self,
         store: &impl Wraps<EmbeddedStore>,
@@ -52,7 +53,7 @@ impl Once {
         let ask = Arc::new(self.mode(Mode::Atomic).ask().await?);
         let effect = Arc::new(Mutex::new(Some(effect)));
         let deadline = instant() + ask.wait;
-        // Only a claim of another mode can be in the way: the writer runs one transaction after the other.
+        // Only a claim of another mode can be in the way: the writer runs transactions one after the other.
         let mut changes = outside.watch(ask.subject.id);
         loop {
             let acquired = match transact(&inner, (store, &veil), &ask, &effect).await? {
@@ -108,7 +109,8 @@ where
     E: Send + 'static,
     F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
 {
-    // How the effect failed. It travels beside the job's own result, which only says that it is to be undone.
+    // How the effect failed. It is returned beside the job's own result, which only says that the job must be rolled
+    // back.
     let failed: Arc<Mutex<Option<RunError<E>>>> = Arc::default();
     let job = Job { inner: Arc::clone(inner), ask: Arc::clone(ask), veil: veil.clone() };
     let (effect, of_job) = (Arc::clone(effect), Arc::clone(&failed));
@@ -191,13 +193,13 @@ impl Job {
         let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
         match writing.apply(id, veil.cover(id, complete))? {
             Ruling::Accepted { .. } => Ok(Ran::Own(value, win.attempt)),
-            // The clock stepped past the retention inside the transaction: nothing of it may stay.
+            // The clock moved past the retention inside the transaction: nothing of it may remain.
             _ => Err(undone()),
         }
     }
 }
 
-/// Tells the writer to take back what the job wrote.
+/// Tells the writer to roll the job back.
 fn undone() -> store::Error {
     store::Error::new(ErrorKind::Unavailable, "the transaction was undone: nothing of it was kept")
 }

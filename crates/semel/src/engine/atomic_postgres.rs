@@ -1,5 +1,5 @@
-//! Effects that commit together with their outcome, in a PostgreSQL transaction of the caller's. Exactly one effect,
-//! never in doubt.
+//! Effects that commit together with their outcome in the caller's PostgreSQL transaction. The effect happens exactly
+//! once and is never in doubt.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,22 +24,23 @@ use crate::store::{self, ErrorKind, PostgresStore, Store, Veil, Wraps};
 use crate::time::instant;
 
 impl Once {
-    /// Runs `effect` inside the caller's own transaction: what it writes there and its outcome are committed together
-    /// when the caller commits, or neither is. The mode is [`Mode::Atomic`], whatever the engine's is.
+    /// Runs `effect` inside the caller's own transaction. Its writes and its outcome are committed together when the
+    /// caller commits, or not at all. The mode is always [`Mode::Atomic`], regardless of the engine's mode.
     ///
-    /// The claim itself is committed first, so that duplicates know of it and wait in their own process. Then the record
-    /// is held by the transaction, behind a savepoint; `effect` runs; and the outcome is written. Whoever is refused
-    /// there, and a failure of `effect`, are rolled back to the savepoint: a later commit carries nothing of the effect.
+    /// The claim is committed first, so that duplicates see it and wait in their own process. Then the transaction
+    /// locks the record behind a savepoint, `effect` runs, and the outcome is written. If the claim is refused or
+    /// `effect` fails, the transaction is rolled back to the savepoint: a later commit contains nothing of the
+    /// effect.
     ///
-    /// Nothing is stored before the caller commits. Where the caller rolls back instead, or the future is dropped, the
-    /// claim is given back as soon as the transaction has ended: this process looks after it, in growing pauses of at most
-    /// 128 ms. The next call then runs the effect. If the process dies meanwhile, the claim ends with its lease.
+    /// Nothing is stored before the caller commits. If the caller rolls back or drops the future, this process gives
+    /// the claim back after the transaction has ended; it checks with growing pauses of at most 128 ms. The next call
+    /// then runs the effect. If the process dies first, the claim expires with its lease.
     ///
-    /// While the transaction is open nobody takes the record over, also after its lease: others are told that it is in
-    /// flight, after the time they chose to wait.
+    /// While the transaction is open, no other caller takes the record over, even after its lease has expired. Other
+    /// callers wait for the time that they chose and then learn that the effect is in progress.
     ///
     /// # Errors
-    /// As [`run`](Self::run). [`RunError::OtherStore`] where `store` is not the engine's own. A store error where the
+    /// As [`run`](Self::run). [`RunError::OtherStore`] if `store` is not the engine's own store. A store error if the
     /// transaction is not READ COMMITTED and cannot see the claim.
     pub async fn run_in_transaction<T, E, F>(
         self,
@@ -64,7 +65,7 @@ impl Once {
                 return decode(&*acquired.outcome()?);
             }
         };
-        // However this ends, and also where this future is dropped: a claim of which nothing came is given back.
+        // Gives a claim without a result back, however this function ends, also when its future is dropped.
         let _parting = store.parting(ask.subject.id, win.grant, win.lease_left);
         let began = instant();
         inner.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
@@ -78,7 +79,8 @@ impl Once {
                 Ok(Answer { value, replayed: false, stored: true })
             }
             Err(error) => {
-                // The record is no longer held, and nothing of the effect is left: the next may try.
+                // The transaction no longer locks the record and contains nothing of the effect, so the next call may
+                // run it.
                 if store.apply(ask.subject.id, Command::Release(win.grant)).await.is_ok() {
                     inner.events.emit(&ask.subject, &Event::Released);
                 }
@@ -88,7 +90,7 @@ impl Once {
     }
 }
 
-/// Holds the record, runs the effect and writes its outcome; or leaves the transaction as it was.
+/// Locks the record, runs the effect and writes its outcome, or leaves the transaction unchanged.
 async fn inside<T, E, F>(
     inner: &Inner,
     (store, veil): (&PostgresStore, &Veil),
@@ -103,7 +105,8 @@ where
     let id = ask.subject.id;
     say(store, connection, "SAVEPOINT semel").await?;
     let ran: Result<T, RunError<E>> = async {
-        // Repeatable, and so the word that holds the record: whoever lost it is told here, before the effect.
+        // This command can be repeated, and it locks the record. A caller that lost the claim learns it here, before
+        // the effect runs.
         match store.apply_in(connection, id, &Command::Begin(win.grant)).await? {
             Some(Ruling::Accepted { .. }) => {}
             None => return Err(invisible().into()),
@@ -138,7 +141,7 @@ where
             Ok(value)
         }
         Err(error) => {
-            // Where even that fails the transaction is broken, and cannot be committed.
+            // If this fails too, the transaction is broken and cannot be committed.
             say(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
             Err(error)
         }
@@ -168,13 +171,14 @@ fn taken() -> store::Error {
     )
 }
 
-/// What a claim ended in.
+/// How a claim ended.
 enum Asked {
     Won(Win, std::time::Instant),
     Other(Acquired),
 }
 
-/// Claims and commits; waits while somebody else holds it. There are no heartbeats: the transaction holds the record.
+/// Claims and commits, and waits while another caller holds the key. There are no heartbeats: the transaction locks
+/// the record.
 async fn claim(inner: &Arc<Inner>, store: &dyn Store, ask: &Ask) -> Result<Asked, store::Error> {
     let deadline = instant() + ask.wait;
     let mut changes = None;

@@ -18,24 +18,24 @@ use crate::store::{self, ErrorKind, Store};
 use crate::sync::Mutex;
 use crate::time::instant;
 
-/// A thread with a small runtime of its own. It renews claims, serves the engine's timers and finishes what a
-/// dropped caller left behind. It ends when this handle is dropped.
+/// A thread with a small runtime of its own. It renews claims, runs the engine's timers and writes the results that
+/// dropped callers left behind. It ends when this handle is dropped.
 pub(super) struct Background {
     handle: Handle,
     beats: Arc<Beats>,
 }
 
-/// What the heartbeat thread and an owner share about one claim.
+/// The state that the heartbeat thread and an owner share about one claim.
 pub(super) struct Held {
     started: Instant,
-    /// Until when the store surely lets the claim stand, in µs after `started`, counted from *before* the call
-    /// that extended it was sent.
+    /// Until when the claim is certainly valid in the store, in µs after `started`. Counted from *before* the
+    /// extending call was sent.
     until: AtomicU64,
     lost: AtomicBool,
     finishing: AtomicBool,
-    /// When its heartbeat is next due, on the clock of [`Beats`]. Changed under the lock of the schedule only.
+    /// When the next heartbeat is due, on the clock of [`Beats`]. Changed only under the lock of the schedule.
     due: AtomicU64,
-    /// Whether its ticket was dropped. Set under the same lock.
+    /// True if the ticket was dropped. Set under the same lock.
     stopped: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ impl Held {
         self.until.fetch_max(u64::try_from(until.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 
-    /// How long the claim surely still stands; zero once it is lost.
+    /// How long the claim is certainly still valid; zero once it is lost.
     pub(super) fn left(&self) -> Duration {
         if self.lost.load(Ordering::Acquire) {
             return Duration::ZERO;
@@ -71,15 +71,15 @@ impl Held {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// To be called before the claim's last command is sent. From then on a heartbeat may find the claim gone
-    /// because its owner finished it: what became of it is for the last command's answer to say. Returns whether it
-    /// was called before.
+    /// Must be called before the claim's last command is sent. From then on a heartbeat may find that the owner
+    /// finished the claim; only the answer to the last command says how it ended. Returns true if it was called
+    /// before.
     pub(super) fn finish(&self) -> bool {
         self.finishing.swap(true, Ordering::AcqRel)
     }
 }
 
-/// What a heartbeat needs to know of a claim.
+/// The data of a claim that a heartbeat needs.
 #[derive(Clone)]
 pub(super) struct Beat {
     pub(super) store: Arc<dyn Store>,
@@ -90,7 +90,7 @@ pub(super) struct Beat {
     pub(super) held: Arc<Held>,
 }
 
-/// The running heartbeat of one claim. Dropping the ticket ends it.
+/// The heartbeat of one claim. Dropping the ticket ends it.
 pub(super) struct Ticket {
     beats: Arc<Beats>,
     held: Arc<Held>,
@@ -104,7 +104,7 @@ impl Drop for Ticket {
 }
 
 pub(super) struct Beats {
-    /// What dues are counted from.
+    /// The origin of all due times.
     epoch: Instant,
     schedule: Mutex<Schedule>,
     changed: Notify,
@@ -114,10 +114,10 @@ pub(super) struct Beats {
 #[derive(Default)]
 struct Schedule {
     next_number: u64,
-    /// By when each is due, in µs, and its number.
+    /// The beats by due time in µs and by number.
     queue: BTreeMap<(u64, u64), Beat>,
-    /// Until when the thread sleeps, in µs. Nobody needs to wake it for a beat that is due later, so a stream of short
-    /// claims costs one wake-up every third of a lease, not one each.
+    /// Until when the thread sleeps, in µs. A beat that is due later need not wake it, so a stream of short claims
+    /// costs one wake-up per third of a lease instead of one per claim.
     sleeps_until: Option<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Background {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system gives no thread or no timer.
+    /// The system refused a thread or a timer.
     pub(super) fn start() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
@@ -142,12 +142,12 @@ impl Background {
         Ok(Self { handle, beats })
     }
 
-    /// Runs something to its end that no caller waits for.
+    /// Runs work to its end that no caller waits for.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.handle.spawn(work);
     }
 
-    /// Waits on the engine's own timers: no runtime of the caller's is needed, and none can starve them.
+    /// Waits on the engine's own timers. It needs no runtime of the caller, and no busy runtime can starve it.
     pub(super) async fn sleep_until(&self, moment: Instant) {
         let sleep = {
             let _context = self.handle.enter();
@@ -156,15 +156,15 @@ impl Background {
         sleep.await;
     }
 
-    /// The answer to `work`, or `None` if it takes until `moment`; the work is then dropped. The moment is asked for
-    /// only where there is something to wait for.
+    /// The answer to `work`, or `None` if it takes until `moment`; the work is then dropped. `moment` is evaluated
+    /// only if there is something to wait for.
     pub(super) async fn before<T>(
         &self,
         moment: impl FnOnce() -> Instant,
         work: impl Future<Output = T>,
     ) -> Option<T> {
         let mut work = pin!(work);
-        // Many stores answer at once, and a timer, or even the clock, costs more than they do.
+        // Many stores answer without waiting, and a timer or even the clock costs more than their answer.
         if let Poll::Ready(answer) =
             std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await
         {
@@ -177,13 +177,13 @@ impl Background {
         }
     }
 
-    /// Runs a future to its end on the calling thread, with the engine's timers at hand.
+    /// Runs a future to its end on the calling thread, with the engine's timers.
     pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _context = self.handle.enter();
         block_on(future)
     }
 
-    /// What the thread works on; alive for as long as it.
+    /// The schedule of the thread; it lives as long as the thread.
     #[cfg(test)]
     pub(super) fn beats(&self) -> &Arc<Beats> {
         &self.beats
@@ -220,7 +220,7 @@ impl Beats {
     }
 
     fn stop(&self, number: u64, held: &Held) {
-        // Dropped after the lock is given back.
+        // Dropped after the lock is released.
         let _beat = {
             let mut schedule = self.schedule.lock();
             held.stopped.store(true, Ordering::Relaxed);
@@ -233,7 +233,7 @@ impl Beats {
         since.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(since.subsec_micros()))
     }
 
-    /// Puts a beat back after it was tried, unless its ticket was dropped meanwhile.
+    /// Puts a beat back after a try, unless its ticket was dropped meanwhile.
     fn again(&self, number: u64, beat: Beat, after: Duration) {
         let mut schedule = self.schedule.lock();
         if !beat.held.stopped.load(Ordering::Relaxed) {
@@ -278,7 +278,7 @@ impl Beats {
         let sent = instant();
         let usual = beat.lease / 3;
         let renew = beat.store.apply(beat.subject.id, Command::Renew(beat.grant));
-        // One reply that never comes must not be the end of the claim, so there is time to ask again.
+        // One lost reply must not end the claim, so there is time to ask again.
         let answered = tokio::time::timeout(usual / 2, renew).await.unwrap_or_else(|_| {
             Err(store::Error::new(
                 ErrorKind::Ambiguous,
@@ -303,7 +303,7 @@ impl Beats {
             }
             Err(error) => {
                 beat.events.emit(&beat.subject, &Event::RenewFailed { error: &error });
-                // Sooner than usual: two thirds of the lease are left to get one through.
+                // Sooner than usual: two thirds of the lease are left for a successful heartbeat.
                 self.again(number, beat, usual / 4);
             }
         }

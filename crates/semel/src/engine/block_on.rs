@@ -1,5 +1,5 @@
-//! Runs a future on a thread that is not a runtime's. Unlike a runtime's own `block_on` it never panics, wherever
-//! it is called from.
+//! Runs a future on a thread that belongs to no runtime. Unlike a runtime's own `block_on` it never panics, wherever
+//! it is called.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Builds an engine, and refuses what cannot work with a sentence that says what to do.
+//! Builds an engine. Rejects inconsistent settings with a message that says what to change.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,10 +16,10 @@ use crate::secret::Secret;
 use crate::store::{Durability, Invalidate, Store};
 use crate::time::instant;
 
-/// How many records one step of a sweep looks at.
+/// How many records one step of a sweep reads.
 const SWEEP_STEP: usize = 500;
 
-/// Settings of an [`Engine`]. Every one has a default that suits a payment API.
+/// Settings of an [`Engine`]. The defaults suit a payment API.
 #[must_use = "nothing is built until build is called"]
 pub struct Builder {
     store: Arc<dyn Store>,
@@ -58,25 +58,25 @@ impl Builder {
         self
     }
 
-    /// How long a claim stands without a heartbeat. Default 30 s.
+    /// How long a claim is valid without a heartbeat. Default 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.terms.lease = lease;
         self
     }
 
-    /// How long an effect may run at all. Default 60 s.
+    /// How long an effect may run. Default 60 s.
     pub fn in_flight_max(mut self, in_flight_max: Duration) -> Self {
         self.terms.in_flight_max = in_flight_max;
         self
     }
 
-    /// How long an outcome is replayed. Default 24 h.
+    /// How long callers are answered from a stored outcome. Default 24 h.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.terms.retention = retention;
         self
     }
 
-    /// How much longer than `retention` it is replayed in fact. Default 60 s.
+    /// How much longer than `retention` the outcome is still given. Default 60 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.terms.grace = grace;
         self
@@ -88,31 +88,31 @@ impl Builder {
         self
     }
 
-    /// How long a caller waits for somebody else's effect. Default 5 s; zero refuses at once.
+    /// How long a caller waits for another caller's effect. Default 5 s; zero refuses immediately.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// How often waiters look at the store although nothing was pushed. Default 1 s.
+    /// How often waiters ask the store without a notification. Default 1 s.
     pub fn backstop(mut self, backstop: Duration) -> Self {
         self.backstop = backstop;
         self
     }
 
-    /// The largest outcome that is kept, in bytes. A larger one leaves a tombstone. Default 1 MiB.
+    /// The largest stored outcome, in bytes. A larger one leaves a tombstone. Default 1 MiB.
     pub fn max_outcome(mut self, bytes: usize) -> Self {
         self.max_outcome = bytes;
         self
     }
 
-    /// The deployment's secret. Default: one is made on first use and kept in the store.
+    /// The deployment's secret. Default: created on first use and stored in the store.
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
         self
     }
 
-    /// Bounds the cache of done records in this process. Default 16 MiB and 10 s; zero bytes for none.
+    /// Limits the cache of completed records in this process. Default 16 MiB and 10 s; zero bytes disable it.
     pub fn hot_cache(mut self, bytes: u64, max_age: Duration) -> Self {
         (self.cache_bytes, self.cache_age) = (bytes, max_age);
         self
@@ -124,13 +124,13 @@ impl Builder {
         self
     }
 
-    /// Adds somebody who is told every event.
+    /// Adds an observer of all signals.
     pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.push(observer);
         self
     }
 
-    /// How often records that are over are swept. Default every 30 s; `None` leaves it to others.
+    /// How often expired records are removed. Default every 30 s; `None` leaves it to other processes.
     pub fn sweep_every(mut self, interval: Option<Duration>) -> Self {
         self.sweep_every = interval;
         self
@@ -139,7 +139,7 @@ impl Builder {
     /// Builds the engine. Needs no runtime.
     ///
     /// # Errors
-    /// Settings that cannot stand together, named.
+    /// The settings are inconsistent; the error names them.
     pub fn build(self) -> Result<Engine, BuildError> {
         self.terms.check()?;
         let (wait, in_flight_max) = (self.wait, self.terms.in_flight_max);
@@ -166,7 +166,7 @@ impl Builder {
         }
         if self.store.durability() == Durability::Process {
             let store = self.store.as_ref();
-            tracing::warn!(target: "semel", %store, "this store forgets everything when the process ends");
+            tracing::warn!(target: "semel", %store, "this store loses its data when the process ends");
         }
         let cache = Arc::new(HotCache::new(self.cache_bytes, self.cache_age));
         let of_store: Weak<dyn Invalidate> = {
@@ -194,23 +194,23 @@ impl Builder {
     }
 }
 
-/// Records hold lengths in four bytes.
+/// Records store lengths in four bytes.
 const LARGEST_OUTCOME: usize = 1 << 30;
-/// As the terms have it: moments that far ahead can still be reckoned with.
+/// The same limit as for terms: times that far ahead can still be represented.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Sweeps step by step, for as long as the engine lives.
+/// Sweeps step by step while the engine exists.
 async fn sweep(engine: Weak<Inner>, interval: Duration) {
     loop {
         tokio::time::sleep_until((instant() + interval).into()).await;
         loop {
-            // Only the store is held while it sweeps, so that an engine over a store that hangs can be dropped.
+            // Holds only the store while it sweeps, so that an engine over a hanging store can be dropped.
             let Some(store) = engine.upgrade().map(|inner| Arc::clone(&inner.store)) else { return };
             match store.sweep(SWEEP_STEP).await {
                 Ok(swept) if swept.more => tokio::task::yield_now().await,
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::warn!(target: "semel", %error, "sweeping failed and is tried again later");
+                    tracing::warn!(target: "semel", %error, "sweeping failed; retrying later");
                     break;
                 }
             }
@@ -228,11 +228,11 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// Settings an engine cannot be built with.
+/// Settings that an engine cannot be built with.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Durations that do not fit together.
+    /// The durations are inconsistent.
     #[error(transparent)]
     Terms(#[from] TermsError),
     /// Waiters would ask without a pause.
@@ -240,10 +240,10 @@ pub enum BuildError {
         "backstop must be at least 1ms: it is how often waiters poll where no push arrives; the default is 1s"
     )]
     Backstop,
-    /// Sweeping would never stop.
+    /// Sweeping would never pause.
     #[error("sweep_every must not be zero: give an interval, or None to leave sweeping to others")]
     SweepEvery,
-    /// Nobody could wait.
+    /// No caller could wait.
     #[error("waiter caps must not be zero: to refuse instead of wait, set wait to zero")]
     WaiterCaps,
     /// Larger than a record can hold.
@@ -251,10 +251,10 @@ pub enum BuildError {
         "max_outcome ({bytes} bytes) is above 1 GiB: larger outcomes leave a tombstone, keep them elsewhere"
     )]
     MaxOutcome {
-        /// As given.
+        /// The given value.
         bytes: usize,
     },
-    /// The system gave no thread for heartbeats.
+    /// The system refused a thread for heartbeats.
     #[error("the heartbeat thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
 }

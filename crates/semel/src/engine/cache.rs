@@ -1,6 +1,7 @@
-//! The hot cache: done records of the last seconds, so that a burst of replays does not reach the store.
+//! The hot cache holds records that were completed in the last seconds, so that a burst of duplicates does not reach
+//! the store.
 //!
-//! Only done records stand here. A claim is never cached: evicting one would make an effect happen twice.
+//! It holds completed records only. A claim is never cached: evicting one would make an effect happen twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,17 +18,17 @@ use crate::sync::Mutex;
 use crate::time::instant;
 
 const GATES: usize = 16;
-/// What an entry costs beside its outcome.
+/// The memory of an entry in addition to its outcome.
 const OVERHEAD: u64 = 160;
 
 pub(super) struct HotCache {
     cache: Cache<KeyId, Entry, ByBytes>,
     max_age: Duration,
     trusted: AtomicBool,
-    /// Counts the invalidations, per part of the key space. An outcome that was read before an invalidation and
-    /// arrives after it is not taken: the count is compared and the entry inserted under the same lock.
+    /// Counts the invalidations per part of the key space. An outcome that was read before an invalidation and
+    /// arrives after it is rejected: the count is compared and the entry inserted under the same lock.
     gates: [Mutex<u64>; GATES],
-    /// One change of trust at a time.
+    /// Serialises changes of trust.
     changing: Mutex<()>,
 }
 
@@ -50,12 +51,12 @@ impl Weighter<KeyId, Entry> for ByBytes {
 /// What the cache knows of a key.
 pub(super) enum Hit {
     Replay(Arc<Outcome>),
-    /// The key belongs to another payload: said on this path too.
+    /// The key was used with another payload.
     Conflict,
     Miss,
 }
 
-/// A place in the order of invalidations, taken before the store is asked.
+/// A position in the order of invalidations, taken before the store is asked.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     gate: u64,
@@ -97,7 +98,7 @@ impl HotCache {
         Moment { gate: *self.gate(id).lock(), at: instant() }
     }
 
-    /// Takes an outcome that was read from the store after `moment`, and from then on stands for `expires_in`.
+    /// Stores an outcome that was read from the store after `moment` and is valid for `expires_in` from then on.
     pub(super) fn keep(
         &self,
         moment: Moment,
@@ -130,7 +131,8 @@ impl Invalidate for HotCache {
         if !trusted {
             self.trusted.store(false, Ordering::Release);
         }
-        // On the way back too: what was read in the gap may have been invalidated in the gap, unheard.
+        // Also on the way back: an outcome that was read in the gap may have been invalidated in the gap without
+        // notice.
         for gate in &self.gates {
             *gate.lock() += 1;
         }
@@ -162,7 +164,6 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    // X5, X4
     #[test]
     fn a_done_record_replays_and_another_payload_conflicts() {
         let (cache, id, fingerprint, outcome) = parts();
@@ -193,8 +194,8 @@ mod tests {
         );
     }
 
-    // A forget while invalidations get lost is not heard of. What was read in the gap must not outlive it: neither
-    // what was kept in the gap, nor what arrives after it.
+    // While invalidations get lost, the cache does not learn of a forgotten record. An outcome that was read in that
+    // gap must not outlive it, whether it was cached in the gap or arrives after it.
     #[test]
     fn what_was_read_while_invalidations_got_lost_is_never_trusted() {
         let (cache, id, fingerprint, outcome) = parts();
@@ -219,7 +220,7 @@ mod tests {
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
     }
 
-    // The store counted from before its answer was on its way.
+    // The store counted from a time before it sent its answer.
     #[test]
     fn an_outcome_is_never_replayed_past_its_retention() {
         let (cache, id, fingerprint, outcome) = parts();

@@ -1,4 +1,4 @@
-//! What the engine tells about its work. Metrics and traces hang on these.
+//! The signals of the engine about its work. Metrics and traces use them.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -10,96 +10,97 @@ use super::hints::{RateHint, ReplayRate};
 use crate::key::{Hint, KeyId};
 use crate::store;
 
-/// Something the engine did or noticed.
+/// A signal of the engine.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A claim was won: the effect runs here. Above attempt 1 it was taken over, or had failed before.
+    /// A claim was won: the effect runs here. An attempt above 1 means that it was taken over or had failed before.
     Won {
-        /// Which attempt of the record's life it is.
+        /// The attempt number of this record.
         attempt: u32,
     },
-    /// An outcome was given to a later caller.
+    /// A later caller was answered from the record.
     Replayed {
-        /// Where it came from.
+        /// Where the outcome came from.
         from: ReplayedFrom,
     },
-    /// A caller waited for somebody else's effect.
+    /// A caller waited for another caller's effect.
     Waited {
-        /// How long.
+        /// How long it waited.
         waited: Duration,
     },
-    /// The key belongs to another payload.
+    /// The key was used with another payload.
     Conflict,
-    /// Somebody else holds the key, and the caller did not want to wait, or not any longer.
+    /// Another caller holds the key, and this caller did not wait or has waited its time.
     InFlight,
     /// Nobody knows whether the effect happened.
     InDoubt,
-    /// A duplicate came after the retention: a late duplicate.
+    /// A duplicate arrived after the retention.
     Expired,
-    /// More callers wait than may.
+    /// The limit on waiting callers is reached.
     TooManyWaiters,
-    /// A claim was lost: its lease ended, or it was taken away.
+    /// A claim was lost: its lease expired, or it was taken over.
     Lost,
-    /// The effect was not started, because the lease could have ended before it.
+    /// The effect was not started, because the lease could have expired first.
     SelfFenced,
-    /// The outcome is kept.
+    /// The outcome is stored.
     Completed {
         /// How long the claim was held.
         took: Duration,
     },
-    /// The outcome could not be written yet and is tried again.
+    /// Writing the outcome failed and is retried.
     CompleteRetried {
-        /// Why.
+        /// The store's error.
         error: &'a store::Error,
     },
-    /// The outcome could not be written at all: the effect happened, and later callers cannot be told.
+    /// The outcome could not be written: the effect happened, and later callers do not get its outcome.
     CompleteFailed {
-        /// Why.
+        /// The store's error.
         error: &'a store::Error,
     },
-    /// The effect happened and its body is not kept.
+    /// The effect happened and its body is not stored.
     NotKept,
-    /// The effect said that nothing happened: the key is free again.
+    /// The effect reported that nothing happened: the key is free again.
     Released,
-    /// The same, and the key stays bound to its payload.
+    /// As `Released`, but the key stays bound to its payload.
     Bound,
-    /// The owner gave up without knowing: in doubt in `marked`, taken over in other modes.
+    /// The owner ended the claim without knowing the result: in doubt in `marked`, taken over in other modes.
     Abandoned,
     /// The effect panicked.
     Panicked,
-    /// The effect ran into its time limit and was stopped.
+    /// The effect reached its time limit and was stopped.
     TimedOut,
-    /// A heartbeat did not get through.
+    /// A heartbeat failed.
     RenewFailed {
-        /// Why.
+        /// The store's error.
         error: &'a store::Error,
     },
     /// A store call failed.
     StoreFailed {
-        /// Why.
+        /// The store's error.
         error: &'a store::Error,
     },
-    /// More than a healthy share of calls are replays: clients retry too eagerly, or give up too early.
+    /// The share of calls answered from the record is unhealthy: clients retry too eagerly or time out too early.
     ReplayRateHigh {
-        /// The share of replays, 0 to 1.
+        /// The share of calls answered from the record, 0 to 1.
         rate: f64,
     },
-    /// No replay at all over a long time: the keys may differ from try to try, so that nothing is caught.
+    /// No call was answered from the record over a long time: the keys may differ between retries, so that duplicates
+    /// are not recognised.
     ReplayRateZero {
-        /// Over how many calls.
+        /// The number of calls.
         calls: u64,
     },
 }
 
-/// Where a replay came from.
+/// Where an answer from the record came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayedFrom {
-    /// The cache of done records in this process.
+    /// The cache of completed records in this process.
     HotCache,
     /// The store.
     Store,
-    /// An effect that was under way when the caller came, and for which it waited.
+    /// An effect that was in progress when the caller arrived. The caller waited for it.
     Wait,
 }
 
@@ -158,12 +159,12 @@ impl Event<'_> {
         }
     }
 
-    /// The event's name, the same in counters, metrics and logs.
+    /// The signal's name, the same in counters, metrics and logs.
     pub fn name(&self) -> &'static str {
         NAMES[self.index()]
     }
 
-    /// Whether somebody on call would want to see it in a log.
+    /// True if an operator on call needs it in the log.
     fn is_trouble(&self) -> bool {
         matches!(
             self,
@@ -180,7 +181,7 @@ impl Event<'_> {
     }
 }
 
-/// What an event is about. Shows the key's first characters only.
+/// The key that a signal is about. Shows only the key's first characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The operation.
@@ -191,18 +192,18 @@ pub struct Subject {
     pub hint: Hint,
 }
 
-/// Is told every event. Called on the path of the effect: it must be quick and must not block.
+/// Receives every signal. Called on the path of the effect: it must be quick and must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// Something happened.
+    /// The engine emitted a signal.
     fn event(&self, subject: &Subject, event: &Event<'_>);
 }
 
-/// How often each event happened, since the engine was built.
+/// How often each signal occurred since the engine was built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats([u64; NAMES.len()]);
 
 impl Stats {
-    /// How often the event of this name happened; 0 for a name that no event has.
+    /// How often the signal of this name occurred; 0 for an unknown name.
     pub fn count(&self, name: &str) -> u64 {
         NAMES.iter().position(|known| *known == name).map_or(0, |index| self.0[index])
     }
@@ -223,7 +224,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// Counts events, logs them, hands them to the observers, and watches the replay rate.
+/// Counts signals, logs them, passes them to the observers, and watches the replay rate.
 #[derive(Default)]
 pub(super) struct Events {
     counts: [AtomicU64; NAMES.len()],
@@ -260,10 +261,10 @@ impl Events {
             tracing::debug!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
         }
         for observer in &self.observers {
-            // Called from heartbeats and destructors: a panic there would cost a claim, or the process.
+            // Called from heartbeats and destructors: a panic there would lose a claim or end the process.
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.event(subject, event)));
             if told.is_err() {
-                tracing::error!(target: "semel", outcome = name, "an observer panicked and is told on all the same");
+                tracing::error!(target: "semel", outcome = name, "an observer panicked; it stays registered");
             }
         }
     }

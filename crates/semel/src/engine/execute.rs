@@ -1,4 +1,4 @@
-//! Runs an effect under a claim, writes down how it ended, and makes the caller's answer of it.
+//! Runs an effect under a claim, stores its result, and builds the caller's answer.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use super::hold::{Attempt, Claim, Completed, NotBegun, Running};
 use crate::outcome::{Body, Outcome};
 use crate::store::{self, ErrorKind};
 
-/// The kind of outcomes that hold a value as JSON.
+/// The kind of outcomes that contain a value as JSON.
 const JSON: &str = "json";
 
 /// How an effect ended.
@@ -27,16 +27,16 @@ pub(super) enum Ended<T, E> {
     TimedOut,
 }
 
-/// What became of one claim.
+/// The result of one claim.
 pub(super) enum Tried<T, E, F> {
     Ended(Result<Answer<T>, RunError<E>>),
-    /// The claim was lost before the effect began: here it is, for another claim.
+    /// The claim was lost before the effect began. Contains the effect, for another claim.
     NotStarted(F),
 }
 
 impl Inner {
-    /// Begins and runs the effect. It begins here, in the effect's own task, and not before: a runtime that is busy
-    /// for a lease between claim and effect would start the effect of a claim that is over.
+    /// Begins and runs the effect. The begin happens here, in the effect's own task: otherwise a runtime that is busy
+    /// for a lease between claim and effect would start the effect of an expired claim.
     pub(super) async fn try_run<T, E, F, Fut>(
         self: &Arc<Self>,
         claim: Claim,
@@ -64,7 +64,7 @@ impl Inner {
         Tried::Ended(self.conclude(running, ended, ask).await)
     }
 
-    /// Writes down how the effect ended, and makes the caller's answer of it.
+    /// Stores how the effect ended and builds the caller's answer.
     pub(super) async fn conclude<T, E>(
         self: &Arc<Self>,
         running: Running,
@@ -110,9 +110,9 @@ impl Inner {
         }
     }
 
-    /// The value as an outcome; a tombstone where it cannot be kept, for the effect happened all the same.
+    /// The value as an outcome. A tombstone if it cannot be stored, because the effect happened anyway.
     pub(super) fn encode<T: Serialize>(&self, value: &T) -> Outcome {
-        // A serialiser that panics or fails leaves its words out: they may quote the value, and later callers see them.
+        // Omits the message of a serialiser that panics or fails: it may quote the value, and later callers see it.
         match std::panic::catch_unwind(AssertUnwindSafe(|| serde_json::to_vec(value))) {
             Ok(Ok(body)) if body.len() <= self.max_outcome => Outcome::new(JSON, body),
             Ok(Ok(body)) => Outcome::tombstone(
@@ -123,7 +123,7 @@ impl Inner {
         }
     }
 
-    /// No claim lasted long enough to start the effect.
+    /// No claim was valid long enough to start the effect.
     pub(super) fn too_slow<E>(&self, ask: &Ask) -> RunError<E> {
         let (store, lease) = (self.store.as_ref(), ask.terms.lease);
         RunError::Store(store::Error::new(
@@ -136,7 +136,7 @@ impl Inner {
 }
 
 impl Acquired {
-    /// The outcome of what was not won, or why there is none.
+    /// The outcome of a claim that was not won, or why there is none.
     pub(super) fn outcome<E>(self) -> Result<Arc<Outcome>, RunError<E>> {
         match self {
             Self::Replay(outcome) => Ok(outcome),
@@ -145,7 +145,7 @@ impl Acquired {
             Self::InDoubt => Err(RunError::InDoubt),
             Self::Expired => Err(RunError::Expired),
             Self::TooManyWaiters { retry_after } => Err(RunError::TooManyWaiters { retry_after }),
-            // Dropped here, and so released.
+            // Dropped here, which releases it.
             Self::Won(_) => Err(RunError::InFlight { retry_after: Duration::ZERO }),
         }
     }
@@ -161,7 +161,7 @@ pub(super) fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer
     }
 }
 
-/// Polls an effect and turns its panic into an ending, so that a panic is recorded like any other.
+/// Polls an effect and turns its panic into a result, so that a panic is recorded like any other result.
 struct CatchUnwind<T, E>(Pin<Box<dyn Future<Output = Result<T, Failure<E>>> + Send>>);
 
 impl<T, E> Future for CatchUnwind<T, E> {
@@ -176,7 +176,7 @@ impl<T, E> Future for CatchUnwind<T, E> {
     }
 }
 
-/// An effect's task that did not come to its end: the runtime went away, or the effect panicked while it was stopped.
+/// An effect's task did not complete: the runtime was shut down, or the effect panicked while it was stopped.
 pub(super) fn stopped<E>(error: tokio::task::JoinError) -> RunError<E> {
     match error.try_into_panic() {
         Ok(panic) => RunError::Panicked(panic_message(panic.as_ref())),

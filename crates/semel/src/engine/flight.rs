@@ -1,7 +1,8 @@
-//! Waiters of one process for one key: they share one watch on the store.
+//! The waiters of one process for one key share one watch on the store.
 //!
-//! One of them leads: it watches the key and asks the store. What it learns ends the wait of all who came before it
-//! asked. When it leaves, because it won, gave up or was dropped, the next one leads, and goes on where it stopped.
+//! One of them leads: it watches the key and asks the store. Its answer ends the wait of all callers that came before
+//! it asked. When the leader leaves, because it won, gave up or was dropped, the next waiter leads and continues from
+//! the same state.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,42 +24,43 @@ const SHARDS: usize = 16;
 pub(super) struct Flights {
     shards: [Mutex<HashMap<RoomKey, Arc<Room>>>; SHARDS],
     waiters: AtomicUsize,
-    /// How many wait in each scope, of those in which somebody does.
+    /// Number of waiters per scope, for scopes that have any.
     scopes: Mutex<HashMap<Box<[u8]>, usize>>,
     caps: WaiterCaps,
 }
 
-/// Waiters for one key *and payload*: what ends the wait of one is the answer for each.
+/// Waiters for one key *and payload*: the answer that ends the wait of one is valid for all.
 type RoomKey = (KeyId, [u8; 32]);
 
 struct Room {
-    /// Whoever holds it leads.
+    /// The holder of this lock leads.
     vigil: Arc<tokio::sync::Mutex<Vigil>>,
     ended: watch::Sender<Option<Ended>>,
     /// Changed only under the lock of the room's shard.
     seats: AtomicUsize,
-    /// Until when the lease stood when it was last asked for.
+    /// Until when the lease was valid at the last answer.
     busy_until: Mutex<Instant>,
     /// When the store was last asked.
     asked: Mutex<Instant>,
 }
 
-/// What one leader hands on to the next.
+/// The state that a leader passes to the next.
 #[derive(Default)]
 pub(super) struct Vigil {
-    /// Made by the first leader, kept by all: no change between two leaders is missed.
+    /// Created by the first leader and kept by all, so that no change between two leaders is missed.
     pub(super) changes: Option<Watch>,
-    /// When the store is to be asked although nothing was pushed; at once where there is nothing yet. Without it
-    /// every leader would ask for itself, and when waiters leave one after the other, that is every waiter.
+    /// When to ask the store without a notification; immediately if `None`. Without this value each new leader would
+    /// ask the store, and when waiters leave one after the other, each of them becomes leader.
     pub(super) next: Option<Instant>,
 }
 
-/// How many callers may wait in this process. Beyond, they are refused at once.
+/// How many callers may wait in this process. Further callers are refused immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterCaps {
     /// For one key.
     pub per_key: usize,
-    /// For all keys of one scope, so that one tenant cannot take every place. Keys without a scope are not bound by it.
+    /// For all keys of one scope, so that one tenant cannot take every place. It does not apply to keys without a
+    /// scope.
     pub per_scope: usize,
     /// For all keys together.
     pub in_all: usize,
@@ -73,9 +75,9 @@ impl Default for WaiterCaps {
 /// Whether a caller may wait.
 pub(super) enum Joined {
     Seat(Seat),
-    /// Too many wait already.
+    /// The limit on waiting callers is reached.
     Full,
-    /// Nobody waits for this key, so nobody knows yet that it is busy.
+    /// No caller waits for this key, so it is not yet known to be in progress.
     NoRoom,
 }
 
@@ -93,7 +95,7 @@ impl Flights {
         &self.shards[usize::from(key.0.as_bytes()[0]) % SHARDS]
     }
 
-    /// Takes a seat among those who wait for this key already. `since` is when the caller came.
+    /// Takes a seat among the callers that already wait for this key. `since` is when the caller arrived.
     pub(super) fn join(
         self: &Arc<Self>,
         id: KeyId,
@@ -101,7 +103,7 @@ impl Flights {
         fingerprint: &Fingerprint,
         since: Instant,
     ) -> Joined {
-        // Most calls meet nobody, and need no lock to see that.
+        // Most calls meet no waiter and need no lock to see that.
         if self.waiters() == 0 {
             return Joined::NoRoom;
         }
@@ -113,7 +115,7 @@ impl Flights {
         }
     }
 
-    /// The same for a key that the store called busy: opens a room where there is none.
+    /// As `join`, for a key that is in progress according to the store: opens a room if there is none.
     pub(super) fn open(
         self: &Arc<Self>,
         id: KeyId,
@@ -142,7 +144,7 @@ impl Flights {
         joined
     }
 
-    /// To be called under the lock of the room's shard.
+    /// Must be called under the lock of the room's shard.
     fn sit(self: &Arc<Self>, key: RoomKey, scope: &[u8], room: &Arc<Room>, since: Instant) -> Joined {
         if room.seats.load(Ordering::Relaxed) >= self.caps.per_key {
             return Joined::Full;
@@ -157,12 +159,12 @@ impl Flights {
         Joined::Seat(Seat { flights, key, room, ended, since, _place: place })
     }
 
-    /// How many callers wait at present.
+    /// Number of callers that currently wait.
     pub(super) fn waiters(&self) -> usize {
         self.waiters.load(Ordering::Acquire)
     }
 
-    /// Whether nothing is remembered of any waiter.
+    /// True if no state of any waiter remains.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.waiters() == 0
@@ -170,7 +172,7 @@ impl Flights {
             && self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
-    /// Takes the room away if it is still this one.
+    /// Removes the room if it is still this one.
     fn close(rooms: &mut HashMap<RoomKey, Arc<Room>>, key: &RoomKey, room: &Arc<Room>) {
         if rooms.get(key).is_some_and(|present| Arc::ptr_eq(present, room)) {
             rooms.remove(key);
@@ -233,7 +235,7 @@ impl Seat {
         }
     }
 
-    /// What ended the wait, if it has ended by now.
+    /// The ending of the wait, if it has ended.
     pub(super) fn ended(&self) -> Option<Ending> {
         match self.ended.borrow().clone()?.turn(self.since) {
             Turn::Ended(ending) => Some(ending),
@@ -241,31 +243,31 @@ impl Seat {
         }
     }
 
-    /// Ends the wait of everybody in the room, with what the store was `asked` at that moment. Whoever comes later
-    /// finds a new room: an ending grows old.
+    /// Ends the wait of all callers in the room with the answer to a request that was sent at `asked`. Later callers
+    /// get a new room, because an answer becomes stale.
     pub(super) fn end(&self, asked: Instant, ending: Ending) {
         Flights::close(&mut self.flights.shard(&self.key).lock(), &self.key, &self.room);
         self.room.ended.send_replace(Some(Ended { asked, ending }));
     }
 
-    /// Notes for all that the store is being asked, now.
+    /// Records for the room that the store is being asked now.
     pub(super) fn asking(&self) -> Instant {
         let now = instant();
         *self.room.asked.lock() = now;
         now
     }
 
-    /// For how long nobody has asked.
+    /// The time since the last request to the store.
     pub(super) fn silence(&self) -> Silence {
         Silence(Arc::clone(&self.room))
     }
 
-    /// Notes for all how long the lease stands.
+    /// Records for the room how long the lease is valid.
     pub(super) fn busy_until(&self, moment: Instant) {
         *self.room.busy_until.lock() = moment;
     }
 
-    /// How long the lease still stands, as far as the room knows.
+    /// How long the lease is still valid, as far as the room knows.
     pub(super) fn lease_left(&self) -> Duration {
         self.room.busy_until.lock().saturating_duration_since(instant())
     }
@@ -281,7 +283,7 @@ impl Drop for Seat {
     }
 }
 
-/// The time since the store was last asked for a room.
+/// The time since the last request to the store for a room.
 pub(super) struct Silence(Arc<Room>);
 
 impl Silence {
@@ -289,7 +291,7 @@ impl Silence {
         *self.0.asked.lock()
     }
 
-    /// Whether it has lasted for `patience`, and this caller is the one to end it.
+    /// True if it has lasted for `patience` and this caller is the one to end it.
     pub(super) fn broken_by_me(&self, patience: Duration) -> bool {
         let now = instant();
         let mut asked = self.0.asked.lock();
@@ -301,18 +303,18 @@ impl Silence {
     }
 }
 
-/// What a seat waits for.
+/// What a seat gets.
 pub(super) enum Turn {
-    /// Ask the store, for as long as this is held.
+    /// Ask the store while this is held.
     Lead(OwnedMutexGuard<Vigil>),
-    /// Somebody else found out.
+    /// Another caller got the answer.
     Ended(Ending),
-    /// Somebody else found out, by a question from before this caller came. What it says may be over: a record
-    /// that was forgotten in between would come back to life.
+    /// Another caller got the answer to a request from before this caller arrived. It may be stale: a record that was
+    /// forgotten in between would come back.
     Late,
 }
 
-/// What ends the wait of all.
+/// The answer that ends the wait of all.
 #[derive(Clone, Debug)]
 pub(super) enum Ending {
     Replay(Arc<Outcome>),

@@ -1,18 +1,18 @@
-//! Two hints about keys, read off the share of replays (F4).
+//! Two hints that follow from the share of calls answered from the record.
 //!
-//! A few replays are healthy: networks fail, clients retry. Many mean that something upstream retries too eagerly.
-//! None at all, over a long time, mean that the keys probably change from try to try and catch nothing.
+//! A small share is healthy: networks fail and clients retry. A large share means that a client retries too eagerly.
+//! None at all over a long time means that the keys probably differ between retries and catch no duplicates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls per look: enough that a share above 5 % is no accident.
+/// Calls per sample. Large enough that a share above 5 % is not a coincidence.
 const SAMPLE: u64 = 1_000;
-/// Calls without a single replay before that is worth a word.
+/// Calls without a single answer from the record before the engine emits a hint.
 const LONG: u64 = 100_000;
-/// Replays per sample above which there is a hint: 5 %.
+/// Answers from the record per sample above which the engine emits a hint: 5 %.
 const HIGH: u64 = 50;
 
-/// Counts first runs and replays.
+/// Counts first runs and answers from the record.
 #[derive(Debug, Default)]
 pub(super) struct ReplayRate {
     calls: AtomicU64,
@@ -20,7 +20,7 @@ pub(super) struct ReplayRate {
     calls_since_replay: AtomicU64,
 }
 
-/// What the counts say.
+/// The hint that the counts give.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum RateHint {
     High { rate: f64 },
@@ -63,19 +63,16 @@ mod tests {
             .collect()
     }
 
-    // F4
     #[test]
     fn a_healthy_share_of_replays_is_not_worth_a_word() {
         assert_eq!(hints(200_000, 20), []);
     }
 
-    // F4
     #[test]
     fn above_five_percent_each_sample_says_so() {
         assert_eq!(hints(2_000, 10), [RateHint::High { rate: 0.1 }; 2]);
     }
 
-    // F4
     #[test]
     fn no_replay_over_a_long_time_says_so() {
         assert_eq!(hints(200_000, 0), [RateHint::Zero { calls: 100_000 }, RateHint::Zero { calls: 200_000 }]);

@@ -1,4 +1,4 @@
-//! A won claim, before and after its effect was started. What is dropped unfinished is given back.
+//! A won claim, before and after its effect starts. A claim that is dropped unfinished is given back.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::secret::{DerivedKey, Secret};
 use crate::store;
 use crate::time::instant;
 
-/// A claim that was won and whose effect has not started. Heartbeats keep it; dropping it releases it.
+/// A won claim whose effect has not started. Heartbeats renew it. Dropping it releases it.
 #[derive(Debug)]
 #[must_use = "a claim that is dropped is released: begin it"]
 pub struct Claim {
@@ -25,10 +25,10 @@ pub struct Claim {
     begin: Begin,
 }
 
-/// A claim whose effect may have started. Heartbeats keep it; dropping it abandons it, which is in doubt in
-/// `marked`.
+/// A claim whose effect may have started. Heartbeats renew it. Dropping it abandons it; in mode `marked` the key is
+/// then in doubt.
 #[derive(Debug)]
-#[must_use = "an effect that is dropped without a word is in doubt: complete, release or abandon it"]
+#[must_use = "an effect that is dropped without a result is in doubt: complete, release or abandon it"]
 pub struct Running {
     hold: Box<Hold>,
 }
@@ -37,40 +37,40 @@ pub struct Running {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NotBegun {
-    /// The claim no longer stands, or might not by the time the effect starts. Claim again.
+    /// The claim is no longer valid, or could expire before the effect starts. Claim again.
     Lost,
-    /// The store could not be asked. The claim was given back.
+    /// The store failed. The claim was given back.
     Store(store::Error),
 }
 
-/// What became of a completion.
+/// The result of a completion.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completed {
-    /// The outcome is kept.
+    /// The outcome is stored.
     Kept,
-    /// Somebody else's outcome stands. Answer with this one, never with your own.
+    /// Another caller's outcome is stored. Answer with that one, never with your own.
     Superseded(Arc<Outcome>),
-    /// Somebody else claimed meanwhile, and its outcome is not known yet.
+    /// Another caller claimed the key meanwhile, and its outcome is not known yet.
     Lost,
-    /// The store did not take it within a lease: the effect happened, and a later caller may never be told what
-    /// came of it. Where the store may recover, the background goes on trying for `in_flight_max`.
+    /// The store did not accept the outcome within a lease. The effect happened, and later callers may never get its
+    /// outcome. If the store may recover, the background thread retries for `in_flight_max`.
     NotStored(store::Error),
 }
 
-/// What became of a completion, and of the claim that stood against it.
+/// The result of a completion, including the claim that superseded it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Concluded {
-    /// The outcome is kept: answer with it.
+    /// The outcome is stored: answer with it.
     Kept,
-    /// As [`Completed::NotStored`]: answer with it, and say that it is not kept.
+    /// As [`Completed::NotStored`]: answer with your outcome, and say that it is not stored.
     NotStored(store::Error),
-    /// Somebody else's claim stands. Answer with what is known of that one; it is never [`Acquired::Won`].
+    /// Another caller's claim won. Answer with its result, which is never [`Acquired::Won`].
     Instead(Acquired),
 }
 
-/// What both kinds share.
+/// The state that `Claim` and `Running` share.
 struct Hold {
     inner: Arc<Inner>,
     tenure: Tenure,
@@ -79,14 +79,14 @@ struct Hold {
     secret: Arc<Secret>,
     held: Arc<Held>,
     ticket: Option<Ticket>,
-    /// Given on to the background if that has to write the last word.
+    /// Passed to the background thread if that has to write the result.
     counted: Option<Counted>,
-    /// What to write if this is dropped; none once the record knows.
+    /// The command to write if this is dropped; `None` once the record has the result.
     on_drop: Option<Command>,
 }
 
 impl Claim {
-    /// What was asked for and won; `sent` is from before the store was asked.
+    /// `sent` is the time before the store was asked.
     pub(super) fn new(inner: &Arc<Inner>, ask: &Ask, win: Win, sent: Instant) -> Self {
         let Ask { subject, fingerprint, terms, begin, secret, .. } = ask;
         let held = Arc::new(Held::new(sent, win.lease_left));
@@ -112,20 +112,20 @@ impl Claim {
         Self { hold: Box::new(hold), begin: *begin }
     }
 
-    /// What the effect needs to know.
+    /// The data that the effect may use.
     pub fn attempt(&self) -> Attempt {
         self.hold.attempt()
     }
 
-    /// The grant, for whoever finishes the claim in another process.
+    /// The grant, for a caller that finishes the claim in another process.
     pub fn grant(&self) -> Grant {
         self.hold.win.grant
     }
 
-    /// Marks that the effect may start, and checks that the claim still stands long enough to start it. Call it
-    /// as the last thing before the effect.
+    /// Marks that the effect may start, and checks that the claim is valid long enough to start it. Call it
+    /// immediately before the effect.
     ///
-    /// Where the claim carried the mark already, nothing is sent. Cancel-safe: dropped midway, the claim is
+    /// If the claim already carried the mark, nothing is sent. Cancel-safe: if the future is dropped, the claim is
     /// released, because nothing has started.
     ///
     /// # Errors
@@ -145,10 +145,10 @@ impl Claim {
                 Err(error) => return Err(NotBegun::Store(error)),
             }
         }
-        // A tenth of the lease is room for a slow thread between this line and the effect's first one.
+        // A tenth of the lease is the margin for a slow thread between this line and the first line of the effect.
         if self.hold.held.left() <= lease / 10 {
             self.hold.emit(&Event::SelfFenced);
-            // Written before the caller claims again: it would meet itself, as busy or in doubt.
+            // Written before the caller claims again. Otherwise it would find its own claim, in progress or in doubt.
             Box::pin(self.release()).await;
             return Err(NotBegun::Lost);
         }
@@ -163,25 +163,24 @@ impl Claim {
 }
 
 impl Running {
-    /// What the effect needs to know.
+    /// The data that the effect may use.
     pub fn attempt(&self) -> Attempt {
         self.hold.attempt()
     }
 
-    /// The grant, for whoever finishes the claim in another process.
+    /// The grant, for a caller that finishes the claim in another process.
     pub fn grant(&self) -> Grant {
         self.hold.win.grant
     }
 
-    /// When the claim ends for good, heartbeats or not: the moment to stop an effect that still runs.
+    /// When the claim expires regardless of heartbeats. Stop an effect that still runs at this time.
     pub fn limit(&self) -> Instant {
         self.hold.tenure.since + self.hold.tenure.terms.in_flight_max
     }
 
-    /// Keeps the outcome, for `retention` where the effect itself said how long. A write that does not get
-    /// through is repeated for as long as a lease lasts.
+    /// Stores the outcome, for `retention` if the effect chose one. Retries a failed write for the length of a lease.
     ///
-    /// Cancel-safe: dropped midway, the outcome is written by the background.
+    /// Cancel-safe: if the future is dropped, the background thread writes the outcome.
     pub async fn complete(mut self, outcome: &Arc<Outcome>, retention: Option<Duration>) -> Completed {
         let (id, fingerprint, grant) =
             (self.hold.tenure.subject.id, self.hold.fingerprint, self.hold.win.grant);
@@ -197,17 +196,17 @@ impl Running {
             Ok(Ruling::Lost { winner: Some(winner) }) => Completed::Superseded(winner),
             Ok(_) => Completed::Lost,
             Err(error) => {
-                // The background goes on where that can help. Otherwise whoever waits is told at once.
+                // The background thread retries if that can help. Otherwise the waiters learn it immediately.
                 self.hold.on_drop.get_or_insert(Command::Abandon(grant));
                 Completed::NotStored(error)
             }
         }
     }
 
-    /// As [`complete`](Self::complete), and where somebody else claimed meanwhile, waits for its outcome for at most
-    /// `wait`. It never claims anew: the effect ran already.
+    /// As [`complete`](Self::complete). If another caller claimed the key meanwhile, this waits for its outcome for
+    /// at most `wait`. It never claims again: the effect already ran.
     ///
-    /// Cancel-safe, as `complete` is.
+    /// Cancel-safe, like `complete`.
     pub async fn complete_or_follow(
         self,
         outcome: &Arc<Outcome>,
@@ -234,17 +233,17 @@ impl Running {
         }
     }
 
-    /// As [`release`](Self::release), and where the record refuses it, because the key was settled or somebody else
-    /// claimed it meanwhile, what is known of that: the stored outcome, after waiting for a running claim for at most
-    /// `wait`. Answer with this one, never with your own. `None` where nothing stands against your own answer.
+    /// As [`release`](Self::release). The record refuses the release if the key was settled or another caller claimed
+    /// it meanwhile. This then returns that result: the stored outcome, after at most `wait` for a claim in progress.
+    /// Answer with it, never with your own. `None` if your own answer is valid.
     ///
-    /// Cancel-safe, as `release` is. It is never [`Acquired::Won`].
+    /// Cancel-safe, like `release`. The result is never [`Acquired::Won`].
     pub async fn release_or_follow(self, wait: Duration) -> Option<Acquired> {
         let command = Command::Release(self.hold.win.grant);
         self.give_up_or_follow(command, wait).await
     }
 
-    /// The same for [`abandon`](Self::abandon).
+    /// As [`release_or_follow`](Self::release_or_follow), for [`abandon`](Self::abandon).
     pub async fn abandon_or_follow(self, wait: Duration) -> Option<Acquired> {
         let command = Command::Abandon(self.hold.win.grant);
         self.give_up_or_follow(command, wait).await
@@ -269,17 +268,17 @@ impl Running {
         Box::pin(inner.follow_holder(&ask)).await
     }
 
-    /// The effect's word that nothing happened: the key is free again (in `keyed` it stays bound).
+    /// The effect reports that nothing happened: the key is free again (in `keyed` it stays bound).
     pub async fn release(mut self) {
         let _ = self.hold.finish(Command::Release(self.hold.win.grant), instant()).await;
     }
 
-    /// The same, and the key stays bound to its payload.
+    /// As [`release`](Self::release), but the key stays bound to its payload.
     pub async fn bind(mut self) {
         let _ = self.hold.finish(Command::Bind(self.hold.win.grant), instant()).await;
     }
 
-    /// Gives up without knowing whether the effect happened: in doubt in `marked`, taken over in other modes.
+    /// Ends the claim without knowing whether the effect happened: in doubt in `marked`, taken over in other modes.
     pub async fn abandon(mut self) {
         let _ = self.hold.finish(Command::Abandon(self.hold.win.grant), instant()).await;
     }
@@ -294,7 +293,8 @@ impl Hold {
         self.inner.events.emit(&self.tenure.subject, event);
     }
 
-    /// Writes the last word about this claim. What does not get through within a lease is left to the background.
+    /// Writes the result of this claim. The background thread takes over if the write does not succeed within a
+    /// lease.
     async fn finish(&mut self, command: Command, now: Instant) -> Result<Ruling, store::Error> {
         self.held.finish();
         if matches!(command, Command::Abandon(_)) {
@@ -315,11 +315,11 @@ impl Drop for Hold {
         let Some(command) = self.on_drop.take() else { return };
         let before = if self.held.finish() { Before::Unanswered } else { Before::NotSent };
         let patience = match command {
-            // The lease does the same.
+            // The end of the lease has the same effect.
             Command::Abandon(_) => self.tenure.terms.lease,
             _ => self.tenure.terms.in_flight_max,
         };
-        // Held until it is written, so that nobody is told of a doubt that is none.
+        // Held until the result is written, so that no caller sees a doubt that does not exist.
         let ticket = self.ticket.take().filter(|_| !matches!(command, Command::Abandon(_)));
         let (inner, tenure, counted) = (Arc::clone(&self.inner), self.tenure.clone(), self.counted.take());
         self.inner.background.spawn(async move {
@@ -338,7 +338,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// What an effect is told about itself.
+/// The data that an effect may use about its attempt.
 #[derive(Clone)]
 pub struct Attempt {
     number: u32,
@@ -361,37 +361,37 @@ impl Attempt {
         }
     }
 
-    /// 1 for the first run of a key; more where it was taken over, or failed and the key stayed bound.
+    /// 1 for the first run of a key. Higher if the effect was taken over, or failed and the key stayed bound.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Grows with every claim of the key: hand it to a resource that refuses lower numbers.
+    /// Grows with every claim of the key. Pass it to a resource that rejects lower numbers.
     pub fn fence(&self) -> Fence {
         self.grant.fence()
     }
 
-    /// How often an operator asked for this key to be executed anew.
+    /// How often an operator asked for this key to be executed again.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// The key to send to `provider`: the same on every attempt of this epoch, different for every provider, and
-    /// nobody can read the caller's key from it.
+    /// The key to send to `provider`. It is the same on every attempt of this epoch and different for every provider,
+    /// and does not reveal the caller's key.
     pub fn derived_key(&self, provider: &str) -> DerivedKey {
         self.secret.derived_key(provider, self.subject.id, self.epoch.get())
     }
 
-    /// How long the claim surely stands. Zero: stop before the next step that cannot be taken back.
+    /// How long the claim is certainly valid. At zero, stop before the next irreversible step.
     pub fn time_left(&self) -> Duration {
         self.held.left()
     }
 }
 
 impl Engine {
-    /// The key to send to `provider` where the store cannot be asked: the same that [`Attempt::derived_key`] gives, as long
-    /// as no operator asked for `key` to be executed again. `None` for a key that cannot be used, and while the deployment's
-    /// secret is not known.
+    /// The key to send to `provider` without a call to the store. It equals [`Attempt::derived_key`] unless an
+    /// operator asked for `key` to be executed again. `None` for an invalid key, and while the deployment's secret is
+    /// not known.
     #[must_use]
     pub fn derived_key(&self, key: &Key, provider: &str) -> Option<DerivedKey> {
         let secret = self.inner.secret.get()?;

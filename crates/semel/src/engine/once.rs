@@ -1,4 +1,4 @@
-//! One call of one effect: what is asked, under which terms, and how it is run.
+//! One call of one effect: its key, its payload, its terms, and how it runs.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::fingerprint::{Payload, PayloadError};
 use crate::key::Key;
 use crate::record::{Begin, Mode, Terms, TermsError};
 
-/// How often an effect is claimed anew because its lease could have ended before it was started. Once happens when a
-/// machine stood still; more than that means that the store is slower than the lease.
+/// How often an effect is claimed again because its lease could have expired before the start. Once can happen when a
+/// machine paused. More means that the store is slower than the lease.
 const STARTS: usize = 3;
 
-/// A call that is about to be made once. Made by [`Engine::once`].
+/// A call that must happen once. Created by [`Engine::once`].
 #[derive(Debug)]
 #[must_use = "nothing runs until run, run_blocking or claim is called"]
 pub struct Once {
@@ -42,14 +42,15 @@ impl Once {
         Self { inner, key, payload, terms, begin, wait, request_id }
     }
 
-    /// Compares payloads: the same key with another `request` is a conflict. The request is compared as JSON:
-    /// member order does not matter, values do.
+    /// Compares payloads: the same key with another `request` is a conflict. The request is compared as JSON: the
+    /// order of members is ignored, their values are not.
     pub fn fingerprint(mut self, request: &(impl Serialize + ?Sized)) -> Self {
         self.payload = Payload::of(request);
         self
     }
 
-    /// The same, for a payload that was digested already: exact bytes, or JSON with exclusions.
+    /// As [`fingerprint`](Self::fingerprint), for a payload that is already hashed: exact bytes, or JSON with
+    /// exclusions.
     pub fn payload(mut self, payload: Payload) -> Self {
         self.payload = Ok(payload);
         self
@@ -61,33 +62,32 @@ impl Once {
         self
     }
 
-    /// All terms at once, instead of the engine's. Every record keeps them: shared ones take no room in it.
+    /// Sets all terms, instead of the engine's. Records store them; shared terms take no space.
     pub fn terms(mut self, terms: impl Into<Arc<Terms>>) -> Self {
         self.terms = terms.into();
         self
     }
 
-    /// How long to keep the outcome, instead of the engine's `retention`.
+    /// How long to store the outcome, instead of the engine's `retention`.
     pub fn retention(mut self, retention: Duration) -> Self {
         Arc::make_mut(&mut self.terms).retention = retention;
         self
     }
 
-    /// How long to wait for somebody else's effect, instead of the engine's `wait`. Zero refuses at once.
+    /// How long to wait for another caller's effect, instead of the engine's `wait`. Zero refuses immediately.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// The id of the request that asks, so that the record of its claim is found by it later: see
-    /// [`Owner::is_of_request`](crate::record::Owner::is_of_request). It changes nothing else.
+    /// The id of the caller's request. The record of its claim can later be found by it: see
+    /// [`Owner::is_of_request`](crate::record::Owner::is_of_request). It has no other effect.
     pub fn request_id(mut self, id: &str) -> Self {
         self.request_id = Some(id.into());
         self
     }
 
-    /// Sends the begin-mark as a step of its own, for effects that start long after the claim. Only [`claim`]
-    /// makes use of it.
+    /// Sends the begin mark as a separate step, for effects that start long after the claim. Only [`claim`] uses it.
     ///
     /// [`claim`]: Self::claim
     pub fn begin_later(mut self) -> Self {
@@ -95,25 +95,25 @@ impl Once {
         self
     }
 
-    /// Claims the key and leaves the rest to the caller: for surfaces that begin, stream and complete by
-    /// themselves. Effects that are plain functions are better served by [`run`](Self::run).
+    /// Claims the key and leaves the rest to the caller: for surfaces that begin, stream and complete themselves. For
+    /// an effect that is a plain function use [`run`](Self::run).
     ///
-    /// Cancel-safe: a claim that is won while nobody listens is released.
+    /// Cancel-safe: a claim that is won after its caller was dropped is released.
     ///
     /// # Errors
-    /// A key, payload or terms that cannot be used, or a store that fails.
+    /// The key, the payload or the terms are invalid, or the store failed.
     pub async fn claim(mut self) -> Result<Acquired, RunError<std::convert::Infallible>> {
         let ask = self.ask().await?;
         Ok(self.inner.acquire(&ask).await?)
     }
 
-    /// Runs `effect` if nobody has, and answers with its value, or with the value of whoever ran it.
+    /// Runs `effect` if it has not run, and answers with its value, or with the value of the call that ran it.
     ///
-    /// The effect runs in a task of its own: a caller that is dropped changes nothing, the effect and its record
-    /// finish, and the next call gets the outcome. It is stopped at `in_flight_max`.
+    /// The effect runs in its own task. If the caller is dropped, the effect still completes, and the next call gets
+    /// the outcome. The effect is stopped at `in_flight_max`.
     ///
     /// # Errors
-    /// See [`RunError`]. The effect names its own errors [`Failure::Failed`] or [`Failure::Unknown`].
+    /// See [`RunError`]. The effect classifies its own errors as [`Failure::Failed`] or [`Failure::Unknown`].
     pub async fn run<T, E, F, Fut>(mut self, effect: F) -> Result<Answer<T>, RunError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -141,8 +141,8 @@ impl Once {
         Err(self.inner.too_slow(&ask))
     }
 
-    /// [`run`](Self::run) for callers that block. The effect runs on the calling thread, so it cannot be dropped
-    /// midway, nor stopped at `in_flight_max`.
+    /// [`run`](Self::run) for callers that block. The effect runs on the calling thread, so it can neither be dropped
+    /// nor stopped at `in_flight_max`.
     ///
     /// It may be called anywhere, but inside an async task it blocks that task's thread.
     ///
@@ -177,7 +177,7 @@ impl Once {
         Err(inner.too_slow(&ask))
     }
 
-    /// An effect that runs outside the store's transaction cannot commit with it, whatever its mode is called.
+    /// An effect outside the store's transaction cannot commit with it.
     fn refuse_atomic<E>(&self) -> Result<(), RunError<E>> {
         if self.terms.mode == Mode::Atomic { Err(RunError::NotInTransaction) } else { Ok(()) }
     }

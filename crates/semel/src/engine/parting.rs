@@ -1,4 +1,4 @@
-//! Writes that have to get through: repeated until the store has answered, by the owner or by the background.
+//! Writes that must succeed: the owner or the background thread repeats them until the store has answered.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use crate::record::{self, Begin, Command, Grant, Ruling, Terms};
 use crate::store::{self, ErrorKind};
 use crate::time::instant;
 
-/// Pauses between tries of a write that did not get through.
+/// Pauses between tries of a failed write.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the writes about one claim have in common.
+/// The data that all writes about one claim share.
 #[derive(Clone)]
 pub(super) struct Tenure {
     pub(super) subject: Arc<Subject>,
     pub(super) terms: Arc<Terms>,
-    /// When its claim was sent.
+    /// When the claim was sent.
     pub(super) since: Instant,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Before {
     Unanswered,
 }
 
-/// Pauses that grow, with some chance in them so that many writers do not come back at once.
+/// Growing pauses with jitter, so that many writers do not retry at the same time.
 pub(super) struct Pauses(Duration);
 
 impl Pauses {
@@ -46,8 +46,8 @@ impl Pauses {
 }
 
 impl Inner {
-    /// One question to the store. An answer that does not come within a third of a lease counts as lost, so that
-    /// the question can be put again while the lease still stands.
+    /// One request to the store. A missing answer counts as lost after a third of a lease, so that the request can be
+    /// repeated while the lease is valid.
     pub(super) async fn apply(
         &self,
         id: KeyId,
@@ -64,7 +64,7 @@ impl Inner {
     }
 
     /// Sends a command until the store has answered, at most until `give_up`. Every command here is fenced and
-    /// repeatable, so one whose fate is unknown is simply sent again.
+    /// repeatable, so a command with an unknown result is sent again.
     pub(super) async fn send(
         &self,
         tenure: &Tenure,
@@ -92,7 +92,7 @@ impl Inner {
                     );
                     Box::pin(self.background.sleep_until(instant() + pause)).await;
                 }
-                // Given up twice is given up: the try whose reply got lost has done it.
+                // The try whose reply was lost has already ended the claim.
                 Ok(Ruling::Lost { .. }) if before == Before::Unanswered && gives_up(command) => {
                     return Ok(Ruling::Accepted { lease_left: Duration::ZERO });
                 }
@@ -101,7 +101,7 @@ impl Inner {
         }
     }
 
-    /// Sends the last command of a claim, and says what came of it.
+    /// Sends the last command of a claim and returns its result.
     pub(super) async fn part(
         &self,
         tenure: &Tenure,
@@ -125,12 +125,12 @@ impl Inner {
         answered
     }
 
-    /// Gives back a claim whose answer nobody heard. It is asked for once more by the same owner: that tells its
-    /// fence, and leaves behind a stub that refuses the first packet should it still be under way.
+    /// Gives back a claim whose answer nobody received. The same owner claims once more. That returns its fence and
+    /// leaves a stub, which refuses the first packet if it arrives later.
     pub(super) fn give_back(self: &Arc<Self>, tenure: Tenure, mut claim: record::Claim) {
         let inner = Arc::clone(self);
         let counted = Counted::new(self);
-        // Not begun: if even this one's answer gets lost, the claim lapses and leaves no doubt behind.
+        // Without a begin mark: if this answer is lost too, the claim expires and leaves no doubt.
         claim.begin = Begin::Later;
         self.background.spawn(async move {
             let give_up = instant() + tenure.terms.in_flight_max;
@@ -151,7 +151,8 @@ impl Inner {
         });
     }
 
-    /// The grant under which a key is in doubt, if that is `claim`'s: its lease ended before it could be given back.
+    /// The grant under which a key is in doubt, if it is the grant of `claim`: its lease expired before it was given
+    /// back.
     async fn in_doubt_of(&self, tenure: &Tenure, claim: &record::Claim) -> Option<Grant> {
         let snapshot = self.store.get(tenure.subject.id).await.ok()??;
         let record = &snapshot.record;
@@ -159,7 +160,7 @@ impl Inner {
     }
 }
 
-/// Whether a command ends a claim without an outcome.
+/// True if a command ends a claim without an outcome.
 fn gives_up(command: &Command) -> bool {
     matches!(command, Command::Release(_) | Command::Bind(_) | Command::Abandon(_))
 }

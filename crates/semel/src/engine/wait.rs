@@ -1,4 +1,4 @@
-//! The bounded wait for whoever holds a claim.
+//! The bounded wait for the owner of a claim.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,21 +11,22 @@ use crate::record::Phase;
 use crate::store;
 use crate::time::instant;
 
-/// Dead owners push nothing, so waiters come back when the lease ends: a little later, and not all at once.
+/// A dead owner notifies nobody, so waiters ask again shortly after the lease expires. The jitter spreads their
+/// requests.
 const LEASE_END_JITTER: Duration = Duration::from_millis(200);
 
-/// After how many intervals without a question a leader counts as stuck.
+/// Number of backstop intervals without a request to the store after which a leader counts as stuck.
 const STUCK: u32 = 4;
 
 /// How a wait ended.
 pub(super) enum Waited {
     Over(Acquired),
-    /// With an answer from before the caller came: ask anew.
+    /// With an answer from before the caller arrived: ask the store again.
     Late,
 }
 
 impl Inner {
-    /// Waits until `deadline` at the latest. Dropping it frees the seat.
+    /// Waits at most until `deadline`. Dropping the future frees the seat.
     pub(super) async fn wait(
         self: &Arc<Self>,
         ask: &Ask,
@@ -35,7 +36,8 @@ impl Inner {
         let began = instant();
         let waited = tokio::select! {
             biased;
-            // First, so that a caller whose time is over does not lead: when many are over at once, each would ask.
+            // First, so that a caller whose wait has ended does not lead. When many waits end together, each caller
+            // would ask the store.
             () = self.background.sleep_until(deadline) => Ok(Waited::Over(match seat.ended() {
                 Some(ending) => self.ended(ask, ending),
                 None => Acquired::in_flight(ask, seat.lease_left()),
@@ -69,14 +71,14 @@ impl Inner {
             };
             let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
             let waited = end(seat, asked, acquired);
-            // Only now: the next leader must find the room ended, or it would ask as well.
+            // Not earlier: the next leader must see that the room has ended, or it would ask the store too.
             drop(vigil);
             return Ok(waited);
         }
     }
 
-    /// Returns to one of the waiters at a time when nobody has asked for long: the thread of whoever leads is
-    /// blocked, or its question hangs.
+    /// Returns for one waiter at a time when no leader has asked the store for long: the leader's thread is blocked,
+    /// or its request hangs.
     async fn leader_stuck(&self, silence: Silence) {
         let patience = self.backstop * STUCK;
         loop {
@@ -87,7 +89,7 @@ impl Inner {
         }
     }
 
-    /// Asks the store whenever the key changes, its lease ends, or the backstop says so.
+    /// Asks the store when the key changes, when its lease expires and at every backstop.
     async fn lead(
         self: &Arc<Self>,
         ask: &Ask,
@@ -95,7 +97,7 @@ impl Inner {
         vigil: &mut Vigil,
     ) -> Result<(Instant, Acquired), store::Error> {
         let Vigil { changes, next } = vigil;
-        // Subscribed before the first question, so that nothing in between is missed.
+        // Subscribes before the first request, so that no change in between is missed.
         let changes = changes.get_or_insert_with(|| self.store.watch(ask.subject.id));
         loop {
             if let Some(next) = *next {
@@ -106,7 +108,7 @@ impl Inner {
                 }
             }
             let asked = seat.asking();
-            // Stands if this question is dropped or fails, and for whoever leads after this caller has won.
+            // Remains valid if this request is dropped or fails, and for the next leader after this caller has won.
             *next = Some(asked + self.backstop);
             match self.ask_store(ask, ReplayedFrom::Wait).await? {
                 Step::Final(acquired) => return Ok((asked, acquired)),
@@ -131,14 +133,14 @@ impl Inner {
         }
     }
 
-    /// Waits for the outcome of whoever took a claim over, and never claims itself: the effect ran already.
+    /// Waits for the outcome of the owner that took a claim over. It never claims: the effect already ran.
     pub(super) async fn follow(self: &Arc<Self>, ask: &Ask) -> Acquired {
         let followed = self.follow_while(ask, Unheld::WaitOn).await;
         followed.unwrap_or_else(|| Acquired::in_flight(ask, Duration::ZERO))
     }
 
-    /// The same for an owner that has no outcome of its own. `None` where nobody holds the key and nothing is stored:
-    /// there is nothing to wait for.
+    /// As `follow`, for an owner without an outcome. `None` if the key is free and has no outcome: there is nothing
+    /// to wait for.
     pub(super) async fn follow_holder(self: &Arc<Self>, ask: &Ask) -> Option<Acquired> {
         self.follow_while(ask, Unheld::Stop).await
     }
@@ -148,7 +150,7 @@ impl Inner {
         let mut changes = self.store.watch(ask.subject.id);
         let acquired = loop {
             let limit = deadline.max(instant() + ask.terms.lease / 3);
-            // A store that fails is asked again: there is nothing else to do for an effect that ran.
+            // Asks a failing store again: after an effect ran, nothing else can be done.
             let found = self.background.before(|| limit, self.store.get(ask.subject.id)).await;
             let mut lease_left = Duration::ZERO;
             if unheld == Unheld::Stop
@@ -186,14 +188,14 @@ impl Inner {
     }
 }
 
-/// What following does where nobody holds the key and nothing is stored.
+/// What following does when the key is free and has no outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unheld {
     WaitOn,
     Stop,
 }
 
-/// Tells the whole room what one of it found out.
+/// Gives all callers in the room what one of them found out.
 fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> Waited {
     let ending = match &acquired {
         Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),

@@ -1,4 +1,4 @@
-//! Keys from content: the hash of what is to be done.
+//! Keys from content: the hash of the payload.
 
 use std::fmt;
 use std::str;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::canonical::{CanonicalError, Exclusions, Limits, canonicalize};
 use crate::fingerprint::PayloadError;
 
-/// Which hash makes a [`ContentHash`].
+/// The hash function of a [`ContentHash`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -37,7 +37,7 @@ pub enum Algorithm {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentHash {
-    /// Kept as text, because that is what goes into a key.
+    /// Stored as text, because a key contains the text.
     hex: [u8; 64],
 }
 
@@ -127,7 +127,7 @@ mod tests {
         Exclusions::none()
     }
 
-    // F1: printf '%s' '{"amount":12.5,"id":"7f"}' | sha256sum, and printf 0 | b3sum
+    // printf '%s' '{"amount":12.5,"id":"7f"}' | sha256sum, and printf 0 | b3sum
     #[test]
     fn other_languages_can_compute_it() {
         let hash = ContentHash::of_json(br#"{ "id": "7f", "amount": 12.50 }"#, &none()).unwrap();
@@ -136,7 +136,6 @@ mod tests {
         assert_eq!(hash.as_str(), "4d067153ac729a4a7e8220c97935ffba67487860d58298ceeb23864369867d9f");
     }
 
-    // F1
     #[test]
     fn order_and_excluded_fields_do_not_count() {
         let volatile = Exclusions::new(["/sent_at", "/meta/retry", "/items/1/ts"]).unwrap();
@@ -151,7 +150,7 @@ mod tests {
         assert_ne!(one, hash(r#"{"items":[{"ts":1},{"n":4}],"meta":{"by":"x"}}"#));
     }
 
-    // F1: decimals, dates and UUIDs are text or exact numbers on the wire, so they hash alike everywhere.
+    // Decimals, dates and UUIDs are text or exact numbers on the wire, so they hash alike everywhere.
     #[test]
     fn values_and_their_texts_agree() {
         #[derive(Serialize)]
@@ -176,7 +175,6 @@ mod tests {
         assert_ne!(hash, ContentHash::of_with(Algorithm::Blake3, &order, &none()).unwrap());
     }
 
-    // F6
     #[test]
     fn a_hash_is_a_value() {
         let hash = ContentHash::of_json(b"[]", &none()).unwrap();

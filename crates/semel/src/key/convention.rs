@@ -1,7 +1,7 @@
 //! The convention for keys that people agree on: `<domain>:<user>:<entity>:<operation>:<version>`.
 //!
 //! The same effect gets the same key from every caller and in every language, and a person can read it. The parts
-//! must not hold the separator, so the text can be taken apart in one way only.
+//! must not contain the separator, so the text can be parsed in one way only.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,9 +12,9 @@ const SEPARATOR: char = ':';
 
 /// A business key: `<domain>:<user>:<entity>:<operation>:<version>`.
 ///
-/// As a [`Key`] its namespace is `<domain>:<operation>` (what is done), its scope `<user>` (who), its value
-/// `<entity>:<version>` (to what). So the hint of a record shows the entity, limits and lists per operation work,
-/// and users never meet.
+/// As a [`Key`] its namespace is `<domain>:<operation>` (the operation), its scope `<user>` (the caller), its value
+/// `<entity>:<version>` (the object). The hint of a record therefore shows the entity, limits and lists work per
+/// operation, and keys of two users never collide.
 ///
 /// ```
 /// use semel::key::{BusinessKey, Key};
@@ -100,32 +100,32 @@ pub struct BusinessKeyBuilder {
 }
 
 impl BusinessKeyBuilder {
-    /// The part of the business: `billing`.
+    /// The business domain: `billing`.
     pub fn domain(self, part: impl Into<String>) -> Self {
         self.set(Field::Domain, part.into())
     }
 
-    /// Whose effect it is: a user, account or tenant.
+    /// The user, account or tenant of the effect.
     pub fn user(self, part: impl Into<String>) -> Self {
         self.set(Field::User, part.into())
     }
 
-    /// What it is done to: `invoice-2041`.
+    /// The object of the operation: `invoice-2041`.
     pub fn entity(self, part: impl Into<String>) -> Self {
         self.set(Field::Entity, part.into())
     }
 
-    /// What is done: `send`.
+    /// The operation: `send`.
     pub fn operation(self, part: impl Into<String>) -> Self {
         self.set(Field::Operation, part.into())
     }
 
-    /// Which state of the entity it is done to; a new version is a new effect.
+    /// The version of the entity; a new version is a new effect.
     pub fn version(self, part: impl Into<String>) -> Self {
         self.set(Field::Version, part.into())
     }
 
-    /// Makes the key.
+    /// Builds the key.
     ///
     /// # Errors
     /// The first part that is missing or breaks a rule of the convention, by name and never with its content.
@@ -148,15 +148,15 @@ impl fmt::Debug for BusinessKeyBuilder {
 /// A part of a [`BusinessKey`], in the order in which they are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// The part of the business.
+    /// The business domain.
     Domain,
-    /// Whose effect it is.
+    /// The user, account or tenant.
     User,
-    /// What it is done to.
+    /// The object of the operation.
     Entity,
-    /// What is done.
+    /// The operation.
     Operation,
-    /// Which state of the entity it is done to.
+    /// The version of the entity.
     Version,
 }
 
@@ -168,7 +168,7 @@ impl Field {
     #[must_use]
     pub const fn limit(self) -> usize {
         match self {
-            // Both and a separator are the namespace.
+            // The namespace consists of both and a separator.
             Self::Domain | Self::Operation => 127,
             Self::User | Self::Entity | Self::Version => 255,
         }
@@ -201,30 +201,30 @@ fn check(field: Field, part: &str) -> Result<(), ConventionError> {
     }
 }
 
-/// Why a text or a set of parts is not a business key. No variant holds any of its content.
+/// Why a text or a set of parts is not a business key. No variant contains any of its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConventionError {
     /// A part was not set, or is empty.
     #[error("the {field} of the business key is missing or empty; every part must be given")]
     Empty {
-        /// Which part.
+        /// The part.
         field: Field,
     },
-    /// A part holds the separator.
+    /// A part contains the separator.
     #[error("the {field} of the business key has a ':' at byte {position}; use another character there")]
     Separator {
-        /// Which part.
+        /// The part.
         field: Field,
-        /// Where, in bytes from its start.
+        /// The position, in bytes from its start.
         position: usize,
     },
-    /// A part holds a control character.
+    /// A part contains a control character.
     #[error("the {field} of the business key has a control character at byte {position}; remove it")]
     Control {
-        /// Which part.
+        /// The part.
         field: Field,
-        /// Where, in bytes from its start.
+        /// The position, in bytes from its start.
         position: usize,
     },
     /// A part is longer than allowed.
@@ -232,7 +232,7 @@ pub enum ConventionError {
         "the {field} of the business key has {length} bytes, but at most {limit} are allowed; shorten it"
     )]
     TooLong {
-        /// Which part.
+        /// The part.
         field: Field,
         /// Its length in bytes.
         length: usize,
@@ -244,7 +244,7 @@ pub enum ConventionError {
         "a business key is <domain>:<user>:<entity>:<operation>:<version>, but this text has {found} part(s)"
     )]
     Parts {
-        /// How many there are.
+        /// The number of parts.
         found: usize,
     },
 }
@@ -265,7 +265,6 @@ mod tests {
             .build()
     }
 
-    // P4
     #[test]
     fn builder_and_parser_agree() {
         let key = with(Field::User, "jörg@example").unwrap();
@@ -276,7 +275,6 @@ mod tests {
         assert_eq!(format!("{key:?}"), "BusinessKey(e:v…)");
     }
 
-    // P4
     #[test]
     fn every_part_is_held_to_the_rules() {
         for field in Field::ALL {
@@ -295,7 +293,6 @@ mod tests {
         assert_eq!(BusinessKey::builder().build(), Err(ConventionError::Empty { field: Field::Domain }));
     }
 
-    // P4
     #[test]
     fn the_parser_refuses_other_shapes() {
         let parse = |text: &str| text.parse::<BusinessKey>().unwrap_err();
@@ -307,7 +304,6 @@ mod tests {
         assert_eq!(parse("a:b:c:d:e\0"), ConventionError::Control { field: Field::Version, position: 1 });
     }
 
-    // P4
     #[test]
     fn every_business_key_is_a_key_of_its_own() {
         let secret = Secret::from_bytes([1; 32]);

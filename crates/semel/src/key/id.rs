@@ -15,13 +15,13 @@ use crate::hex;
 pub struct KeyId([u8; 16]);
 
 impl KeyId {
-    /// Takes an id that a store kept.
+    /// An id that a store returned.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes that a store keeps.
+    /// The bytes for a store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -64,13 +64,13 @@ pub struct ParseKeyIdError;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Hint {
-    /// UTF-8, zeros behind it. In place: every claim carries a hint and every record keeps one.
+    /// UTF-8 padded with zeros. Stored inline: every claim and every record has a hint.
     bytes: [u8; Hint::LENGTH * char::MAX_LEN_UTF8],
     length: u8,
 }
 
 impl Hint {
-    /// How many characters a hint keeps.
+    /// Number of characters in a hint.
     pub const LENGTH: usize = 8;
 
     /// Takes the first [`LENGTH`](Self::LENGTH) characters of `value`.
@@ -82,7 +82,7 @@ impl Hint {
         hint
     }
 
-    /// The characters as they were given, nothing escaped.
+    /// The characters without escapes.
     #[must_use]
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.bytes[..usize::from(self.length)]).expect("cut between characters")
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    // injection: what a caller sends can not write its own log lines.
+    // A caller's input cannot write its own log lines.
     #[test]
     fn a_hint_is_short_and_safe_to_print() {
         assert_eq!(Hint::new("order-2041").to_string(), "order-20");

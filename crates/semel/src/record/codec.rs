@@ -1,7 +1,7 @@
-//! A record as bytes: what every store that keeps records outside this process writes.
+//! A record as bytes, as written by every store that holds records outside this process.
 //!
 //! Fixed little-endian fields behind a version byte, so that a script in a server can read and patch them by
-//! position. The table is a contract with what is on disk: a change needs a new version byte.
+//! position. The table is a contract with stored data: a change needs a new version byte.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -39,7 +39,7 @@ pub enum DecodeError {
         "the record has format {0}, this version of Semel reads format {VERSION}: upgrade Semel, or keep the data for the version that wrote it"
     )]
     Version(u8),
-    /// Too short, or a field holds what it cannot hold.
+    /// Too short, or a field has an invalid value.
     #[error("the record is damaged: its {0} cannot be read")]
     Damaged(&'static str),
 }
@@ -91,7 +91,7 @@ impl Record {
     /// Reads what [`Record::encode`] wrote.
     ///
     /// # Errors
-    /// Says which field is damaged, or that a newer version wrote it. Never panics, whatever the bytes.
+    /// Names the damaged field, or says that a newer version wrote the record. Never panics.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut input = Reader(bytes);
         let [version] = input.take("version")?;
@@ -158,7 +158,7 @@ impl Record {
     }
 }
 
-/// For stores that keep an outcome apart from the rest of its record.
+/// For stores that hold an outcome apart from the rest of its record.
 #[cfg(any(feature = "encryption", feature = "postgres"))]
 impl Outcome {
     pub(crate) fn encode(&self) -> Vec<u8> {

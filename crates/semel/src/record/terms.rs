@@ -1,11 +1,11 @@
-//! The small words of the rules: owner, fence, grant, epoch, mode, terms.
+//! The value types of the rules: owner, fence, grant, epoch, mode, terms.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// How many bytes of a token name its request. The others are random: two claims of one request are two owners.
+/// How many bytes of a token identify its request. The others are random: two claims of one request are two owners.
 const TAG: usize = 8;
 
 fn tag(request_id: &str) -> [u8; TAG] {
@@ -15,30 +15,31 @@ fn tag(request_id: &str) -> [u8; TAG] {
     tag
 }
 
-/// A random token for one attempt to claim. A repeated claim call knows itself by it.
+/// A random token for one attempt to claim. A repeated claim call is recognised by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; 16]);
 
 impl Owner {
-    /// A token that nobody else has.
+    /// A new unique token.
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// A token that nobody else has either, which shows for which request it was made: the record that it claims is found by
-    /// the request's id ([`is_of_request`](Self::is_of_request)), without a further entry in the store.
+    /// A new unique token that also identifies the request it was made for. The record that it claims can be found by
+    /// the request's id ([`is_of_request`](Self::is_of_request)), without another entry in the store.
     pub fn of_request(request_id: &str) -> Self {
         let mut bytes: [u8; 16] = rand::random();
         bytes[..TAG].copy_from_slice(&tag(request_id));
         Self(bytes)
     }
 
-    /// Whether the token was made for a request with this id. One that was not is taken for it once in 2⁶⁴ times.
+    /// True if the token was made for a request with this id. A token of another request matches by chance once in
+    /// 2⁶⁴ times.
     pub fn is_of_request(&self, request_id: &str) -> bool {
         self.0.starts_with(&tag(request_id))
     }
 
-    /// The token with these bytes, as another process was given it.
+    /// The token with these bytes, for a token from another process.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -59,7 +60,7 @@ impl fmt::Debug for Owner {
 
 /// A number that grows with every claim of a key and never goes back.
 ///
-/// Hand it to a resource that can compare numbers, and a late owner is refused there too.
+/// Pass it to a resource that can compare numbers, and that resource refuses a late owner too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
@@ -74,8 +75,8 @@ impl Fence {
         self.0
     }
 
-    /// The fence after this one: above it, above the floor, and not below the store's clock, so that neither
-    /// expiry nor a removed record nor an emptied store can take it back.
+    /// The next fence: above this one, above the floor, and not below the store's clock. Expiry, a removed record or
+    /// an emptied store therefore cannot make it go back.
     #[must_use]
     pub fn next(self, floor: Fence, now: Timestamp) -> Fence {
         Fence(self.0.saturating_add(1).max(floor.0.saturating_add(1)).max(now.as_micros()))
@@ -98,7 +99,7 @@ impl Epoch {
         Self(number)
     }
 
-    /// The number; 0 until somebody asks for a re-execution.
+    /// The number; 0 until an operator asks for a re-execution.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -116,50 +117,51 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The grant another process won, as it was told to it. Made-up parts are refused by the rules.
+    /// The grant that another process won. The rules refuse an invented grant.
     pub const fn from_parts(owner: Owner, fence: Fence) -> Self {
         Self { owner, fence }
     }
 
-    /// Who won.
+    /// The owner.
     pub const fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// With which fence.
+    /// The fence.
     pub const fn fence(&self) -> Fence {
         self.fence
     }
 }
 
-/// How an effect behaves when its owner is lost, and so what may be promised of it.
+/// How an effect behaves when its owner is lost, which determines the promise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Effect and outcome commit in one transaction: exactly one effect, never in doubt.
     Atomic,
-    /// The effect carries a derived key that its receiver honours: taken over, one effect at the receiver.
+    /// The effect carries a derived key that its receiver honours: taken over, with one effect at the receiver.
     Keyed,
-    /// Begun and owner lost is in doubt: at most one effect, and we say when we cannot know.
+    /// An effect that began and lost its owner is in doubt: at most one effect, and an unknown result is reported as
+    /// unknown.
     #[default]
     Marked,
     /// Taken over and run again: at least one effect, one outcome.
     Rerun,
 }
 
-/// The durations and the mode a claim is granted under. Kept in the record, so later writes need none.
+/// The durations and the mode of a claim. Stored in the record, so that later writes need not repeat them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// What may be promised of the effect.
+    /// The mode of the effect.
     pub mode: Mode,
-    /// How long a claim stands without a heartbeat.
+    /// How long a claim is valid without a heartbeat.
     pub lease: Duration,
-    /// How long a claim may be held at all, heartbeats or not.
+    /// How long a claim may be held, with heartbeats.
     pub in_flight_max: Duration,
-    /// How long an outcome is replayed, counted from complete.
+    /// How long callers are answered with an outcome, counted from its completion.
     pub retention: Duration,
-    /// How much longer it is replayed in fact, so that the edge is soft.
+    /// How much longer the outcome is still given, so that the edge is soft.
     pub grace: Duration,
-    /// How long after that the key is still remembered as expired.
+    /// How long after that the key is still known as expired.
     pub memory: Duration,
 }
 
@@ -176,14 +178,14 @@ impl Default for Terms {
     }
 }
 
-/// The longest duration the terms take: a hundred years, so that sums stay far from overflow.
+/// The longest allowed duration: a hundred years, so that sums cannot overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Terms {
-    /// Checks that the durations make sense together.
+    /// Checks that the durations are consistent.
     ///
     /// # Errors
-    /// Names the setting that cannot be, and what it has to be instead.
+    /// Names the invalid setting and its allowed values.
     pub fn check(&self) -> Result<(), TermsError> {
         let Self { mode: _, lease, in_flight_max, retention, grace, memory } = *self;
         let named = [
@@ -209,49 +211,49 @@ impl Terms {
     }
 }
 
-/// Durations that cannot stand together.
+/// Inconsistent durations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TermsError {
-    /// The lease is zero, or below what a clock can tell.
+    /// The lease is zero, or shorter than the resolution of the clock.
     #[error(
         "lease must be at least 1ms: a claim without a lease is lost the moment it is won; the default is 30s"
     )]
     NoLease,
-    /// A claim could not live as long as its own lease.
+    /// A claim could not last as long as its own lease.
     #[error(
         "in_flight_max ({in_flight_max:?}) is shorter than lease ({lease:?}): raise in_flight_max or shorten the lease"
     )]
     InFlightBelowLease {
-        /// As given.
+        /// The given value.
         in_flight_max: Duration,
-        /// As given.
+        /// The given value.
         lease: Duration,
     },
-    /// An outcome could be gone before its owner is given up.
+    /// An outcome could expire while its owner still counts as alive.
     #[error(
         "retention ({retention:?}) is shorter than lease ({lease:?}): an outcome could be forgotten while its owner still counts as alive; raise retention or shorten the lease"
     )]
     RetentionBelowLease {
-        /// As given.
+        /// The given value.
         retention: Duration,
-        /// As given.
+        /// The given value.
         lease: Duration,
     },
-    /// A waiter would outlive every claim it can wait for.
+    /// A waiter would wait longer than any claim can last.
     #[error(
         "wait ({wait:?}) is longer than in_flight_max ({in_flight_max:?}): no claim lives that long; shorten wait or raise in_flight_max"
     )]
     WaitAboveInFlight {
-        /// As given.
+        /// The given value.
         wait: Duration,
-        /// As given.
+        /// The given value.
         in_flight_max: Duration,
     },
     /// A duration beyond a hundred years.
     #[error("{setting} is longer than a hundred years: give a duration below that")]
     TooLong {
-        /// Which one.
+        /// The setting.
         setting: &'static str,
     },
 }

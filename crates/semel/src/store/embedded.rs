@@ -1,16 +1,16 @@
-//! The embedded store: SQLite in a folder of its own. Durable, one process, nothing to install.
+//! The embedded store: SQLite in its own folder. Durable, one process, nothing to install.
 //!
 //! ```text
 //!   callers ──► queue ──► writer thread: all that waits → one transaction → one sync ──► answers
 //!      └──────► readers: replays, refusals, listings; never behind a sync
 //! ```
 //!
-//! The writer executes the rules of [`crate::record`] inside a SQLite transaction. While one batch is synced the
-//! next gathers, so many claims share one sync and a lone one waits for nobody. What would change nothing (a
-//! replay, a busy key, a conflict) is answered by a reader.
+//! The writer executes the rules of [`crate::record`] inside a SQLite transaction. While one batch is synced the next
+//! one fills: many claims share one sync, and a single claim is not delayed. A reader answers a command that would
+//! change nothing (a stored outcome, a busy key, a conflict).
 //!
-//! Reads run on the caller's own thread. They take microseconds, wait for no sync and no other process, and
-//! handing them to another thread would cost more than they do.
+//! Reads run on the caller's own thread. They take microseconds, wait for no sync and no other process, and a hop to
+//! another thread would cost more.
 
 mod builder;
 mod check;
@@ -53,18 +53,18 @@ use crate::secret::Secret;
 use crate::sync::Mutex;
 use crate::time::Clock;
 
-/// Keeps records on disk: what was acknowledged survives a crash of the process and of the machine.
+/// Stores records on disk: acknowledged writes survive a crash of the process and of the machine.
 ///
-/// The path is a folder; it is made if it is missing. One opener at a time: a second one, in this process or
-/// another, is refused with [`ErrorKind::Locked`](super::ErrorKind::Locked). The lock ends with the process.
+/// The path is a folder, which is created if it is missing. Only one opener is allowed: a second one, in this process
+/// or another, fails with [`ErrorKind::Locked`](super::ErrorKind::Locked). The lock ends with the process.
 ///
 /// # Failures
-/// - No room: [`ErrorKind::Full`](super::ErrorKind::Full), nothing is changed, replays are still served, and it
-///   heals when there is room again.
+/// - No disk space: [`ErrorKind::Full`](super::ErrorKind::Full), nothing is changed, stored outcomes are still
+///   served, and the store recovers when there is space again.
 /// - A failed sync: [`ErrorKind::Poisoned`](super::ErrorKind::Poisoned). Nothing is acknowledged until a restart.
-/// - A damaged row: [`ErrorKind::Corrupt`](super::ErrorKind::Corrupt), never served and never taken for absent.
+/// - A damaged row: [`ErrorKind::Corrupt`](super::ErrorKind::Corrupt), never served and never treated as missing.
 ///
-/// Dropping the store executes what still waits, and closes the files; that can take as long as a sync.
+/// Dropping the store executes the waiting commands and closes the files, which can take as long as a sync.
 ///
 /// ```
 /// # fn main() -> Result<(), semel::store::Error> {
@@ -75,7 +75,7 @@ use crate::time::Clock;
 /// ```
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
-    /// Closed before the writer's connection, which tidies up behind itself as the last one.
+    /// Closed before the writer's connection: the last connection to close cleans up.
     readers: Option<Readers>,
     writer: Option<JoinHandle<()>>,
     sweep_cursor: Mutex<sweep::Cursor>,
@@ -88,8 +88,8 @@ impl EmbeddedStore {
     /// Blocks while it checks the files: do it before serving.
     ///
     /// # Errors
-    /// `Locked` where somebody has it open, `Setup` where the folder cannot be used, `Incompatible` where it
-    /// holds something else or a newer version's data, `Corrupt` where the data is damaged.
+    /// `Locked` if it is already open, `Setup` if the folder cannot be used, `Incompatible` if it contains other data
+    /// or data of a newer version, `Corrupt` if the data is damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::builder(path).open()
     }
@@ -104,14 +104,14 @@ impl EmbeddedStore {
         &self.path
     }
 
-    /// Runs `work` in a transaction on the writer, for tables of the caller's own beside Semel's. It is answered
-    /// once it is on disk, and undone when it fails. For an effect that happens once, use
+    /// Runs `work` in a transaction on the writer, for the caller's own tables beside Semel's. It is answered once it
+    /// is on disk, and rolled back if it fails. For an effect that happens once, use
     /// [`Once::run_in`](crate::engine::Once::run_in).
     ///
     /// Keep it short: every write waits for it. It must not begin, commit or roll back.
     ///
     /// # Errors
-    /// What SQLite said, or why the store takes no writes.
+    /// SQLite's error, or why the store accepts no writes.
     pub async fn transact<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -121,14 +121,15 @@ impl EmbeddedStore {
             .await
     }
 
-    /// Runs `work` on a connection that only reads, on the caller's own thread: for tables of the caller's own beside
-    /// Semel's. All of `work` sees one state of the file, with everything that was acknowledged before; it waits for no
+    /// Runs `work` on a read-only connection, on the caller's own thread: for the caller's own tables beside Semel's.
+    /// All of `work` sees one state of the file, including everything that was acknowledged before. It waits for no
     /// sync, and no record waits for it.
     ///
-    /// Keep it short: two such reads run at a time. It must not begin, commit or roll back, and cannot write.
+    /// Keep it short: at most two such reads run concurrently. It must not begin, commit or roll back, and cannot
+    /// write.
     ///
     /// # Errors
-    /// What SQLite said, or why the store answers nothing.
+    /// SQLite's error, or why the store cannot answer.
     pub fn read<T>(
         &self,
         work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>,
@@ -137,8 +138,7 @@ impl EmbeddedStore {
         self.readers().of_caller(work).map_err(|error| self.explain(&error.into()))
     }
 
-    /// The clock that decides in this store: for callers who keep rows of their own beside Semel's, and read the time
-    /// when these are written.
+    /// The clock of this store, for callers that have their own rows beside Semel's and need the time of a write.
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.shared.clock)
     }
@@ -147,7 +147,7 @@ impl EmbeddedStore {
     /// with what was applied: for `Receiver::receive_joined` of `semel-window`. Returns where the mark stands.
     ///
     /// # Errors
-    /// What SQLite said; a mark that was damaged is an error too, and never taken for absent.
+    /// SQLite's error. A damaged mark is an error too, and never treated as missing.
     pub fn raise_mark_in(
         transaction: &rusqlite::Transaction<'_>,
         mark: MarkId,
@@ -163,8 +163,8 @@ impl EmbeddedStore {
         })
     }
 
-    /// Runs `work` on the writer, inside its transaction; others' commands may share it. It is answered once
-    /// it is on disk, undone when it fails. Keep it short: everybody waits for it.
+    /// Runs `work` on the writer, inside its transaction, which other commands may share. It is answered once it is
+    /// on disk, and rolled back if it fails. Keep it short: every write waits for it.
     pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -173,13 +173,13 @@ impl EmbeddedStore {
         self.shared.write(work).await
     }
 
-    /// Checks everything in the file: its structure, and every row against its checksum.
+    /// Checks the whole file: its structure, and every row against its checksum.
     ///
-    /// Small files are checked whenever they are opened, and every sweep checks a few more rows; this is for a
-    /// large file that somebody worries about. It reads the whole file on a thread of its own; nobody waits for it.
+    /// Small files are checked whenever they are opened, and every sweep checks a few more rows. This is for a large
+    /// file that may be damaged. It reads the whole file on its own thread; no command waits for it.
     ///
     /// # Errors
-    /// `Corrupt`, with the first damaged place; `Setup` where no thread can be started.
+    /// `Corrupt`, with the first damaged place; `Setup` if no thread can be started.
     pub async fn verify(&self) -> Result<Verified, Error> {
         let (answer, answered) = oneshot::channel();
         let (shared, database) = (Arc::clone(&self.shared), self.path.join("semel.db"));
@@ -194,7 +194,7 @@ impl EmbeddedStore {
         };
         thread::Builder::new()
             .name("semel-verify".into())
-            // Whoever asked may be gone.
+            // The caller may have been dropped.
             .spawn(move || drop(answer.send(check())))
             .map_err(|error| folder::setup(&self.path, "no thread can be started for the check", error))?;
         answered.await.unwrap_or_else(|_| Err(self.shared.faults.panicked().into()))
@@ -208,20 +208,20 @@ impl EmbeddedStore {
         self.shared.explain(error)
     }
 
-    /// What a command would be answered without changing anything; `None` where it would.
+    /// The ruling of a command that changes nothing; `None` if it would change the record.
     fn settled(&self, id: KeyId, command: &Command) -> Result<Option<Ruling>, Error> {
         self.shared.check_poison()?;
         let Some(mut record) = self.readers().get(id).map_err(|error| self.explain(&error))? else {
             return Ok(None);
         };
-        // On a copy: a grant made here is not one. The floor matters only to grants.
+        // On a copy: a claim that is granted here does not count. The floor matters only to granted claims.
         Ok(match record.apply(command, self.shared.clock.now(), Fence::default()) {
             Ruling::Won(_) | Ruling::Accepted { .. } => None,
             ruling => Some(ruling),
         })
     }
 
-    /// Checks a few more rows, in passing: a damaged one shall be known before it is asked for.
+    /// Checks a few more rows, so that a damaged row is found before it is needed.
     fn scrub(&self, limit: usize) -> Result<(), Error> {
         self.shared.check_poison()?;
         let bad = self.readers().scrub(limit).map_err(|error| self.shared.faults.explain(&error))?;
@@ -369,8 +369,8 @@ impl Drop for EmbeddedStore {
         self.readers = None;
         self.shared.queue.close();
         let Some(writer) = self.writer.take() else { return };
-        // The writer wakes tasks, and a woken task can hold the last handle to this store: it must not wait
-        // for itself. It ends by itself either way.
+        // The writer wakes tasks, and a woken task can hold the last handle to this store: it must not join itself.
+        // It ends by itself either way.
         if writer.thread().id() != thread::current().id() && writer.join().is_err() {
             tracing::error!("the writer of the embedded store panicked");
         }

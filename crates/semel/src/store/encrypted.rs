@@ -1,30 +1,30 @@
-//! Outcomes sealed at rest: a store around any other one.
+//! Outcomes sealed at rest: a wrapper around any store.
 //!
-//! Everything of an outcome that can hold a caller's data (kind, metadata, body, the reason of a tombstone) is sealed
-//! with XChaCha20-Poly1305 before the store below sees it, and opened when it is replayed, read or listed. The id of
-//! the key stands in the sealed bytes. The record's id, the claim that wrote the outcome, and the format are bound as
-//! associated data. All else of a record stays as it is, since the store below rules by it: the fingerprint (a keyed
-//! hash), the first 8 characters of the key's value, times, owner and fence.
+//! Every part of an outcome that can contain a caller's data (kind, metadata, body, the reason of a tombstone) is
+//! sealed with XChaCha20-Poly1305 before the inner store sees it, and opened when it is read or listed. The sealed
+//! bytes contain the id of the sealing key. The record's id, the claim that wrote the outcome, and the format are
+//! bound as associated data. The rest of a record is not sealed, because the inner store applies the rules to it: the
+//! fingerprint (a keyed hash), the first 8 characters of the key's value, times, owner and fence.
 //!
 //! # Nonces
 //!
-//! A completion can be repeated: the same owner, fence and outcome are accepted again, and the store below finds out
-//! by comparing what it has with what it is given. With a random nonce the two would differ. So the nonce is made of
-//! what is sealed: keyed BLAKE3, under a sub-key of its own, over the record's id, the key's id, owner, fence and the
-//! whole plain outcome, 192 bits of it. Then
+//! A completion can be repeated: the same owner, fence and outcome are accepted again, and the inner store recognises
+//! the repeat by comparing the stored bytes with the new ones. With a random nonce the two would differ. The nonce is
+//! therefore derived from the sealed content: keyed BLAKE3, under a sub-key of its own, over the record's id, the
+//! key's id, owner, fence and the whole plain outcome, 192 bits of it. Then
 //!
 //! - the same completion gives the same bytes, in every process, and no store needs to know of sealing;
 //! - two different plain texts share a nonce only if the hash collides: at 2⁴⁸ outcomes under one key, with a
-//!   probability below 2⁻⁹⁶. That is the same chance that random nonces of this size have, and it does not hang on
-//!   the random source, which a copied virtual machine repeats;
-//! - equal bytes tell an onlooker only that one and the same completion was sent twice. Equal outcomes of two records,
-//!   or of two claims of one record, look unrelated.
+//!   probability below 2⁻⁹⁶. Random nonces of this size have the same chance, but depend on the random source, which
+//!   a copied virtual machine repeats;
+//! - equal bytes only reveal that the same completion was sent twice. Equal outcomes of two records, or of two claims
+//!   of one record, look unrelated.
 //!
-//! The other way, a digest of the plain outcome beside the sealed one, would have every store compare that digest
-//! instead, and would keep a hash of the outcome where the outcome itself must not be.
+//! The alternative, a digest of the plain outcome beside the sealed one, would require every store to compare that
+//! digest, and would store a hash of the outcome where the outcome itself must not be.
 //!
-//! Between a completion and its repeat the current key may change. The store below then refuses the repeat, and this one
-//! looks the record up: where the same owner, fence and outcome stand there, it is accepted after all.
+//! Between a completion and its repeat the current key may change. The inner store then refuses the repeat, and this
+//! store reads the record: if it has the same owner, fence and outcome, the repeat is accepted.
 
 mod keyring;
 mod seal;
@@ -49,13 +49,13 @@ use crate::sync::Mutex;
 
 pub use self::keyring::{Keyring, KeyringError, SealingKey};
 
-/// Seals outcomes before the store below keeps them.
+/// Seals outcomes before the inner store stores them.
 ///
 /// - **What it promises** and what not is in `docs/reference/encryption.md`. Whoever reads the store's files, dumps or network
 ///   learns no outcome; whoever changes them cannot make one up or move one to another key.
 /// - **A missing or wrong key is an error** that names the key's id. The effect is never run again for it.
-/// - **[`rotate`](Self::rotate)** changes the ring while calls go on.
-/// - `run_in` and `run_in_transaction` take this store in the place of the one below.
+/// - **[`rotate`](Self::rotate)** changes the ring without interrupting calls.
+/// - `run_in` and `run_in_transaction` take this store instead of the inner one.
 ///
 /// ```
 /// use semel::store::{EncryptedStore, Keyring, MemoryStore, SealingKey};
@@ -72,35 +72,35 @@ pub struct EncryptedStore<S: ?Sized = dyn Store> {
     inner: Arc<S>,
 }
 
-/// What to do with outcomes that were written before sealing was switched on.
+/// What to do with outcomes that were written before sealing was enabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
-    /// Replay them. Whoever can write to the store below can then put a plain outcome in the place of a sealed one.
+    /// Read them. A writer to the inner store can then replace a sealed outcome with a plain one.
     #[default]
     Read,
-    /// Refuse them. Switch to it one retention after sealing was switched on everywhere.
+    /// Refuse them. Choose it one retention after sealing was enabled everywhere.
     Refuse,
 }
 
-/// With which keys the outcomes of a store are sealed.
+/// Counts of outcomes by sealing key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sealings {
-    /// Outcomes by the id of their key, whether it is in the ring or not.
+    /// Outcomes by the id of their key, including keys that are not in the ring.
     pub by_key: BTreeMap<String, u64>,
     /// Outcomes that are not sealed.
     pub plain: u64,
 }
 
 impl<S: Store> EncryptedStore<S> {
-    /// Wraps a store. Outcomes that are in it already stay readable: see [`plain`](Self::plain).
+    /// Wraps a store. Its existing outcomes stay readable: see [`plain`](Self::plain).
     pub fn new(inner: S, keyring: Keyring) -> Self {
         Self::over(Arc::new(inner), keyring)
     }
 }
 
 impl<S: Store + ?Sized> EncryptedStore<S> {
-    /// Wraps a store that others hold too, or one that was chosen at run time.
+    /// Wraps a shared store, or one that was chosen at run time.
     pub fn over(inner: Arc<S>, keyring: Keyring) -> Self {
         let sealer = Sealer { ring: Mutex::new(Arc::new(keyring)), plain: Plain::default() };
         Self { sealer: Arc::new(sealer), inner }
@@ -113,11 +113,11 @@ impl<S: Store + ?Sized> EncryptedStore<S> {
         self
     }
 
-    /// Puts another ring in the place of the present one. What is under way ends with the ring it began with.
+    /// Replaces the ring. Calls in progress finish with the ring they began with.
     ///
-    /// Where several processes share the store, go in two steps: first give all of them a ring that also opens with
-    /// the new key, then make it the current one. Leave the old key in the ring for as long as
-    /// [`sealings`](Self::sealings) counts outcomes under it.
+    /// If several processes share the store, take two steps: first give all of them a ring that also opens with the
+    /// new key, then make it the current one. Leave the old key in the ring while [`sealings`](Self::sealings) counts
+    /// outcomes under it.
     pub fn rotate(&self, keyring: Keyring) {
         *self.sealer.ring.lock() = Arc::new(keyring);
     }
@@ -127,16 +127,16 @@ impl<S: Store + ?Sized> EncryptedStore<S> {
         self.sealer.ring().ids().map(str::to_owned).collect()
     }
 
-    /// The store below. What it shows of outcomes is sealed; what is written to it directly is not.
+    /// The inner store. It returns sealed outcomes, and data written to it directly is not sealed.
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
     }
 
-    /// Counts the outcomes that stand, by the key that sealed them. Reads every record: for an operator who wants to
-    /// take an old key out of the ring.
+    /// Counts the stored outcomes by the key that sealed them. Reads every record: for an operator who wants to
+    /// remove an old key from the ring.
     ///
     /// # Errors
-    /// Where the store below fails, or holds what is not a sealed outcome of this version.
+    /// The inner store failed, or contains data that is not a sealed outcome of this version.
     pub async fn sealings(&self) -> Result<Sealings, Error> {
         let mut found = Sealings::default();
         let mut after = None;
@@ -156,8 +156,8 @@ impl<S: Store + ?Sized> EncryptedStore<S> {
         }
     }
 
-    /// Whether what a refused completion said is what stands: then it was a repeat that the store below did not know
-    /// again. Where that cannot be read, the refusal stands; it shows the same outcome.
+    /// True if a refused completion is the stored one: it was a repeat that the inner store did not recognise. If the
+    /// record cannot be read, the refusal is final; it shows the same outcome.
     async fn stands(&self, id: KeyId, sent: &Sent) -> bool {
         let Ok(Some(Snapshot { record, now, .. })) = self.get(id).await else { return false };
         let mine = Grant::from_parts(record.owner, record.fence) == sent.grant;
@@ -170,13 +170,13 @@ impl<S: Store + ?Sized> EncryptedStore<S> {
     }
 }
 
-/// Seals what goes down and opens what comes up.
+/// Seals outcomes on the way to the inner store and opens them on the way back.
 pub(crate) struct Sealer {
     ring: Mutex<Arc<Keyring>>,
     plain: Plain,
 }
 
-/// What a completion said, to know it again.
+/// The content of a completion, to recognise a repeat.
 pub(crate) struct Sent {
     grant: Grant,
     outcome: Arc<Outcome>,
@@ -191,7 +191,7 @@ impl Sealer {
         seal::seal(self.ring().current(), id, origin, outcome)
     }
 
-    /// The command as the store below may see it.
+    /// The command for the inner store.
     pub(crate) fn seal_command(&self, id: KeyId, command: Command) -> (Command, Option<Sent>) {
         match command {
             Command::Complete { grant, fingerprint, outcome, retention } => {
@@ -215,8 +215,8 @@ impl Sealer {
         }
     }
 
-    /// The ruling as the caller may see it. An error says that nothing was changed: only rulings that change nothing
-    /// carry an outcome.
+    /// The ruling for the caller. An error means that nothing was changed: only rulings that change nothing carry an
+    /// outcome.
     pub(crate) fn open_ruling(&self, id: KeyId, ruling: Ruling) -> Result<Ruling, Error> {
         Ok(match ruling {
             Ruling::Replay { outcome, expires_in } => {
@@ -254,7 +254,7 @@ impl Sealer {
     fn open_snapshot(&self, mut snapshot: Snapshot) -> Result<Snapshot, Error> {
         let Snapshot { id, record, now } = &mut snapshot;
         let State::Done(outcome) = &record.state else { return Ok(snapshot) };
-        // An outcome that is over is given to nobody, so its key need not be there any more.
+        // An expired outcome is given to no caller, so its key is not needed any more.
         if record.outcome(*now).is_none() {
             record.state = State::Expired;
             return Ok(snapshot);

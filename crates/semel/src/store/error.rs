@@ -1,10 +1,10 @@
-//! How a store fails.
+//! Store errors.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-/// A store could not do what was asked. Whether it may have been done all the same is in the [`ErrorKind`].
+/// A store operation failed. The [`ErrorKind`] says whether it may have taken effect.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -13,73 +13,74 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// What sort of failure it was, and so what a caller may do about it.
+/// The kind of failure, which determines what the caller may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store cannot be reached or is overloaded; nothing was changed. Try again.
+    /// The store is unreachable or overloaded; nothing was changed. Retry.
     Unavailable,
-    /// The command was sent and its fate is unknown. Repeat it unchanged, never with another owner.
+    /// The command was sent and its result is unknown. Repeat it unchanged, never with another owner.
     Ambiguous,
-    /// There is no room; nothing was changed. Try again once there is.
+    /// There is no space; nothing was changed. Retry once there is.
     Full,
-    /// The store holds as much as it may, so it takes no new key; nothing was changed. Keys that it knows are served.
+    /// The store has reached its maximum size and accepts no new key; nothing was changed. Known keys are served.
     OverCapacity,
-    /// More new keys come than the limit allows; nothing was changed. Keys that the store knows are served.
+    /// The rate of new keys is above the limit; nothing was changed. Known keys are served.
     TooManyNewKeys,
-    /// A sync failed: what is on disk is no longer known. Nothing is acknowledged until a restart.
+    /// A sync failed: the state on disk is unknown. Nothing is acknowledged until a restart.
     Poisoned,
-    /// What was read is not what was written. It is never served.
+    /// The data read is not the data written. It is never served.
     Corrupt,
     /// The data was written by a newer version, or is not Semel's.
     Incompatible,
-    /// Somebody else has it open.
+    /// Another process has it open.
     Locked,
-    /// The store is set up in a way that cannot work, e.g. a folder that may not be written.
+    /// The store's configuration cannot work, e.g. a folder that is not writable.
     Setup,
-    /// The store keeps another secret than the one it gave this process: its data were lost or replaced. Nothing was
-    /// changed, and nothing is granted until the process is restarted, because the same keys have other ids elsewhere.
+    /// The store holds another secret than the one it gave this process: its data were lost or replaced. Nothing was
+    /// changed, and no claim is granted until the process is restarted, because the same keys have other ids
+    /// elsewhere.
     SecretDiffers,
     /// The store was closed.
     Closed,
 }
 
 impl Error {
-    /// An error of this kind. The message names the thing and the way out; it never holds a key or a body.
+    /// An error of this kind. The message names the cause and the remedy; it never contains a key or a body.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after: None, source: None }
     }
 
-    /// The same error with the one that caused it.
+    /// Adds the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The same error with when to try again.
+    /// Adds the time after which to retry.
     #[must_use]
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after);
         self
     }
 
-    /// When to try again, where the store knows.
+    /// When to retry, if the store knows.
     pub const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Whether a limit on new keys refused a claim. The store works, and serves the keys that it knows.
+    /// True if a limit on new keys refused a claim. The store works and serves known keys.
     pub const fn is_over_limit(&self) -> bool {
         matches!(self.kind, ErrorKind::OverCapacity | ErrorKind::TooManyNewKeys)
     }
 
-    /// What sort of failure it was.
+    /// The kind of failure.
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether the same call may succeed later without anybody repairing anything.
+    /// True if the same call may succeed later without a repair.
     pub const fn is_retryable(&self) -> bool {
         self.is_over_limit()
             || matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Full)

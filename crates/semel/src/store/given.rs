@@ -1,7 +1,8 @@
-//! The secret that a store gave this process, compared with the one that the store keeps now.
+//! Compares the secret that a store gave this process with the one that it holds now.
 //!
 //! The id of a key depends on the secret. Two processes with two secrets would not see each other's claims, and each
-//! would run the effect of the same key. So a store that gave a secret grants a claim only while it keeps that secret.
+//! would run the effect of the same key. A store that gave a secret therefore grants a claim only while it holds that
+//! secret.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,21 +14,20 @@ use sha2::{Digest as _, Sha256};
 use super::{Error, ErrorKind};
 use crate::secret::Secret;
 
-/// The one secret that everything above this store uses. Empty where the secret was configured: nothing is compared
-/// then.
+/// The secret that everything above this store uses. Empty if the secret was configured; nothing is compared then.
 #[derive(Default)]
 pub(super) struct GivenSecret {
     secret: OnceLock<Secret>,
     differs: AtomicBool,
 }
 
-/// What the store was found to keep, beside what it gave.
+/// The secret that the store holds, compared with the one it gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Same,
-    /// None at all: the data were lost.
+    /// None: the data were lost.
     Nothing,
-    /// Another process has made a new one since.
+    /// Another process has created a new one since.
     Other,
 }
 
@@ -42,14 +42,14 @@ impl GivenSecret {
         self.secret.get().map(|secret| Sha256::digest(secret.expose()).into())
     }
 
-    /// Gives a secret to the process: the first one stays the only one.
+    /// Sets the secret of the process; the first one is final.
     pub(super) fn give(&self, kept: &Secret, store: &dyn fmt::Display) -> Result<Secret, Error> {
         let given = self.secret.get_or_init(|| kept.clone());
         let kept = self.compare(Some(kept.expose()));
         if self.found(kept, store) { Ok(given.clone()) } else { Err(Self::error(store)) }
     }
 
-    /// Compares what the store keeps with what it gave. Nothing differs where it gave none.
+    /// Compares the stored secret with the given one. Without a given one nothing differs.
     pub(super) fn compare(&self, kept: Option<&[u8]>) -> Kept {
         match (self.secret.get(), kept) {
             (None, _) => Kept::Same,
@@ -59,7 +59,7 @@ impl GivenSecret {
         }
     }
 
-    /// Remembers what was found last, and says where that changed. Returns whether this process may answer.
+    /// Remembers the last finding and logs a change. Returns true if this process may answer.
     pub(super) fn found(&self, kept: Kept, store: &dyn fmt::Display) -> bool {
         let differs = kept == Kept::Other;
         match (self.differs.swap(differs, Ordering::AcqRel), differs) {
@@ -67,11 +67,11 @@ impl GivenSecret {
                 tracing::error!(
                     %store,
                     secret_differs = true,
-                    "the store keeps another secret than this process uses: it grants no claims until it is restarted"
+                    "the store holds another secret than this process: restart the process to grant claims"
                 );
             }
             (true, false) => {
-                tracing::info!(%store, "the store keeps the secret of this process again: claims are granted");
+                tracing::info!(%store, "the store holds the secret of this process again: claims are granted");
             }
             _ => {}
         }
@@ -84,7 +84,7 @@ impl GivenSecret {
         self.differs.load(Ordering::Acquire).then(|| Self::error(store))
     }
 
-    /// Refuses what another secret was found for.
+    /// The error for a store with another secret.
     pub(super) fn error(store: &dyn fmt::Display) -> Error {
         let message = format!(
             "{store} keeps another secret than this process uses: its data were lost or replaced, and another process \

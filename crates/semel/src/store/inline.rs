@@ -1,8 +1,8 @@
 //! Work of a store's own runtime that its caller polls.
 //!
-//! A hop to the store's thread and back costs two wake-ups, some tens of microseconds. Sockets and timers do not care who
-//! polls them: they belong to the runtime in whose context they were made, and its thread says when they are ready. So
-//! the caller's task sends and reads by itself, and nothing depends on what runtime it is on, or whether on any.
+//! A hop to the store's thread and back costs two wake-ups, some tens of microseconds. Sockets and timers may be
+//! polled by any task: they belong to the runtime in whose context they were created, and its thread reports when
+//! they are ready. The caller's task therefore sends and reads itself, on any runtime or none.
 
 use std::fmt;
 use std::pin::Pin;
@@ -12,8 +12,8 @@ use tokio::runtime::Handle;
 
 use super::BoxFuture;
 
-/// Polls `work` in the context of the store's runtime. Dropped once it has begun, it is carried to its end there: no
-/// exchange with a server is left half done.
+/// Polls `work` in the context of the store's runtime. If it is dropped after it has begun, the runtime completes it:
+/// no exchange with a server stays half done.
 ///
 /// Not for work that holds a lock while it waits: a caller may stop polling for any time.
 pub(super) struct Inline<T: Send + 'static> {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::engine::block_on::block_on;
 
-    /// A runtime on a thread of its own, as a store has one.
+    /// A runtime on its own thread, as a store has one.
     fn runtime() -> (Handle, oneshot::Sender<()>) {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let handle = runtime.handle().clone();

@@ -1,12 +1,12 @@
-//! Limits on what invented keys can cost: a store around any other one.
+//! Limits on the cost of invented keys: a wrapper around any store.
 //!
-//! A client that can reach a gateway can invent keys, and principals to go with them. Limits for each principal do not
-//! bound that, so this store bounds all of it: the bytes that are kept, and the rate of new keys. Beyond a limit only *new*
-//! keys are refused. A key that the store knows is claimed, completed, replayed and settled as ever, so work in flight
-//! ends and retries get their answers.
+//! A client that can reach a gateway can invent keys and principals. Limits per principal do not bound that, so this
+//! store limits the total: the stored bytes, and the rate of new keys. Above a limit it refuses only *new* keys. A
+//! known key is claimed, completed, answered and settled as usual, so work in progress ends and retries get their
+//! answers.
 //!
-//! The bytes are measured from time to time ([`LimitedStore::measure`]). Between two measurements the store counts what
-//! it passes on, so a flood does not slip through in the meantime. Nothing is refused before the first measurement.
+//! The bytes are measured periodically ([`LimitedStore::measure`]). Between two measurements the store counts the
+//! bytes that it passes on, so a flood does not go unnoticed. Nothing is refused before the first measurement.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,19 +23,19 @@ use crate::secret::Secret;
 use crate::sync::Mutex;
 use crate::time::instant;
 
-/// About what a record takes beside its outcome, indexes included.
+/// Approximate size of a record without its outcome, indexes included.
 const RECORD_BYTES: u64 = 512;
-/// When to come back to a store that is full. Records leave when their retention ends, which takes its time.
+/// When to retry with a full store. Space is freed only when the retention of records ends.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(10);
 const RATE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What new keys may cost. `None` for no limit.
+/// Limits on new keys. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// The most bytes that the store may hold. New keys are refused from seven eighths of it on: the rest is for the
-    /// outcomes of work in flight.
+    /// The maximum size of the stored data. New keys are refused from seven eighths of it on: the rest is for the
+    /// outcomes of work in progress.
     pub max_bytes: Option<u64>,
-    /// How many new keys all callers together may bring.
+    /// The maximum rate of new keys of all callers together.
     pub new_keys: Option<NewKeyRate>,
 }
 
@@ -44,36 +44,36 @@ pub struct StoreLimits {
 pub struct NewKeyRate {
     /// New keys a second.
     pub per_second: u32,
-    /// New keys at once.
+    /// The largest burst of new keys.
     pub burst: u32,
 }
 
 impl StoreLimits {
-    /// From how many bytes on new keys are refused.
+    /// The size from which on new keys are refused.
     pub fn refuse_from(&self) -> Option<u64> {
         self.max_bytes.map(|most| most - most / 8)
     }
 }
 
-/// Refuses new keys beyond a limit, with [`ErrorKind::OverCapacity`] or [`ErrorKind::TooManyNewKeys`].
+/// Refuses new keys above a limit, with [`ErrorKind::OverCapacity`] or [`ErrorKind::TooManyNewKeys`].
 ///
-/// Call [`measure`](Self::measure) every second or more often where `max_bytes` is set.
+/// Call [`measure`](Self::measure) at least every second if `max_bytes` is set.
 pub struct LimitedStore<S: ?Sized = dyn Store> {
     limits: StoreLimits,
-    /// As last measured.
+    /// The last measurement.
     measured: AtomicU64,
     is_measured: AtomicBool,
-    /// Passed on since then.
+    /// Bytes passed on since then.
     added: AtomicU64,
     bucket: Mutex<Bucket>,
-    /// Since when new keys are refused for want of room.
+    /// Since when new keys are refused because the store is full.
     full_since: Mutex<Option<Instant>>,
     refused_for_bytes: AtomicU64,
     refused_for_rate: AtomicU64,
     inner: Arc<S>,
 }
 
-/// Tokens that come back at a rate. They can be owed: a claim pays when it has turned out to be new.
+/// A token bucket. It can go below zero: a claim pays after it has turned out to be new.
 #[derive(Clone, Copy)]
 struct Bucket {
     tokens: f64,
@@ -105,16 +105,16 @@ impl<S: Store + ?Sized> LimitedStore<S> {
         }
     }
 
-    /// Measures how much the store below holds. `None` where it cannot tell, and then nothing is refused for it.
+    /// Measures the size of the inner store. `None` if it cannot tell; nothing is then refused for its size.
     ///
     /// # Errors
-    /// Where the store below fails; the last measurement then stands.
+    /// The inner store failed; the last measurement stays valid.
     pub async fn measure(&self) -> Result<Option<u64>, Error> {
         let before = self.added.load(Ordering::Acquire);
         let Some(bytes) = self.inner.used_bytes().await? else { return Ok(None) };
         self.measured.store(bytes, Ordering::Release);
         self.is_measured.store(true, Ordering::Release);
-        // What was passed on before the measurement is part of it.
+        // Bytes passed on before the measurement are part of it.
         self.added.fetch_sub(before, Ordering::AcqRel);
         self.log_change(bytes);
         Ok(Some(bytes))
@@ -125,33 +125,34 @@ impl<S: Store + ?Sized> LimitedStore<S> {
         &self.limits
     }
 
-    /// How many bytes the store holds: the last measurement, and what was passed on since. `None` before the first.
+    /// Size of the stored data: the last measurement plus the bytes passed on since. `None` before the first
+    /// measurement.
     pub fn bytes(&self) -> Option<u64> {
         let is_measured = self.is_measured.load(Ordering::Acquire);
         is_measured.then(|| self.measured.load(Ordering::Acquire) + self.added.load(Ordering::Acquire))
     }
 
-    /// Whether new keys are refused at present because the store holds as much as it may.
+    /// True if new keys are currently refused because the store has reached `max_bytes`.
     pub fn is_full(&self) -> bool {
         matches!((self.bytes(), self.limits.refuse_from()), (Some(bytes), Some(most)) if bytes >= most)
     }
 
-    /// How many new keys were refused because the store holds as much as it may.
+    /// Number of new keys refused because the store has reached `max_bytes`.
     pub fn refused_for_bytes(&self) -> u64 {
         self.refused_for_bytes.load(Ordering::Relaxed)
     }
 
-    /// How many new keys were refused because too many came at once.
+    /// Number of new keys refused because of their rate.
     pub fn refused_for_rate(&self) -> u64 {
         self.refused_for_rate.load(Ordering::Relaxed)
     }
 
-    /// The store below.
+    /// The inner store.
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
     }
 
-    /// Logs the first refusal and the end of refusals, not each of them: a flood must not fill the log either.
+    /// Logs the first refusal and the end of refusals, so that a flood does not fill the log.
     fn log_change(&self, bytes: u64) {
         let mut since = self.full_since.lock();
         let max_bytes = self.limits.max_bytes.unwrap_or_default();
@@ -174,7 +175,7 @@ impl<S: Store + ?Sized> LimitedStore<S> {
         }
     }
 
-    /// Why no new key may come now.
+    /// Why no new key is accepted now.
     fn refusal(&self) -> Option<ErrorKind> {
         if self.is_full() {
             return Some(ErrorKind::OverCapacity);
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    // Work in flight ends, its outcome is replayed, and only keys that nobody knows are refused.
+    // Work in progress ends, its outcome is given again, and only unknown keys are refused.
     #[tokio::test]
     async fn beyond_max_bytes_only_new_keys_are_refused() {
         let store = store(StoreLimits { max_bytes: Some(1 << 20), new_keys: None });
@@ -355,7 +356,7 @@ mod tests {
         assert!(matches!(store.apply(id(0), claim()).await.unwrap(), Ruling::Replay { .. }));
         assert!(matches!(store.apply(id(1), claim()).await.unwrap(), Ruling::Busy { .. }));
 
-        // A measurement that finds less lets new keys in again.
+        // A smaller measurement admits new keys again.
         let measured = store.measure().await.unwrap().unwrap();
         assert!(measured < 1 << 20, "{measured}");
         assert_eq!(store.bytes(), Some(measured));

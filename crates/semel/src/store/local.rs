@@ -1,4 +1,4 @@
-//! What an in-process store owes to others after a change: wake the waiters, clean the caches.
+//! What an in-process store does after a change: it wakes the waiters and invalidates the caches.
 
 use std::sync::Weak;
 
@@ -26,11 +26,11 @@ impl Local {
             caches.retain(|known| known.strong_count() > 0);
             caches.push(cache);
         }
-        // A call in the same process cannot get lost; but only once the cache is known here.
+        // A call in the same process cannot get lost, but only after the cache is registered here.
         attached.trust(Trust::Confirmed);
     }
 
-    /// To be called once the change is durable, before it is acknowledged.
+    /// Must be called once the change is durable, before it is acknowledged.
     pub(super) fn announce(&self, id: KeyId, command: &Command, ruling: &Ruling) {
         if !matches!(ruling, Ruling::Accepted { .. }) {
             return;
@@ -48,7 +48,7 @@ impl Local {
     }
 
     fn invalidate(&self, id: KeyId) {
-        // Outside the lock: a cache may attach another one, or be dropped here by its last holder.
+        // Outside the lock: a cache may attach another one, or may be dropped here.
         let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         for cache in caches {
             cache.invalidate(id);
@@ -82,7 +82,7 @@ mod tests {
     struct Cache {
         local: Mutex<Option<Arc<Local>>>,
         told: AtomicUsize,
-        /// How often it had been told when it was vouched for.
+        /// The number of invalidations when it became trusted.
         told_at_trust: AtomicUsize,
     }
 
@@ -98,7 +98,7 @@ mod tests {
 
         fn trust(&self, trust: Trust) {
             assert_eq!(trust, Trust::Confirmed);
-            // A forget at the very moment in which the cache begins to answer.
+            // A forget at the moment in which the cache begins to answer.
             let local = self.local.lock().take();
             if let Some(local) = local {
                 local.announce(KEY, &Command::Forget(Force::No), &ACCEPTED);
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    // A cache used to be vouched for before it was known: a forget in between left it with what it held.
+    // A forget between trust and registration would leave the cache with a stale outcome.
     #[test]
     fn a_cache_is_known_before_it_is_trusted() {
         let local = Arc::new(Local::default());

@@ -1,4 +1,4 @@
-//! The memory store: the rules over a sharded map. Fast, and gone with the process.
+//! The memory store: the rules over a sharded map. Fast, and lost with the process.
 
 mod shard;
 
@@ -18,18 +18,18 @@ use crate::secret::Secret;
 use crate::sync::Mutex;
 use crate::time::{Clock, SystemClock, Timestamp};
 
-/// Enough that threads rarely meet, and that sweeping one shard holds its lock only briefly.
+/// Enough that threads rarely contend, and that sweeping one shard holds its lock only briefly.
 const SHARDS: usize = 256;
 
-/// Keeps records in memory, for tests and for effects that need not survive the process.
+/// Stores records in memory, for tests and for effects that need not survive the process.
 ///
-/// It is not a cache: nothing is evicted, records leave only by [`Store::sweep`].
+/// It is not a cache: nothing is evicted, only [`Store::sweep`] removes records.
 pub struct MemoryStore {
-    /// By the first byte of the id, so that the shards one after the other are in the order of the ids.
+    /// By the first byte of the id, so that the order of the shards is the order of the ids.
     shards: Box<[Mutex<Shard>]>,
     /// The highest fence of any removed record, so that a key's fence never goes back.
     floor: AtomicU64,
-    /// Which shard the next sweep looks at. Two sweeps at once may look at the same one: no harm.
+    /// The shard of the next sweep. Two concurrent sweeps may read the same one, which does no harm.
     sweep_next: AtomicUsize,
     marks: Mutex<BTreeMap<MarkId, u64>>,
     secret: Mutex<Option<Secret>>,
@@ -37,7 +37,7 @@ pub struct MemoryStore {
     local: Local,
 }
 
-/// How far a sweep came in one shard.
+/// How far a sweep got in one shard.
 enum ShardSwept {
     Whole,
     Partly,
@@ -49,7 +49,7 @@ impl MemoryStore {
         Self::with_clock(SystemClock)
     }
 
-    /// An empty store on a clock of the caller's.
+    /// An empty store on the caller's clock.
     pub fn with_clock(clock: impl Clock) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
@@ -62,7 +62,7 @@ impl MemoryStore {
         }
     }
 
-    /// [`Store::apply`] without a future: nothing here ever waits.
+    /// [`Store::apply`] without a future: it never waits.
     #[inline]
     pub fn apply_now(&self, id: KeyId, command: &Command) -> Ruling {
         let ruling = {
@@ -71,7 +71,7 @@ impl MemoryStore {
             match shard.get_mut(id) {
                 Some(record) => {
                     let now = self.time_of(command, record);
-                    // A replay changes nothing, and must not pay for a look at its outcome.
+                    // An answer from the record changes nothing and must not pay for the size of its outcome.
                     let is_replay = matches!(command, Command::Claim(_)) && record.phase(now) == Phase::Done;
                     let before = if is_replay { 0 } else { outcome_bytes(record) };
                     let ruling = record.apply(command, now, floor);
@@ -96,18 +96,18 @@ impl MemoryStore {
         ruling
     }
 
-    /// The time to judge a command by. Read inside the lock: a claim must not be judged by a time before the change
-    /// it sees. To read the clock exactly costs as much as the rest of a replay, so that is done only where a lease is
-    /// set, or somebody is told what is left of one.
+    /// The time for a command. Read inside the lock: a claim must not use a time before the change that it sees.
+    /// Reading the clock exactly costs as much as the rest of an answer from the record, so it happens only if a
+    /// lease is set or the rest of a lease is reported.
     #[inline]
     fn time_of(&self, command: &Command, record: &Record) -> Timestamp {
-        // Not before the change it sees, or more would be left of an outcome than it was given.
+        // Not before the change that it sees, or more than the whole retention would be left.
         let roughly = || self.clock.roughly().max(record.changed_at);
         match (command, &record.state) {
             (Command::Complete { .. } | Command::Release(_) | Command::Bind(_) | Command::Abandon(_), _) => {
                 roughly()
             }
-            // A claim of what is over may be granted, and then has a lease.
+            // A claim of an expired record may be granted and then has a lease.
             (Command::Claim(_), State::Done(_)) => Some(roughly())
                 .filter(|now| record.phase(*now) == Phase::Done)
                 .unwrap_or_else(|| self.clock.now()),
@@ -119,7 +119,7 @@ impl MemoryStore {
         &self.shards[usize::from(id.as_bytes()[0])]
     }
 
-    /// Sweeps one shard as far as `limit` allows and says whether that was to its end.
+    /// Sweeps one shard up to `limit` and says whether it reached the end.
     fn sweep_shard(&self, shard: &mut Shard, now: Timestamp, limit: usize, swept: &mut Swept) -> ShardSwept {
         let mut end = ShardSwept::Whole;
         let mut freed = 0;
@@ -147,7 +147,7 @@ impl MemoryStore {
     }
 }
 
-/// What a record keeps beside itself.
+/// The size of a record's outcome.
 fn outcome_bytes(record: &Record) -> u64 {
     match &record.state {
         State::Done(outcome) => (size_of::<crate::outcome::Outcome>() + outcome.size()) as u64,
@@ -207,7 +207,8 @@ impl Store for MemoryStore {
                     ShardSwept::Partly => break,
                     ShardSwept::Whole => next = (next + 1) % SHARDS,
                 }
-                // A round is over: whoever sweeps while there is more can rest, however many are alive.
+                // The round is complete: a caller that sweeps while there is more can stop, however many records are
+                // alive.
                 swept.more = next != 0;
             }
             self.sweep_next.store(next, Ordering::Relaxed);
@@ -323,7 +324,7 @@ mod tests {
         win(&store, KeyId::from_bytes(other));
     }
 
-    /// A clock whose rough time is far behind.
+    /// A clock whose coarse time is far behind.
     #[derive(Clone, Debug)]
     struct Lagging(ManualClock);
 
@@ -337,7 +338,7 @@ mod tests {
         }
     }
 
-    // The rough time may be late with an end, never early, and no lease hangs on it.
+    // The coarse time may report an end late, never early, and no lease depends on it.
     #[test]
     fn a_rough_clock_ends_nothing_early() {
         let clock = ManualClock::default();
@@ -360,7 +361,7 @@ mod tests {
         assert_eq!(expires_in, whole, "counted from the completion, not from before it");
     }
 
-    // token_regress: one floor for all keys, so that nobody has to remember whose record is gone.
+    // One floor for all keys, so that removed records need not be remembered.
     #[tokio::test]
     async fn a_removed_record_raises_the_floor_for_every_key() {
         let id = KeyId::from_bytes([1; 16]);
@@ -371,7 +372,7 @@ mod tests {
         assert!(win(&store, KeyId::from_bytes([2; 16])).grant.fence() > gone);
     }
 
-    // Used to take a whole shard along, whatever the limit was.
+    // A sweep must stop at its limit in the middle of a shard.
     #[tokio::test]
     async fn sweep_stops_in_the_middle_of_a_shard_and_goes_on_there() {
         let ids: [KeyId; 10] = std::array::from_fn(|i| {
@@ -388,7 +389,7 @@ mod tests {
         assert_eq!(store.sweep(0).await.unwrap().removed, 0);
     }
 
-    // Used to say for ever that there was more, wherever more records were alive than the limit.
+    // A sweep must not report more work forever when more records are alive than the limit.
     #[tokio::test]
     async fn sweep_rests_after_a_round_over_the_living() {
         let store = MemoryStore::new();

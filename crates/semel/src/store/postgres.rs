@@ -2,40 +2,39 @@
 //!
 //! ```text
 //!   claims ──► lane ──► INSERT … ON CONFLICT DO NOTHING, and a read of those that were there ─┐
-//!   owners ──► lane ──► guarded UPDATE by owner and fence while the lease stands ─────────────┤ one round trip
+//!   owners ──► lane ──► guarded UPDATE by owner and fence while the lease holds ──────────────┤ one round trip
 //!                                                                                             ▼
 //!        everything else: the rules of `crate::record`, on what was read ──► swap by version ─► answer
 //! ```
 //!
 //! # How the rules are executed
 //!
-//! Rules written a second time in SQL would be a second truth. So only two cases are spelled in SQL, both as
-//! narrow as can be: the *first claim of a key*, which is an insert whose moments are offsets computed by the
-//! rules, and an *owner's write under a standing lease* (complete, begin, renew), guarded by owner and fence.
-//! Whatever is refused there, and every other command, is decided by [`crate::record::apply`] in this process:
-//! the row is read, judged by the server's clock of that read, and written back by a compare-and-swap on its
-//! `version`, which also refuses a judgement that time has overtaken. Where nobody was faster, that is as if the
-//! row had been held; where somebody was, it is read and judged again. Nothing is held while we think, no statement
-//! waits for a row that another process holds, and a command that changes nothing (replay, busy, conflict) costs
-//! one read and no transaction id.
+//! Rules written a second time in SQL could diverge. SQL therefore implements only two narrow cases: the *first claim
+//! of a key*, which is an insert whose times are offsets computed by the rules, and an *owner's write under a valid
+//! lease* (complete, begin, renew), guarded by owner and fence. Every other command, and every refused one, is
+//! decided by [`crate::record::apply`] in this process: the row is read, judged at the server's time of that read,
+//! and written back by a compare-and-swap on its `version`, which also refuses a judgement that has become outdated.
+//! If no other process was faster, the result is the same as with a locked row. Otherwise the row is read and judged
+//! again. No lock is held meanwhile, no statement waits for a row that another process has locked, and a command that
+//! changes nothing (stored outcome, busy, conflict) costs one read and no transaction id.
 //!
-//! A claim of a key that can be seen tries no insert: beside a row that a caller's transaction is changing, that would
-//! wait for its end. A record that may be taken but is held counts as busy after a moment.
+//! A claim of a visible key tries no insert: if a caller's transaction is changing the row, the insert would wait for
+//! its end. A free record that is locked counts as busy after a moment.
 //!
-//! A claim never answers "nothing" (finding 9): a key that another process inserts between our snapshot and our
-//! insert is neither inserted nor seen, and is asked for again.
+//! A claim always gets an answer: a key that another process inserts between our snapshot and our insert is neither
+//! inserted nor visible, and is claimed again.
 //!
 //! # Batches
 //!
-//! All claims of a process that wait go in one statement, and so do its owners' writes, each over a connection of
-//! its own: a crowd of claims never delays a complete. There is no timer. A claim that is alone does not even wait for
-//! the lane's task: its caller sends it itself ([`lone`]). Keys are sorted, so that two processes
-//! cannot wait for each other, and several commands on one key are applied one after the other in this process.
+//! All waiting claims of a process go in one statement, and so do its owners' writes, each over its own connection:
+//! many claims never delay a completion. There is no timer. A single claim does not even wait for the lane's task:
+//! its caller sends it itself ([`lone`]). Keys are sorted, so that two processes cannot wait for each other, and
+//! several commands on one key are applied one after the other in this process.
 //!
 //! # Fences
 //!
-//! The floor is a sequence, because a sequence is read as it is at that moment, whatever the snapshot says: a claim
-//! reads it after its insert, and so sees the floor of whatever sweep removed the key before.
+//! The floor is a sequence, because a read of a sequence ignores the snapshot: a claim reads it after its insert, and
+//! so sees the floor of the sweep that removed the key before.
 
 mod builder;
 mod caller;
@@ -89,18 +88,19 @@ use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
 
-/// Keeps records in PostgreSQL: what was acknowledged survives a crash of this process and of the server, and every
+/// Stores records in PostgreSQL: acknowledged writes survive a crash of this process and of the server, and every
 /// process on the same database and schema sees it.
 ///
-/// All I/O runs on a thread of the store's own, so a busy runtime of the caller's delays no heartbeat. Dropping the
-/// store ends that thread; it does not wait for it.
+/// All I/O runs on the store's own thread, so a busy runtime of the caller delays no heartbeat. Dropping the store
+/// ends that thread without waiting for it.
 ///
 /// # Failures
-/// - Nobody answers: [`ErrorKind::Unavailable`] after the builder's `patience`, and it heals by itself.
-/// - A connection that breaks while a command is under way: the command is settled by looking at the record again,
-///   and [`ErrorKind::Ambiguous`] only where that was not possible in time.
-/// - A standby, `synchronous_commit = off`, an old server, missing rights: refused with a sentence that says what to
-///   do, on every new connection.
+/// - The server does not answer: [`ErrorKind::Unavailable`] after the builder's `patience`. The store recovers by
+///   itself.
+/// - A connection breaks during a command: the store reads the record again to learn the result, and returns
+///   [`ErrorKind::Ambiguous`] only if that was not possible in time.
+/// - A standby, `synchronous_commit = off`, an old server, missing privileges: refused on every new connection, with
+///   an error that says what to do.
 ///
 /// ```no_run
 /// # async fn open() -> Result<(), semel::store::Error> {
@@ -116,7 +116,7 @@ pub struct PostgresStore {
     stop: Arc<Notify>,
 }
 
-/// What the store's thread hands back when it has connected.
+/// The result of starting the store's thread.
 struct Started {
     shared: Arc<Shared>,
     claims: Arc<Queue>,
@@ -125,8 +125,8 @@ struct Started {
 }
 
 impl PostgresStore {
-    /// Connects to the database of `url`, as in `postgres://user:password@host:5432/database`, and makes or migrates
-    /// the schema `semel`.
+    /// Connects to the database of `url`, as in `postgres://user:password@host:5432/database`, and creates or
+    /// migrates the schema `semel`.
     ///
     /// # Errors
     /// As [`PostgresBuilder::open`].
@@ -182,7 +182,7 @@ impl PostgresStore {
         Ok(Self { shared, claims, writes, lone, stop })
     }
 
-    /// Has a lane execute a command, together with whatever else waits for it.
+    /// Executes a command in a lane's next batch.
     async fn in_lane(&self, queue: &Queue, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
         let deadline = Instant::now() + self.shared.settings.patience;
@@ -213,7 +213,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         .test_before_acquire(false)
         .before_acquire(|connection, known| {
             Box::pin(async move {
-                // One in use was alive a moment ago; an idle one may have lost its server.
+                // A connection that was in use recently is alive; an idle one may have lost its server.
                 Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
             })
         })
@@ -241,13 +241,13 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
         tokio::spawn(listen::listen(Arc::clone(&shared), Arc::clone(&pulse), ready));
         tokio::spawn(listen::beat(Arc::clone(&shared), pulse));
         tokio::spawn(listen::arm(Arc::clone(&shared)));
-        // Without it waiters poll: no reason not to start.
+        // Without it waiters poll, so the store can start.
         let _ = timeout(settings.patience, listening).await;
     }
     Ok(Started { shared, claims, writes, lone })
 }
 
-/// Nobody has to wait for this process any more.
+/// Tells other processes not to wait for this one any more.
 async fn leave(shared: &Shared) {
     let left = async {
         if shared.appeared.load(Ordering::Acquire) {
@@ -267,7 +267,7 @@ async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
     Ok(stored.map(|stored| Snapshot { id, record: stored.record, now: stored.now }))
 }
 
-/// Rows read for one page: outcomes come along.
+/// Rows read for one page, including their outcomes.
 const PAGE: usize = 200;
 
 async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {

@@ -62,16 +62,17 @@ use crate::record::{self, Command, Fence, Ruling};
 use crate::secret::Secret;
 use crate::time::{Timestamp, instant};
 
-/// How long the engine's caches keep an outcome at most: a process that does not answer cannot replay after that.
+/// The maximum age of an outcome in the engine's caches: after it, a process that does not answer cannot use its
+/// cache.
 const CACHES_LIVE: Duration = Duration::from_secs(10);
 
-/// Keeps records in Redis: one server, one behind Sentinel, or a Cluster.
+/// Stores records in Redis: one server, one behind Sentinel, or a Cluster.
 ///
-/// All its work runs on a thread of its own, so a busy caller starves no heartbeat, and a call that is dropped
-/// leaves no reply behind for another.
+/// All its work runs on its own thread, so a busy caller starves no heartbeat, and a dropped call leaves no reply
+/// that another call would read.
 pub struct RedisStore {
     shared: Arc<Shared>,
-    /// Of the store's thread.
+    /// The runtime of the store's thread.
     runtime: Handle,
     calls: UnboundedSender<Call>,
     watched: UnboundedSender<KeyId>,
@@ -82,8 +83,8 @@ pub struct RedisStore {
 /// The work of one call, for the store's thread.
 type Call = BoxFuture<'static, ()>;
 
-/// Begins calls in the order in which they came. Those that came together are all queued before the connection writes:
-/// one packet for many, instead of one for each.
+/// Starts calls in the order of their arrival. Calls that arrive together are all queued before the connection
+/// writes: one packet for many calls.
 async fn begin(mut calls: UnboundedReceiver<Call>) {
     let mut came = Vec::new();
     while calls.recv_many(&mut came, 1024).await > 0 {
@@ -94,28 +95,28 @@ async fn begin(mut calls: UnboundedReceiver<Call>) {
 /// How a claim is applied.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// As a replay, by GET.
+    /// As an answer from the record, by GET.
     Replay,
     /// As a first claim, by SET.
     Plain,
-    /// As whatever it is.
+    /// With the rules.
     Rules,
 }
 
-/// A message to every process, and who has heard it.
+/// A message to every process, and the processes that received it.
 struct Told {
     listeners: i64,
-    /// Asks how many have.
+    /// Asks how many processes received it.
     heard: ::redis::Cmd,
     until: Instant,
     pause: Duration,
 }
 
-/// What calls and background tasks share.
+/// The state that calls and background tasks share.
 struct Shared {
     /// The URL without its password.
     name: String,
-    /// Tells this process's own messages from those of others.
+    /// Distinguishes this process's own messages from those of others.
     process: [u8; 8],
     link: Arc<Link>,
     names: Names,
@@ -133,38 +134,38 @@ struct Shared {
 }
 
 impl RedisStore {
-    /// Connects with the usual settings. The URL is `redis://`, `rediss://` (TLS), `redis-cluster://` or
+    /// Connects with the default settings. The URL is `redis://`, `rediss://` (TLS), `redis-cluster://` or
     /// `redis-sentinel://`.
     ///
     /// # Errors
-    /// Says what is wrong with the URL or with the server, and what to do about it.
+    /// The URL or the server is wrong; the error says what to change.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect().await
     }
 
-    /// Starts to choose settings.
+    /// Settings for a store at `url`.
     pub fn builder(url: &str) -> RedisBuilder {
         RedisBuilder::new(url)
     }
 
-    /// What this server does not promise, in plain words, as of the last look (every minute).
+    /// The promises that this server does not make, in plain words, as of the last check (every minute).
     pub fn warnings(&self) -> Vec<String> {
         self.shared.health.warnings()
     }
 
-    /// Whether the server was seen to come back with less data than it had, and has not been trusted since.
+    /// True if the server came back with less data than it had and has not been trusted since.
     pub fn has_lost_data(&self) -> bool {
         self.shared.health.has_lost_data()
     }
 
-    /// Runs work on the store's own thread. Dropped halfway, the work still runs to its end.
+    /// Runs work on the store's own thread. If the call is dropped, the work still completes.
     fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, Error>> {
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
-            // Fails only when the thread has ended, and then so does the wait for the answer.
+            // Fails only if the thread has ended; then waiting for the answer fails too.
             let _ = self.calls.send(Box::pin(async move {
                 // Nobody waits for the answer of a dropped call.
                 let _ = answer.send(work.await);
@@ -206,10 +207,11 @@ impl Shared {
         Ok(ruling)
     }
 
-    /// The connection, where a command needs nothing but one exchange over it.
+    /// The connection, if a command needs only one exchange over it.
     ///
-    /// Callers may stop polling while they wait for a place in the connection's queue. So they never get more than half of
-    /// its places: whatever the store's thread sends, heartbeats among it, finds one. A cluster's queues are shorter.
+    /// Callers may stop polling while they wait for a place in the connection's queue. They therefore get at most
+    /// half of its places, so that the store's thread, which also sends heartbeats, always finds one. A cluster's
+    /// queues are shorter.
     fn short_way(self: &Arc<Self>, command: &Command) -> Option<Numbered> {
         // Every call holds one, a claim two.
         if Arc::strong_count(self) > QUEUED / 2 {
@@ -227,7 +229,7 @@ impl Shared {
         (short && self.replicas.are_not_asked()).then_some(numbered)
     }
 
-    /// Applies a command that needs no more than [`short_way`](Self::short_way) gives.
+    /// Applies a command over the [`short_way`](Self::short_way).
     async fn apply_shortly(
         &self,
         mut numbered: Numbered,
@@ -237,7 +239,7 @@ impl Shared {
         self.execute(&mut numbered, &self.names.record(id), command).await
     }
 
-    /// One way to apply a claim; `None` where another has to be tried.
+    /// One way to apply a claim; `None` if another way must be tried.
     async fn claim_by(
         &self,
         way: Way,
@@ -254,7 +256,7 @@ impl Shared {
         Ok(ruling.map(|ruling| self.was(ruling)))
     }
 
-    /// Takes note of what a claim came to.
+    /// Records the result of a claim.
     fn was(&self, ruling: Ruling) -> Ruling {
         self.guess.saw(&ruling);
         ruling
@@ -279,7 +281,7 @@ impl Shared {
         self.granted(numbered, key, ruling, kept).await
     }
 
-    /// Answers a claim as the rules do, but refuses where it would be won.
+    /// Answers a claim with the rules, but refuses it if it would be won.
     async fn apply_without_winning(
         &self,
         id: KeyId,
@@ -306,7 +308,7 @@ impl Shared {
         Ok(Some(Snapshot { id, record: answer.record()?, now }))
     }
 
-    /// Tells every process's caches of a record that is no longer good, and returns once they have heard.
+    /// Invalidates a record in the caches of every process, and returns once they have confirmed.
     async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
         self.caches.invalidate(id);
         let mut told = self.tell_all(id).await?;
@@ -325,9 +327,9 @@ impl Shared {
         Ok(Told { listeners, heard, until: instant() + CACHES_LIVE, pause: Duration::from_micros(200) })
     }
 
-    /// Whether every process has heard a message. If not, it waits a moment before it says so.
+    /// True if every process has received a message. If not, this waits a moment before it returns.
     ///
-    /// A process that does not answer is waited for until whatever it caches is too old to be used.
+    /// A process that does not answer is waited for until everything it caches is too old to be used.
     async fn have_heard(&self, told: &mut Told) -> Result<bool, Error> {
         let heard = number(&self.link.query(&told.heard, Sent::Write).await?);
         if heard >= told.listeners || instant() >= told.until {
@@ -383,8 +385,8 @@ fn number(value: &Value) -> i64 {
     }
 }
 
-/// The ways to apply a claim over the [`short way`](Shared::short_way), one after the other. A call that is dropped
-/// carries what it sent to its end, and sends nothing after it.
+/// The ways to apply a claim over the [`short way`](Shared::short_way), one after the other. A dropped call completes
+/// the exchange that it began and sends nothing after it.
 async fn claim_shortly(
     shared: Arc<Shared>,
     runtime: Handle,
@@ -429,8 +431,8 @@ impl Store for RedisStore {
         self.run(async move { shared.get(id).await })
     }
 
-    /// Redis has no order, so a page costs a walk over all keys (SCAN, in small steps). The ids found are kept for
-    /// a minute, so that the following pages are mostly free of it.
+    /// Redis has no order, so a page costs a walk over all keys (SCAN, in small steps). The ids found are remembered
+    /// for a minute, so that the following pages rarely need a walk.
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move { listing::page(&shared, query).await })
@@ -443,7 +445,7 @@ impl Store for RedisStore {
 
     fn watch(&self, id: KeyId) -> Watch {
         let watch = self.shared.wakeups.watch(id);
-        // Fails only when the thread has ended: then there is nothing to be woken by, and callers poll.
+        // Fails only if the thread has ended: then nothing wakes the callers, and they poll.
         let _ = self.watched.send(id);
         watch
     }

@@ -7,45 +7,47 @@
 //! ```
 //!
 //! Only PostgreSQL grants a claim, mints a fence, and takes begin, renew, complete, release, settle and forget. Redis
-//! holds, for a while, what PostgreSQL said: that a key is *busy* (a second at most, and never past half of the lease),
-//! or that it is *done*, with the outcome. Losing any of it costs a question to PostgreSQL. So Redis may be away, evict,
-//! forget or come back with old data, and need not be checked. What follows says why what it holds is never believed
-//! for longer than it is true.
+//! holds copies of PostgreSQL's answers for a short time: that a key is *busy* (a second at most, and never past half
+//! of the lease), or that it is *done*, with the outcome. Losing a copy costs one query to PostgreSQL. Redis may
+//! therefore be unavailable, evict, lose data or restart with old data, and its configuration need not be checked.
+//! The next sections explain why an entry is never used for longer than it is true.
 //!
-//! # When an entry is believed
+//! # When an entry is used
 //!
-//! All of these, and otherwise PostgreSQL is asked:
-//! 1. It lies under the id of this PostgreSQL database, which is part of its name.
-//! 2. It has the claim's fingerprint. Every conflict is PostgreSQL's word.
-//! 3. It is of the present *generation* (below).
+//! All of these conditions hold; otherwise PostgreSQL is asked:
+//! 1. It is stored under the id of this PostgreSQL database, which is part of its name.
+//! 2. It has the claim's fingerprint. Only PostgreSQL reports a conflict.
+//! 3. It has the current *generation* (below).
 //! 4. Its end is not reached, counted on PostgreSQL's clock: for a copy the end of its retention, by an estimate that
-//!    errs to the short side for who wrote it and to the late side for who reads it. Redis' own clock decides nothing.
-//! 5. For busy: it is not the claimer's own. A repeated claim is PostgreSQL's to know.
+//!   is early for the writer and late for the reader. Redis' own clock is not used.
+//! 5. For busy: it is not the claimer's own. Only PostgreSQL recognises a repeated claim.
 //!
-//! # Why a forgotten outcome is not replayed
+//! # Why a forgotten outcome is not given again
 //!
-//! A done record stops to be done in three ways: its retention ends (4), or an operator forgets or re-executes it. For
-//! the latter two PostgreSQL keeps a number, the generation of copies. Every forget and every re-execute raises it *in its
-//! own transaction*, whatever process does it, also one that knows nothing of Redis.
+//! A record stops being done in three ways: its retention ends (4), or an operator forgets or re-executes it. For the
+//! latter two PostgreSQL stores a number, the generation of copies. Every forget and every re-execute raises it *in
+//! its own transaction*, in every process, also in one without Redis.
 //!
-//! - *An entry is stamped with the generation that was read before PostgreSQL was asked* what the entry says. If the
-//!   record was forgotten after that, the number was raised after that: the stamp is old, however late the entry is
-//!   written, and from whatever disk, replica or socket buffer it comes back.
-//! - *An entry is believed only under the newest generation.* A process knows the number from a read of its own, and lets
-//!   PostgreSQL's own way of keeping caches honest stand guard over it: the store is attached to PostgreSQL as a cache, so
-//!   a forget is answered only once this process has heard of it and has dropped the number, or once it cannot have one:
-//!   it uses none while its subscription is unconfirmed, and none that was read more than 8 s ago (a forget waits
-//!   10 s and more for the silent). Then it reads the number again.
+//! - *An entry is stamped with the generation that was read before PostgreSQL was asked* for the content of the
+//!   entry. If the record was forgotten after that, the number was raised after that: the stamp is old, however late
+//!   the entry is written, and from whatever disk, replica or socket buffer it comes back.
+//! - *An entry is used only under the newest generation.* A process reads the number itself and relies on
+//!   PostgreSQL's cache invalidation: the store is attached to PostgreSQL as a cache. A forget is therefore answered
+//!   only once this process has received it and dropped the number, or cannot have a number: it uses none while its
+//!   subscription is unconfirmed, and none that was read more than 8 s ago (a forget waits 10 s and more for a
+//!   process that does not answer). Then it reads the number again.
 //!
-//! Redis has no part in this argument. A process that is cut off from Redis forgets like any other; a Redis that slept
-//! through the forget, or was set back to before it, holds old stamps. A settlement ends doubt, which is never copied.
+//! This argument does not depend on Redis. A process without a connection to Redis forgets like any other. A Redis
+//! that missed the forget, or was restored to before it, holds old stamps. A settlement ends a doubt, and doubts are
+//! never copied.
 //!
-//! # When Redis is away
+//! # When Redis is unavailable
 //!
-//! The first call that fails opens the breaker; from then on no call speaks to Redis, and PostgreSQL alone goes on. A
-//! task in the background tries again, with a write, from 100 ms on up to every second. Once Redis answers, a new
-//! generation is begun, so that everything in Redis from before the outage is ignored, by this process at once and by
-//! others when they next read the number; then the breaker closes. Both changes are logged, once.
+//! The first failed call opens the circuit breaker. From then on no call uses Redis, and PostgreSQL serves
+//! everything. A background task retries with a write, first after 100 ms and then up to every second. Once Redis
+//! answers, the task begins a new generation, so that everything in Redis from before the outage is ignored: by this
+//! process immediately, and by others when they next read the number. Then the breaker closes. Both changes are
+//! logged, once.
 //!
 //! # Waiting
 //!
@@ -82,14 +84,15 @@ use crate::record::{Claim, Command, Grant, Ruling, Terms};
 use crate::secret::Secret;
 use crate::time::{Timestamp, instant};
 
-/// Keeps records in PostgreSQL, with Redis in front of it for replays, busy keys and wake-ups.
+/// Stores records in PostgreSQL, with Redis in front of it for copies of outcomes, busy keys and wake-ups.
 ///
-/// What is promised is what [`PostgresStore`] promises; Redis only takes questions off it. Every process on the same
-/// database may do as it likes: tiered over the same Redis, over another one, or without.
+/// It makes the promises of [`PostgresStore`]; Redis only reduces the number of queries. Every process on the same
+/// database may use the same Redis, another one or none.
 ///
 /// # Failures
-/// - Redis is away, at start too: a warning and a count, and PostgreSQL alone goes on. It heals by itself.
-/// - PostgreSQL is away: as [`PostgresStore`]. Copies are still replayed for a few seconds.
+/// - Redis is unavailable, also at the start: the store logs a warning, counts it, and uses PostgreSQL only. It
+///   recovers by itself.
+/// - PostgreSQL is unavailable: as [`PostgresStore`]. Copies are still used for a few seconds.
 ///
 /// ```no_run
 /// # async fn open() -> Result<(), semel::store::Error> {
@@ -101,44 +104,44 @@ use crate::time::{Timestamp, instant};
 /// ```
 pub struct TieredStore {
     tiers: Arc<Tiers>,
-    /// Dropped with the store: ends the background tasks, and with them the last hold on the tiers.
+    /// Dropped with the store: ends the background tasks, which hold the last reference to the tiers.
     _running: Running,
 }
 
-/// What callers and background tasks share.
+/// The state that callers and background tasks share.
 struct Tiers {
     postgres: PostgresStore,
     redis: Side,
     breaker: Breaker,
     views: Arc<Views>,
     counters: Counters,
-    /// The claims that were won here. Who completes one knows by it how long its outcome stands.
+    /// The claims that were won here. They tell a completion how long its outcome is valid.
     won: Cache<(KeyId, Grant), Tenure>,
     settings: Settings,
 }
 
-/// For which payload and under which terms a claim was won, and when at the earliest.
+/// The payload and the terms of a won claim, and the earliest time at which it was won.
 #[derive(Clone)]
 struct Tenure {
     since: Timestamp,
-    /// Of the claim: it is the record's. Who completes may name another one.
+    /// The fingerprint of the claim, which is the record's. A completion may carry another one.
     fingerprint: Fingerprint,
     terms: Arc<Terms>,
 }
 
-/// What can be chosen.
+/// The settings.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    /// How long a busy entry stands at most.
+    /// The maximum validity of a busy entry.
     busy_for: Duration,
     /// The largest outcome that is copied.
     copy_limit: usize,
 }
 
-/// How many claims in flight are remembered. One that is not has its outcome copied by the first replay instead.
+/// How many claims in progress are remembered. The outcome of any other claim is copied when it is first read.
 const WON: usize = 65_536;
 
-/// A question to PostgreSQL: what was known just before it.
+/// A query to PostgreSQL: the state just before it.
 #[derive(Clone, Copy)]
 struct Question {
     view: Option<View>,
@@ -154,12 +157,12 @@ impl TieredStore {
         Self::builder(PostgresStore::builder(postgres), RedisStore::builder(redis.as_ref())).open().await
     }
 
-    /// Settings for a store in PostgreSQL with Redis in front of it.
+    /// Settings for a tiered store.
     pub fn builder(postgres: super::PostgresBuilder, redis: super::RedisBuilder) -> TieredBuilder {
         TieredBuilder::new(postgres, redis)
     }
 
-    /// What was asked of whom so far, and whether Redis takes part at present.
+    /// Counts of queries to each store, and whether Redis is currently used.
     pub fn stats(&self) -> TieredStats {
         self.tiers.counters.read(&self.tiers.breaker)
     }
@@ -169,14 +172,14 @@ impl Tiers {
     async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
         match command {
             Command::Claim(claim) => self.claim(id, claim).await,
-            // Of no interest to anybody but the owner.
+            // Only the owner needs these.
             Command::Begin(_) | Command::Renew(_) => self.postgres.apply(id, command).await,
             command => self.write(id, command).await,
         }
     }
 
     async fn claim(&self, id: KeyId, claim: Claim) -> Result<Ruling, Error> {
-        // Before PostgreSQL is asked: what is written afterwards is stamped with it.
+        // Before PostgreSQL is asked: a later entry is stamped with it.
         let view = self.views.current();
         let found = if view.is_some() { self.look(id).await } else { None };
         if let Some(ruling) = found.as_ref().and_then(|entry| self.believe(entry, &claim)) {
@@ -186,10 +189,11 @@ impl Tiers {
         let (owner, fingerprint, terms) = (claim.owner, claim.fingerprint, Arc::clone(&claim.terms));
         self.counters.asked_postgres.add();
         let ruling = self.postgres.apply(id, Command::Claim(claim)).await?;
-        // Told before it is answered: nobody who hears this answer and then asks is told something older.
+        // Written before the answer: a caller that sees this answer and then asks must not get an older one.
         match &ruling {
             Ruling::Won(win) => {
-                // A repeated claim is won under the terms of the first, which nobody here may know. Its lease has begun.
+                // A repeated claim is won under the terms of the first, which may be unknown here. Its lease has
+                // already begun.
                 let is_new = win.lease_left == terms.lease;
                 if let Some(view) = view.filter(|_| is_new) {
                     let since = view.earliest(question.asked);
@@ -202,15 +206,15 @@ impl Tiers {
                 let said = Said::Done(Arc::clone(outcome));
                 self.tell(id, question, fingerprint, said, *expires_in, Wake::Nobody).await;
             }
-            // Whoever holds it has said so.
+            // The owner has written the entry.
             Ruling::Busy { .. } => {}
-            // Also where nothing was found: what came meanwhile may be older than this.
+            // Also if nothing was found: an entry that arrived meanwhile may be older than this.
             _ => self.clear(id, Wake::Nobody).await,
         }
         Ok(ruling)
     }
 
-    /// Everything that ends something.
+    /// Every command that ends something.
     async fn write(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let question = Question { view: self.views.current(), asked: instant() };
         let copy = self.copy_of(id, &command);
@@ -229,8 +233,8 @@ impl Tiers {
         Ok(ruling)
     }
 
-    /// What a completion leaves to be copied, and how long it stands at least: counted from the claim, because a
-    /// completion that is repeated may have happened any time since.
+    /// The outcome of a completion for a copy, and its minimum validity. Counted from the claim, because a repeated
+    /// completion may have happened at any time since.
     fn copy_of(&self, id: KeyId, command: &Command) -> Option<(Fingerprint, Arc<Outcome>, Duration)> {
         let Command::Complete { grant, outcome, retention, .. } = command else { return None };
         let Tenure { since, fingerprint, terms } = self.won.get(&(id, *grant))?;
@@ -239,7 +243,7 @@ impl Tiers {
         Some((fingerprint, Arc::clone(outcome), left))
     }
 
-    /// What Redis has, where it is asked at all and answers.
+    /// The entry in Redis, if Redis is used and answers.
     async fn look(&self, id: KeyId) -> Option<Entry> {
         let bytes = self.through_breaker(self.redis.get(id)).await??;
         let entry = Entry::decode(&bytes);
@@ -249,12 +253,12 @@ impl Tiers {
         entry
     }
 
-    /// The answer to a claim, where the entry leaves no doubt.
+    /// The answer to a claim, if the entry is certain.
     fn believe(&self, entry: &Entry, claim: &Claim) -> Option<Ruling> {
-        // As of now, not of before the look: it may have been forgotten meanwhile.
+        // The current view, not the one from before the read: the record may have been forgotten meanwhile.
         let ruling = self.views.current().and_then(|view| {
             if entry.generation > view.generation() {
-                // Somebody knows of a newer one.
+                // Another process knows a newer generation.
                 self.views.read_again();
             }
             entry.ruling(claim, view.generation(), view.latest(instant()))
@@ -267,7 +271,7 @@ impl Tiers {
         ruling
     }
 
-    /// Tells Redis what PostgreSQL said: that it stands for `left` from when the question was asked.
+    /// Writes PostgreSQL's answer to Redis: it is valid for `left` from the time of the query.
     async fn tell(
         &self,
         id: KeyId,
@@ -302,12 +306,12 @@ impl Tiers {
         }
     }
 
-    /// Takes away what Redis has: it may no longer be true.
+    /// Removes the entry in Redis: it may no longer be true.
     async fn clear(&self, id: KeyId, wake: Wake) {
         self.through_breaker(self.redis.remove(id, wake)).await;
     }
 
-    /// Makes a call to Redis, unless that is away. A failure opens the breaker.
+    /// Calls Redis, unless the breaker is open. A failure opens the breaker.
     async fn through_breaker<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Option<T> {
         let Some(period) = self.breaker.admit() else {
             self.counters.without_redis.add();
@@ -315,7 +319,7 @@ impl Tiers {
         };
         match call.await {
             Ok(value) => Some(value),
-            // One key that somebody else put there says nothing about the server.
+            // A foreign value under one key says nothing about the server.
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             Err(error) => {
                 self.counters.failed.add();

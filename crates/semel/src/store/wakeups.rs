@@ -1,5 +1,5 @@
-//! Wakes whoever waits for a key. Shared by all stores: in process they call it directly, others feed it from
-//! their notifications.
+//! Wakes the waiters of a key. Shared by all stores: in-process stores call it directly, others forward their
+//! notifications to it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,7 @@ pub struct Wakeups {
     shards: Arc<[Mutex<Shard>; SHARDS]>,
 }
 
-/// Only keys that somebody watches have a slot, so a wake-up for any other key is one look-up.
+/// Only watched keys have a slot, so a wake-up for any other key is one look-up.
 #[derive(Default)]
 struct Shard {
     slots: HashMap<KeyId, Slot>,
@@ -27,15 +27,15 @@ struct Shard {
 
 #[derive(Default)]
 struct Slot {
-    /// Counts the changes. A watch that saw an older number is woken at once: no change between "look" and
-    /// "wait" can be missed.
+    /// Counts the changes. A watch that saw an older number is woken immediately: no change between reading and
+    /// waiting can be missed.
     version: u64,
     watches: usize,
     wakers: Vec<(u64, Waker)>,
 }
 
 impl Wakeups {
-    /// A registry in which nobody waits.
+    /// A registry without waiters.
     pub fn new() -> Self {
         Self { shards: Arc::new(std::array::from_fn(|_| Mutex::new(Shard::default()))) }
     }
@@ -44,7 +44,7 @@ impl Wakeups {
         &self.shards[usize::from(id.as_bytes()[0]) % SHARDS]
     }
 
-    /// Watches a key from this moment on.
+    /// Watches a key from now on.
     pub fn watch(&self, id: KeyId) -> Watch {
         let mut shard = self.shard(id).lock();
         let number = shard.next_watch;
@@ -54,7 +54,7 @@ impl Wakeups {
         Watch { wakeups: self.clone(), id, number, seen: slot.version }
     }
 
-    /// Wakes everybody who watches `id`.
+    /// Wakes all watches of `id`.
     pub fn wake(&self, id: KeyId) {
         let wakers = {
             let mut shard = self.shard(id).lock();
@@ -62,13 +62,13 @@ impl Wakeups {
             slot.version += 1;
             std::mem::take(&mut slot.wakers)
         };
-        // Outside the lock: a woken task may run at once and watch the same key.
+        // Outside the lock: a woken task may run immediately and watch the same key.
         for (_, waker) in wakers {
             waker.wake();
         }
     }
 
-    /// Wakes everybody: after a gap in the notifications nobody knows what was missed.
+    /// Wakes all watches: after a gap in the notifications it is unknown what was missed.
     pub fn wake_all(&self) {
         for shard in self.shards.iter() {
             let ids: Vec<KeyId> = shard.lock().slots.keys().copied().collect();
@@ -78,17 +78,17 @@ impl Wakeups {
         }
     }
 
-    /// Whether anybody watches `id` at present.
+    /// True if `id` is currently watched.
     pub fn is_watched(&self, id: KeyId) -> bool {
         self.shard(id).lock().slots.contains_key(&id)
     }
 
-    /// The keys that are watched at present.
+    /// The currently watched keys.
     pub fn keys(&self) -> Vec<KeyId> {
         self.shards.iter().flat_map(|shard| shard.lock().slots.keys().copied().collect::<Vec<_>>()).collect()
     }
 
-    /// How many keys are watched at present.
+    /// Number of currently watched keys.
     pub fn watched(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().slots.len()).sum()
     }
@@ -106,7 +106,7 @@ impl fmt::Debug for Wakeups {
     }
 }
 
-/// A subscription to one key. Dropping it frees its place.
+/// A subscription to one key. Dropping it ends it.
 #[derive(Debug)]
 #[must_use = "a watch wakes nobody unless it is waited for"]
 pub struct Watch {
@@ -117,7 +117,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns once the key has changed since the watch was made, or since this last returned.
+    /// Returns once the key has changed since the watch was created, or since this last returned.
     ///
     /// Cancel-safe: a change that arrives while nobody polls is reported by the next call.
     pub async fn changed(&mut self) {
@@ -125,8 +125,8 @@ impl Watch {
     }
 
     fn poll_changed(&mut self, context: &Context<'_>) -> Poll<()> {
-        // Declared before the lock is taken, so dropped after it is given back: dropping a waker may drop a task,
-        // and with it another watch on this shard.
+        // Declared before the lock is taken, so dropped after it is released: dropping a waker may drop a task, and
+        // with it another watch on this shard.
         let _replaced;
         let mut shard = self.wakeups.shard(self.id).lock();
         let Some(slot) = shard.slots.get_mut(&self.id) else {
@@ -147,7 +147,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Both dropped after the lock is given back, as in `poll_changed`.
+        // Both dropped after the lock is released, as in `poll_changed`.
         let (_waker, _slot);
         let mut shard = self.wakeups.shard(self.id).lock();
         if let Some(slot) = shard.slots.get_mut(&self.id) {

@@ -65,7 +65,6 @@ fn each_waiter_is_woken_once_per_wait() {
     assert_eq!(count.0.load(Ordering::SeqCst), 1, "polling often is waiting once");
 }
 
-// waiter_leaves
 #[test]
 fn places_are_freed() {
     let wakeups = Wakeups::new();

@@ -1,4 +1,4 @@
-//! Which stores an effect can share a transaction with: a store itself, or a wrapper that changes what it sees.
+//! Stores that an effect can share a transaction with: a store itself, or a wrapper that seals outcomes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::record::Command;
 #[cfg(feature = "embedded")]
 use crate::record::Ruling;
 
-/// A store that is `S`, or that seals outcomes on their way into `S`: what `run_in` and `run_in_transaction` take.
+/// A store that is `S`, or that seals outcomes before they reach `S`. `run_in` and `run_in_transaction` take it.
 ///
-/// Implemented by the stores that have transactions, by `EncryptedStore` over them, and by an `Arc` of either. Nothing
-/// else can implement it: a wrapper that were passed by would not see the outcome.
+/// Implemented by the stores that have transactions, by `EncryptedStore` over them, and by an `Arc` of either. No
+/// other type can implement it: a wrapper that is bypassed would not see the outcome.
 pub trait Wraps<S>: sealed::Reach<S> {}
 
 impl<S, W: sealed::Reach<S> + ?Sized> Wraps<S> for W {}
 
-/// What stands between a caller and the store below, inside a transaction.
+/// The transformation between a caller and the inner store, inside a transaction.
 #[derive(Clone)]
 pub struct Veil {
     #[cfg(feature = "encryption")]
@@ -27,13 +27,13 @@ pub struct Veil {
 }
 
 impl Veil {
-    /// Nothing stands between them.
+    /// No transformation.
     pub(crate) const NONE: Self = Self {
         #[cfg(feature = "encryption")]
         sealer: None,
     };
 
-    /// The command as the store below may see it.
+    /// The command for the inner store.
     pub(crate) fn cover(&self, id: KeyId, command: Command) -> Command {
         #[cfg(feature = "encryption")]
         if let Some(sealer) = &self.sealer {
@@ -43,7 +43,7 @@ impl Veil {
         command
     }
 
-    /// The ruling as the caller may see it.
+    /// The ruling for the caller.
     #[cfg(feature = "embedded")]
     pub(crate) fn lift(&self, id: KeyId, ruling: Ruling) -> Result<Ruling, Error> {
         #[cfg(feature = "encryption")]
@@ -64,13 +64,13 @@ impl fmt::Debug for Veil {
 pub(crate) mod sealed {
     use super::{Store, Veil};
 
-    /// The way through a wrapper.
+    /// Access through a wrapper.
     pub trait Reach<S>: Send + Sync {
-        /// The store that the engine knows.
+        /// The store that the engine uses.
         fn outside(&self) -> &dyn Store;
         /// The store that has the transactions.
         fn inside(&self) -> &S;
-        /// What stands between the two.
+        /// The transformation between the two.
         fn veil(&self) -> Veil;
     }
 }

@@ -1,4 +1,4 @@
-//! Reading the server's answers.
+//! Parses the server's answers.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use semel::store::{Error, ErrorKind};
 
 use super::bytes;
 
-/// A message of a stream; without fields where only its id is left.
+/// A message of a stream; without fields if only its id is left.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) id: String,
     pub(super) fields: Option<Vec<(Bytes, Bytes)>>,
 }
 
-/// An answer that does not look as the server's manual says.
+/// An answer that differs from the server's manual.
 pub(super) fn strange(command: &str) -> Error {
     Error::new(
         ErrorKind::Incompatible,
@@ -23,8 +23,8 @@ pub(super) fn strange(command: &str) -> Error {
     )
 }
 
-/// The messages of the one stream that was asked for; none where the wait was in vain. Protocol 3 answers with a map,
-/// protocol 2 with a list of pairs.
+/// The messages of the one stream; none if the wait ended without any. Protocol 3 answers with a map, protocol 2 with
+/// a list of pairs.
 pub(super) fn streams(value: Value) -> Result<Vec<Entry>, Error> {
     let list = match value {
         Value::Nil => return Ok(Vec::new()),
@@ -42,7 +42,7 @@ pub(super) fn streams(value: Value) -> Result<Vec<Entry>, Error> {
 /// A list of messages.
 pub(super) fn entries(value: Value) -> Result<Vec<Entry>, Error> {
     let Value::Array(list) = value else { return Err(strange("a stream command")) };
-    // Before 7.0 a message that is gone was a bare nil, and its id is not known.
+    // Before 7.0 a deleted message was a bare nil without its id.
     list.into_iter().filter(|entry| !matches!(entry, Value::Nil)).map(entry).collect()
 }
 

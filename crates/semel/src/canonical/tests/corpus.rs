@@ -22,7 +22,6 @@ fn exact_differ(texts: &[&[u8]]) {
     }
 }
 
-// R15
 #[test]
 fn dup_members() {
     assert_eq!(refusal(r#"{"a":1,"a":2}"#), (Refusal::DuplicateMember, 7));
@@ -315,7 +314,7 @@ fn whitespace() {
     exact_differ(&[loose.as_bytes(), tight.as_bytes()]);
 }
 
-// R15: null and absent differ.
+// Null and absent differ.
 #[test]
 fn null_is_a_value() {
     assert_ne!(canon(r#"{"a":null}"#), canon("{}"));

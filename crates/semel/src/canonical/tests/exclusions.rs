@@ -10,7 +10,6 @@ fn without(pointers: &[&str], text: &str) -> Result<String, CanonicalError> {
     Ok(String::from_utf8(out).unwrap())
 }
 
-// F1, R15
 #[test]
 fn pointers_take_out_members_and_elements() {
     let document = r#"{"b":{"ts":1,"x":[1,2,{"ts":3,"y":4}]},"a":[],"ts":5}"#;
@@ -106,7 +105,7 @@ fn take_out(value: &mut Value, random: &mut Random, pointer: &mut String) -> boo
     }
 }
 
-// F1, R15: excluding a place is the same as never having sent it.
+// Excluding a place is the same as never having sent it.
 #[test]
 fn excluding_is_leaving_out() {
     let mut random = Random(6901);

@@ -10,7 +10,7 @@ fn random_number(random: &mut Random) -> String {
     text
 }
 
-// big_numbers: the form keeps the exact value, and equal values have equal forms.
+// The form keeps the exact value, and equal values have equal forms.
 #[test]
 fn a_number_keeps_its_exact_value() {
     let mut random = Random(53);
@@ -27,7 +27,7 @@ fn a_number_keeps_its_exact_value() {
     assert!(equal > 100, "the pairs never met");
 }
 
-// R15: the RFC's text is taken just when it has the same value.
+// The RFC's text is taken just when it has the same value.
 #[test]
 fn the_rfc_form_is_taken_if_it_is_exact() {
     let mut random = Random(754);

@@ -37,7 +37,6 @@ fn text(random: &mut Random) -> String {
     (0..random.below(14)).map(|_| character(random)).collect()
 }
 
-// R15
 #[test]
 fn agrees_with_another_implementation_of_rfc_8785() {
     let mut random = Random(1);

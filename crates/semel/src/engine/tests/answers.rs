@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::*;
 
-// F4, R4
 #[tokio::test]
 async fn a_replay_says_so_and_a_first_run_does_not() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -18,7 +17,6 @@ async fn a_replay_says_so_and_a_first_run_does_not() {
     assert_eq!((stats.count("won"), stats.count("completed"), stats.count("replayed")), (1, 1, 1));
 }
 
-// F4
 #[tokio::test]
 async fn many_replays_are_said() {
     let heard = Arc::new(Heard::default());
@@ -31,7 +29,7 @@ async fn many_replays_are_said() {
     assert!(heard.all().iter().any(|event| event.contains("ReplayRateHigh { rate: 0.999 }")));
 }
 
-// R5, X4: in flight with and without a wait, done in the hot cache, done in the store, and bound.
+// In flight with and without a wait, done in the hot cache, done in the store, and bound.
 #[tokio::test]
 async fn another_payload_is_a_conflict_on_every_path() {
     for cache in [0, 1 << 20] {
@@ -66,7 +64,6 @@ async fn another_payload_is_a_conflict_on_every_path() {
     }
 }
 
-// X5
 #[tokio::test]
 async fn the_hot_cache_replays_without_the_store() {
     let store = faulty();
@@ -84,7 +81,6 @@ async fn the_hot_cache_replays_without_the_store() {
     assert_eq!(store.calls(Call::Claim), 3, "zero bytes are no cache");
 }
 
-// X25
 #[tokio::test]
 async fn two_operations_never_share_a_key() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -99,7 +95,6 @@ async fn two_operations_never_share_a_key() {
     }
 }
 
-// F3, error_before_effect
 #[tokio::test]
 async fn what_failed_is_not_kept_and_what_was_declined_is() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -144,7 +139,6 @@ impl Serialize for Unwritable {
     }
 }
 
-// X14
 #[tokio::test]
 async fn a_value_that_cannot_be_kept_leaves_a_tombstone_and_is_never_run_again() {
     let engine = build(Engine::builder(MemoryStore::new()).max_outcome(8));

@@ -6,7 +6,6 @@ fn blocking(engine: &Engine, effect: &Effect) -> Run {
     engine.once(key()).run_blocking(|_| Ok(effect.now()))
 }
 
-// F2
 #[test]
 fn ten_threads_with_one_payload_run_the_function_once() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -38,7 +37,6 @@ fn ten_threads_with_one_payload_run_the_function_once() {
     );
 }
 
-// F7
 #[test]
 fn blocking_works_without_any_runtime() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -47,7 +45,7 @@ fn blocking_works_without_any_runtime() {
     assert!(blocking(&engine, &effect).unwrap().replayed);
 }
 
-// F7: a task's budget is filled up only between its polls. A blocking call inside one must not depend on it.
+// A task's budget is filled up only between its polls. A blocking call inside one must not depend on it.
 #[test]
 fn blocking_works_inside_a_task_however_often() {
     let engine = build(Engine::builder(MemoryStore::new()).hot_cache(0, secs(1)).wait(ms(1)));
@@ -73,7 +71,6 @@ fn blocking_works_inside_a_task_however_often() {
     assert_eq!(called.recv_timeout(PATIENCE), Ok(0));
 }
 
-// F7
 #[test]
 fn async_works_on_a_runtime_without_timers() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

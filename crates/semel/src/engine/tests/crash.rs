@@ -4,7 +4,6 @@ use super::*;
 use crate::outcome::Outcome;
 use crate::store::ErrorKind;
 
-// X8
 #[tokio::test]
 async fn claim_reply_lost() {
     let store = faulty();
@@ -18,7 +17,7 @@ async fn claim_reply_lost() {
     assert_eq!(record.attempt, 1, "it knew itself and was not a competitor of its own");
 }
 
-// X8: the claim was executed, and then the store was gone. Nothing started, so nothing is in doubt.
+// The claim was executed, and then the store was gone. Nothing started, so nothing is in doubt.
 #[tokio::test]
 async fn claim_reply_lost_for_good() {
     let store = faulty();
@@ -33,7 +32,7 @@ async fn claim_reply_lost_for_good() {
     assert_eq!(effect.once(&engine).await.unwrap().value, 1);
 }
 
-// X8: the same, and the store was away for longer than the lease. The doubt is this caller's own, and none.
+// The same, and the store was away for longer than the lease. The doubt is this caller's own, and none.
 #[tokio::test]
 async fn claim_reply_lost_for_longer_than_the_lease() {
     for mode in MODES {
@@ -120,7 +119,7 @@ async fn replies_that_never_come() {
     assert_eq!((answer.value, answer.stored), (1, true));
 }
 
-// F3: retried for a lease, then said; and once the store is back the outcome is kept after all.
+// Retried for a lease, then said; and once the store is back the outcome is kept after all.
 #[tokio::test]
 async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
     let store = faulty();
@@ -137,7 +136,7 @@ async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// F3: a store that will not recover by itself. The key is in doubt at once, not at the end of the lease.
+// A store that will not recover by itself. The key is in doubt at once, not at the end of the lease.
 #[tokio::test]
 async fn an_outcome_that_never_lands_leaves_doubt() {
     let store = faulty();

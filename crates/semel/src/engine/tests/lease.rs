@@ -85,7 +85,6 @@ async fn zombie_effect() {
     assert!(winner.begin().await.is_ok());
 }
 
-// X9, X10
 #[tokio::test]
 async fn zombie_release() {
     let (clock, store) = clocked();
@@ -106,7 +105,7 @@ async fn zombie_release() {
     winner.release().await;
 }
 
-// X9: the effect outlives its lease many times over, and nobody else gets in.
+// The effect outlives its lease many times over, and nobody else gets in.
 #[tokio::test]
 async fn a_lease_shorter_than_the_effect_is_renewed() {
     let store = faulty();
@@ -121,7 +120,7 @@ async fn a_lease_shorter_than_the_effect_is_renewed() {
     assert_eq!(engine.stats().count("lost"), 0);
 }
 
-// X2: a live claim is not stealable a moment too early.
+// A live claim is not stealable a moment too early.
 #[tokio::test]
 async fn a_claim_stands_to_the_last_microsecond_of_its_lease() {
     let (clock, store) = clocked();

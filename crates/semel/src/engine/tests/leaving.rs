@@ -5,7 +5,7 @@ use std::task::Poll;
 use super::*;
 use crate::outcome::Outcome;
 
-// X1: gone while the effect runs.
+// Gone while the effect runs.
 #[tokio::test]
 async fn a_caller_that_leaves_mid_effect_changes_nothing() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -20,7 +20,7 @@ async fn a_caller_that_leaves_mid_effect_changes_nothing() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// X1: gone between effect and record.
+// Gone between effect and record.
 #[tokio::test]
 async fn a_caller_that_leaves_before_the_record_knows_changes_nothing() {
     let store = faulty();
@@ -37,7 +37,7 @@ async fn a_caller_that_leaves_before_the_record_knows_changes_nothing() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// X13: a claim that is dropped is released, in every mode, though it carried the begin-mark.
+// A claim that is dropped is released, in every mode, though it carried the begin-mark.
 #[tokio::test]
 async fn a_dropped_claim_is_released() {
     for mode in MODES {
@@ -53,7 +53,7 @@ async fn a_dropped_claim_is_released() {
     }
 }
 
-// X13: nobody knows how far an effect got that was dropped.
+// Nobody knows how far an effect got that was dropped.
 #[tokio::test]
 async fn a_dropped_effect_is_abandoned() {
     for mode in MODES {
@@ -69,7 +69,7 @@ async fn a_dropped_effect_is_abandoned() {
     }
 }
 
-// X13: the last word of the last user of an engine still gets through: its thread ends after it, not before.
+// The last word of the last user of an engine still gets through: its thread ends after it, not before.
 #[tokio::test]
 async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
     let store = faulty();
@@ -88,7 +88,7 @@ async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
     until_phase(&looking, memory, Phase::Vacant).await;
 }
 
-// X13: one lost packet is not the end of a release.
+// One lost packet is not the end of a release.
 #[tokio::test]
 async fn a_release_from_the_background_is_repeated() {
     let store = faulty();
@@ -100,7 +100,7 @@ async fn a_release_from_the_background_is_repeated() {
     assert_eq!(store.calls(Call::Release), 3);
 }
 
-// X13: the effect's word that nothing happened is kept, though the store was away for longer than a lease.
+// The effect's word that nothing happened is kept, though the store was away for longer than a lease.
 #[tokio::test]
 async fn a_release_that_takes_longer_than_a_lease_leaves_no_doubt() {
     let store = faulty();
@@ -114,7 +114,7 @@ async fn a_release_that_takes_longer_than_a_lease_leaves_no_doubt() {
     until_phase(&engine, store.inner(), Phase::Vacant).await;
 }
 
-// X13: stopped at in_flight_max.
+// Stopped at in_flight_max.
 #[tokio::test]
 async fn an_effect_that_never_ends_is_stopped() {
     for mode in [Mode::Marked, Mode::Keyed, Mode::Rerun] {
@@ -132,7 +132,7 @@ async fn an_effect_that_never_ends_is_stopped() {
     }
 }
 
-// X13: the runtime goes away under the effect, as at the end of main.
+// The runtime goes away under the effect, as at the end of main.
 #[test]
 fn a_runtime_that_shuts_down_mid_effect_leaves_doubt_and_no_claim() {
     let store = Arc::new(MemoryStore::new());
@@ -150,7 +150,7 @@ fn a_runtime_that_shuts_down_mid_effect_leaves_doubt_and_no_claim() {
     });
 }
 
-// X13: the runtime goes away while the outcome is written. It is known, so it is kept.
+// The runtime goes away while the outcome is written. It is known, so it is kept.
 #[test]
 fn a_runtime_that_shuts_down_mid_complete_loses_no_outcome() {
     let store = faulty();

@@ -11,7 +11,6 @@ fn builder(store: &Arc<MemoryStore>) -> Builder {
     over(store).retention(RETENTION).grace(GRACE).memory(MEMORY).hot_cache(0, secs(1))
 }
 
-// R2
 #[tokio::test]
 async fn a_replay_never_refreshes_the_retention() {
     let (clock, store) = clocked();

@@ -190,7 +190,7 @@ async fn waiter_caps() {
     assert_eq!(engine.waiters(), 0);
 }
 
-// waiter_caps: one tenant cannot take every place.
+// One tenant cannot take every place.
 #[tokio::test]
 async fn waiter_caps_of_a_scope() {
     let caps = WaiterCaps { per_key: 10, per_scope: 2, in_all: 10 };

@@ -164,7 +164,7 @@ fn every_cell_of_the_table() {
     assert_eq!(checked, 18 * SITUATIONS);
 }
 
-// zombie_publish, zombie_effect, zombie_release: no command from an old fence changes anything, in any phase.
+// No command from an old fence changes anything, in any phase.
 #[test]
 fn no_grant_but_the_current_one_changes_anything() {
     let (_, names) = cells(TABLE.lines().nth(1).unwrap());
@@ -193,7 +193,6 @@ fn no_grant_but_the_current_one_changes_anything() {
     }
 }
 
-// zombie_publish
 #[test]
 fn a_late_owner_is_shown_the_winners_outcome_never_its_own() {
     let (mut slot, late) = Slot::begun(Mode::Rerun, A);
@@ -209,7 +208,7 @@ fn a_late_owner_is_shown_the_winners_outcome_never_its_own() {
     assert_eq!(slot.apply(&other_payload), LOST);
 }
 
-// zombie_effect: an owner that slept through its lease cannot start, whether or not somebody came after it.
+// An owner that slept through its lease cannot start, whether or not somebody came after it.
 #[test]
 fn begin_after_the_lease_is_refused() {
     for mode in MODES {
@@ -223,7 +222,6 @@ fn begin_after_the_lease_is_refused() {
     }
 }
 
-// zombie_release
 #[test]
 fn a_late_owner_cannot_release_its_successor() {
     for mode in MODES {
@@ -238,7 +236,7 @@ fn a_late_owner_cannot_release_its_successor() {
     }
 }
 
-// claim_reply_lost: the same attempt gets its own claim back.
+// The same attempt gets its own claim back.
 #[test]
 fn a_repeated_claim_knows_itself() {
     let mut slot = Slot::new(Mode::Marked);
@@ -260,7 +258,7 @@ fn a_repeated_claim_knows_itself() {
     assert_eq!(slot.phase(), Phase::Begun);
 }
 
-// publish_reply_lost: complete is repeatable for the same grant and outcome.
+// Complete is repeatable for the same grant and outcome.
 #[test]
 fn complete_is_repeatable_and_never_overwrites() {
     let (mut slot, grant) = Slot::done(Mode::Marked, A);
@@ -317,7 +315,7 @@ fn a_record_in_doubt_stays_so_under_any_mode_of_the_claimer() {
     }
 }
 
-// crash_after_claim: never begun, so nothing can have happened.
+// Never begun, so nothing can have happened.
 #[test]
 fn a_claim_that_never_began_is_taken_over_in_every_mode() {
     for mode in MODES {

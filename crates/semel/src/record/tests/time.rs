@@ -4,7 +4,7 @@ use super::*;
 
 const MICRO: Duration = Duration::from_micros(1);
 
-// retention_edge: replay until retention and grace are over, then expired until memory is, then new; each
+// Replay until retention and grace are over, then expired until memory is, then new; each
 // instant belongs to exactly one of them.
 #[test]
 fn retention_edge() {
@@ -61,7 +61,7 @@ fn the_effect_may_say_how_long_its_outcome_is_kept() {
     assert_eq!(slot.stored().forget_at, slot.stored().expires_at.after(slot.terms.memory));
 }
 
-// late_duplicate: swept or not, and whatever the payload, a late duplicate is told expired while remembered.
+// Swept or not, and whatever the payload, a late duplicate is told expired while remembered.
 #[test]
 fn late_duplicate() {
     let (mut slot, _) = Slot::done(Mode::Marked, A);
@@ -163,7 +163,7 @@ fn a_renewal_never_shortens_a_lease() {
     assert_eq!(slot.stored().lease_until, before);
 }
 
-// gateway_clock_jump: a caller's time is not an input. A command holds durations, never a moment; this stops
+// A caller's time is not an input. A command holds durations, never a moment; this stops
 // compiling when that changes.
 #[test]
 fn gateway_clock_jump() {

@@ -1,4 +1,4 @@
-//! Settings, and the way from a path to an open store.
+//! Settings of the embedded store, and how it is opened.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -23,7 +23,7 @@ use crate::store::local::Local;
 use crate::store::{Error, ErrorKind};
 use crate::time::{Clock, SystemClock};
 
-/// Settings of an [`EmbeddedStore`]. Made by [`EmbeddedStore::builder`].
+/// Settings of an [`EmbeddedStore`]. Created by [`EmbeddedStore::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "settings open nothing until `open` is called"]
 pub struct EmbeddedBuilder {
@@ -36,18 +36,18 @@ pub struct EmbeddedBuilder {
     log: Log,
 }
 
-/// What to do when a file that is opened holds damaged rows.
+/// What to do if a file has damaged rows when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCorruption {
-    /// Do not open, and say where the damage is. Nothing is changed.
+    /// Do not open, and report where the damage is. Nothing is changed.
     #[default]
     Refuse,
-    /// Move the damaged rows to the table `quarantine` and go on without them. What they stood for is
-    /// forgotten: their effects can happen again. Damage beyond single rows is refused all the same.
+    /// Move the damaged rows to the table `quarantine` and continue without them. Their keys are forgotten, so their
+    /// effects can happen again. Damage beyond single rows is refused in any case.
     Quarantine,
 }
 
-/// Files up to this size are checked whole when they are opened; it takes a second or less.
+/// Files up to this size are checked completely when they are opened, which takes a second or less.
 const CHECK_UP_TO: u64 = 64 << 20;
 
 impl EmbeddedBuilder {
@@ -82,21 +82,21 @@ impl EmbeddedBuilder {
         self
     }
 
-    /// The page size of a file that is yet to be made.
+    /// The page size of a new file.
     #[cfg(test)]
     pub(super) fn page_size(mut self, bytes: u32) -> Self {
         self.page_size = bytes;
         self
     }
 
-    /// Up to which size a file is checked whole when it is opened.
+    /// Up to which size a file is checked completely when it is opened.
     #[cfg(test)]
     pub(super) fn check_up_to(mut self, bytes: u64) -> Self {
         self.check_up_to = bytes;
         self
     }
 
-    /// From how many pages on the log is moved: when nobody waits, and in any case.
+    /// From how many pages on the log is checkpointed: when the writer is idle, and in any case.
     #[cfg(test)]
     pub(super) fn log_pages(mut self, soft: i64, hard: i64) -> Self {
         self.log = Log::new(soft, hard);
@@ -121,11 +121,11 @@ impl EmbeddedBuilder {
         let connection = schema::connect(&database, Role::Writer).map_err(sql)?;
         self.check(&connection, &database, &faults)?;
         let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
-        // SQLite syncs the name of its log with the first commit, and does not look at how that ended; a log without a
-        // name would take every commit with it. Reading has made the log, so here its name is kept.
+        // SQLite syncs the name of its log with the first commit and ignores the result; a log without a name would
+        // lose every commit. Reading has created the log, so its name is synced here.
         sync_names(&folder)?;
         if shutdown == Shutdown::Unclean {
-            // The next log starts under new salts, so that a torn tail is never taken for damage later.
+            // The next log starts with new salts, so that a torn tail is never mistaken for damage later.
             checkpoint::empty_log(&connection).map_err(sql)?;
         }
         let readers = Readers::open(&database).map_err(sql)?;
@@ -160,7 +160,7 @@ impl EmbeddedBuilder {
         })
     }
 
-    /// Looks at every row where that takes no time to speak of.
+    /// Checks every row if that takes negligible time.
     fn check(&self, connection: &Connection, database: &Path, faults: &Faults) -> Result<(), Error> {
         let size = std::fs::metadata(database).map_or(0, |found| found.len());
         if size > self.check_up_to {
@@ -188,7 +188,8 @@ impl EmbeddedBuilder {
             path.try_exists().map_err(|error| setup(path, "the file cannot be looked at", error))
         };
         if found(&database)? {
-            // An earlier creation may have failed at its last sync: the log must not have a name before the file has.
+            // An earlier creation may have failed at its last sync: the log must not have a name before the file has
+            // one.
             return sync_names(folder);
         }
         if found(&folder.wal())? {

@@ -1,4 +1,4 @@
-//! Whether everything in the file is what was written: its structure, its tables, every row.
+//! Checks that the file contains what was written: its structure, its tables, every row.
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, params};
@@ -9,35 +9,35 @@ use super::table::{self, BadRow, Plain, RowError};
 use crate::record::Fence;
 use crate::time::Timestamp;
 
-/// What a check found in order.
+/// The result of a successful check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified {
-    /// Records that were read and are whole.
+    /// Number of intact records.
     pub records: u64,
-    /// High-water marks that were read and are whole.
+    /// Number of intact high-water marks.
     pub marks: u64,
 }
 
-/// What a check found.
+/// The findings of a check.
 #[derive(Debug)]
 pub(super) struct Findings {
     pub(super) verified: Verified,
-    /// Rows that are not what was written; at most [`MOST`].
+    /// Damaged rows; at most [`MOST`].
     pub(super) bad: Vec<BadRow>,
-    /// What is wrong with the file itself.
+    /// Damage of the file itself.
     pub(super) structure: Option<String>,
 }
 
-/// Beyond this many bad rows there is nothing to be saved row by row.
+/// With more damaged rows than this, saving single rows is pointless.
 const MOST: usize = 10_000;
 
-/// Checks all there is. Takes time in proportion to the file.
+/// Checks everything. Takes time in proportion to the file.
 pub(super) fn everything(connection: &Connection) -> rusqlite::Result<Findings> {
     let mut findings = Findings { verified: Verified::default(), bad: Vec::new(), structure: None };
     findings.structure = match structure(connection) {
         Ok(found) => found,
-        // Damage deep enough stops the check itself.
+        // Severe damage stops the check itself.
         Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
             Some(error.to_string())
         }
@@ -46,12 +46,12 @@ pub(super) fn everything(connection: &Connection) -> rusqlite::Result<Findings> 
     let rows = rows(connection, &mut findings);
     match rows {
         Err(error) if findings.structure.is_none() => Err(error),
-        // The structure explains it.
+        // The damaged structure explains it.
         _ => Ok(findings),
     }
 }
 
-/// The tables are ours, word for word, and SQLite finds nothing wrong with the pages.
+/// The tables are defined exactly as in this version, and SQLite finds no damaged page.
 fn structure(connection: &Connection) -> rusqlite::Result<Option<String>> {
     for (name, sql) in OBJECTS {
         let mut statement = connection.prepare("SELECT sql FROM sqlite_schema WHERE name = ?1")?;
@@ -97,7 +97,7 @@ fn rows(connection: &Connection, findings: &mut Findings) -> rusqlite::Result<()
 }
 
 impl Findings {
-    /// Notes a bad row; returns whether the row was a good one.
+    /// Records a damaged row; returns true if the row is intact.
     fn note(&mut self, bad: Option<BadRow>) -> bool {
         let good = bad.is_none();
         if let Some(bad) = bad
@@ -108,7 +108,7 @@ impl Findings {
         good
     }
 
-    /// The first thing that is wrong, said with its place.
+    /// The first damage, with its place.
     pub(super) fn first(&self, faults: &Faults) -> Option<Fault> {
         if let Some(bad) = self.bad.first() {
             let others = match self.bad.len() {
@@ -158,8 +158,8 @@ fn bytes(value: ValueRef<'_>) -> &[u8] {
     }
 }
 
-/// Checks the next rows after `after`, in the order of their numbers, and that each is found by its id. Returns
-/// where to go on; `None` after the last.
+/// Checks the next rows after `after`, in the order of their numbers, and that each is found by its id. Returns where
+/// to continue; `None` after the last.
 pub(super) fn some(
     connection: &Connection,
     after: i64,
@@ -191,16 +191,16 @@ pub(super) fn some(
     Ok((last, bad))
 }
 
-/// Moves the bad rows to the table `quarantine`, in one transaction, and checks again.
+/// Moves the damaged rows to the table `quarantine`, in one transaction, and checks again.
 ///
-/// What they stood for is forgotten, so the fence floor rises to the present: no fence goes back.
+/// Their keys are forgotten, so the fence floor is raised to the current time: no fence goes back.
 pub(super) fn quarantine(
     connection: &Connection,
     bad: &[BadRow],
     now: Timestamp,
 ) -> Result<Findings, RowError> {
     let transaction = connection.unchecked_transaction()?;
-    // A damaged id is not where the index looks for it.
+    // The index does not find a damaged id.
     transaction.execute_batch("REINDEX records")?;
     for row in bad {
         set_aside(&transaction, row, now)?;
@@ -232,7 +232,7 @@ fn set_aside(connection: &Connection, row: &BadRow, now: Timestamp) -> rusqlite:
             )?;
             connection.execute("DELETE FROM marks WHERE id = ?1", [key]).map(drop)
         }
-        // A fact about the store has no substitute: the check that follows finds it again and refuses.
+        // A fact about the store cannot be replaced: the check that follows finds it again and refuses.
         _ => Ok(()),
     }
 }

@@ -1,21 +1,20 @@
-//! Keeps the write-ahead log bounded: moves it into the database when nobody has come for a while, or when it
-//! grew too long.
+//! Limits the write-ahead log: moves it into the database when the writer is idle, or when it grew too long.
 //!
-//! The writer does it itself, between two batches: 4000 pages take about as long as two or three syncs, since most
-//! of them are versions of the same few. A log that was moved is used again from its start, so its blocks are
-//! allocated already and a sync has less to do than while it grows.
+//! The writer does it itself, between two batches: 4000 pages take about as long as two or three syncs, since most of
+//! them are versions of the same few. A checkpointed log is reused from its start, so its blocks are already
+//! allocated and a sync is cheaper than while the log grows.
 
 use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// How long the writer waits for somebody before it tidies up.
+/// How long the writer waits for a command before it checkpoints.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// Whether commands come in.
+/// Whether commands arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// Nobody came for a while.
+    /// No command arrived for a while.
     Quiet,
     Busy,
 }
@@ -23,11 +22,11 @@ pub(super) enum Load {
 /// How long the log may grow, in pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Log {
-    /// From here on it is moved as soon as nobody comes.
+    /// From here on it is checkpointed when the writer is idle.
     soft: i64,
-    /// From here on it is moved in any case.
+    /// From here on it is checkpointed in any case.
     hard: i64,
-    /// Pages that are only in the log, as of the last look.
+    /// Pages that are only in the log, as of the last check.
     length: i64,
     /// Transactions since then.
     unseen: u32,
@@ -43,9 +42,9 @@ impl Log {
         (self.length >= self.soft).then_some(QUIET)
     }
 
-    /// Called after every transaction, and when it was quiet.
+    /// Called after every transaction, and when the writer is idle.
     pub(super) fn tend(&mut self, connection: &Connection, load: Load) -> rusqlite::Result<()> {
-        // A look is cheap but not free, and no transaction writes more than a few hundred pages.
+        // A check is cheap but not free, and no transaction writes more than a few hundred pages.
         self.unseen += 1;
         if load == Load::Busy && self.unseen < 8 {
             return Ok(());
@@ -57,7 +56,7 @@ impl Log {
         };
         self.length = run(connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if self.length >= limit {
-            // Not tried again at once where it fails, or where a reader is in the way.
+            // Not retried immediately if it fails or a reader is in the way.
             self.length = 0;
             run(connection, "PRAGMA wal_checkpoint(PASSIVE)")?;
         }
@@ -73,7 +72,7 @@ fn run(connection: &Connection, sql: &str) -> rusqlite::Result<i64> {
     })
 }
 
-/// Moves the whole log and empties it, so that the next one starts under new salts.
+/// Moves the whole log and empties it, so that the next one starts with new salts.
 pub(super) fn empty_log(connection: &Connection) -> rusqlite::Result<()> {
     run(connection, "PRAGMA wal_checkpoint(TRUNCATE)").map(drop)
 }

@@ -1,14 +1,14 @@
-//! Notices when the machine's clock is set while the store runs.
+//! Detects when the machine's clock is set while the store runs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::time::{Clock, Timestamp};
 
-/// Beyond this the wall clock was set rather than corrected.
+/// A larger difference means that the wall clock was set rather than corrected.
 const TOLERANCE: Duration = Duration::from_secs(2);
 
-/// Compares the store's clock with steady time, batch by batch.
+/// Compares the store's clock with monotonic time after every batch.
 #[derive(Debug, Default)]
 pub(super) struct StepWatch {
     last: Option<(Timestamp, tokio::time::Instant)>,
@@ -24,7 +24,7 @@ pub(super) enum Step {
 }
 
 impl StepWatch {
-    /// Looks at the clock and warns once per step (store_clock_jump).
+    /// Reads the clock and warns once per step.
     pub(super) fn look(&mut self, clock: &Arc<dyn Clock>) {
         match self.observe(clock.now(), tokio::time::Instant::now()) {
             Some(Step::Forward(by)) => tracing::warn!(
@@ -57,7 +57,6 @@ impl StepWatch {
 mod tests {
     use super::*;
 
-    // store_clock_jump
     #[test]
     fn a_step_is_seen_once_and_drift_is_not() {
         let mut watch = StepWatch::default();

@@ -1,4 +1,4 @@
-//! What went wrong in SQLite, said in the words of the store.
+//! Translates SQLite errors to store errors.
 
 use std::fmt;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::table::{BadRow, RowError};
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 
-/// A failure that several callers of one batch can be told of.
+/// A failure that is reported to several callers of one batch.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     kind: ErrorKind,
@@ -24,7 +24,7 @@ impl Fault {
         Self { kind, message: message.into() }
     }
 
-    /// The same words for a caller whose command may have been written all the same.
+    /// The same message for a caller whose command may have been written.
     pub(super) fn ambiguous(&self) -> Error {
         let message = &self.message;
         Error::new(
@@ -46,21 +46,21 @@ impl From<Fault> for Error {
     }
 }
 
-/// What a failed statement leaves behind.
+/// The state after a failed statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// Nothing was changed, and it is certain.
+    /// It is certain that nothing was changed.
     None,
-    /// A sync failed or its fate is unknown: no later answer can be trusted.
+    /// A sync failed or its result is unknown: no later answer can be trusted.
     Unknown,
 }
 
-/// Reads SQLite's errors for one database file.
+/// Translates SQLite's errors for one database file.
 #[derive(Debug)]
 pub(super) struct Faults {
     file: PathBuf,
-    /// To find the place of damaged rows. Opened before SQLite opens the file and closed after it: closing any
-    /// handle of a file ends all of SQLite's own locks on it.
+    /// For locating damaged rows. Opened before SQLite opens the file and closed after it: closing any handle of a
+    /// file ends all of SQLite's own locks on it.
     image: Mutex<File>,
 }
 
@@ -69,7 +69,7 @@ impl Faults {
         Ok(Self { file: file.to_owned(), image: Mutex::new(File::open(file)?) })
     }
 
-    /// A failure to use a row.
+    /// The failure to use a row.
     pub(super) fn explain_row(&self, error: &RowError) -> Fault {
         match error {
             RowError::Sql(error) => self.explain(error),
@@ -77,8 +77,8 @@ impl Faults {
         }
     }
 
-    /// A failure while the file is opened and checked. The statements are known to be right, so where SQLite
-    /// does not understand them it is the file that is wrong.
+    /// A failure while the file is opened and checked. The statements are correct, so if SQLite does not understand
+    /// them the file is wrong.
     pub(super) fn explain_open(&self, error: &rusqlite::Error) -> Fault {
         match error.sqlite_error_code() {
             Some(ErrorCode::Unknown | ErrorCode::SchemaChanged) | None => self.corrupt(&format!(
@@ -88,7 +88,7 @@ impl Faults {
         }
     }
 
-    /// A failure while reading, or before anything was committed.
+    /// A failure while reading, or before the commit.
     pub(super) fn explain(&self, error: &rusqlite::Error) -> Fault {
         let file = self.file.display();
         let (kind, way_out) = match error.sqlite_error_code() {
@@ -132,7 +132,7 @@ impl Faults {
         Fault::new(ErrorKind::Closed, format!("{}: the store was closed", self.file.display()))
     }
 
-    /// The writer's thread is gone; what it was doing may have been done.
+    /// The writer's thread ended; the command may have been executed.
     pub(super) fn died(&self) -> Fault {
         Fault::new(
             ErrorKind::Ambiguous,
@@ -172,7 +172,7 @@ impl Faults {
         ))
     }
 
-    /// Where `bytes` stand in the file. Best effort: they may be in the log, or beyond what is searched.
+    /// The position of `bytes` in the file. Best effort: they may be in the log, or beyond the searched range.
     fn locate(&self, bytes: &[u8]) -> Option<u64> {
         const SEARCHED: u64 = 64 << 20;
         if bytes.is_empty() {
@@ -191,13 +191,13 @@ impl Faults {
     }
 }
 
-/// What is known after a statement before the commit failed.
+/// The state after a statement before the commit failed.
 pub(super) fn damage_before_commit(error: &rusqlite::Error) -> Damage {
     if failed_sync(error) { Damage::Unknown } else { Damage::None }
 }
 
-/// What is known after the commit itself failed. Only a lack of room is certain to have left nothing: the
-/// commit mark is written last, and a write that found no room was not whole.
+/// The state after the commit failed. Only a lack of space certainly left nothing behind: the commit mark is written
+/// last, and a write without space was incomplete.
 pub(super) fn damage_of_commit(error: &rusqlite::Error) -> Damage {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy) => Damage::None,
@@ -205,7 +205,7 @@ pub(super) fn damage_of_commit(error: &rusqlite::Error) -> Damage {
     }
 }
 
-/// Whether a file or its folder could not be synced.
+/// True if a file or its folder could not be synced.
 pub(super) fn failed_sync(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error().map(|error| error.extended_code),

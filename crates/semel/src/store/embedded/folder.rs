@@ -1,4 +1,4 @@
-//! The folder of a store, and the lock that keeps everybody else out.
+//! The folder of a store, and the lock that keeps other processes out.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::schema;
 use crate::store::{Error, ErrorKind};
 
-/// A folder that this process holds. The lock dies with the process, or when this is dropped.
+/// A folder that this process has locked. The lock ends with the process, or when this is dropped.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -15,7 +15,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder if it is missing, and locks it.
+    /// Creates the folder if it is missing, and locks it.
     pub(super) fn hold(path: &Path) -> Result<Self, Error> {
         make(path).map_err(|error| setup(path, "the folder cannot be made", error))?;
         if !path.is_dir() {
@@ -43,14 +43,15 @@ impl Folder {
                 ));
             }
         }
-        // Only for people who wonder who holds it; nothing depends on it.
+        // Only for people who look for the holder; nothing depends on it.
         let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         note.map_err(|error| setup(&lock_path, "the lock file cannot be written", error))?;
         keep_private(path);
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Makes the file of a new database, empty and for its owner only. SQLite gives its logs the rights of their database.
+    /// Creates the file of a new database, empty and accessible to its owner only. SQLite gives its logs the
+    /// permissions of their database.
     pub(super) fn make_draft(&self) -> Result<(), Error> {
         let path = self.draft();
         let mut options = OpenOptions::new();
@@ -73,16 +74,16 @@ impl Folder {
         self.path.join("semel.db-wal")
     }
 
-    /// Where a new database is made before it gets its name.
+    /// The temporary name of a new database.
     pub(super) fn draft(&self) -> PathBuf {
         self.path.join("semel.new")
     }
 
-    /// Writes the log that a process left behind over itself, and syncs it.
+    /// Rewrites the log that a process left behind with its own content, and syncs it.
     ///
-    /// After a failed sync the system may show bytes that never reached the disk, and take them for written. The file
-    /// is about to be repaired from them: a power cut in between would leave it half repaired from a log that is not
-    /// there.
+    /// After a failed sync the system may show bytes that never reached the disk, and treat them as written. The file
+    /// is about to be repaired from them: a power cut in between would leave it half repaired from a log that does
+    /// not exist.
     pub(super) fn write_log_again(&self) -> Result<(), Error> {
         let path = self.wal();
         let written = OpenOptions::new().read(true).write(true).open(&path).and_then(|mut log| {
@@ -102,7 +103,7 @@ impl Folder {
         written.map_err(|error| setup(&path, "the log cannot be written", error))
     }
 
-    /// Takes away what an interrupted creation left.
+    /// Removes the remains of an interrupted creation.
     pub(super) fn discard_draft(&self) -> Result<(), Error> {
         for name in ["semel.new", "semel.new-journal", "semel.new-wal", "semel.new-shm"] {
             let path = self.path.join(name);
@@ -116,7 +117,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Gives the draft its name, durably: after a crash there is the whole file or none.
+    /// Gives the draft its name, durably: after a crash the file is complete or missing.
     pub(super) fn publish_draft(&self) -> Result<(), Error> {
         let published = File::open(self.draft())
             .and_then(|draft| draft.sync_all())
@@ -126,7 +127,7 @@ impl Folder {
     }
 }
 
-/// Creates the folder with rights for its owner only: it holds the deployment's secret and outcomes.
+/// Creates the folder with permissions for its owner only: it contains the deployment's secret and outcomes.
 fn make(path: &Path) -> io::Result<()> {
     if path.try_exists()? {
         return Ok(());
@@ -152,8 +153,8 @@ fn private_file(options: &mut OpenOptions) {
 #[cfg(not(unix))]
 fn private_file(_: &mut OpenOptions) {}
 
-/// Takes the rights of everybody else off the store's files, which hold the deployment's secret. A folder that others can
-/// enter may be shared with other programs, so its rights are only warned about.
+/// Removes the permissions of other users from the store's files, which contain the deployment's secret. The folder
+/// may be shared with other programs, so its permissions only cause a warning.
 #[cfg(unix)]
 fn keep_private(folder: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
@@ -162,7 +163,7 @@ fn keep_private(folder: &Path) {
     if let Some(mode) = mode(folder).filter(|mode| mode & OTHERS != 0) {
         tracing::warn!(
             target: "semel", folder = %folder.display(), mode = format_args!("{mode:04o}"),
-            "others than its owner have rights on the store's folder: chmod 700 it"
+            "other users have permissions on the store's folder: chmod 700 it"
         );
     }
     for name in FILES {
@@ -173,11 +174,11 @@ fn keep_private(folder: &Path) {
         match fs::set_permissions(&path, fs::Permissions::from_mode(0o600)) {
             Ok(()) => tracing::warn!(
                 target: "semel", %file, mode = format_args!("{mode:04o}"),
-                "others than its owner had rights on a file of the store; it is private now"
+                "other users had permissions on a file of the store; removed them"
             ),
             Err(error) => tracing::warn!(
                 target: "semel", %file, mode = format_args!("{mode:04o}"), %error,
-                "others than its owner have rights on a file of the store, and they cannot be taken away: chmod 600 it"
+                "other users have permissions on a file of the store that cannot be removed: chmod 600 it"
             ),
         }
     }
@@ -201,7 +202,7 @@ const FILES: [&str; 8] = [
 
 fn locked(path: &Path, lock: &mut File) -> Error {
     let mut holder = String::new();
-    // Best effort: the holder may not have written its number yet.
+    // Best effort: the holder may not have written its process id yet.
     let _ = lock.take(20).read_to_string(&mut holder);
     let holder = match holder.trim() {
         "" => String::new(),

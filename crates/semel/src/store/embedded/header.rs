@@ -1,5 +1,5 @@
-//! Whether a file is Semel's, read from its first bytes: SQLite is not let near it before that is known, so a file
-//! of somebody else or of a newer version stays untouched.
+//! Reads the first bytes of a file to check that it is Semel's. SQLite opens it only after that, so a foreign file or
+//! one of a newer version stays untouched.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -17,7 +17,7 @@ const LENGTH: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shutdown {
     Clean,
-    /// There is a log, and it is sound.
+    /// There is a log, and it is intact.
     Unclean,
 }
 

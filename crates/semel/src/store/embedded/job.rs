@@ -1,4 +1,4 @@
-//! What the writer is asked to do, how one such job is executed, and how its answer is held back until it is on disk.
+//! The jobs of the writer, how one is executed, and how its answer is held back until it is on disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,13 +13,13 @@ use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;
 use crate::time::Timestamp;
 
-/// Something for the writer to do.
+/// A job for the writer.
 pub(super) enum Job {
     Command(Box<Ordered>),
     Work(Box<dyn Work>),
 }
 
-/// A command with somebody who waits for its ruling.
+/// A command and the channel for its ruling.
 #[derive(Debug)]
 pub(super) struct Ordered {
     pub(super) id: KeyId,
@@ -27,9 +27,9 @@ pub(super) struct Ordered {
     pub(super) answer: oneshot::Sender<Result<Ruling, Error>>,
 }
 
-/// Work of the caller's own, inside the transaction.
+/// The caller's own work inside the transaction.
 pub(super) trait Work: Send {
-    /// Does it, and holds the answer back until the fate of the transaction is known.
+    /// Runs it, and holds the answer back until the result of the transaction is known.
     fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell);
 
     /// Answers that it was not done.
@@ -38,7 +38,7 @@ pub(super) trait Work: Send {
 
 pub(super) type Tell = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// A closure with somebody who waits for what it returns.
+/// A closure and the channel for its result.
 pub(super) struct Errand<F, T> {
     pub(super) work: F,
     pub(super) answer: oneshot::Sender<Result<T, Error>>,
@@ -57,20 +57,20 @@ where
         });
         let keep = if result.is_ok() { Keep::Yes } else { Keep::No };
         let tell = move |fate: Result<(), Error>| {
-            // A job's own failure is the truth whatever became of the others: it was undone. And whoever asked
-            // may be gone.
+            // A job's own failure is valid regardless of the other jobs: it was rolled back. The caller may have been
+            // dropped.
             let _ = answer.send(result.and_then(|value| fate.map(|()| value)));
         };
         (keep, Box::new(tell))
     }
 
     fn refuse(self: Box<Self>, fault: &Fault) {
-        // Whoever asked may be gone.
+        // The caller may have been dropped.
         let _ = self.answer.send(Err(fault.clone().into()));
     }
 }
 
-/// Whether what a job wrote shall stay.
+/// Whether the writes of a job are committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     Yes,
@@ -86,18 +86,18 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// What a job sees of the writer: its open transaction, its time, its fence floor.
+/// The writer's state that a job sees: its open transaction, its time, its fence floor.
 #[derive(Debug)]
 pub(crate) struct Writing<'a> {
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) shared: &'a Shared,
     pub(super) floor: Fence,
-    /// To be told to waiters and caches once it is on disk.
+    /// Announced to waiters and caches once it is on disk.
     pub(super) changes: Vec<(KeyId, Command, Ruling)>,
 }
 
 impl<'a> Writing<'a> {
-    /// The open transaction. Beginning, committing or rolling back is the writer's business.
+    /// The open transaction. Only the writer begins, commits or rolls back.
     pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
     }
@@ -107,7 +107,7 @@ impl<'a> Writing<'a> {
         self.shared.clock.now()
     }
 
-    /// Raises the floor, in this transaction: before rows go, so that a fence never goes back.
+    /// Raises the floor in this transaction, before rows are removed, so that a fence never goes back.
     pub(super) fn raise_floor(&mut self, floor: Fence) -> Result<(), RowError> {
         if floor > self.floor {
             table::write_floor(self.transaction, floor)?;
@@ -124,7 +124,7 @@ impl<'a> Writing<'a> {
         Ok(ruling)
     }
 
-    /// What a row error means to a caller.
+    /// Translates a row error for a caller.
     pub(super) fn explain(&self, error: &RowError) -> Error {
         self.shared.explain(error)
     }
@@ -132,7 +132,7 @@ impl<'a> Writing<'a> {
     fn execute(&self, id: KeyId, command: &Command) -> Result<(Ruling, Written), Trouble> {
         let before = table::get_stored(self.transaction, id).map_err(Trouble::Read)?;
         let mut record = before.as_ref().map(|stored| stored.record.clone());
-        // Read after the record: it must not be judged by a time before the change it holds.
+        // Read after the record: it must not be judged at a time before its last change.
         let ruling = record::apply(&mut record, command, self.now(), self.floor);
         let written = match (&ruling, &record) {
             (Ruling::Won(_) | Ruling::Accepted { .. }, Some(record)) => {
@@ -144,11 +144,11 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// Where a command failed.
+/// When a command failed.
 enum Trouble {
-    /// Nothing was written yet.
+    /// Before any write.
     Read(RowError),
-    /// Some of it may be in the transaction, which must not be kept.
+    /// The transaction may contain a part of it and must be rolled back.
     Write(rusqlite::Error),
 }
 
@@ -161,15 +161,14 @@ impl From<Trouble> for RowError {
     }
 }
 
-/// A job that was executed and waits for the commit.
+/// An executed job that waits for the commit.
 pub(super) enum Pending {
     Command(Box<Ordered>, Result<Ruling, Error>, Written),
     Work(Tell),
 }
 
 impl Writing<'_> {
-    /// Executes one job. A failed write ends the batch; a row that cannot be read concerns only the command
-    /// that met it.
+    /// Executes one job. A failed write ends the batch; a row that cannot be read affects only its own command.
     pub(super) fn run(&mut self, job: Job) -> (Pending, Option<rusqlite::Error>) {
         match job {
             Job::Command(ordered) => match self.execute(ordered.id, &ordered.command) {
@@ -202,7 +201,7 @@ impl Writing<'_> {
             self.changes.truncate(changes);
             self.floor = floor;
         }
-        // It fails where the job's failure took the whole transaction with it.
+        // Fails if the job's failure ended the whole transaction.
         (Pending::Work(tell), self.transaction.execute_batch(end).err())
     }
 }
@@ -210,7 +209,7 @@ impl Writing<'_> {
 impl Pending {
     pub(super) fn tell(self) {
         match self {
-            // Whoever asked may be gone; the command stands all the same.
+            // The caller may have been dropped; the command is valid anyway.
             Self::Command(ordered, ruling, _) => drop(ordered.answer.send(ruling)),
             Self::Work(tell) => tell(Ok(())),
         }

@@ -1,12 +1,12 @@
-//! Where commands wait for the writer: everything that waits is taken at once.
+//! The writer's queue: the writer takes all waiting commands in one batch.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// A bounded queue with one taker. There is no timer: whoever is alone is served alone, and a crowd that
-/// gathered during one sync shares the next.
+/// A bounded queue with one consumer. There is no timer: a single command is executed alone, and commands that arrive
+/// during one sync share the next.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     inner: Mutex<Inner<T>>,
@@ -21,12 +21,12 @@ struct Inner<T> {
     idle: bool,
 }
 
-/// Why a job was not taken in.
+/// Why a job was refused.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// As many as the limit allows wait already.
+    /// The limit of waiting jobs is reached.
     Overloaded(usize),
-    /// Nobody takes jobs any more.
+    /// The writer has ended.
     Closed,
 }
 
@@ -54,7 +54,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Waits for a job, then moves up to `most` into `batch`. With a `patience` it gives up after that.
+    /// Waits for a job, then moves up to `most` into `batch`. With a `patience` it returns after that time.
     pub(super) fn take(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> Taken {
         let mut inner = self.inner.lock();
         while inner.waiting.is_empty() {
@@ -79,10 +79,10 @@ impl<T> Queue<T> {
         Taken::Jobs
     }
 
-    /// Drops what waits; each job's answer says so.
+    /// Drops the waiting jobs; each job's answer says so.
     pub(super) fn clear(&self) {
         let dropped = std::mem::take(&mut self.inner.lock().waiting);
-        // Outside the lock: it wakes whoever waits.
+        // Outside the lock: it wakes the callers.
         drop(dropped);
     }
 
@@ -91,20 +91,20 @@ impl<T> Queue<T> {
         self.inner.lock().waiting.len()
     }
 
-    /// What waits is still taken, nothing new gets in.
+    /// Waiting jobs are still taken, new ones are refused.
     pub(super) fn close(&self) {
         self.inner.lock().open = false;
         self.arrived.notify_all();
     }
 }
 
-/// What the taker got.
+/// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// At least one job.
     Jobs,
-    /// Nobody came in time.
+    /// No job arrived in time.
     Nothing,
-    /// There will be no more.
+    /// The queue is closed and empty.
     Ended,
 }

@@ -1,4 +1,4 @@
-//! Reading beside the writer. A read never waits for a sync: the log is read as of the last commit.
+//! Reads concurrently with the writer. A read never waits for a sync: it sees the log as of the last commit.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -14,21 +14,21 @@ use crate::store::{MarkId, Page, Scan, Snapshot};
 use crate::sync::Mutex;
 use crate::time::Clock;
 
-/// Connections that only read. Each read is a transaction of its own, so it sees all that was acknowledged.
+/// Read-only connections. Each read is its own transaction, so it sees everything that was acknowledged.
 #[derive(Debug)]
 pub(super) struct Readers {
     /// For single rows: held for microseconds.
     points: [Mutex<Connection>; 2],
     /// For listings: held for a page.
     pages: Mutex<Connection>,
-    /// For callers' own tables: held for as long as they like.
+    /// For callers' own tables: held as long as the caller reads.
     callers: [Mutex<Connection>; 2],
     next: AtomicUsize,
-    /// The number of the last row that was checked in passing.
+    /// The number of the last row that a sweep checked.
     scrubbed: AtomicI64,
 }
 
-/// The most rows a page looks at, so that a listing that finds little does not hold up its thread.
+/// The most rows that a page reads, so that a listing with few results does not block its thread.
 const LOOK_AT: usize = 512;
 
 /// The most bytes of records in a page.
@@ -60,13 +60,13 @@ impl Readers {
         read(&readers[turn].lock())
     }
 
-    /// A read of a caller's own, in a transaction: it sees one state, however many statements it has.
+    /// A caller's read, in a transaction: it sees one state, however many statements it has.
     pub(super) fn of_caller<T>(
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
         self.on_one_of(&self.callers, |connection| {
-            // Dropped, it is rolled back: there is nothing to keep.
+            // Dropping it rolls it back: there is nothing to commit.
             let snapshot = connection.unchecked_transaction()?;
             read(&snapshot)
         })
@@ -80,7 +80,7 @@ impl Readers {
         self.point(|connection| table::read_mark(connection, mark))
     }
 
-    /// Checks the next few rows, round and round.
+    /// Checks the next few rows, and starts again after the last.
     pub(super) fn scrub(&self, limit: usize) -> rusqlite::Result<Vec<BadRow>> {
         let connection = self.pages.lock();
         let after = self.scrubbed.load(Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Readers {
         Ok(bad)
     }
 
-    /// A page of records in the order of their ids. What is in flight is found by its own index.
+    /// A page of records in the order of their ids. Records in progress have their own index.
     pub(super) fn page(&self, query: Scan, clock: &dyn Clock) -> Result<Page, RowError> {
         let Scan { phase, after, limit } = query;
         let connection = self.pages.lock();
@@ -130,7 +130,7 @@ impl Readers {
     }
 }
 
-/// Whether a record written in `state` can be in `phase`, without reading the rest of it.
+/// True if a record in `state` can be in `phase`, without reading the rest of it.
 fn possible(phase: Option<Phase>, state: i64) -> bool {
     match phase {
         None | Some(Phase::Vacant | Phase::Expired) => true,

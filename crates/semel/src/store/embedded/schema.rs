@@ -1,4 +1,4 @@
-//! The tables, how a connection is set up, and how a new file comes to be.
+//! The tables, the setup of connections, and the creation of a new file.
 //!
 //! `docs/reference/embedded-store.md` explains the tables to an operator; keep both in step.
 
@@ -13,25 +13,25 @@ use super::table::{self, fact};
 use crate::record::Fence;
 use crate::time::Timestamp;
 
-/// `SEML`: tells Semel's files from other people's.
+/// `SEML`: distinguishes Semel's files from others.
 pub(super) const APPLICATION_ID: u32 = 0x5345_4d4c;
 
 /// The version of the tables that this code writes.
 pub(super) const VERSION: u32 = 1;
 
-/// Version 1 of every table, by name. The text is compared with the file's at open.
+/// Version 1 of every table, by name. The text is compared with the file's when it is opened.
 pub(super) const OBJECTS: [(&str, &str); 7] = [
     (
         "meta",
         "CREATE TABLE meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL, sum BLOB NOT NULL) STRICT, WITHOUT ROWID",
     ),
-    // Numbered rather than ordered by id: what happens together lies together, so a batch writes few pages. The
-    // index on the id is dense. Ordered by id a pair cost 1.6 times the CPU.
+    // Numbered rather than ordered by id: rows of one batch are adjacent, so a batch writes few pages. The index on
+    // the id is dense. Ordered by id, a pair costs 1.6 times the CPU.
     (
         "records",
         "CREATE TABLE records (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, state INTEGER NOT NULL, hint TEXT NOT NULL, lease_until INTEGER NOT NULL, sweep_at INTEGER, sum BLOB NOT NULL, record BLOB NOT NULL) STRICT",
     ),
-    // Partial, so that a done record stands in one index and a claimed one in the other.
+    // Partial, so that a done record is in one index and a claimed one in the other.
     ("records_to_sweep", "CREATE INDEX records_to_sweep ON records (sweep_at) WHERE sweep_at IS NOT NULL"),
     ("records_in_flight", "CREATE INDEX records_in_flight ON records (id) WHERE state IN (2, 3)"),
     (
@@ -49,13 +49,13 @@ pub(super) const OBJECTS: [(&str, &str); 7] = [
     ),
 ];
 
-/// How a file is laid out; fixed when it is made.
+/// The layout of a file, fixed when it is created.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) page_size: u32,
 }
 
-/// Makes a whole, empty file at `path`. The caller moves it to its place, so a half-made one is never found.
+/// Creates a complete, empty file at `path`. The caller moves it to its place, so a partial file is never found.
 pub(super) fn create(path: &Path, layout: Layout, now: Timestamp) -> rusqlite::Result<()> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
@@ -73,7 +73,7 @@ pub(super) fn create(path: &Path, layout: Layout, now: Timestamp) -> rusqlite::R
     table::write_meta(&connection, fact::CREATED, now.as_micros().to_string().as_bytes())?;
     table::write_floor(&connection, Fence::default())?;
     connection.execute_batch("COMMIT")?;
-    // Here rather than at the first open, so that the file never again depends on a rollback journal.
+    // Here rather than at the first open, so that the file never depends on a rollback journal again.
     use_log(&connection)?;
     connection.close().map_err(|(_, error)| error)
 }
@@ -83,7 +83,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// The only one that writes.
@@ -94,13 +94,13 @@ pub(super) enum Role {
 
 /// Opens a connection to the file and sets it up for its role.
 pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
-    // Each connection is used by one thread at a time, so SQLite's own lock would be a second one.
+    // Only one thread uses a connection at a time, so SQLite's own lock would be a second one.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    // Until all is known to be well, closing must leave the files as they were found.
+    // Until all checks have passed, closing must leave the files unchanged.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    // Room for Semel's own statements and those of whoever keeps tables beside it.
+    // Enough for Semel's own statements and those of a caller with its own tables.
     connection.set_prepared_statement_cache_capacity(192);
     connection.execute_batch(
         "PRAGMA busy_timeout = 2000; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY;",
@@ -108,7 +108,7 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
     match role {
         Role::Writer => {
             use_log(&connection)?;
-            // Checkpoints are the writer's own business: it wants to know when one fails.
+            // Only the writer runs checkpoints: it must know when one fails.
             connection.execute_batch(
                 "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0; PRAGMA secure_delete = FAST;
                  PRAGMA cache_size = -16384;",
@@ -123,13 +123,13 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Switches the file to a write-ahead log, where it has none yet.
+/// Switches the file to a write-ahead log, if it has none yet.
 fn use_log(connection: &Connection) -> rusqlite::Result<()> {
-    // To its end: the switch is committed after SQLite has said the new mode, and only then can it fail.
+    // Reads all rows: SQLite reports the new mode before it commits the switch, and only the commit can fail.
     let mut switch = connection.prepare("PRAGMA journal_mode = WAL")?;
     let mut said = switch.query([])?;
     while said.next()?.is_some() {}
-    // Without a log commits would stand on a name that is never synced.
+    // Without a log, commits would depend on a name that is never synced.
     let mode: String = connection.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
     if mode == "wal" {
         return Ok(());
@@ -138,12 +138,12 @@ fn use_log(connection: &Connection) -> rusqlite::Result<()> {
     Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR), Some(why)))
 }
 
-/// From now on closing the last connection moves the log into the file and takes it away.
+/// From now on closing the last connection moves the log into the file and removes it.
 pub(super) fn tidy_on_close(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map(drop)
 }
 
-/// Whatever is in the files stays there as it is when the connection is closed.
+/// Closing the connection leaves the files unchanged.
 pub(super) fn leave_on_close(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Takes away what is over, a few rows at a time, so that claims never wait for a sweep.
+//! Removes expired records, a few rows at a time, so that claims never wait for a sweep.
 
 use super::job::Writing;
 use super::table::{self, RowError};
@@ -10,13 +10,13 @@ use crate::time::Timestamp;
 /// The most rows a sweep changes in one transaction.
 pub(super) const STEP: usize = 64;
 
-/// The most free pages a step gives back to the file system.
+/// The most free pages that a step returns to the file system.
 const GIVE_BACK: i64 = 64;
 
-/// A damaged row that was met, to be stepped over: it must not hold up the sweep of the others.
+/// The position of a damaged row that a sweep skips: it must not block the sweep of the others.
 pub(super) type Cursor = Option<(i64, i64)>;
 
-/// What a step did, and from where the next one goes on.
+/// The result of a step, and where the next one continues.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) swept: Swept,
@@ -86,7 +86,7 @@ fn due(writing: &Writing<'_>, now: Timestamp, limit: usize, step: &mut Step) -> 
     Ok(due)
 }
 
-/// Gives a few free pages back to the file system.
+/// Returns a few free pages to the file system.
 fn give_back(writing: &Writing<'_>) -> Result<(), RowError> {
     let free: i64 =
         writing.transaction().prepare_cached("PRAGMA freelist_count")?.query_row([], |row| row.get(0))?;

@@ -1,7 +1,7 @@
-//! The rows: how a record, a mark or a fact about the store is written, read and told apart from damage.
+//! The rows: how a record, a mark or a fact about the store is written, read and distinguished from damage.
 //!
-//! Every row carries a checksum over its key and its value. A row that does not pass is never served and
-//! never taken for absent.
+//! Every row carries a checksum over its key and its value. A row with a wrong checksum is never served and never
+//! treated as missing.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::record::{Fence, Record, State};
 use crate::store::MarkId;
 use crate::time::Timestamp;
 
-/// The first eight bytes of a BLAKE3 hash: enough against accidents, which is all it is for.
+/// The first eight bytes of a BLAKE3 hash: enough against accidental damage.
 pub(super) type Sum = [u8; 8];
 
 /// Why a row or a statement could not be used.
@@ -22,19 +22,19 @@ pub(super) type Sum = [u8; 8];
 pub(super) enum RowError {
     /// SQLite failed.
     Sql(rusqlite::Error),
-    /// The row is not what was written.
+    /// The row is damaged.
     Damaged(BadRow),
 }
 
-/// Where a damaged row is, and what is wrong with it.
+/// The place of a damaged row, and its damage.
 #[derive(Clone, Debug)]
 pub(super) struct BadRow {
     pub(super) table: &'static str,
-    /// Its number, where the table has numbers.
+    /// Its number, if the table has numbers.
     pub(super) number: Option<i64>,
     /// The key of the row as it was read.
     pub(super) key: Vec<u8>,
-    /// Its checksum as it was read: what to look for in the file.
+    /// Its checksum as it was read, for locating it in the file.
     pub(super) sum: Vec<u8>,
     pub(super) reason: String,
 }
@@ -79,19 +79,19 @@ impl From<rusqlite::Error> for RowError {
 
 pub(super) fn checksum(table: &str, key: &[u8], value: &[u8]) -> Sum {
     let mut hasher = blake3::Hasher::new();
-    // Keys of one table have one length, or end in the table of facts, whose names hold no zero.
+    // Keys of one table have one length, or end in the table of facts, whose names contain no zero.
     hasher.update(table.as_bytes()).update(&[0]).update(key).update(&[0]).update(value);
     let mut sum = Sum::default();
     hasher.finalize_xof().fill(&mut sum);
     sum
 }
 
-/// Times beyond what SQLite counts are "for ever" here as there.
+/// Times above SQLite's range become its maximum.
 pub(super) fn micros(moment: Timestamp) -> i64 {
     i64::try_from(moment.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The columns beside the packed record, for SQL to find it by and for people to read.
+/// The columns beside the packed record, for SQL queries and for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plain {
     pub(super) state: i64,
@@ -117,7 +117,7 @@ impl Plain {
 
 pub(super) const RECORDS: &str = "records";
 
-/// A record with its place and the bytes it was read from.
+/// A record with its number and the bytes it was read from.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) number: i64,
@@ -161,7 +161,7 @@ pub(super) fn get(connection: &Connection, id: KeyId) -> Result<Option<Record>, 
     rows.next()?.map(|row| read_record(id.as_bytes(), row, 0)).transpose()
 }
 
-/// As [`get`], with the bytes, so that the writer can tell whether a command changed them.
+/// As [`get`], with the bytes, so that the writer knows whether a command changed them.
 pub(super) fn get_stored(connection: &Connection, id: KeyId) -> Result<Option<Stored>, RowError> {
     let mut statement = connection.prepare_cached(GET)?;
     let mut rows = statement.query([id.as_bytes()])?;
@@ -176,7 +176,7 @@ const INSERT: &str = "INSERT INTO records (id, state, hint, lease_until, sweep_a
 const UPDATE: &str =
     "UPDATE records SET state = ?2, hint = ?3, lease_until = ?4, sweep_at = ?5, sum = ?6, record = ?7
      WHERE number = ?1";
-// Leaves the indexed columns alone, so that a heartbeat touches one page and no index.
+// Does not change the indexed columns, so that a heartbeat writes one page and no index.
 const TOUCH: &str = "UPDATE records SET lease_until = ?2, sum = ?3, record = ?4 WHERE number = ?1";
 
 /// Whether anything was written.
@@ -186,7 +186,7 @@ pub(super) enum Written {
     No,
 }
 
-/// Writes `record` where `before` stood.
+/// Writes `record` in place of `before`.
 pub(super) fn put(
     connection: &Connection,
     id: KeyId,
@@ -279,7 +279,7 @@ pub(super) mod fact {
     pub(in crate::store::embedded) const SECRET: &str = "secret";
 }
 
-/// The fence floor is kept as decimal digits, so that an operator can read it.
+/// The fence floor is stored as decimal digits, so that an operator can read it.
 pub(super) fn read_floor(connection: &Connection) -> Result<Fence, RowError> {
     let damaged = |reason| bad_fact(fact::FLOOR.as_bytes(), &[], reason);
     let value = read_meta(connection, fact::FLOOR)?.ok_or_else(|| damaged("it is missing"))?;
@@ -312,7 +312,7 @@ pub(super) fn check_mark(id: &[u8], sum: &[u8], value: i64) -> Result<u64, RowEr
 }
 
 pub(super) fn write_mark(connection: &Connection, mark: MarkId, value: u64) -> rusqlite::Result<()> {
-    // SQLite counts to 2^63; the bits are kept, so only an operator sees a negative number.
+    // SQLite's range ends at 2^63. The bits are preserved, so only an operator sees a negative number.
     let value = value.cast_signed();
     let sum = checksum(MARKS, mark.as_bytes(), &value.to_le_bytes());
     connection

@@ -1,16 +1,16 @@
-//! Looks at a write-ahead log before SQLite does.
+//! Checks a write-ahead log before SQLite reads it.
 //!
-//! After a crash SQLite reads the log up to the first frame whose checksum fails and silently drops the rest. That
+//! After a crash SQLite reads the log up to the first frame with a wrong checksum and silently drops the rest. That
 //! is right for a torn tail: every commit is synced before the next one begins, so at most the last one can be
-//! unfinished. It is wrong for a damaged log, where commits that were acknowledged follow the bad frame. So: two
-//! or more commits at or after the first bad frame mean damage; one may be a torn tail.
+//! incomplete. It is wrong for a damaged log, in which acknowledged commits follow the bad frame. Therefore two or
+//! more commits at or after the first bad frame mean damage; one may be a torn tail.
 //!
-//! Frames of an earlier use of the file carry other salts and do not count. Every open that finds a log empties
-//! it, so a torn tail never lives to be counted twice.
+//! Frames of an earlier use of the file carry other salts and do not count. Every open that finds a log empties it,
+//! so a torn tail is never counted twice.
 //!
 //! The format: a header of 32 bytes (magic, version, page size, sequence, two salts, two checksums), then frames of
-//! 24 bytes (page number, size of the database after a commit or 0, two salts, two checksums) and a page. Numbers
-//! are big-endian; a checksum goes on from the one before.
+//! 24 bytes (page number, size of the database after a commit or 0, two salts, two checksums) and a page. Numbers are
+//! big-endian; a checksum continues from the previous one.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -19,24 +19,24 @@ use std::path::Path;
 const HEADER: usize = 32;
 const FRAME: usize = 24;
 
-/// What a log holds.
+/// The state of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wal {
-    /// Whole, or with a tail that was never acknowledged.
+    /// Intact, or with a tail that was never acknowledged.
     Sound {
-        /// The start of the newest committed first page, where the log has one.
+        /// The start of the newest committed first page, if the log has one.
         first_page: Option<Vec<u8>>,
     },
-    /// Commits that were acknowledged cannot be read.
+    /// Acknowledged commits cannot be read.
     Damaged {
-        /// Where the first bad frame (or the header) begins.
+        /// The position of the first bad frame (or the header).
         at: u64,
-        /// How many commits stand at or behind it.
+        /// The number of commits at or after it.
         lost: usize,
     },
 }
 
-/// Reads the log at `path`; `None` where there is none, or an empty one. `page_size` is the database's.
+/// Reads the log at `path`; `None` if it is missing or empty. `page_size` is the database's.
 pub(super) fn inspect(path: &Path, page_size: usize) -> io::Result<Option<Wal>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -52,7 +52,7 @@ pub(super) fn inspect(path: &Path, page_size: usize) -> io::Result<Option<Wal>> 
 fn read(mut input: impl Read, page_size: usize) -> io::Result<Wal> {
     let mut header = [0; HEADER];
     if !fill(&mut input, &mut header)? {
-        // It is synced before the first frame: nothing was committed yet.
+        // The header is synced before the first frame: nothing was committed yet.
         return Ok(Wal::Sound { first_page: None });
     }
     let mut scan = Scan::new(&header, page_size);
@@ -63,7 +63,7 @@ fn read(mut input: impl Read, page_size: usize) -> io::Result<Wal> {
     Ok(scan.finish())
 }
 
-/// Fills `buffer`, or says that there is not enough left.
+/// Fills `buffer`; false if too few bytes are left.
 fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match input.read_exact(buffer) {
         Ok(()) => Ok(true),
@@ -74,13 +74,13 @@ fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
 
 struct Scan {
     order: Order,
-    /// Those of the header; of the first frame where the header is bad.
+    /// Those of the header, or of the first frame if the header is bad.
     salts: Option<[u8; 8]>,
-    /// From which the next frame's checksum goes on.
+    /// The base of the next frame's checksum.
     sum: Sum,
     at: u64,
     bad: Option<u64>,
-    /// How many frames ago the first bad one was.
+    /// Number of frames since the first bad one.
     since_bad: usize,
     lost: usize,
     /// Of a transaction that is not committed yet.
@@ -121,9 +121,9 @@ impl Scan {
             self.bad = Some(self.at);
         }
         if self.bad.is_some() {
-            // Behind the bad frame the chain starts anew from each frame's own checksum. The bad frame and the one
-            // that goes on from it cannot be held to it. Salts are not part of the checksum: where only they are
-            // damaged, the bad frame itself still fits into the chain.
+            // After the bad frame the chain restarts from each frame's own checksum. The bad frame and the one after
+            // it cannot be checked. Salts are not part of the checksum: if only they are damaged, the bad frame
+            // itself still fits into the chain.
             let counts = match self.since_bad {
                 0 => is_ours || is_whole,
                 1 => is_ours,
@@ -153,7 +153,7 @@ impl Scan {
     }
 }
 
-/// In which byte order the words of a checksum are read; the machine that wrote the log chose it.
+/// The byte order of the words of a checksum; the machine that wrote the log chose it.
 #[derive(Clone, Copy)]
 enum Order {
     Big,

@@ -1,5 +1,5 @@
-//! The one thread that writes. It takes everything that waits, executes it in one transaction through the
-//! rules, syncs once, and only then answers.
+//! The only thread that writes. It takes all waiting commands, executes them in one transaction with the rules, syncs
+//! once, and only then answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,16 +21,16 @@ use crate::store::Error;
 use crate::store::local::Local;
 use crate::time::Clock;
 
-/// What the writer and the callers both see.
+/// The state that the writer and the callers share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) queue: Queue<Job>,
     pub(super) local: Local,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) faults: Faults,
-    /// Set by the first failed sync, never taken back.
+    /// Set by the first failed sync and never cleared.
     pub(super) poison: OnceLock<Fault>,
-    /// Transactions that were committed, each with at most one sync.
+    /// Number of committed transactions, each with at most one sync.
     pub(super) commits: AtomicU64,
 }
 
@@ -42,15 +42,15 @@ impl Shared {
         }
     }
 
-    /// From now on nothing is acknowledged. The first fault stands.
+    /// From now on nothing is acknowledged. The first fault is final.
     pub(super) fn poison(&self, fault: Fault) -> Fault {
         if self.poison.set(fault.clone()).is_ok() {
-            tracing::error!(%fault, "the embedded store acknowledges nothing any more");
+            tracing::error!(%fault, "the embedded store acknowledges no writes until a restart");
         }
         self.poison.get().cloned().unwrap_or(fault)
     }
 
-    /// Says what a row error means to a caller.
+    /// Translates a row error for a caller.
     pub(super) fn explain(&self, error: &RowError) -> Error {
         self.faults.explain_row(error).into()
     }
@@ -66,15 +66,15 @@ impl Shared {
         })
     }
 
-    /// Has one command executed and synced. Cancel-safe: a dropped call may or may not have been executed.
+    /// Executes and syncs one command. Cancel-safe: a dropped call may or may not have been executed.
     pub(super) async fn command(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
         self.submit(Job::Command(Box::new(Ordered { id, command, answer })))?;
         answered.await.unwrap_or_else(|_| Err(self.unanswered()))
     }
 
-    /// Runs `work` on the writer, inside its transaction, and answers once that is on disk. What `work`
-    /// changed is undone when it fails or panics; others in the same batch do not notice.
+    /// Runs `work` on the writer, inside its transaction, and answers once that is on disk. If `work` fails or
+    /// panics, its changes are rolled back; other jobs in the same batch are not affected.
     pub(super) async fn write<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -85,13 +85,13 @@ impl Shared {
         answered.await.unwrap_or_else(|_| Err(self.unanswered()))
     }
 
-    /// What to say where no answer came: the writer died over it.
+    /// The error when no answer came: the writer ended during the command.
     fn unanswered(&self) -> Error {
         self.faults.died().into()
     }
 }
 
-/// The most jobs in one transaction: far more than a sync's worth, and the wait of the first one is bounded.
+/// The most jobs in one transaction: far more than a sync needs, and the wait of the first one is bounded.
 const BATCH: usize = 512;
 
 /// The thread's own state.
@@ -101,11 +101,11 @@ pub(super) struct Writer {
     pub(super) floor: Fence,
     pub(super) steps: StepWatch,
     pub(super) log: Log,
-    /// Dropped last: nobody else gets in before the connection is closed.
+    /// Dropped last: no other process gets the lock before the connection is closed.
     pub(super) _folder: Folder,
 }
 
-/// Refuses what comes after the writer has ended.
+/// Refuses commands after the writer has ended.
 struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
@@ -124,7 +124,7 @@ struct Abort {
 impl Writer {
     /// Works until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        // Whatever ends this thread, nobody waits for it in vain.
+        // However this thread ends, no caller waits for it forever.
         let _closing = Closing(Arc::clone(&self.shared));
         let mut batch = Vec::new();
         loop {
@@ -141,14 +141,14 @@ impl Writer {
         self.close();
     }
 
-    /// Executes the batch in one transaction. Where that found no room, every job gets a transaction of its
-    /// own, so that only those without room are refused.
+    /// Executes the batch in one transaction. If there was no space, every job gets its own transaction, so that only
+    /// the jobs without space are refused.
     fn commit(&mut self, batch: &mut Vec<Job>) {
         let mut pending = Vec::with_capacity(batch.len());
         let mut rest = batch.drain(..);
         match self.try_commit(&mut rest, &mut pending) {
             Ok(changes) => {
-                // Everything is durable: tell waiters and caches first, then whoever asked.
+                // Everything is durable: announce it to waiters and caches first, then answer the callers.
                 for (id, command, ruling) in &changes {
                     self.shared.local.announce(*id, command, ruling);
                 }
@@ -218,7 +218,7 @@ impl Writer {
             let abort = before_commit(&error);
             return Err(rolled_back(transaction, &shared, abort));
         }
-        // Nothing changed: nothing is written and nothing synced.
+        // If nothing changed, nothing is written and nothing synced.
         if let Err(error) = transaction.commit() {
             let abort = match fault::damage_of_commit(&error) {
                 Damage::None => Abort { fault: shared.faults.explain(&error), damage: Damage::None },
@@ -248,16 +248,16 @@ impl Writer {
 
     fn close(self) {
         if self.shared.poison.get().is_some() {
-            // What is in the log may not be what it seems: the next open looks at it afresh.
+            // The log may be inconsistent: the next open checks it again.
             let _ = schema::leave_on_close(&self.connection);
         }
         if let Err((_, error)) = self.connection.close() {
-            tracing::warn!(%error, "the database could not be closed tidily; nothing acknowledged is lost");
+            tracing::warn!(%error, "the database could not be closed cleanly; nothing acknowledged is lost");
         }
     }
 }
 
-/// Ends a transaction that must leave nothing behind.
+/// Rolls a transaction back.
 fn rolled_back(transaction: Transaction<'_>, shared: &Shared, abort: Abort) -> Abort {
     // Some failures end the transaction by themselves.
     if transaction.is_autocommit() {

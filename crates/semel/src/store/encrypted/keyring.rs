@@ -1,4 +1,4 @@
-//! The keys that outcomes are sealed with: one that seals, and others that are still needed to open.
+//! The keys that seal outcomes: a current one that seals, and others that are still needed to open.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ const NONCE: &str = "semel 2026-11 outcome nonce v1";
 const CHECK: &str = "semel 2026-11 outcome key check v1";
 const PASSPHRASE: &str = "semel 2026-11 passphrase to sealing key v1";
 
-/// The longest id of a key, in bytes. It stands in every sealed outcome.
+/// The longest id of a key, in bytes. Every sealed outcome contains it.
 pub(super) const LONGEST_ID: usize = 64;
 
 /// A key that seals outcomes: 32 random bytes, wiped from memory when dropped, never printed.
@@ -19,8 +19,8 @@ pub(super) const LONGEST_ID: usize = 64;
 pub struct SealingKey(Zeroizing<[u8; 32]>);
 
 impl SealingKey {
-    /// Makes a new key from the process's cryptographic random source. Keep what [`expose`](Self::expose) gives:
-    /// without it nothing that it sealed is ever read again.
+    /// Creates a new key from the process's cryptographic random source. Store the result of
+    /// [`expose`](Self::expose): without it nothing that the key sealed can be read again.
     #[must_use]
     pub fn random() -> Self {
         Self::from_bytes(rand::random())
@@ -35,13 +35,13 @@ impl SealingKey {
     /// Derives a key from a passphrase of any length.
     ///
     /// This is a fast derivation, not a password hash: the passphrase must be long and random, as one from a secret
-    /// manager is. A memorable one can be found by trying.
+    /// manager is. A memorable one can be guessed.
     #[must_use]
     pub fn from_passphrase(passphrase: &[u8]) -> Self {
         Self::from_bytes(blake3::derive_key(PASSPHRASE, passphrase))
     }
 
-    /// The raw bytes, to be kept where keys are kept. Never log them.
+    /// The raw bytes, for a key store. Never log them.
     #[must_use]
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
@@ -54,7 +54,7 @@ impl fmt::Debug for SealingKey {
     }
 }
 
-/// The keys of a deployment. The current one seals what is written; every one opens what it sealed.
+/// The keys of a deployment. The current one seals new outcomes; each one opens the outcomes that it sealed.
 ///
 /// ```
 /// # use semel::store::{Keyring, SealingKey};
@@ -66,7 +66,7 @@ impl fmt::Debug for SealingKey {
 /// ```
 #[derive(Clone)]
 pub struct Keyring {
-    /// The current key comes first. A ring is short: looking through it is quicker than hashing.
+    /// The current key comes first. A ring is short: searching it is quicker than hashing.
     keys: Vec<Key>,
 }
 
@@ -76,13 +76,13 @@ pub(super) struct Key {
     pub(super) id: String,
     /// Wiped when dropped (its crate's feature `zeroize`).
     pub(super) cipher: XChaCha20Poly1305,
-    /// Makes nonces.
+    /// Derives nonces.
     pub(super) nonce: Zeroizing<[u8; 32]>,
-    /// Stands in everything it sealed, so that another key under the same id is told from damage.
+    /// Part of every sealed outcome, so that another key under the same id is distinguished from damage.
     pub(super) check: [u8; 4],
 }
 
-/// A ring that cannot be.
+/// An invalid ring.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyringError {
@@ -99,19 +99,20 @@ pub enum KeyringError {
 impl Keyring {
     /// A ring with one key, which seals and opens.
     ///
-    /// `id` names the key for ever: it is written beside everything that the key seals. Never give it to another key.
+    /// `id` names the key forever: it is stored with every outcome that the key seals. Never reuse it for another
+    /// key.
     ///
     /// # Errors
-    /// Where the id is empty, too long or unprintable.
+    /// The id is empty, too long or unprintable.
     pub fn new(id: &str, key: &SealingKey) -> Result<Self, KeyringError> {
         Self { keys: Vec::new() }.also_opens(id, key)
     }
 
-    /// The same ring with a further key that opens what it sealed and seals nothing: an older one, or one that
-    /// another process has begun to use.
+    /// Adds a key that opens the outcomes it sealed and seals nothing: an older one, or one that another process
+    /// already uses.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and where the ring has a key of that id.
+    /// As [`new`](Self::new), or the ring already has a key with that id.
     pub fn also_opens(mut self, id: &str, key: &SealingKey) -> Result<Self, KeyringError> {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
         if id.is_empty() || id.len() > LONGEST_ID || !id.bytes().all(known) {
@@ -151,7 +152,7 @@ impl fmt::Debug for Keyring {
 
 impl Key {
     fn new(id: &str, key: &SealingKey) -> Self {
-        // Each purpose has a sub-key of its own, so that no use of one says anything about another.
+        // Each purpose has its own sub-key, so that the use of one reveals nothing about another.
         let derive = |context| Zeroizing::new(blake3::derive_key(context, key.expose()));
         let mut bytes = *derive(CIPHER);
         let cipher = XChaCha20Poly1305::new(&bytes.into());

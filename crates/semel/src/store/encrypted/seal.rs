@@ -1,6 +1,6 @@
 //! Outcomes as sealed bytes.
 //!
-//! The table is a contract with what is kept: a change needs a new format byte.
+//! The table is a contract with stored data: a change needs a new format byte.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | 24 | nonce |
 //! | | the outcome (as [`crate::record`]'s table has it: kind, metadata, body), XChaCha20, and 16 bytes of Poly1305 |
 //!
-//! Associated data are a word for the purpose, the record's id and everything before the nonce: a sealed outcome that is
-//! moved to another record, or whose head is changed, does not open.
+//! The associated data are a constant for the purpose, the record's id and everything before the nonce: a sealed
+//! outcome that is moved to another record, or whose head is changed, does not open.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ use crate::outcome::{Body, Outcome};
 use crate::record::{Fence, Grant, Owner};
 use crate::store::{Error, ErrorKind};
 
-/// The kind of an outcome that holds a sealed one. Reserved: a plain outcome of this kind cannot be told from damage.
+/// The kind of an outcome that contains a sealed one. Reserved: a plain outcome of this kind cannot be distinguished
+/// from damage.
 pub(super) const SEALED: &str = "semel.sealed";
 
 const FORMAT: u8 = 1;
@@ -44,13 +45,13 @@ pub(super) enum Origin {
     Settled,
 }
 
-/// Whether an outcome is sealed, and with which key: what can be read without any key.
+/// The parts of an outcome that can be read without a key: whether it is sealed, and with which key.
 pub(super) enum Cover<'a> {
     Plain,
     Sealed(Head<'a>),
 }
 
-/// What stands before the nonce.
+/// The bytes before the nonce.
 pub(super) struct Head<'a> {
     bytes: &'a [u8],
     pub(super) key_id: &'a str,
@@ -77,8 +78,8 @@ pub(super) fn seal(key: &Key, id: KeyId, origin: Origin, outcome: &Outcome) -> A
 /// Opens an outcome that was sealed for this record.
 ///
 /// # Errors
-/// `Setup` where the ring lacks its key, `Corrupt` where it was damaged or moved here, `Incompatible` where a newer
-/// version sealed it.
+/// `Setup` if the ring lacks its key, `Corrupt` if it was damaged or moved here, `Incompatible` if a newer version
+/// sealed it.
 pub(super) fn open(ring: &Keyring, id: KeyId, head: &Head<'_>) -> Result<(Outcome, Origin), Error> {
     let Some(key) = ring.find(head.key_id) else { return Err(missing(ring, id, head.key_id)) };
     if key.check != head.check {
@@ -93,7 +94,7 @@ pub(super) fn open(ring: &Keyring, id: KeyId, head: &Head<'_>) -> Result<(Outcom
     Ok((outcome, head.origin))
 }
 
-/// Looks at an outcome as the store below has it.
+/// Inspects an outcome of the inner store.
 ///
 /// # Errors
 /// `Corrupt` and `Incompatible`, as [`open`].
@@ -152,10 +153,10 @@ fn associated(id: KeyId, head: &[u8]) -> Vec<u8> {
     [PURPOSE, id.as_bytes(), head].concat()
 }
 
-/// See the module's doc of [`super`] for why it is made this way.
+/// The documentation of [`super`] explains this construction.
 fn nonce(key: &Key, id: KeyId, head: &[u8], plain: &[u8]) -> XNonce {
     let mut hasher = blake3::Hasher::new_keyed(&key.nonce);
-    // Each part has a fixed length or says how long it is, except the last: no two inputs are the same bytes.
+    // Each part has a fixed length or is preceded by its length, except the last: no two inputs give the same bytes.
     hasher.update(id.as_bytes()).update(head).update(plain);
     let mut nonce = [0; NONCE];
     hasher.finalize_xof().fill(&mut nonce);

@@ -1,7 +1,6 @@
-//! One part of the key space: an index of small entries, and the records side by side.
+//! One part of the key space: an index of small entries, and the records in chunks.
 //!
-//! The index stays in the caches where a table of whole records would not, and what was claimed last lies where
-//! it is still warm.
+//! The small index fits into the CPU caches, and recently claimed records are next to each other.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -9,18 +8,18 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::key::KeyId;
 use crate::record::Record;
 
-/// Records by id. Places of removed ones are used again, the first ones first.
+/// Records by id. Places of removed records are reused, the first ones first.
 #[derive(Default)]
 pub(super) struct Shard {
     index: HashMap<KeyId, u32, BuildHasherDefault<IdHasher>>,
     places: Places,
     free: Vec<u32>,
-    /// What the outcomes of its records take.
+    /// The size of the outcomes.
     pub(super) outcome_bytes: u64,
 }
 
-/// Numbered places for records, in chunks: one that is there is never moved, and only the last chunk has room to
-/// spare. One growing vector would copy all of its records again and again, to memory that is fresh each time.
+/// Numbered places for records, in chunks: a record is never moved, and only the last chunk has spare capacity. One
+/// growing vector would copy all of its records repeatedly.
 #[derive(Default)]
 struct Places {
     /// All but the last are full.
@@ -54,7 +53,7 @@ impl Places {
                 }
                 last.push(Some(record));
             }
-            // The first grows bit by bit: most shards of a small store hold few records.
+            // The first chunk grows gradually: most shards of a small store have few records.
             None => self.chunks.push(vec![Some(record)]),
             Some(_) => {
                 let mut chunk = Vec::with_capacity(CHUNK);
@@ -64,7 +63,7 @@ impl Places {
         }
     }
 
-    /// Gives back what is empty at the end.
+    /// Frees empty places at the end.
     fn trim(&mut self) {
         while let Some(last) = self.chunks.last_mut() {
             while let Some(None) = last.last() {
@@ -78,13 +77,13 @@ impl Places {
     }
 }
 
-/// Takes the id as its own hash: ids are keyed BLAKE3, so nobody outside can choose where one falls.
+/// Uses the id as its own hash: ids are keyed BLAKE3, so no client can choose the position of one.
 #[derive(Default)]
 pub(super) struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn write(&mut self, bytes: &[u8]) {
-        // The first byte chose the shard already; the last eight are fresh.
+        // The first byte already chose the shard; the last eight are independent of it.
         if let Some(tail) = bytes.last_chunk() {
             self.0 = u64::from_le_bytes(*tail);
         }
@@ -111,7 +110,7 @@ impl Shard {
         self.places.at_mut(*self.index.get(&id)?).as_mut()
     }
 
-    /// Keeps a record for an id that has none.
+    /// Inserts a record for an id that has none.
     pub(super) fn insert(&mut self, id: KeyId, record: Record) {
         let place = match self.free.pop() {
             Some(place) => {
@@ -131,7 +130,7 @@ impl Shard {
         self.index.iter().filter_map(|(id, place)| Some((*id, self.places.at(*place).as_ref()?)))
     }
 
-    /// Looks at every record and removes those for which `keep` says so.
+    /// Visits every record and removes those that `keep` rejects.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Record) -> bool) {
         let Self { index, places, free, .. } = self;
         index.retain(|_, place| {
@@ -143,7 +142,7 @@ impl Shard {
             }
             kept
         });
-        // Give back the end, and use the rest from the front: what is claimed next lies together.
+        // Free the end, and use the rest from the front, so that new records are next to each other.
         places.trim();
         let end = places.len();
         free.retain(|place| (*place as usize) < end);
@@ -166,7 +165,7 @@ mod tests {
         KeyId::from_bytes((number as u128).to_be_bytes())
     }
 
-    /// A record that is told from others by its fence.
+    /// A record that is identified by its fence.
     fn record(number: usize) -> Record {
         let claim = Claim {
             owner: Owner::random(),

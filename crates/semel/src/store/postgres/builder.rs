@@ -14,29 +14,29 @@ use super::sql::{Statement, Statements};
 use crate::store::Error;
 use crate::sync::Mutex;
 
-/// What stands between the store and the server.
+/// The connection between the store and the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
-    /// Nothing, or a pooler that gives every client a session of its own. Statements are prepared once, waiters
-    /// are woken by LISTEN.
+    /// Direct, or through a pooler that gives every client its own session. Statements are prepared once, LISTEN
+    /// wakes waiters.
     #[default]
     Direct,
-    /// A pooler that hands out connections per transaction. Nothing of a session is used: no named statements,
-    /// no LISTEN. Waiters then poll, and caches of outcomes are not used.
+    /// Through a pooler that assigns connections per transaction. No feature of a session is used: no named
+    /// statements, no LISTEN. Waiters poll, and caches of outcomes are disabled.
     Transaction,
 }
 
 /// What to do with a server that acknowledges commits before they are on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AsyncCommit {
-    /// Refuse to open: a crash of the server would take acknowledged claims along, and effects would happen twice.
+    /// Refuse to open: a crash of the server would lose acknowledged claims, and effects would happen twice.
     #[default]
     Refuse,
-    /// Take it all the same.
+    /// Accept it.
     Accept,
 }
 
-/// Settings for a [`PostgresStore`]. Made by [`PostgresStore::builder`].
+/// Settings for a [`PostgresStore`]. Created by [`PostgresStore::builder`].
 #[derive(Clone, Debug)]
 pub struct PostgresBuilder {
     url: String,
@@ -59,48 +59,48 @@ impl PostgresBuilder {
         }
     }
 
-    /// The schema that holds Semel's tables; `semel` unless told. It is made if it is missing.
+    /// The schema of Semel's tables; default `semel`. It is created if it is missing.
     #[must_use]
     pub fn schema(mut self, name: impl Into<String>) -> Self {
         self.schema = name.into();
         self
     }
 
-    /// Whether a transaction pooler stands in between.
+    /// Whether a transaction pooler is in use.
     #[must_use]
     pub fn pooling(mut self, pooling: Pooling) -> Self {
         self.pooling = pooling;
         self
     }
 
-    /// What to do where `synchronous_commit` is off.
+    /// What to do if `synchronous_commit` is off.
     #[must_use]
     pub fn async_commit(mut self, async_commit: AsyncCommit) -> Self {
         self.async_commit = async_commit;
         self
     }
 
-    /// How many connections reads, listings and sweeps may use; 4 unless told. Claims have one of their own,
-    /// and a spare one for those that are alone; so have an owner's writes and the wake-ups: four more in all.
+    /// The number of connections for reads, listings and sweeps; default 4. Claims have their own connection and a
+    /// spare one for single claims; owners' writes and wake-ups have one each: four more in total.
     #[must_use]
     pub fn connections(mut self, connections: u32) -> Self {
         self.connections = connections.max(1);
         self
     }
 
-    /// How long a call may wait for the server, reconnecting included, before it fails; 5 s unless told.
+    /// How long a call may wait for the server, reconnecting included, before it fails; default 5 s.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience.max(Duration::from_millis(10));
         self
     }
 
-    /// Connects, checks the server, and makes or migrates the schema.
+    /// Connects, checks the server, and creates or migrates the schema.
     ///
     /// # Errors
-    /// `Setup` with a sentence that says what to change: a wrong URL, user, password or right, a standby, an old
-    /// server, `synchronous_commit = off`. `Incompatible` where a newer Semel wrote the schema. `Unavailable`
-    /// where nobody answers.
+    /// `Setup`, with a message that says what to change: a wrong URL, user, password or privilege, a standby, an old
+    /// server, `synchronous_commit = off`. `Incompatible` if a newer Semel wrote the schema. `Unavailable` if the
+    /// server does not answer.
     pub async fn open(self) -> Result<PostgresStore, Error> {
         PostgresStore::start(Arc::new(self.settings()?)).await
     }
@@ -114,7 +114,7 @@ impl PostgresBuilder {
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) options: PgConnectOptions,
-    /// What messages call the server. Without user and password.
+    /// The server's name in messages, without user and password.
     pub(super) target: String,
     pub(super) address: String,
     pub(super) user: String,
@@ -124,7 +124,7 @@ pub(super) struct Settings {
     pub(super) connections: u32,
     pub(super) patience: Duration,
     pub(super) statements: Statements,
-    /// The timeline of the server that was last connected to. It changes with every promotion.
+    /// The timeline of the last server. It changes with every promotion.
     pub(super) timeline: Mutex<Option<String>>,
 }
 
@@ -136,7 +136,7 @@ impl Settings {
                 "the store's URL must start with postgres://, as in postgres://user:password@host:5432/database",
             ));
         }
-        // The error may repeat the URL, and with it the password.
+        // The error may repeat the URL, which contains the password.
         let options = PgConnectOptions::from_str(&url).map_err(|_| {
             Fault::setup(
                 "the store's URL cannot be read: it looks like postgres://user:password@host:5432/database, with special characters in the password written as %XX",
@@ -157,7 +157,7 @@ impl Settings {
             options
         };
         let options = match pooling {
-            // Set as the connection starts: no round trip for it. A pooler would refuse them.
+            // Set in the start-up message, without a round trip. A pooler would refuse them.
             Pooling::Direct => options.options([
                 ("statement_timeout", milliseconds(patience * 2)),
                 ("lock_timeout", milliseconds(patience.min(LOCK_WAIT))),
@@ -181,17 +181,17 @@ impl Settings {
         })
     }
 
-    /// A statement, prepared once for each connection unless a pooler would mix that up.
+    /// A statement, prepared once for each connection unless a pooler is in between.
     pub(super) fn query<'q>(&self, statement: &Statement) -> Query<'q, Postgres, PgArguments> {
         sqlx::query(statement.sql()).persistent(self.pooling == Pooling::Direct)
     }
 
-    /// Opens a transaction with the limits that a pooler's session cannot keep.
+    /// Opens a transaction with the limits that a pooler's session cannot hold.
     pub(super) fn begin(&self) -> String {
         format!("BEGIN ISOLATION LEVEL READ COMMITTED; {}", self.limits())
     }
 
-    /// How long a transaction may take, wait and idle.
+    /// The maximum durations of a transaction: total, lock wait and idle.
     pub(super) fn limits(&self) -> String {
         format!(
             "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
@@ -203,10 +203,10 @@ impl Settings {
     }
 }
 
-/// How long a statement waits for a row that somebody else holds.
+/// How long a statement waits for a row that another transaction has locked.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// A schema's name that needs no escaping anywhere.
+/// A schema name that needs no escaping.
 #[derive(Clone, Debug)]
 pub(super) struct SchemaName(String);
 

@@ -1,4 +1,4 @@
-//! Commands inside a transaction of the caller's: the record and the caller's rows commit together.
+//! Commands inside the caller's transaction: the record and the caller's rows commit together.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::store::Error;
 use crate::time::Timestamp;
 
 impl PostgresStore {
-    /// Executes a command on a record inside an open transaction, and holds the record until that ends. `None` where
-    /// the transaction does not see the record.
+    /// Executes a command on a record inside an open transaction, and locks the record until that ends. `None` if the
+    /// transaction does not see the record.
     pub(crate) async fn apply_in(
         &self,
         transaction: &mut PgConnection,
@@ -30,14 +30,14 @@ impl PostgresStore {
         };
         let mut changed = Some(record.clone());
         let ruling = record::apply(&mut changed, command, now, Fence::default());
-        // It is held by the read already: what the rules leave as it is needs no write.
+        // The read has already locked it: an unchanged record needs no write.
         if let (Ruling::Won(_) | Ruling::Accepted { .. }, Some(changed)) = (&ruling, changed)
             && changed != record
         {
             let swap = Swap {
                 id,
                 seen: version,
-                // It is held: nobody else can judge it meanwhile.
+                // It is locked, so no other process can judge it meanwhile.
                 judged_until: Timestamp::from_micros(i64::MAX as u64),
                 version: rand::random(),
                 record: changed,
@@ -65,7 +65,7 @@ impl PostgresStore {
         row.as_ref().map(row::stored).transpose()
     }
 
-    /// What a failed statement of ours in the caller's transaction means.
+    /// Translates the error of Semel's statement in the caller's transaction.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> Error {
         Fault::statement(&self.shared.settings.target, error).into()
     }

@@ -7,7 +7,7 @@ use crate::key::KeyId;
 use crate::record::{self, Claim, Command, Fence, Mode, Record, State, Terms};
 use crate::time::Timestamp;
 
-/// As many microseconds as a column takes and as can be added to a moment: "for ever" stays for ever.
+/// The largest number of microseconds that a column holds and that can be added to a time.
 const LONGEST: i64 = i64::MAX / 4;
 
 pub(super) fn micros(length: Duration) -> i64 {
@@ -60,7 +60,7 @@ impl TermsColumns {
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
-/// A record as its first claim makes it. Moments are offsets from the claim.
+/// A record as its first claim creates it. Times are offsets from the claim.
 struct Fresh {
     state: i16,
     mode: i16,
@@ -72,7 +72,7 @@ struct Fresh {
 
 impl Fresh {
     fn new(claim: &Claim) -> Self {
-        // The rules say what a first claim at time zero is; every moment in it is then an offset.
+        // The rules compute a first claim at time zero; every time in it is then an offset.
         let mut fresh = None;
         let command = Command::Claim(claim.clone());
         let _ = record::apply(&mut fresh, &command, Timestamp::default(), Fence::default());
@@ -89,7 +89,7 @@ impl Fresh {
     }
 }
 
-/// Binds the one row of a lone claim. `secret` is the digest of the one that has to be kept.
+/// Binds the one row of a single claim. `secret` is the digest of the expected secret.
 pub(super) fn bind_alone<'q>(
     query: Query<'q>,
     id: &'q KeyId,
@@ -118,7 +118,7 @@ pub(super) fn bind_alone<'q>(
         .bind(secret.map(Vec::from))
 }
 
-/// The columns of fresh claims. Moments are offsets: the server adds its time, and nothing else decides.
+/// The columns of new claims. Times are offsets: only the server adds its time.
 #[derive(Debug, Default)]
 pub(super) struct ClaimColumns<'a> {
     pub(super) ids: Vec<&'a [u8]>,
@@ -152,7 +152,7 @@ impl<'a> ClaimColumns<'a> {
         self.terms.push(&claim.terms);
     }
 
-    /// `secret` is the digest of the one that has to be kept.
+    /// `secret` is the digest of the expected secret.
     pub(super) fn bind<'q>(&'q self, query: Query<'q>, secret: Option<[u8; 32]>) -> Query<'q> {
         query
             .bind(&self.ids)
@@ -206,7 +206,7 @@ pub(super) struct SwapColumns {
 #[derive(Debug)]
 pub(super) struct Swap {
     pub(super) id: KeyId,
-    /// The version that was judged, and until when the judgement holds.
+    /// The version that was judged, and until when the judgement is valid.
     pub(super) seen: i64,
     pub(super) judged_until: Timestamp,
     pub(super) version: i64,
@@ -298,7 +298,7 @@ impl<'a> WriteColumns<'a> {
             Command::Renew(grant) => (2, grant, None, None),
             _ => return,
         };
-        // A fence that no column can hold was never granted.
+        // A fence above the column's range was never granted.
         let Ok(fence) = i64::try_from(grant.fence.get()) else { return };
         self.ids.push(item.id.as_bytes());
         self.versions.push(rand::random());

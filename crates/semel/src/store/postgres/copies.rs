@@ -1,8 +1,8 @@
-//! What a store in front of this one has to know: which copies of outcomes are still good.
+//! The data that a store in front of this one needs: which copies of outcomes are still valid.
 //!
-//! The row `copies` of `meta` holds the id of this database's records (`bytes`) and the generation of copies
-//! (`number`). Every forget and re-execute begins a new generation in its own transaction, by whatever process and
-//! whether it knows of copies or not. Without a store in front there is no row, and nothing to pay.
+//! The row `copies` of `meta` contains the id of this database's records (`bytes`) and the generation of copies
+//! (`number`). Every forget and re-execute begins a new generation in its own transaction, in every process, with or
+//! without copies. Without a store in front there is no row and no cost.
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -15,21 +15,21 @@ use crate::record::DecodeError;
 use crate::store::{Error, Wakeups};
 use crate::time::Timestamp;
 
-/// Counts up with every forget and re-execute.
+/// Grows with every forget and re-execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct Generation(pub(in crate::store) i64);
 
-/// The state of copies at a moment of the server's clock.
+/// The state of copies at a time of the server's clock.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store) struct Copies {
-    /// Names the records of this database.
+    /// Identifies the records of this database.
     pub(in crate::store) store: [u8; 16],
     pub(in crate::store) generation: Generation,
     pub(in crate::store) now: Timestamp,
 }
 
 impl PostgresStore {
-    /// Reads the generation of copies; the first to ask makes it.
+    /// Reads the generation of copies; the first call creates it.
     pub(in crate::store) async fn copies(&self) -> Result<Copies, Error> {
         let shared = std::sync::Arc::clone(&self.shared);
         self.on_thread(async move {
@@ -49,7 +49,7 @@ impl PostgresStore {
         .await
     }
 
-    /// Begins a new generation: every copy made until now is an old one.
+    /// Begins a new generation: every existing copy becomes outdated.
     pub(in crate::store) async fn begin_generation(&self) -> Result<Copies, Error> {
         let shared = std::sync::Arc::clone(&self.shared);
         self.on_thread(async move {
@@ -61,7 +61,7 @@ impl PostgresStore {
         .await
     }
 
-    /// Those who wait here, for somebody who hears of changes in another way.
+    /// The waiters of this store, for another source of change notifications.
     pub(in crate::store) fn wakeups(&self) -> Wakeups {
         self.shared.wakeups.clone()
     }

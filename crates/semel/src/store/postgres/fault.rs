@@ -1,4 +1,4 @@
-//! What went wrong, in words, and what is known after it.
+//! Errors of PostgreSQL, and the state after them.
 
 use sqlx::postgres::PgDatabaseError;
 
@@ -14,23 +14,23 @@ pub(super) struct Fault {
     pub(super) cure: Cure,
 }
 
-/// What became of the statement.
+/// The result of a failed statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The server said that it did nothing, or never got it.
+    /// The server did not execute it.
     Undone,
-    /// It was sent, and nobody said what became of it.
+    /// It was sent, and its result is unknown.
     Unknown,
 }
 
-/// What may help.
+/// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cure {
-    /// The same again: somebody was in the way.
+    /// Retry: another transaction was in the way.
     Again,
-    /// The same again on another connection.
+    /// Retry on another connection.
     Reconnect,
-    /// Nothing that a program can do; or something in the statement that is refused.
+    /// None: a program cannot repair it, or the statement is refused.
     None,
 }
 
@@ -39,7 +39,7 @@ impl Fault {
         Self { kind, message: message.into(), fate, cure }
     }
 
-    /// A setting that cannot work, in a sentence that says what to do.
+    /// A setting that cannot work, with a message that says what to do.
     pub(super) fn setup(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Setup, message, Fate::Undone, Cure::None)
     }
@@ -48,7 +48,7 @@ impl Fault {
         Self::new(ErrorKind::Unavailable, message, Fate::Undone, Cure::Reconnect)
     }
 
-    /// No answer in time. The connection is given up with it.
+    /// No answer in time. The connection is closed.
     pub(super) fn silent(target: &str) -> Self {
         let message =
             format!("{target} did not answer in time: it is overloaded, paused or cut off; try again later");
@@ -86,7 +86,7 @@ impl Fault {
         }
     }
 
-    /// What a failed statement means.
+    /// Translates the error of a statement.
     pub(super) fn statement(target: &str, error: &sqlx::Error) -> Self {
         let sqlx::Error::Database(database) = error else {
             return match error {
@@ -145,7 +145,7 @@ impl Fault {
                 ),
                 Cure::None,
             ),
-            // A server that ends a session may have ended it after the commit.
+            // A server that ends a session may do so after the commit.
             code if code.starts_with("57P") || code.starts_with("08") => Self::new(
                 ErrorKind::Unavailable,
                 format!("{target} ended the connection ({said}); try again"),

@@ -1,10 +1,10 @@
-//! Claims for a caller's own transaction that came to nothing: given back as soon as that is certain.
+//! Gives back claims for callers' transactions that were rolled back.
 //!
-//! The claim was committed before the transaction held the record, and it stands when the caller rolls back. But then
-//! nobody holds the record any more, and it still says what the claim wrote. While the transaction lives, it is held;
-//! once it has committed, it is done. So a record that can be locked and is unchanged belongs to an effect of which
-//! nothing is left, and its owner may say so: release. The look never waits for the lock, and holds no connection while
-//! the transaction goes on. If this process dies, the claim ends with its lease.
+//! The claim is committed before the transaction locks the record, and it remains when the caller rolls back. Then
+//! the record is unlocked and unchanged since the claim. While the transaction is open, the record is locked; once it
+//! has committed, the record is done. A record that can be locked and is unchanged therefore belongs to an effect of
+//! which nothing remains, and its owner may release it. The check never waits for the lock, and holds no connection
+//! while the transaction is open. If this process dies, the claim expires with its lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Grant, Ruling};
 use crate::sync::Mutex;
 
-/// The first look, soon after the call has returned, and the longest pause between two: how long a rolled-back key may
-/// stay taken.
+/// The first check, soon after the call has returned, and the longest pause between two checks: how long a
+/// rolled-back key may stay claimed.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(128));
 
-/// A claim that its caller is about to commit or to roll back, or has left behind. Made once the claim is won; from when
-/// it is dropped on, the claim is given back where nothing holds it and nothing came of it.
+/// A claim that its caller will commit or roll back, or has left behind. Created once the claim is won. After it is
+/// dropped, the claim is given back if nothing locks it and nothing came of it.
 pub(crate) struct Parting {
     shared: Arc<Shared>,
     id: KeyId,
@@ -34,14 +34,14 @@ pub(crate) struct Parting {
     lease_until: Instant,
 }
 
-/// Partings that the task has yet to see.
+/// Partings that the task has not seen yet.
 #[derive(Debug, Default)]
 pub(super) struct Parted {
     fresh: Mutex<Vec<Look>>,
     came: Notify,
 }
 
-/// A claim to look at.
+/// A claim to check.
 #[derive(Debug)]
 struct Look {
     id: KeyId,
@@ -52,7 +52,7 @@ struct Look {
 }
 
 impl PostgresStore {
-    /// Watches over a claim that was just won for a caller's transaction.
+    /// Watches a claim that was just won for a caller's transaction.
     pub(crate) fn parting(&self, id: KeyId, grant: Grant, lease_left: Duration) -> Parting {
         Parting { shared: Arc::clone(&self.shared), id, grant, lease_until: Instant::now() + lease_left }
     }
@@ -68,13 +68,13 @@ impl Drop for Parting {
     }
 }
 
-/// Looks after all partings of a store until its runtime ends.
+/// Checks all partings of a store until its runtime ends.
 pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
     let mut open: Vec<Look> = Vec::new();
     loop {
         open.append(&mut shared.parted.fresh.lock());
         let now = Instant::now();
-        // Whoever comes after the lease takes it without being asked.
+        // After the lease the next claim takes it over anyway.
         open.retain(|look| now < look.lease_until);
         let Some(next) = open.iter().map(|look| look.at).min() else {
             shared.parted.came.notified().await;
@@ -89,7 +89,7 @@ pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
         let standing = match release(&shared, &due).await {
             Ok(standing) => standing,
             Err(error) => {
-                tracing::debug!(%error, "could not see what became of transactions; their claims end with their leases");
+                tracing::debug!(%error, "could not check the transactions of claims; the claims expire with their leases");
                 due.iter().map(|look| look.id).collect()
             }
         };
@@ -105,7 +105,7 @@ pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
     }
 }
 
-/// Releases what nobody holds, and gives those that somebody still does.
+/// Releases unlocked claims, and returns those that are still locked.
 async fn release(shared: &Shared, due: &[Look]) -> Result<Vec<KeyId>, RowError> {
     let ids: Vec<&[u8]> = due.iter().map(|look| look.id.as_bytes().as_slice()).collect();
     let owners: Vec<&[u8]> = due.iter().map(|look| look.grant.owner.as_bytes().as_slice()).collect();

@@ -1,4 +1,4 @@
-//! The rules, applied to what was read: all commands of a batch on one key, in order.
+//! Applies the rules to the records that were read: all commands of a batch on one key, in order.
 
 use super::columns::Swap;
 use super::queue::Item;
@@ -9,17 +9,17 @@ use crate::record::{self, Command, Fence, Record, Ruling};
 use crate::store::{Error, ErrorKind};
 use crate::time::Timestamp;
 
-/// The commands of a batch on one key, in the order in which they came.
+/// The commands of a batch on one key, in the order of their arrival.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) id: KeyId,
     pub(super) items: Vec<Item>,
-    /// What the rules say to each, once the change is written.
+    /// The ruling of each command, valid once the change is written.
     pub(super) rulings: Vec<Ruling>,
     pub(super) swap: Option<Swap>,
 }
 
-/// What is known of a key.
+/// The known state of a key.
 #[derive(Debug)]
 pub(super) enum Judged {
     Nothing,
@@ -34,7 +34,7 @@ pub(super) enum Judged {
 }
 
 impl Answer {
-    /// What is known of a key after this answer; `version` is what its insert wrote.
+    /// The state of a key after this answer; `version` is the version that its insert wrote.
     pub(super) fn judged(self, version: i64) -> Judged {
         match self {
             Self::Stored(stored) => Judged::Stored(stored),
@@ -43,16 +43,16 @@ impl Answer {
     }
 }
 
-/// What comes of a group.
+/// The result for a group.
 #[derive(Debug)]
 pub(super) enum Judgement {
-    /// Everybody has an answer, but for claims of a key that is not there: they are to be inserted.
+    /// All commands have an answer, except claims of a missing key: they must be inserted.
     Answered(Vec<Item>),
-    /// The rules change the record: to be written first.
+    /// The rules change the record, which must be written first.
     Swap(Box<Group>),
 }
 
-/// A record as it was read, and the version to swap it from.
+/// A record as it was read, and the version to swap.
 struct Base {
     record: Option<Record>,
     version: i64,
@@ -73,7 +73,7 @@ impl Group {
         groups
     }
 
-    /// Applies the rules to every command. Answers all of them, or none where the record changes.
+    /// Applies the rules to every command. Answers all of them, or none if the record changes.
     pub(super) fn judge(mut self, judged: Judged, shared: &Shared) -> Judgement {
         let mut fresh = Vec::new();
         if let (Judged::Nothing, Some(first)) =
@@ -100,19 +100,19 @@ impl Group {
         }
     }
 
-    /// Answers the claim that was inserted, and gives the record it left.
+    /// Answers the inserted claim, and returns its record.
     fn inserted(&mut self, fence: Fence, floor: Fence, now: Timestamp) -> Record {
         let mut first = self.items.remove(0);
         let mut record = None;
-        // The server took the highest of floor and clock; so do the rules from just below it.
+        // The server took the maximum of floor and clock; so do the rules from just below it.
         let below = Fence::new(fence.get().saturating_sub(1));
         let ruling = record::apply(&mut record, &first.command, now, below);
         let record = record.expect("a claim of an unknown key is granted");
         if fence > floor {
             first.tell(Ok(ruling));
         } else {
-            // A sweep removed the key and raised the floor while the insert was under way. Nobody knows of this
-            // fence yet, and nobody shall.
+            // A sweep removed the key and raised the floor during the insert. No caller knows this fence yet, and
+            // none may.
             first.above = Some(floor);
             self.items.insert(0, first);
         }
@@ -126,7 +126,7 @@ impl Group {
         for mut item in std::mem::take(&mut self.items) {
             if let Some(attempt) = item.attempt.take() {
                 if base.version == attempt.version {
-                    // It was ours: the write whose fate was unknown has happened.
+                    // It was this process: the write with the unknown result has happened.
                     shared.settled(item, attempt.ruling);
                     continue;
                 }
@@ -187,7 +187,7 @@ impl Group {
 
 const FOR_EVER: Timestamp = Timestamp::from_micros(i64::MAX as u64);
 
-/// When time alone next changes what the record is: a judgement is worth nothing after that.
+/// When time alone next changes the phase of the record: a judgement is invalid after that.
 pub(super) fn next_edge(record: &Record, now: Timestamp) -> Timestamp {
     [record.lease_until, record.expires_at, record.forget_at]
         .into_iter()
@@ -196,7 +196,7 @@ pub(super) fn next_edge(record: &Record, now: Timestamp) -> Timestamp {
         .unwrap_or(FOR_EVER)
 }
 
-/// Whether the rules themselves know a command that is said twice.
+/// True if the rules recognise a repetition of this command.
 fn repeatable(command: &Command) -> bool {
     matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_) | Command::Complete { .. })
 }

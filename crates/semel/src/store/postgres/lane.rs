@@ -1,5 +1,5 @@
-//! A lane: one connection, and one batch after the other. Whatever waits while a batch runs goes together in the
-//! next one; nothing waits for a timer, and a lone command waits for nobody.
+//! A lane: one connection that sends one batch after the other. Commands that arrive during a batch share the next
+//! one. There is no timer, and a single command is not delayed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use super::shared::Shared;
 use crate::key::KeyId;
 use crate::record::{Claim, Command, Ruling};
 
-/// The most commands in one statement: many syncs' worth, and the wait of the first one is bounded.
+/// The most commands in one statement: enough for many syncs, and the wait of the first one is bounded.
 const BATCH: usize = 512;
 
-/// How long a record that may be claimed, but that somebody holds, is tried again before the claim counts as busy. Longer
-/// than a commit: whoever only writes it is gone by then, and who is left is a caller's transaction.
+/// How long a free but locked record is retried before the claim counts as busy. Longer than a commit: after it, only
+/// a caller's transaction can still hold the lock.
 const HELD_FOR: Duration = Duration::from_millis(100);
 
-/// When to come back then. A transaction says nothing about when it ends.
+/// The `retry_after` in that case. The end of a transaction cannot be predicted.
 const HELD_HINT: Duration = Duration::from_millis(50);
 
-/// What a lane is for. Owners' writes have a connection of their own, so that no crowd of claims delays them.
-/// Operators' commands go with the claims: a forget takes every earlier claim of this process along, also one whose
-/// caller is gone.
+/// The purpose of a lane. Owners' writes have their own connection, so that many claims do not delay them. Operators'
+/// commands go with the claims: a forget also removes every earlier claim of this process, including one whose caller
+/// was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Claims,
@@ -44,14 +44,14 @@ pub(super) struct Runner {
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Arc<Queue>,
     pub(super) link: Link,
-    /// How many commands the next rounds take one by one, after a statement of many was refused.
+    /// How many commands the next rounds take one by one, after a batch was refused.
     pub(super) alone: usize,
-    /// What the last lone claim found; the next one is sent in the form that suits it.
+    /// The result of the last single claim; it selects the form of the next one.
     pub(super) last: Found,
     pub(super) failures: u32,
 }
 
-/// What a lone claim found.
+/// The result of a single claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
@@ -87,18 +87,18 @@ impl Runner {
             if let Err(fault) = &result {
                 self.failed(fault, &mut batch);
             }
-            // What is left was asked first.
+            // The remaining commands came first.
             batch.append(&mut waiting);
             waiting = batch;
             self.give_up(&mut waiting, result.as_ref().err());
             match result {
                 Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
-                // Somebody else was faster, again and again: let them.
+                // Other processes were faster repeatedly: pause.
                 Ok(()) => {
                     let queue = Arc::clone(&self.queue);
                     tokio::select! {
                         () = self.pause(Duration::from_millis(1)) => {}
-                        // But whoever comes now has nothing to do with it.
+                        // A new command is not affected by it.
                         () = queue.arrival() => {}
                     }
                 }
@@ -109,7 +109,7 @@ impl Runner {
         self.link.close().await;
     }
 
-    /// Longer from failure to failure, and never the same for two processes.
+    /// Grows with every failure and has jitter.
     async fn pause(&mut self, first: Duration) {
         self.failures = self.failures.saturating_add(1);
         let longest = first.saturating_mul(1 << self.failures.min(5)).as_micros() as u64;
@@ -125,7 +125,7 @@ impl Runner {
         }
         match fault.cure {
             Cure::Reconnect => {}
-            // One of them may be in the way of all.
+            // One of them may be blocking all.
             Cure::Again if self.failures < 2 || batch.len() == 1 => {}
             Cure::Again => self.alone = batch.len(),
             Cure::None if batch.len() > 1 => self.alone = batch.len(),
@@ -138,7 +138,7 @@ impl Runner {
         }
     }
 
-    /// Answers those whose time is over.
+    /// Answers the commands whose time is over.
     fn give_up(&self, waiting: &mut Vec<Item>, fault: Option<&Fault>) {
         let now = Instant::now();
         let busy;
@@ -158,7 +158,7 @@ impl Runner {
         }
     }
 
-    /// One try for all of `batch`; what could not be decided stays in it.
+    /// One try for all of `batch`; undecided commands stay in it.
     async fn round(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
         batch.sort_by_key(|item| item.id);
         let mut known = match self.lane {
@@ -176,7 +176,7 @@ impl Runner {
         let mut unanswered = Vec::new();
         for group in Group::split(std::mem::take(batch)) {
             match known.remove(&group.id) {
-                // Somebody inserts it at this very moment, or another secret is kept here.
+                // Another process is inserting it, or the database has another secret.
                 None => unanswered.extend(group.items),
                 Some(judged) => match group.judge(judged, &self.shared) {
                     Judgement::Answered(fresh) => batch.extend(fresh),
@@ -198,8 +198,8 @@ impl Runner {
         swapped
     }
 
-    /// A lone claim of a fresh key: the plain insert. Where keys are mostly known already it would be in vain, so that this
-    /// one and the next are then sent as one of many, which reads in the same round trip.
+    /// A single claim of a new key: the plain insert. If most keys are already known it would be useless; this claim
+    /// and the next are then sent as a batch of one, which also reads in the same round trip.
     async fn claim_alone(
         &mut self,
         id: KeyId,
@@ -218,10 +218,10 @@ impl Runner {
         Ok(Some(HashMap::from([(id, answer.judged(version))])))
     }
 
-    /// Inserts fresh records and reads the others. Whoever inserted is answered with what is known of it.
+    /// Inserts new records and reads the others. Inserted claims get their answer.
     async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
         match batch {
-            // It was not alone with its key, so the next ones may not be either.
+            // Another command used the same key, so the next claims may be concurrent too.
             [Item { refused: true, .. }] => self.last = Found::Record,
             [Item { id, command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
                 if let Some(known) = self.claim_alone(*id, claim).await? {
@@ -260,7 +260,7 @@ impl Runner {
         Ok(known)
     }
 
-    /// The owner's short way: complete, begin and renew under a standing lease.
+    /// The owner's fast path: complete, begin and renew under a valid lease.
     async fn write(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
         let shared = Arc::clone(&self.shared);
         let rows = {
@@ -285,7 +285,7 @@ impl Runner {
         }
         let mut rest = Vec::new();
         for mut item in batch.drain(..) {
-            // The first of its key only: the others come in the next round.
+            // Only the first of its key: the others come in the next round.
             match taken.remove(&item.id) {
                 Some(lease_left) => {
                     let lease_left = match item.command {
@@ -334,7 +334,7 @@ impl Runner {
         Ok(known)
     }
 
-    /// Writes what the rules changed, where nobody was faster.
+    /// Writes the records that the rules changed, if no other process was faster.
     async fn swap(&mut self, groups: Vec<Group>, batch: &mut Vec<Item>) -> Result<(), Fault> {
         let shared = Arc::clone(&self.shared);
         let mut columns = SwapColumns::default();
@@ -379,7 +379,7 @@ impl Runner {
                     item.attempt = Some(Attempt { seen: swap.seen, version: swap.version, ruling });
                 } else if failed.is_none()
                     && item.note_held(swap.seen) >= held_for
-                    // A write of its own that nobody heard of may be what holds the record.
+                    // Its own write with an unknown result may be what locks the record.
                     && !item.unheard
                     && matches!(item.command, Command::Claim(_))
                 {

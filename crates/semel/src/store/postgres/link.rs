@@ -1,4 +1,4 @@
-//! One connection that heals itself.
+//! A connection that reconnects by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use super::builder::{AsyncCommit, Pooling, Settings};
 use super::fault::{Cure, Fate, Fault};
 use crate::store::ErrorKind;
 
-/// The oldest server whose SQL and guarantees are the ones used here.
+/// The oldest server with the required SQL and guarantees.
 const OLDEST: i32 = 13;
 
-/// A connection of one task's own. Made on first use, given up after every failure that may have left it in an
-/// unknown state.
+/// A connection of one task. Opened on first use, and closed after every failure that may have left it in an unknown
+/// state.
 #[derive(Debug)]
 pub(super) struct Link {
     settings: Arc<Settings>,
@@ -32,7 +32,7 @@ impl Link {
         self.connection.is_some()
     }
 
-    /// Connects and checks the server, unless that is done already.
+    /// Connects and checks the server, if there is no connection.
     pub(super) async fn connect(&mut self) -> Result<&mut PgConnection, Fault> {
         if self.connection.is_none() {
             let connected = timeout(self.settings.patience, connect(&self.settings)).await;
@@ -52,7 +52,7 @@ impl Link {
         query: Query<'_, Postgres, PgArguments>,
     ) -> Result<Vec<PgRow>, Fault> {
         let settings = Arc::clone(&self.settings);
-        // Longer than the server's own limit: it knows better what it did.
+        // Longer than the server's own limit: the server knows the result better.
         let limit = settings.patience * 2 + Duration::from_millis(500);
         // A failure to connect has sent nothing.
         let connection = self.connect().await?;
@@ -72,7 +72,7 @@ impl Link {
         result
     }
 
-    /// Says good-bye, so that the server's log stays clean.
+    /// Closes the connection properly, so that the server's log stays clean.
     pub(super) async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
             let _ = timeout(Duration::from_millis(200), connection.close()).await;
@@ -80,7 +80,7 @@ impl Link {
     }
 }
 
-/// Runs one statement: as it is, or in a transaction that brings its own limits along.
+/// Runs one statement: directly, or in a transaction with its own limits.
 pub(super) async fn run(
     settings: &Settings,
     connection: &mut PgConnection,
@@ -97,7 +97,7 @@ pub(super) async fn run(
     }
 }
 
-/// Connects and refuses a server that cannot keep the promises.
+/// Connects, and refuses a server that cannot meet the promises.
 pub(super) async fn connect(settings: &Settings) -> Result<PgConnection, Fault> {
     let mut connection = settings
         .options
@@ -111,7 +111,7 @@ pub(super) async fn connect(settings: &Settings) -> Result<PgConnection, Fault> 
 pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) -> Result<(), Fault> {
     let target = &settings.target;
     let unreadable = |error: &sqlx::Error| Fault::statement(target, error);
-    // Not prepared: a transaction pooler would give the two halves of it to two servers.
+    // Not prepared: a transaction pooler would send the two halves to two servers.
     let row = sqlx::raw_sql(
         "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
          current_setting('synchronous_commit'), current_setting('default_transaction_read_only')::bool",
@@ -128,7 +128,7 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     Ok(())
 }
 
-/// What a server says of itself.
+/// The server's properties.
 #[derive(Debug)]
 struct Facts {
     standby: bool,
@@ -145,7 +145,7 @@ fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
         )));
     }
     if facts.standby {
-        // It may be promoted in a moment: worth trying again where somebody waits.
+        // It may be promoted in a moment, so a retry can help.
         return Err(Fault::new(
             ErrorKind::Setup,
             format!(
@@ -168,8 +168,8 @@ fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Says so when a promoted standby has taken the server's place: a new timeline begins with it, and what had not reached
-/// it is gone. Where the server does not tell, nothing is said.
+/// Logs when a promoted standby has replaced the server: it has a new timeline, and writes that had not reached it
+/// are lost. Nothing is logged if the server does not report its timeline.
 async fn notice_failover(settings: &Settings, connection: &mut PgConnection) {
     let asked = sqlx::raw_sql("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)");
     let Ok(timeline) = asked.fetch_one(connection).await.and_then(|row| row.try_get::<String, _>(0)) else {

@@ -1,12 +1,12 @@
-//! What other processes say: one connection that listens, a heartbeat that proves it does, and the marks that
-//! make others speak.
+//! Notifications from other processes: one connection that listens, a heartbeat that proves it does, and the marks
+//! that make other processes notify.
 //!
 //! | payload | meaning |
 //! |---|---|
-//! | `w` key | the key changed: wake whoever waits |
-//! | `f` key nonce process | the process forgot the key: drop it from caches, then say so |
+//! | `w` key | the key changed: wake its waiters |
+//! | `f` key nonce process | the process forgot the key: drop it from caches, then confirm |
 //! | `a` nonce process | the process has dropped it |
-//! | `h` process number | the process hears itself, so it hears all |
+//! | `h` process number | the process receives its own message, so it receives all |
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,20 +26,20 @@ use crate::key::KeyId;
 use crate::store::Trust;
 use crate::sync::Mutex;
 
-/// How often a process shows that it listens.
+/// How often a process proves that it listens.
 const BEAT: Duration = Duration::from_secs(3);
 
-/// The heartbeats under way, and until when the last one that was heard makes caches trustworthy.
+/// The heartbeats in progress, and until when the last one that arrived makes caches trustworthy.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     sent: Mutex<HashMap<u64, Instant>>,
     until: Mutex<Option<Instant>>,
-    /// The listener shall connect anew: it has not heard what was sent.
+    /// The listener must reconnect: it has missed a message.
     deaf: Notify,
     listening: Notify,
 }
 
-/// Listens until the runtime ends. `ready` is told once it does.
+/// Listens until the runtime ends. `ready` is notified once it does.
 pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
     let mut ready = Some(ready);
     let mut pause = Duration::from_millis(10);
@@ -52,7 +52,7 @@ pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: onesho
         match connect(&shared, &pool).await {
             Ok(mut listener) => {
                 pause = Duration::from_millis(10);
-                // Nobody knows what was said while nobody listened.
+                // Messages from before the connection were missed.
                 shared.wakeups.wake_all();
                 pulse.listening.notify_one();
                 if let Some(ready) = ready.take() {
@@ -64,9 +64,9 @@ pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: onesho
                 }
                 *pulse.until.lock() = None;
                 shared.trust(Trust::Unconfirmed);
-                tracing::warn!(target = %shared.settings.target, "wake-ups are lost, connecting anew; waiters poll meanwhile");
+                tracing::warn!(target = %shared.settings.target, "wake-ups are lost: reconnecting, waiters poll");
             }
-            Err(error) => tracing::debug!(%error, "cannot listen yet"),
+            Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
         let _ = timeout(Duration::from_millis(200), pool.close()).await;
         sleep(pause + pause.mul_f64(rand::random())).await;
@@ -98,7 +98,7 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
         b'f' => {
             let Some((id, nonce)) = rest.split_at_checked(32) else { return };
             let Some((nonce, process)) = nonce.split_at_checked(16) else { return };
-            // What this process forgot itself, its caches know already.
+            // The caches of this process already know what it forgot itself.
             if hex::read::<16>(process) == Some(shared.process) {
                 return;
             }
@@ -136,12 +136,12 @@ async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
         shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
     let said = shared.fetch(query).await;
     if let Err(error) = said {
-        tracing::warn!(%error, "could not say that a key was forgotten; the forget is answered later");
+        tracing::warn!(%error, "could not confirm that a key was forgotten; the forget is answered later");
     }
 }
 
-/// Shows that this process listens, for as long as it has caches; and takes trust away when it is not heard, or when the
-/// database keeps another secret.
+/// Proves that this process listens, while it has caches. Withdraws trust if it is not heard, or if the database has
+/// another secret.
 pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
@@ -153,7 +153,7 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
             pulse.sent.lock().retain(|_, sent| sent.elapsed() < TRUST);
             pulse.sent.lock().insert(number, Instant::now());
             if let Err(error) = appear(&shared, number).await {
-                tracing::debug!(%error, "could not show that this process listens");
+                tracing::debug!(%error, "could not send the heartbeat of the listener");
             }
         }
         let next = Instant::now() + BEAT;
@@ -178,7 +178,7 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
     }
 }
 
-/// Written before it is said: whoever forgets from then on waits for this process.
+/// Written before it is sent: a forget waits for this process from then on.
 async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = columns::micros(TRUST);
@@ -191,12 +191,12 @@ async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// When to look again at a record that a transaction holds.
+/// When to check again a record that a transaction has locked.
 const HELD_LOOK: Duration = Duration::from_millis(20);
 
-/// Marks what somebody waits for, so that whoever changes it notifies. What is no longer in flight has changed
-/// already: whoever waits is woken at once. What a caller's transaction holds cannot be marked, and nobody waits for
-/// it inside the server: it is looked at again, for as long as somebody waits here.
+/// Marks the records that callers wait for, so that other processes notify their changes. A record that is no longer
+/// in progress has already changed: its waiters are woken immediately. A record that a caller's transaction has
+/// locked cannot be marked without waiting for it in the server: it is checked again, while callers wait here.
 pub(super) async fn arm(shared: Arc<Shared>) {
     loop {
         let ids: Vec<KeyId> = shared.arms.lock().drain().collect();
@@ -217,7 +217,7 @@ pub(super) async fn arm(shared: Arc<Shared>) {
                 let mut held = Vec::new();
                 for id in ids {
                     match in_flight.get(&id) {
-                        // Over already, or its owner gave up before it was marked.
+                        // It has ended, or its owner gave it up before it was marked.
                         None | Some((true, false)) => shared.wakeups.wake(id),
                         Some((false, _)) => held.push(id),
                         Some((true, true)) => {}
@@ -234,7 +234,7 @@ pub(super) async fn arm(shared: Arc<Shared>) {
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "could not ask for notifications; waiters poll meanwhile");
+                tracing::debug!(%error, "could not request notifications; waiters poll meanwhile");
                 sleep(Duration::from_millis(20)).await;
                 shared.arms.lock().extend(ids);
             }

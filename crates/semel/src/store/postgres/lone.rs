@@ -1,10 +1,10 @@
-//! The short way of a lone claim: its caller's own task sends it, over a spare connection.
+//! The fast path of a single claim: its caller's own task sends it, over a spare connection.
 //!
-//! Where the lane rests and its last claim was alone with a fresh key, the next one most likely is too, and there is
-//! nothing to batch. The way to the lane and back would be two wake-ups of threads. Only the plain insert goes this way;
-//! whatever else comes of it (the key is known, a fault, a floor that was raised) is left to the lane.
+//! If the lane is idle and its last claim was alone with a new key, the next one most likely is too, and there is
+//! nothing to batch. The hop to the lane and back would cost two thread wake-ups. Only the plain insert goes this
+//! way; every other result (the key is known, an error, a raised floor) is left to the lane.
 //!
-//! The lane keeps its own connection: a caller may stop polling at any time, and nobody else shall wait for it.
+//! The lane has its own connection: a caller may stop polling at any time, and no other command may wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,17 +23,17 @@ use crate::key::KeyId;
 use crate::record::{self, Claim, Command, Fence, Ruling};
 use crate::store::{Error, ErrorKind};
 
-/// When to try again to open the spare connection where the server gave none.
+/// When to retry to open the spare connection after the server refused it.
 const KNOCK_AGAIN: Duration = Duration::from_secs(10);
 
-/// The spare connection. Made when the first lone claim has come.
+/// The spare connection. Opened after the first single claim.
 #[derive(Debug)]
 pub(super) struct Lone {
     spare: Arc<Mutex<Link>>,
     not_before: crate::sync::Mutex<Option<Instant>>,
 }
 
-/// The way is free, for one claim.
+/// Permission for one claim to use the spare connection.
 pub(super) type Pass = OwnedMutexGuard<Link>;
 
 impl Lone {
@@ -42,7 +42,7 @@ impl Lone {
         Self { spare, not_before: crate::sync::Mutex::default() }
     }
 
-    /// The short way, if it is free and of use.
+    /// The fast path, if it is free and useful.
     pub(super) fn pass(self: &Arc<Self>, shared: &Shared, claims: &Queue) -> Option<Pass> {
         if claims.pace() == Pace::Busy || shared.settings.pooling == Pooling::Transaction {
             return None;
@@ -55,7 +55,7 @@ impl Lone {
         None
     }
 
-    /// Connects on the store's own thread, for those who come later.
+    /// Connects on the store's own thread, for later claims.
     fn open(self: &Arc<Self>, shared: &Shared, mut pass: Pass) {
         let now = Instant::now();
         if self.not_before.lock().is_some_and(|not_before| now < not_before) {
@@ -64,14 +64,15 @@ impl Lone {
         let this = Arc::clone(self);
         shared.runtime.spawn(async move {
             if let Err(fault) = pass.connect().await {
-                tracing::debug!(%fault, "no spare connection: lone claims go with the others");
+                tracing::debug!(%fault, "no spare connection: single claims use the batch");
                 *this.not_before.lock() = Some(Instant::now() + KNOCK_AGAIN);
             }
         });
     }
 
-    /// Returns once the claim that is on its way has ended. What an operator does comes after every claim that was asked
-    /// before, also one whose caller is gone. One whose caller is there and does not go on is not waited for any longer.
+    /// Returns once the claim in progress has ended. An operator's command comes after every claim that was sent
+    /// before, also one whose caller was dropped. A claim whose caller exists but does not poll is waited for no
+    /// longer than `patience`.
     pub(super) async fn end(&self, patience: Duration) {
         drop(timeout(patience, self.spare.lock()).await);
     }
@@ -83,17 +84,17 @@ impl Lone {
     }
 }
 
-/// What came of the insert.
+/// The result of the insert.
 enum Sent {
     Ruled(Ruling),
-    /// The lane goes on, with what is known.
+    /// The lane continues, with this state.
     Left {
         fault: Option<Fault>,
         above: Option<Fence>,
     },
 }
 
-/// Claims with a plain insert; by way of the lane where that was not enough.
+/// Claims with a plain insert; through the lane if that was not enough.
 pub(super) async fn claim(
     shared: Arc<Shared>,
     claims: Arc<Queue>,
@@ -115,7 +116,7 @@ pub(super) async fn claim(
     }
     let (answer, answered) = oneshot::channel();
     claims.push(Item { unheard, above, refused: true, ..Item::new(id, command, deadline, answer) })?;
-    // Only now: whoever waits for this claim to end comes behind it.
+    // Not earlier: a caller that waits for this claim to end must come after it.
     drop(pass);
     answered.await.unwrap_or_else(|_| Err(closed()))
 }
@@ -133,7 +134,7 @@ async fn insert(shared: &Shared, pass: &mut Pass, id: KeyId, command: &Command) 
             let below = Fence::new(fence.get().saturating_sub(1));
             Sent::Ruled(record::apply(&mut None, command, now, below))
         }
-        // As in the lane: nobody shall know of a fence that is not above the floor.
+        // As in the lane: no caller may get a fence that is not above the floor.
         Some(Ok(Answer::Inserted { floor, .. })) => Sent::Left { fault: None, above: Some(floor) },
         Some(Err(error)) => {
             Sent::Left { fault: Some(Fault::row(&shared.settings.target, &error)), above: None }
@@ -142,7 +143,7 @@ async fn insert(shared: &Shared, pass: &mut Pass, id: KeyId, command: &Command) 
     }
 }
 
-/// The store went away during a call.
+/// The store was closed during a call.
 pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Ambiguous, "the PostgreSQL store was closed before it answered")
 }

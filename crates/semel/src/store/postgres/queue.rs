@@ -1,4 +1,4 @@
-//! What waits for a lane.
+//! The queue of a lane.
 
 use std::time::Duration;
 
@@ -10,29 +10,29 @@ use crate::record::{Command, Fence, Ruling};
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 
-/// The most commands that may wait for one lane: far beyond what can be answered in time.
+/// The most commands that may wait for one lane: far more than can be answered in time.
 const MOST: usize = 100_000;
 
-/// A command with somebody who waits for its ruling.
+/// A command and the channel for its ruling.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) id: KeyId,
     pub(super) command: Command,
     pub(super) deadline: Instant,
     pub(super) answer: oneshot::Sender<Result<Ruling, Error>>,
-    /// A statement with it was sent, and nobody said what became of it.
+    /// A statement with it was sent, and its result is unknown.
     pub(super) unheard: bool,
-    /// The short way (of a lone claim, of an owner's write) was tried, and refused.
+    /// The fast path (of a single claim, of an owner's write) was tried and refused.
     pub(super) refused: bool,
     /// A write of it that may have happened.
     pub(super) attempt: Option<Attempt>,
-    /// The record could not be written because somebody holds it, and which version of it since when.
+    /// The version of the record that another transaction has locked, and since when.
     pub(super) held: Option<(i64, Instant)>,
-    /// It was granted below the floor; it is told only a fence above this one.
+    /// It was granted below the floor; only a fence above this one is valid.
     pub(super) above: Option<Fence>,
 }
 
-/// A write whose fate is unknown.
+/// A write with an unknown result.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) seen: i64,
@@ -60,7 +60,7 @@ impl Item {
         }
     }
 
-    /// Notes that this version of the record could not be written, and says for how long that has been so.
+    /// Records that this version of the record could not be written, and returns for how long that has been so.
     pub(super) fn note_held(&mut self, version: i64) -> Duration {
         let now = Instant::now();
         let since = match self.held {
@@ -72,12 +72,12 @@ impl Item {
     }
 
     pub(super) fn tell(self, result: Result<Ruling, Error>) {
-        // Whoever asked may be gone; the command stands all the same.
+        // The caller may have been dropped; the command is valid anyway.
         drop(self.answer.send(result));
     }
 }
 
-/// Commands in the order in which they came.
+/// Commands in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<Waiting>,
@@ -91,13 +91,13 @@ struct Waiting {
     pace: Pace,
 }
 
-/// How a lane is going.
+/// The load of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// At work, or used to crowds.
+    /// Busy, or used to batches.
     #[default]
     Busy,
-    /// At rest since its last command, which was alone and a claim of a fresh key.
+    /// Idle since its last command, which was a single claim of a new key.
     Lone,
 }
 
@@ -123,7 +123,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Adds what waits to `into`, up to `most` in all. No timer: whatever came while the last batch ran.
+    /// Adds waiting commands to `into`, up to `most` in total. No timer: it takes what came during the last batch.
     pub(super) fn take(&self, into: &mut Vec<Item>, most: usize) {
         let mut state = self.state.lock();
         let room = most.saturating_sub(into.len()).min(state.items.len());
@@ -134,7 +134,7 @@ impl Queue {
         }
     }
 
-    /// Says how the last round went, before the lane waits for more.
+    /// Records the result of the last round, before the lane waits for more.
     pub(super) fn rest(&self, pace: Pace) {
         let mut state = self.state.lock();
         if state.items.is_empty() && !state.closed {
@@ -146,7 +146,7 @@ impl Queue {
         self.state.lock().pace
     }
 
-    /// Returns when something may have come.
+    /// Returns when a command may have arrived.
     pub(super) async fn arrival(&self) {
         self.arrived.notified().await;
     }
@@ -158,7 +158,7 @@ impl Queue {
             state.pace = Pace::Busy;
             std::mem::take(&mut state.items)
         };
-        // Dropped outside the lock: a woken task may ask again.
+        // Dropped outside the lock: a woken task may send again.
         drop(items);
         self.arrived.notify_one();
     }

@@ -1,4 +1,4 @@
-//! A row as a record. The other way is [`super::columns`].
+//! Converts a row to a record. [`super::columns`] does the opposite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::record::{DecodeError, Epoch, Fence, Mode, Owner, Record, State, Terms};
 use crate::time::Timestamp;
 
-/// What a statement said about one key.
+/// The answer of a statement about one key.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// There is a row.
@@ -20,7 +20,7 @@ pub(super) enum Answer {
     /// Our own insert was the first.
     Inserted {
         fence: Fence,
-        /// The floor, read after the insert: whatever was removed before is below it.
+        /// The floor, read after the insert: every record that was removed before is below it.
         floor: Fence,
         now: Timestamp,
     },

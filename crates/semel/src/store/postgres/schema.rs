@@ -1,8 +1,8 @@
-//! Semel's own schema: made and migrated when a store is opened, by whoever comes first.
+//! Semel's own schema: created and migrated by the first store that opens it.
 //!
-//! There is no advisory lock: a transaction pooler would lose it. Whoever migrates holds the row `format` of
-//! `meta`, and the objects are made only where they are missing. `format` is what the tables are; `serves` is the
-//! oldest format whose binaries can still work on them, so that an additive migration leaves running ones alone.
+//! There is no advisory lock: a transaction pooler would lose it. The migrating process locks the row `format` of
+//! `meta`, and objects are created only if they are missing. `format` is the format of the tables; `serves` is the
+//! oldest format whose binaries still work with them, so that an additive migration does not affect running ones.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
@@ -10,17 +10,17 @@ use super::builder::SchemaName;
 use super::fault::{Cure, Fate, Fault};
 use crate::store::ErrorKind;
 
-/// The format this binary writes, and knows how to migrate to.
+/// The format that this binary writes and can migrate to.
 pub(super) const FORMAT: i64 = 1;
 
-/// The oldest binaries that can work on the tables of [`FORMAT`].
+/// The oldest binaries that work with the tables of [`FORMAT`].
 const SERVES: i64 = 1;
 
-/// One step for each format; step `n` takes the tables from format `n` to `n + 1`. A step is never edited once
-/// it was shipped.
+/// One step for each format; step `n` migrates the tables from format `n` to `n + 1`. A step never changes once it
+/// was released.
 const STEPS: &[&str] = &[include_str!("schema_1.sql")];
 
-/// Brings the schema to this binary's format, or says why it cannot be used.
+/// Migrates the schema to this binary's format, or returns why it cannot be used.
 pub(super) async fn prepare(
     connection: &mut PgConnection,
     schema: &SchemaName,
@@ -95,7 +95,7 @@ async fn migrate(connection: &mut PgConnection, schema: &SchemaName) -> Result<(
     let quoted = schema.quoted();
     let run = |sql: String| AssertSqlSafe(sql.replace("{schema}", &quoted).replace("{name}", schema.name()));
     sqlx::raw_sql(run(include_str!("schema_0.sql").to_owned())).execute(&mut *connection).await?;
-    // From here on nobody else migrates: they wait for this row.
+    // From here on other processes wait for this row and cannot migrate.
     let sql = run("SELECT number FROM {schema}.meta WHERE name = 'format' FOR UPDATE".to_owned());
     let format: i64 = sqlx::query_scalar(sql).persistent(false).fetch_one(&mut *connection).await?;
     let done = usize::try_from(format).unwrap_or(usize::MAX).min(STEPS.len());
@@ -114,7 +114,7 @@ async fn migrate(connection: &mut PgConnection, schema: &SchemaName) -> Result<(
     Ok(())
 }
 
-/// Two made the same object at the same moment: the loser looks again.
+/// Two processes created the same object concurrently: the loser checks again.
 fn raced(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(database) = error else { return false };
     matches!(

@@ -1,7 +1,8 @@
-//! The deployment's secret, where the database keeps it.
+//! The deployment's secret in the database.
 //!
-//! A database can be emptied or replaced while processes run. So every claim names the secret that its process uses, and
-//! comes to nothing where the database keeps another (`same_secret` in `sql.rs`). A process that finds none puts its own back.
+//! A database can be emptied or replaced while processes run. Every claim therefore names the secret of its process,
+//! and is not granted if the database has another (`same_secret` in `sql.rs`). A process that finds none writes its
+//! own back.
 
 use sqlx::Row as _;
 
@@ -12,7 +13,7 @@ use crate::secret::Secret;
 use crate::store::given::{GivenSecret, Kept};
 use crate::store::{Error, ErrorKind};
 
-/// The secret for this process: the one that it has, or that is kept, or else `candidate`.
+/// The secret for this process: the one that it has, or the stored one, or else `candidate`.
 pub(super) async fn give(shared: &Shared, candidate: &Secret) -> Result<Secret, Fault> {
     let kept = keep(shared, shared.given.get().unwrap_or(candidate)).await?;
     let bytes = kept.try_into().map_err(|_| {
@@ -23,7 +24,7 @@ pub(super) async fn give(shared: &Shared, candidate: &Secret) -> Result<Secret, 
     given.map_err(|error| refused(&error))
 }
 
-/// Keeps a secret if there is none, and reads the one that is kept.
+/// Stores a secret if there is none, and reads the stored one.
 async fn keep(shared: &Shared, secret: &Secret) -> Result<Vec<u8>, Fault> {
     let statements = &shared.settings.statements;
     let kept: Result<Vec<u8>, sqlx::Error> = async {
@@ -44,7 +45,7 @@ fn refused(error: &Error) -> Fault {
 }
 
 impl Shared {
-    /// Sees whether the database keeps the secret of this process, and puts it back where there is none.
+    /// Checks that the database has the secret of this process, and writes it back if there is none.
     pub(super) async fn compare_secret(&self) -> Result<Kept, Fault> {
         let Some(given) = self.given.get() else { return Ok(Kept::Same) };
         let kept = self.given.compare(Some(&keep(self, given).await?));
@@ -52,8 +53,7 @@ impl Shared {
         Ok(kept)
     }
 
-    /// Why claims that came to nothing are refused; `None` where the secret is not the reason, and they are to be tried
-    /// again.
+    /// Why claims were not granted; `None` if the secret is not the reason and they must be retried.
     pub(super) async fn secret_differs(&self) -> Option<Fault> {
         match self.compare_secret().await {
             Ok(Kept::Other) => Some(refused(&GivenSecret::error(&self.settings.target))),

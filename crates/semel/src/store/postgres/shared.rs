@@ -1,4 +1,4 @@
-//! What lanes, listener and callers share: who waits, which caches there are, and how they are told.
+//! The state that lanes, listener and callers share: waiters, caches, and how they are notified.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,13 +23,13 @@ use crate::store::given::GivenSecret;
 use crate::store::{Invalidate, Trust, Wakeups};
 use crate::sync::Mutex;
 
-/// How long a process may answer from its caches after it was last heard.
+/// How long a process may answer from its caches after its last heartbeat.
 pub(super) const TRUST: Duration = Duration::from_secs(10);
 
-/// How long an entry of a cache can be served at most, whatever its process does.
+/// The maximum age of a cache entry, whatever its process does.
 const CACHE_AGE: Duration = Duration::from_secs(10);
 
-/// Names a process in the table `process`.
+/// Identifies a process in the table `process`.
 pub(super) type ProcessId = [u8; 16];
 
 /// Shared by everything that belongs to one store.
@@ -40,21 +40,21 @@ pub(super) struct Shared {
     pub(super) process: ProcessId,
     pub(super) wakeups: Wakeups,
     pub(super) acks: Acks,
-    /// Keys that somebody waits for, to be marked in the table.
+    /// Keys with waiters, to be marked in the table.
     pub(super) arms: Mutex<HashSet<KeyId>>,
     pub(super) to_arm: Notify,
-    /// Claims whose transactions their callers may yet roll back.
+    /// Claims whose transactions their callers may still roll back.
     pub(super) parted: Parted,
     caches: Mutex<Vec<Weak<dyn Invalidate>>>,
     pub(super) attached: Notify,
-    /// Others may wait for this process when they forget.
+    /// Other processes may wait for this one when they forget a key.
     pub(super) appeared: AtomicBool,
     trusted: Mutex<Trusted>,
     pub(super) given: GivenSecret,
     pub(super) runtime: tokio::runtime::Handle,
 }
 
-/// Why caches may answer, or may not.
+/// Whether caches may answer, and why.
 struct Trusted {
     heard: Trust,
     agreed: bool,
@@ -100,22 +100,23 @@ impl Shared {
         rows
     }
 
-    /// How this process is called in notifications.
+    /// The name of this process in notifications.
     pub(super) fn name(&self) -> String {
         self.process.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The one channel of this schema.
+    /// The notification channel of this schema.
     pub(super) fn channel(&self) -> &str {
         self.settings.schema.name()
     }
 
-    /// Whether a change made by this command may be waited for.
+    /// True if callers may wait for the change of this command.
     pub(super) fn wakes(command: &Command) -> bool {
         !matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_))
     }
 
-    /// Tells waiters and caches of this process. To be called once a change is durable, before it is answered.
+    /// Notifies the waiters and caches of this process. Must be called once a change is durable, before it is
+    /// answered.
     pub(super) fn announce(&self, id: KeyId, command: &Command, ruling: &Ruling) {
         if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes(command) {
             return;
@@ -126,7 +127,7 @@ impl Shared {
         self.wakeups.wake(id);
     }
 
-    /// Asks for notifications when the key changes.
+    /// Requests notifications of changes of the key.
     pub(super) fn arm(&self, id: KeyId) {
         if self.settings.pooling == Pooling::Direct && self.arms.lock().insert(id) {
             self.to_arm.notify_one();
@@ -140,7 +141,7 @@ impl Shared {
             caches.retain(|known| known.strong_count() > 0);
             caches.push(cache);
         }
-        // Only once it is known here, and only if the others wait for this process already.
+        // Only once it is registered here, and only if the other processes already wait for this one.
         let trusted = self.trusted.lock();
         if trusted.effective() == Trust::Confirmed {
             attached.trust(Trust::Confirmed);
@@ -154,19 +155,19 @@ impl Shared {
     }
 
     pub(super) fn invalidate(&self, id: KeyId) {
-        // Outside the lock: a cache may attach another one, or be dropped here by its last holder.
+        // Outside the lock: a cache may attach another one, or may be dropped here.
         let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         for cache in caches {
             cache.invalidate(id);
         }
     }
 
-    /// Says whether this process hears what others forget.
+    /// Sets whether this process receives the invalidations of others.
     pub(super) fn trust(&self, heard: Trust) {
         self.change_trust(|trusted| trusted.heard = heard);
     }
 
-    /// Says whether this process uses the secret that is kept in the database.
+    /// Sets whether this process uses the secret of the database.
     pub(super) fn agree(&self, agreed: bool) {
         self.change_trust(|trusted| trusted.agreed = agreed);
     }
@@ -185,7 +186,7 @@ impl Shared {
         }
     }
 
-    /// Answers a group whose change is committed. A forget is answered only once every cache has heard of it.
+    /// Answers a group whose change is committed. A forget is answered only once every cache has confirmed it.
     pub(super) fn written(self: &Arc<Self>, group: Group) {
         let Group { items, rulings, swap, .. } = group;
         for (item, ruling) in items.iter().zip(&rulings) {
@@ -201,7 +202,7 @@ impl Shared {
                 let shared = Arc::clone(self);
                 self.runtime.spawn(async move {
                     if let Err(fault) = shared.wait_for_caches(swap.version).await {
-                        tracing::warn!(%fault, "cannot ask who has to forget; waited for as long as a cache lives");
+                        tracing::warn!(%fault, "cannot ask which processes must forget a key; waiting until all caches have expired");
                         tokio::time::sleep(CACHE_AGE).await;
                     }
                     shared.acks.forget(swap.version);
@@ -212,7 +213,7 @@ impl Shared {
         }
     }
 
-    /// Answers a command whose write was found to have happened although its connection broke.
+    /// Answers a command whose write has happened although its connection broke.
     pub(super) fn settled(&self, item: Item, ruling: Ruling) {
         self.announce(item.id, &item.command, &ruling);
         let forgets = matches!(item.command, Command::Forget(_) | Command::Reexecute);
@@ -220,15 +221,14 @@ impl Shared {
             item.tell(Ok(ruling));
             return;
         }
-        // Who has heard of it was not counted while its fate was unknown; no cache remembers for longer than this.
+        // Confirmations were not counted while the result was unknown; no cache entry lives longer than this.
         self.runtime.spawn(async move {
             tokio::time::sleep(CACHE_AGE).await;
             item.tell(Ok(ruling));
         });
     }
 
-    /// Waits until every process that answers from caches has dropped what was forgotten, or may no longer
-    /// answer from them.
+    /// Waits until every process with caches has dropped the forgotten key, or may no longer answer from its caches.
     async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
         let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
         let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
@@ -246,10 +246,10 @@ impl Shared {
         if others.is_empty() {
             return Ok(());
         }
-        // A process that was paused looks at the age of an entry before it serves it.
+        // A process that was paused checks the age of an entry before it uses it.
         let deadline = Instant::now() + longest.max(CACHE_AGE) + Duration::from_secs(1);
         if timeout_at(deadline, self.acks.all(nonce, &others)).await.is_err() {
-            tracing::warn!("a process did not say that it forgot a key; waited until it cannot remember it");
+            tracing::warn!("a process did not confirm that it forgot a key; waited until its caches expired");
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Who has said that it dropped which forgotten key.
+/// Which processes have dropped which forgotten key.
 #[derive(Debug, Default)]
 pub(super) struct Acks {
     heard: Mutex<HashMap<i64, HashSet<ProcessId>>>,
@@ -269,7 +269,7 @@ pub(super) struct Acks {
 }
 
 impl Acks {
-    /// Begins to listen for answers to `nonce`: before it is sent.
+    /// Begins to listen for answers to `nonce`, before it is sent.
     pub(super) fn expect(&self, nonce: i64) {
         self.heard.lock().insert(nonce, HashSet::new());
     }

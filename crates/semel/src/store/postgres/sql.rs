@@ -1,4 +1,4 @@
-//! Every statement the store sends, spelled once for its schema.
+//! Every statement of the store, built once for its schema.
 
 use std::sync::Arc;
 
@@ -58,15 +58,15 @@ macro_rules! columns {
     };
 }
 
-/// The server's time in microseconds. Never `now()`, which stands still inside a transaction.
+/// The server's time in microseconds. Never `now()`, which does not advance inside a transaction.
 macro_rules! clock {
     () => {
         "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     };
 }
 
-/// Makes every copy of an outcome outside this database an old one. The row is there only where copies are. The clock
-/// keeps a database that was set back to an earlier state from counting the same numbers again.
+/// Invalidates every copy of an outcome outside this database. The row exists only if copies do. The clock prevents a
+/// restored database from using the same numbers again.
 macro_rules! next_generation {
     ($where:literal) => {
         concat!(
@@ -78,8 +78,7 @@ macro_rules! next_generation {
     };
 }
 
-/// Whether the secret that this process uses is the one that is kept here; $17 is SHA-256 of it, null where it was
-/// configured.
+/// Whether this process and the database have the same secret; $17 is its SHA-256, null if it was configured.
 macro_rules! same_secret {
     () => {
         "($17::bytea IS NULL OR EXISTS (SELECT FROM {schema}.meta m WHERE m.name = 'secret' AND sha256(m.bytes) = $17))"
@@ -93,7 +92,7 @@ pub(super) struct Statements {
     pub(super) claim_one: Statement,
     pub(super) write: Statement,
     pub(super) swap: Statement,
-    /// As `swap`, where some of it takes outcomes away: with that a new generation of copies begins.
+    /// As `swap`, if some of it removes outcomes: this begins a new generation of copies.
     pub(super) swap_and_invalidate: Statement,
     pub(super) read: Statement,
     pub(super) standing: Statement,
@@ -124,7 +123,7 @@ pub(super) struct Statements {
     pub(super) renew_copies: Statement,
 }
 
-/// SQL that holds nothing of a caller's: a schema name that was checked, and our own words.
+/// SQL without any caller's data: a checked schema name, and our own text.
 #[derive(Clone, Debug)]
 pub(super) struct Statement(Arc<str>);
 
@@ -212,13 +211,13 @@ impl Statements {
     }
 }
 
-/// Inserts the fresh ones and reads the others, in one round trip. A key that somebody inserts at the same
-/// moment can come back as neither: it is asked for again, never answered with nothing.
+/// Inserts the new ones and reads the others, in one round trip. A key that another process inserts at the same time
+/// can be neither: it is claimed again, never left unanswered.
 ///
-/// What can be seen is not tried: an insert beside a row that a transaction of somebody's is changing would wait for its
-/// end, and with it everybody in the batch.
+/// Visible keys are not inserted: an insert beside a row that a transaction is changing would wait for its end, and
+/// with it the whole batch.
 ///
-/// Under another secret than the one that is kept here, everything comes back as neither.
+/// If the database has another secret, every key comes back as neither.
 const CLAIM: &str = concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], \
      $4::smallint[], $5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], \
@@ -248,9 +247,8 @@ const CLAIM: &str = concat!(
      NULL, NULL, NULL, NULL, NULL, NULL, claimed_at, floor FROM won"
 );
 
-/// The insert alone, for a lone claim: as cheap as one would write it by hand. No row means that the key is known, or that
-/// another secret is kept here.
-/// The fence is compared with the floor afterwards, as it is for all.
+/// The insert of a single claim. No row means that the key is known, or that the database has another secret.
+/// The fence is compared with the floor afterwards, as for all claims.
 const CLAIM_ONE: &str = concat!(
     "INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, hint, claimed_at, \
      changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, memory) \
@@ -264,8 +262,8 @@ const CLAIM_ONE: &str = concat!(
      (SELECT f.last_value FROM {schema}.fence_floor f WHERE r.id IS NOT NULL)"
 );
 
-/// What an owner writes while its lease stands: complete (0), begin (1), renew (2). Everything else, and
-/// everybody who is refused here, goes through the rules.
+/// An owner's writes under a valid lease: complete (0), begin (1), renew (2). Every other command, and every refused
+/// one, goes through the rules.
 const WRITE: &str = concat!(
     "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::smallint[], $4::bytea[], \
      $5::bigint[], $6::bytea[], $7::bigint[]) AS i(id, version, kind, owner, fence, outcome, retention)), \
@@ -290,8 +288,8 @@ const WRITE: &str = concat!(
      SELECT id, lease_left, CASE WHEN wake THEN pg_notify($8, 'w' || encode(id, 'hex'))::text END FROM taken"
 );
 
-/// Writes records that were judged by the rules, where they are still what was judged. Never waits for a row
-/// that somebody else holds: it comes back as not written, and is read again.
+/// Writes records that the rules judged, if they are unchanged since. Never waits for a locked row: it comes back as
+/// not written, and is read again.
 macro_rules! swap {
     ($more:expr) => {
         concat!(
@@ -323,7 +321,7 @@ macro_rules! swap {
 
 const SWAP: &str = swap!("");
 
-/// In the same transaction: whoever reads the number afterwards, or asks for the record, sees both or neither.
+/// In the same transaction: a later read of the number or of the record sees both or neither.
 const SWAP_AND_INVALIDATE: &str =
     swap!(concat!(", generation AS (", next_generation!("EXISTS (SELECT FROM put WHERE invalidate)"), ")"));
 
@@ -335,7 +333,7 @@ const READ: &str = concat!(
     ", NULL::bigint FROM {schema}.record r WHERE r.id = ANY($1)"
 );
 
-/// Those of the records that are still claimed by these owners.
+/// The records that these owners still claim.
 const STANDING: &str = concat!(
     "SELECT ",
     columns!("r."),
@@ -353,8 +351,8 @@ const SCAN: &str = concat!(
      WHERE r.id > $1 ORDER BY r.id LIMIT $2"
 );
 
-/// Marks records in flight as waited for, so that whoever changes them notifies. Answers with those in flight, whether
-/// they are marked, and whether their lease stands: what somebody holds at this moment is not marked, and not waited for.
+/// Marks records in progress as waited for, so that their changes are notified. Returns the records in progress,
+/// whether they are marked, and whether their lease is valid. Locked records are neither marked nor waited for.
 const ARM: &str = concat!(
     "WITH free AS MATERIALIZED (SELECT id FROM {schema}.record WHERE id = ANY($1) \
      AND state IN (2, 3) AND NOT watched ORDER BY id FOR UPDATE SKIP LOCKED), \
@@ -369,7 +367,7 @@ const ARM: &str = concat!(
      AND NOT EXISTS (SELECT FROM armed a WHERE a.id = r.id)"
 );
 
-/// What is due, found by the index on its time, and held until the sweep commits. What others hold is theirs.
+/// Due records, found by the index on their time, and locked until the sweep commits. Locked ones are skipped.
 const DUE: &str = concat!(
     "SELECT ",
     columns!("r."),
@@ -388,7 +386,7 @@ const SHRINK: &str = "UPDATE {schema}.record r SET state = 5, outcome = NULL, ve
      sweep_at = i.sweep_at FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[]) \
      AS i(id, seen, version, sweep_at) WHERE r.id = i.id AND r.version = i.seen";
 
-/// Holds one record for a transaction of the caller's, and reads the time after that.
+/// Locks one record for the caller's transaction, and reads the time after that.
 const LOCK: &str = concat!(
     "SELECT ",
     columns!("r."),

@@ -1,4 +1,4 @@
-//! Takes away what is over, a bounded number of rows in each short transaction.
+//! Removes expired records, a bounded number of rows in each short transaction.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
@@ -10,12 +10,12 @@ use crate::key::KeyId;
 use crate::record::{Fence, Sweep};
 use crate::store::Swept;
 
-/// Rows in one transaction: short enough that nobody waits for them.
+/// Rows in one transaction: short enough that no other statement waits for them.
 const STEP: usize = 500;
 
 pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault> {
     let explain = |error| Fault::statement(&shared.settings.target, &error);
-    // Processes that ended without a word.
+    // Processes that crashed.
     shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await.map_err(explain)?;
     let mut swept = Swept::default();
     let mut left = limit;
@@ -87,8 +87,9 @@ fn columns(rows: &[(KeyId, Stored)]) -> (Vec<&[u8]>, Vec<i64>) {
     rows.iter().map(|(id, stored)| (id.as_bytes().as_slice(), stored.version)).unzip()
 }
 
-/// Before the rows go. A sequence is raised at once and for all, whatever becomes of the transaction, and its
-/// place in the log is before the removal's: no crash keeps the one and loses the other.
+/// Must be called before the rows are removed. A sequence is raised immediately, whatever the result of the
+/// transaction, and its position in the log is before the removal's: no crash preserves the removal and loses the
+/// floor.
 async fn raise_floor(shared: &Shared, transaction: &mut PgConnection, floor: Fence) -> Result<(), RowError> {
     let statements = &shared.settings.statements;
     shared.settings.query(&statements.guard_floor).execute(&mut *transaction).await?;

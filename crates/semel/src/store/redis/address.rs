@@ -1,4 +1,4 @@
-//! Where the server is: the four kinds of URL, and how a connection is opened to each.
+//! The address of the server: the four kinds of URL, and how a connection is opened to each.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::script::Dialect;
 use crate::store::{Error, ErrorKind};
 
-/// How many commands the connection takes before it writes them. With fewer, a packet would hold no more than those.
+/// How many commands the connection queues before it writes them. It limits the number of commands in a packet.
 pub(super) const QUEUED: usize = 4096;
 
-/// How long to wait for what.
+/// The timeouts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) connect: Duration,
@@ -31,7 +31,7 @@ pub(super) struct Timeouts {
 /// A checked URL.
 pub(super) enum Address {
     One(Box<Client>),
-    /// The client asks the sentinels anew for every connection.
+    /// The client asks the sentinels again for every connection.
     Sentinel(Box<tokio::sync::Mutex<SentinelClient>>),
     Cluster {
         nodes: Vec<ConnectionInfo>,
@@ -53,7 +53,7 @@ pub(super) struct Node {
     pub(super) port: u16,
 }
 
-/// The parts of a URL, before they mean anything.
+/// The raw parts of a URL.
 struct Parts<'a> {
     scheme: &'a str,
     user: &'a str,
@@ -69,7 +69,7 @@ impl<'a> Parts<'a> {
         Some(Self { scheme, user, hosts: hosts.split(',').collect(), path })
     }
 
-    /// A URL of one node, as the client library reads it.
+    /// The URL of one node for the client library.
     fn node(&self, host: &str, secure: bool) -> String {
         let scheme = if secure { "rediss" } else { "redis" };
         let at = if self.user.is_empty() { "" } else { "@" };
@@ -78,7 +78,7 @@ impl<'a> Parts<'a> {
 }
 
 impl Address {
-    /// Reads a URL. What it says in an error never holds a password.
+    /// Parses a URL. Errors never contain a password.
     pub(super) fn parse(url: &str, certificates: Option<TlsCertificates>) -> Result<Self, Error> {
         let parts = Parts::read(url).ok_or_else(|| {
             setup("a Redis URL looks like redis://user:password@host:6379/0".to_owned(), None)
@@ -99,7 +99,7 @@ impl Address {
         let node =
             |host: &str, secure| parts.node(host, secure).into_connection_info().map(resp3).map_err(bad);
         if matches!(parts.scheme, "rediss" | "rediss-cluster" | "rediss-sentinel") {
-            // Somebody else may have installed one already: then that one is used.
+            // If another component has installed one already, that one is used.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let secure = parts.scheme.starts_with("rediss");
@@ -234,7 +234,7 @@ fn sentinel(
 }
 
 impl Wire {
-    /// Sends a command, to the node of its key where there are many.
+    /// Sends a command, in a cluster to the node of its key.
     pub(super) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
         match self {
             Self::One(connection) => command.query_async(connection).await,
@@ -242,7 +242,7 @@ impl Wire {
         }
     }
 
-    /// Sends a command to one node of a cluster; to the server where there is one.
+    /// Sends a command to one node of a cluster, or to the only server.
     pub(super) async fn query_node(&mut self, command: Cmd, node: &Node) -> RedisResult<Value> {
         match self {
             Self::One(connection) => command.query_async(connection).await,
@@ -254,7 +254,7 @@ impl Wire {
         }
     }
 
-    /// The primaries, in a fixed order. One that stands for the server where there is only one.
+    /// The primaries, in a fixed order. A placeholder if there is only one server.
     pub(super) async fn primaries(&mut self) -> RedisResult<Vec<Node>> {
         let Self::Cluster(connection) = self else {
             return Ok(vec![Node { host: String::new(), port: 0 }]);

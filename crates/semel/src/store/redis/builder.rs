@@ -24,14 +24,14 @@ use super::{Guess, RedisStore, Shared, begin};
 use crate::store::given::GivenSecret;
 use crate::store::{Error, ErrorKind, Wakeups};
 
-/// What to do when the server comes back with less data than it had. It is always said aloud.
+/// What to do if the server comes back with less data than it had. It is always logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStoreLoss {
-    /// Go on. A key whose record was lost can have its effect twice.
+    /// Continue. A key whose record was lost can have its effect twice.
     #[default]
     Alarm,
-    /// Grant no new claims for this long, at best one retention: after it, whatever was lost would have expired.
-    /// Replays go on.
+    /// Grant no new claims for this long, ideally one retention: after it, all lost records would have expired. Known
+    /// outcomes are still given.
     Refuse(Duration),
 }
 
@@ -46,7 +46,7 @@ pub struct RedisBuilder {
     on_store_loss: OnStoreLoss,
     check_every: Duration,
     root_certificate: Option<Vec<u8>>,
-    /// What becomes of the script before it is sent.
+    /// A change of the script before it is sent.
     #[cfg(all(test, feature = "testkit"))]
     rules: Option<fn(&str) -> String>,
 }
@@ -66,14 +66,14 @@ impl RedisBuilder {
         }
     }
 
-    /// Changes the script, for tests that bring their own time.
+    /// Changes the script, for tests with their own time.
     #[cfg(all(test, feature = "testkit"))]
     pub(super) fn rules(mut self, changed: fn(&str) -> String) -> Self {
         self.rules = Some(changed);
         self
     }
 
-    /// What all keys begin with (`semel`): deployments that share a server need one each.
+    /// The prefix of all keys (`semel`): deployments that share a server need different ones.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.prefix);
         self
@@ -98,13 +98,13 @@ impl RedisBuilder {
         self
     }
 
-    /// What to do when the server comes back with less data than it had.
+    /// What to do if the server comes back with less data than it had.
     pub fn on_store_loss(mut self, then: OnStoreLoss) -> Self {
         self.on_store_loss = then;
         self
     }
 
-    /// How often the server's settings are looked at again (60 s).
+    /// How often the server's settings are checked again (60 s).
     pub fn check_every(mut self, interval: Duration) -> Self {
         self.check_every = interval;
         self
@@ -116,11 +116,11 @@ impl RedisBuilder {
         self
     }
 
-    /// Connects, and checks that the server can keep promises.
+    /// Connects, and checks that the server can meet the promises.
     ///
     /// # Errors
-    /// Says what is wrong with the settings or the server, and what to do: an evicting policy, a replica, a server
-    /// too old, missing rights.
+    /// The settings or the server are wrong, and the error says what to do: an eviction policy, a replica, an old
+    /// server, missing permissions.
     pub async fn connect(self) -> Result<RedisStore, Error> {
         let check_every = self.check_every;
         let shared = self.shared(Wakeups::new())?;
@@ -152,7 +152,7 @@ impl RedisBuilder {
         Ok(RedisStore { shared, runtime, calls, watched, _running: running })
     }
 
-    /// The same server for values of another store: under names of their own, and never waited for long.
+    /// The same server for values of another store: under other names, and with a short timeout.
     #[cfg(feature = "postgres")]
     pub(super) fn beside(
         mut self,
@@ -165,7 +165,7 @@ impl RedisBuilder {
         self.shared(wakeups)
     }
 
-    /// What calls and background tasks share, before anybody has spoken to the server.
+    /// The state that calls and background tasks share, before the first connection.
     fn shared(self, wakeups: Wakeups) -> Result<Arc<Shared>, Error> {
         let names = Names::new(&self.prefix).map_err(|why| Error::new(ErrorKind::Setup, why))?;
         let certificates =

@@ -1,4 +1,4 @@
-//! The caches that this process told the store of, and whether they may answer.
+//! The caches of this process that are attached to the store, and whether they may answer.
 
 use std::sync::{Arc, Weak};
 
@@ -6,8 +6,8 @@ use crate::key::KeyId;
 use crate::store::{Invalidate, Trust};
 use crate::sync::Mutex;
 
-/// Caches of done records, vouched for while invalidations of other processes reach this one, and while it uses the same
-/// secret as they do.
+/// Caches of completed records. They are trusted while invalidations of other processes reach this one and all use
+/// the same secret.
 pub(super) struct Caches(Mutex<Known>);
 
 struct Known {
@@ -32,10 +32,10 @@ impl Caches {
         let mut known = self.0.lock();
         known.caches.retain(|known| known.strong_count() > 0);
         known.caches.push(cache);
-        // Within the lock, so that no other word about trust comes between.
+        // Within the lock, so that no other change of trust comes between.
         attached.trust(known.trust());
         drop(known);
-        // After it: the last holder may drop the cache here.
+        // After it: this may be the last reference to the cache.
         drop(attached);
     }
 
@@ -44,12 +44,12 @@ impl Caches {
         self.change(|known| known.heard = heard);
     }
 
-    /// Whether this process uses the secret that the server keeps.
+    /// Whether this process uses the secret of the server.
     pub(super) fn set_agreed(&self, agreed: bool) {
         self.change(|known| known.agreed = agreed);
     }
 
-    /// Drops everything: the server may no longer have it.
+    /// Clears the caches: the server may have lost the records.
     pub(super) fn clear(&self) {
         let known = self.0.lock();
         let caches = upgraded(&known.caches);

@@ -1,4 +1,4 @@
-//! A connection to Redis for what is not a store: sources, buffers, gates.
+//! A connection to Redis for components that are not stores: sources, buffers, gates.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::replicas::Replicas;
 use super::script::Dialect;
 use crate::store::Error;
 
-/// A connection that many calls share, opened when it is first used and anew when it breaks. It reads the same URLs as
+/// A connection that many calls share, opened on first use and reopened when it breaks. It accepts the same URLs as
 /// the store: one server, Sentinel, Cluster, with or without TLS.
 ///
-/// A command that blocks at the server needs a client of its own, with a response timeout beyond its block.
+/// A blocking command needs its own client, with a response timeout longer than its block.
 #[derive(Debug)]
 pub struct RedisClient {
     link: Link,
@@ -32,14 +32,14 @@ pub struct RedisClientBuilder {
     require_replicas: usize,
 }
 
-/// Whether a command changes anything: it decides what a lost answer means.
+/// Whether a command changes data, which determines the meaning of a lost answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It only looks: a lost answer is [`Unavailable`](crate::store::ErrorKind::Unavailable).
+    /// It only reads: a lost answer is [`Unavailable`](crate::store::ErrorKind::Unavailable).
     Reads,
     /// It writes: a lost answer is [`Ambiguous`](crate::store::ErrorKind::Ambiguous).
     Writes,
-    /// The same, and it counts only once as many replicas have it as the client requires. Where they do not, the answer is
+    /// As `Writes`, but it counts only once the required number of replicas have it. Otherwise the answer is
     /// [`Ambiguous`](crate::store::ErrorKind::Ambiguous): the server has executed it, and may lose it in a failover.
     WritesDurably,
 }
@@ -53,7 +53,7 @@ impl From<Effect> for Sent {
     }
 }
 
-/// A Lua script and the name under which the server remembers it.
+/// A Lua script and its SHA-1 at the server.
 #[derive(Clone, Debug)]
 pub struct RedisScript {
     text: String,
@@ -85,7 +85,7 @@ impl RedisClientBuilder {
         self
     }
 
-    /// How long to wait for an answer (2 s); beyond the block of a command that blocks.
+    /// How long to wait for an answer (2 s). Must be longer than the block of a blocking command.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.response = timeout;
         self
@@ -103,22 +103,22 @@ impl RedisClientBuilder {
         self
     }
 
-    /// Reads the URL. Nothing is sent yet.
+    /// Parses the URL. Nothing is sent yet.
     ///
     /// # Errors
-    /// Says what is wrong with the URL; never with its password.
+    /// The URL is wrong; the error never contains its password.
     pub fn build(self) -> Result<RedisClient, Error> {
         let certificates =
             self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
         let address = Address::parse(&self.url, certificates)?;
-        // Within the time in which an answer is waited for.
+        // Within the response timeout.
         let replicas = Replicas::new(self.require_replicas, self.timeouts.response / 2);
         Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url), replicas })
     }
 }
 
 impl RedisClient {
-    /// Starts to choose settings. The URL is `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
+    /// Settings for a client. The URL is `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     pub fn builder(url: impl Into<String>) -> RedisClientBuilder {
         let timeouts = Timeouts { connect: Duration::from_secs(2), response: Duration::from_secs(2) };
         RedisClientBuilder { url: url.into(), timeouts, root_certificate: None, require_replicas: 0 }
@@ -129,7 +129,7 @@ impl RedisClient {
         &self.name
     }
 
-    /// Whether it is a cluster: keys of one call must share a slot.
+    /// True for a cluster: the keys of one call must share a slot.
     pub fn is_cluster(&self) -> bool {
         self.link.address().dialect() == Dialect::Cluster
     }
@@ -137,15 +137,15 @@ impl RedisClient {
     /// Sends one command.
     ///
     /// # Errors
-    /// What the server refused, or that it did not answer.
+    /// The server refused the command or did not answer.
     pub async fn query(&self, command: &Cmd, effect: Effect) -> Result<Value, Error> {
         self.link.query(command, effect.into()).await
     }
 
-    /// Calls a script: by its name, and by its text where the server does not know it.
+    /// Calls a script: by its SHA-1, or by its text if the server does not have it.
     ///
     /// # Errors
-    /// What the server refused, or that it did not answer.
+    /// The server refused the command or did not answer.
     pub async fn call(
         &self,
         script: &RedisScript,

@@ -1,22 +1,22 @@
-//! What this process knows of the server's clock without asking.
+//! An estimate of the server's clock.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 use crate::time::{Timestamp, instant};
 
-/// Replies that come this much late do not move the estimate; a clock that steps back further does.
+/// A reply that is late by this much does not change the estimate; a clock that goes back further does.
 const TOLERANCE: Duration = Duration::from_millis(250);
 
-/// A clock that goes back further than a stub lives can take a fence back.
+/// A clock that goes back further than a stub lives can make a fence go back.
 const ALARM: Duration = Duration::from_secs(3600);
 
-/// Counts on from the server's time in the last replies. It is never ahead of the server, unless the server's
-/// clock stepped back since.
+/// Continues from the server's time in the last replies. It is never ahead of the server, unless the server's clock
+/// went back since.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock(Mutex<Option<(Timestamp, Instant)>>);
 
-/// What a reply told about the clock.
+/// The change of the clock in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tick {
     Steady,
@@ -25,7 +25,7 @@ pub(super) enum Tick {
 }
 
 impl ServerClock {
-    /// Takes note of the server's time in a reply that has just come.
+    /// Records the server's time in a new reply.
     pub(super) fn saw(&self, server: Timestamp) -> Tick {
         let here = instant();
         let mut last = self.0.lock();
@@ -43,7 +43,7 @@ impl ServerClock {
         }
     }
 
-    /// The server's time by now, or a little less; `None` before the first reply.
+    /// The server's time, or a little less; `None` before the first reply.
     pub(super) fn now(&self) -> Option<Timestamp> {
         self.0.lock().map(|last| counted(last, instant()))
     }
@@ -73,7 +73,7 @@ mod tests {
         assert!(clock.now() < Some(at(19_999)), "a small step back is followed");
     }
 
-    // token_regress, store_clock_jump: more than a stub's hour is an alarm.
+    // More than the hour of a stub raises an alarm.
     #[test]
     fn a_large_step_back_is_noticed() {
         let clock = ServerClock::default();

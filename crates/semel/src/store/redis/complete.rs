@@ -1,5 +1,4 @@
-//! Completions that come at the same time go together: a call of the rules costs the server half as much for each of
-//! many as for one.
+//! Batches concurrent completions: a batch costs the server half as much per completion as single calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,28 +14,28 @@ use crate::record::{Command, Ruling};
 use crate::store::{Error, ErrorKind};
 use crate::together::Together;
 
-/// So many go together at most: a script holds everybody else up, with so many for some 0.5 ms.
+/// Maximum size of a batch. A script blocks all other commands, at this size for about 0.5 ms.
 const TOGETHER: usize = 64;
 
-/// A larger outcome goes alone.
+/// A larger outcome is sent alone.
 const LARGE: usize = 4096;
 
-/// With fewer calls under way, waiting for one another costs more than it saves.
+/// With fewer calls in progress, waiting for a batch costs more than it saves.
 const BUSY: usize = 16;
 
-/// Completions of this process that wait for one another.
+/// Completions of this process that wait for a batch.
 #[derive(Debug)]
 pub(super) struct Completions {
     waiting: Arc<Together<Completing, Result<bool, Error>>>,
-    /// Set where the server turned out to take one key at a time.
+    /// Set if the server accepts only one key per call.
     apart: AtomicBool,
 }
 
-/// One of them.
+/// One completion of a batch.
 #[derive(Debug)]
 struct Completing {
     key: Vec<u8>,
-    /// As the script wants them: owner and fence, outcome, retention or nothing.
+    /// The script's arguments: owner and fence, outcome, retention or nothing.
     arguments: [Vec<u8>; 3],
 }
 
@@ -47,7 +46,7 @@ impl Completions {
 }
 
 impl Shared {
-    /// Whether a command is a completion that is better off with others.
+    /// True if a command is a completion that should be batched.
     pub(super) fn goes_together(self: &Arc<Self>, command: &Command) -> bool {
         let small = matches!(command, Command::Complete { outcome, .. } if outcome.size() <= LARGE);
         // Every call holds one, a claim two.
@@ -57,7 +56,7 @@ impl Shared {
             && !self.completions.apart.load(Ordering::Relaxed)
     }
 
-    /// Completes together with whoever else does.
+    /// Completes in a batch with concurrent completions.
     pub(super) async fn complete_together(
         self: &Arc<Self>,
         numbered: Numbered,
@@ -84,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// Whether each was completed; the others are for the rules.
+    /// Whether each was completed; the rules decide the others.
     async fn complete_all(&self, completions: &[Completing]) -> Vec<Result<bool, Error>> {
         match self.try_complete_all(completions).await {
             Ok(done) => done.into_iter().map(Ok).collect(),
@@ -109,7 +108,7 @@ impl Shared {
         let answer = match answer {
             Ok(Value::Array(answer)) if answer.len() == completions.len() => answer,
             Ok(_) => return Err(script::strange("is not an answer to each completion")),
-            // Nothing was done. A cluster of one server, or a proxy before many.
+            // Nothing was done: a cluster of one server, or a proxy in front of many.
             Err(error) if error.code() == Some("CROSSSLOT") => {
                 self.completions.apart.store(true, Ordering::Relaxed);
                 return Ok(vec![false; completions.len()]);

@@ -1,4 +1,4 @@
-//! What an error of the Redis client means for a caller.
+//! Translates errors of the Redis client for a caller.
 
 use redis::RedisError;
 
@@ -7,14 +7,14 @@ use crate::store::{Error, ErrorKind};
 /// Whether the call could have changed anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Only looked.
+    /// Only read.
     Read,
     /// May have been executed, unless the server said that it was not.
     Write,
 }
 
-/// What each error reply means: its code, the kind, and what to do. A reply of an error means that nothing was
-/// changed: the script's first write is its last, and Redis refuses before it.
+/// The meaning of each error reply: its code, the kind, and the remedy. After an error reply nothing was changed: the
+/// script's first write is its last, and Redis refuses before it.
 const REPLIES: &[(&str, ErrorKind, &str)] = &[
     (
         "NOSCRIPT",
@@ -64,11 +64,11 @@ pub(super) fn of(error: RedisError, sent: Sent) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// Whether the connection cannot be used any more, or leads to the wrong server.
+/// True if the connection cannot be used any more, or leads to the wrong server.
 pub(super) fn needs_new_connection(error: &RedisError) -> bool {
     let wrong_server =
         matches!(code(error), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH" | "UNBLOCKED"));
-    // After a timeout the answer may still come: the client drops it, but the server may as well be gone.
+    // After a timeout the answer may still come: the client drops it, but the server may also be unreachable.
     wrong_server || error.is_unrecoverable_error() || error.is_io_error()
 }
 

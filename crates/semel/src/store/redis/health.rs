@@ -1,5 +1,5 @@
-//! Whether the server can keep promises: looked at when a connection is new, and every minute; and whether it still
-//! has what it had, looked at every second.
+//! Checks that the server can meet the promises, for every new connection and every minute; and that it still has its
+//! data, every second.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,27 +19,27 @@ use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::time::Timestamp;
 
-/// How often the marker is counted up.
+/// How often the marker is incremented.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What is known of the server.
+/// The known state of the server.
 pub(super) struct Health {
     on_loss: OnStoreLoss,
     state: Mutex<State>,
-    /// One at a time looks at a new connection, the others wait for its word.
+    /// One caller checks a new connection, the others wait for its result.
     looking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The connection that was last looked at.
+    /// The connection that was last checked.
     connection: u64,
     /// Why no claims are granted: the server's settings would lose them.
     unfit: Option<String>,
-    /// When data were last seen to be lost, by the server's clock; zero for never.
+    /// When data were last lost, by the server's clock; zero for never.
     lost_at: Timestamp,
     warnings: Vec<String>,
-    /// The markers as last seen, id and beat, by their keys.
+    /// The last seen markers, id and beat, by their keys.
     markers: HashMap<Vec<u8>, (Vec<u8>, u64)>,
 }
 
@@ -79,12 +79,12 @@ impl Shared {
         })
     }
 
-    /// Whether claims may go through this connection at once.
+    /// True if claims may use this connection immediately.
     pub(super) fn is_introduced(&self, numbered: &Numbered) -> bool {
         self.health.state.lock().connection == numbered.number
     }
 
-    /// Looks at a connection before the first claim goes through it.
+    /// Checks a connection before its first claim.
     pub(super) async fn introduce(&self, numbered: &mut Numbered) -> Result<(), Error> {
         if self.is_introduced(numbered) {
             return Ok(());
@@ -99,7 +99,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads the server's settings, and keeps what follows from them.
+    /// Reads the server's settings and stores the conclusions.
     async fn examine(&self, numbered: &mut Numbered) -> Result<(), Error> {
         let nodes = match numbered.wire.primaries().await {
             Ok(nodes) => nodes,
@@ -110,7 +110,8 @@ impl Shared {
         for node in &nodes {
             let facts = self.facts(numbered, node).await?;
             if facts.of("role").is_some_and(|role| role != "master") {
-                // After a failover the next connection leads to the new primary; the first one is somebody's mistake.
+                // After a failover the next connection leads to the new primary; on the first connection it is a
+                // configuration error.
                 self.link.give_up(numbered.number);
                 let first = self.health.state.lock().connection == 0;
                 return Err(Error::new(
@@ -123,7 +124,7 @@ impl Shared {
             warnings.extend(facts.warnings());
         }
         warnings.dedup();
-        // A script that may write but not publish would fail after its write: better now than then.
+        // A script that may write but not publish would fail after its write, so test it now.
         let mut publish = self.publish();
         publish.arg("");
         if let Err(error) = numbered.wire.query(&publish).await {
@@ -143,7 +144,7 @@ impl Shared {
         Ok(())
     }
 
-    /// How much memory the primaries use, all together.
+    /// How much memory all primaries use in total.
     pub(super) async fn used_bytes(&self) -> Result<u64, Error> {
         let mut numbered = self.link.wire().await?;
         let failed = |error, number| self.link.failed(error, number, Sent::Read);
@@ -171,7 +172,7 @@ impl Shared {
         for setting in ["maxmemory-policy", "save", "appendfsync", "min-replicas-to-write"] {
             let mut config = redis::cmd("CONFIG");
             config.arg("GET").arg(setting);
-            // Often forbidden, and then INFO has to do.
+            // Often forbidden; then INFO must suffice.
             if let Ok(Value::Map(pairs)) = numbered.wire.query_node(config, node).await {
                 for (_, value) in pairs {
                     if let Value::BulkString(value) = value {
@@ -183,8 +184,8 @@ impl Shared {
         Ok(facts)
     }
 
-    /// Counts the markers up and sees whether one went back since the last time, and whether the secret is still the one
-    /// that this process uses.
+    /// Increments the markers, and checks whether one went back since the last time and whether the secret is still
+    /// the one of this process.
     async fn beat(&self, numbered: &mut Numbered) -> Result<(), Error> {
         let mut lost_at = Timestamp::default();
         for key in self.names.markers(self.link.address().dialect()) {
@@ -208,7 +209,7 @@ impl Shared {
         self.compare_secret(numbered).await.map(drop)
     }
 
-    /// Takes note of when data were last lost, by this process's word or another's; never, if at zero.
+    /// Records when data were last lost, as seen by this process or another; zero for never.
     fn keep_loss(&self, lost_at: Timestamp) {
         let mut state = self.health.state.lock();
         if lost_at > state.lost_at {
@@ -218,7 +219,8 @@ impl Shared {
                 %lost_at,
                 "the Redis server came back with less data than it had: effects whose records were lost can run again"
             );
-            // What another process runs again is not answered here with what it came to before.
+            // Another process may run lost effects again, so this process must not answer with their earlier
+            // outcomes.
             self.caches.clear();
         }
         state.lost_at = lost_at;
@@ -245,7 +247,7 @@ struct Beat {
     lost_at: Timestamp,
 }
 
-/// The first connection: a server that is unfit is refused.
+/// The first connection: an unfit server is refused.
 pub(super) async fn introduce_first(shared: &Shared) -> Result<(), Error> {
     let mut numbered = shared.link.wire().await?;
     shared.introduce(&mut numbered).await?;
@@ -260,7 +262,7 @@ pub(super) async fn introduce_first(shared: &Shared) -> Result<(), Error> {
     }
 }
 
-/// Beats every second, and looks at the settings again every so often, for as long as the store lives.
+/// Beats every second, and checks the settings at every interval, while the store exists.
 pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     let mut beats = tokio::time::interval(BEAT.min(check_every));
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -279,7 +281,7 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
                 if let Ok(mut numbered) = shared.link.wire().await {
                     let _one = shared.health.looking.lock().await;
                     if let Err(error) = shared.beat(&mut numbered).await {
-                        tracing::debug!(store = %shared.name, %error, "the Redis marker could not be counted up");
+                        tracing::debug!(store = %shared.name, %error, "the Redis marker could not be incremented");
                     }
                 }
             }
@@ -287,7 +289,7 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     }
 }
 
-/// What a server says of itself.
+/// The server's properties.
 struct Facts(HashMap<String, String>);
 
 impl Facts {
@@ -302,7 +304,7 @@ impl Facts {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// Why claims cannot be kept here.
+    /// Why claims would be lost here.
     fn unfit(&self, dialect: Dialect) -> Option<String> {
         let need = match dialect {
             Dialect::One => (6, 2),
@@ -328,7 +330,7 @@ impl Facts {
         }
     }
 
-    /// What it does not promise.
+    /// The promises that it does not make.
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let appends = self.of("aof_enabled") == Some("1");

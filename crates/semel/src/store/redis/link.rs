@@ -1,4 +1,4 @@
-//! The one connection that all calls share, opened anew when it breaks.
+//! The one connection that all calls share, reopened when it breaks.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::time::instant;
 
-/// Who finds the server gone does not knock again at once: a thousand callers would.
+/// The pause before the next attempt to connect, so that many callers do not try at once.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Holds the connection.
@@ -20,7 +20,7 @@ pub(super) struct Link {
     address: Address,
     timeouts: Timeouts,
     open: Mutex<Open>,
-    /// Held by whoever opens. Never by a caller's own task, which may stop at any time.
+    /// Held while opening. Never by a caller's own task, which may stop at any time.
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -32,7 +32,7 @@ struct Open {
     failed: Option<(Instant, ErrorKind, String)>,
 }
 
-/// A connection, and which it is.
+/// A connection and its number.
 #[derive(Clone, Debug)]
 pub(super) struct Numbered {
     pub(super) wire: Wire,
@@ -58,13 +58,13 @@ impl Link {
         self.timeouts
     }
 
-    /// The connection, if there is one.
+    /// The current connection, if there is one.
     pub(super) fn at_hand(&self) -> Option<Numbered> {
         let open = self.open.lock();
         open.wire.as_ref().map(|wire| Numbered { wire: wire.clone(), number: open.number })
     }
 
-    /// The connection, opened if there is none. Whatever fails here was never sent.
+    /// The connection, opened if there is none. A failure here means that nothing was sent.
     pub(super) async fn wire(&self) -> Result<Numbered, Error> {
         if let Some(numbered) = self.at_hand() {
             return Ok(numbered);
@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// Gives a broken connection up. The next call opens another.
+    /// Closes a broken connection. The next call opens another.
     pub(super) fn give_up(&self, number: u64) {
         let mut open = self.open.lock();
         if open.number == number {
@@ -124,8 +124,8 @@ impl Link {
         numbered.wire.query(command).await.map_err(|error| self.failed(error, numbered.number, sent))
     }
 
-    /// Sends one command over this connection, and a read behind it: on one server in the same packet, on a cluster once
-    /// the command was answered.
+    /// Sends one command over this connection, and a read after it: on one server in the same packet, on a cluster
+    /// after the command's answer.
     pub(super) async fn query_then(
         &self,
         numbered: &mut Numbered,
@@ -137,7 +137,7 @@ impl Link {
         self.answered(answers, numbered.number, sent)
     }
 
-    /// What the answers of [`query_then`](Self::query_then) mean.
+    /// Interprets the answers of [`query_then`](Self::query_then).
     fn answered(&self, answers: InOrder, number: u64, sent: Sent) -> Result<(Value, Option<Then>), Error> {
         let (answer, then) = answers.map_err(|error| self.failed(error, number, sent))?;
         Ok((answer, then.map(|then| self.read(then, number))))
@@ -148,7 +148,7 @@ impl Link {
         answer.map_err(|error| self.failed(error, number, Sent::Read))
     }
 
-    /// Calls a script by its name; by its text where the server does not know it (noscript).
+    /// Calls a script by its SHA-1, or by its text if the server does not have it.
     pub(super) async fn call(
         &self,
         numbered: &mut Numbered,
@@ -160,7 +160,7 @@ impl Link {
         self.call_then(numbered, script, key, arguments, None, sent).await.map(|(answer, _)| answer)
     }
 
-    /// The same, with another command [behind it](Self::query_then).
+    /// As `call`, with another command [after it](Self::query_then).
     pub(super) async fn call_then(
         &self,
         numbered: &mut Numbered,
@@ -180,7 +180,7 @@ impl Link {
         self.answered(answers, numbered.number, sent)
     }
 
-    /// What an error means; it also closes the connection where that is broken.
+    /// Translates an error, and closes a broken connection.
     pub(super) fn failed(&self, error: RedisError, number: u64, sent: Sent) -> Error {
         if error::needs_new_connection(&error) {
             self.give_up(number);
@@ -189,7 +189,7 @@ impl Link {
     }
 }
 
-/// The answer to the read behind a command. The command was executed, whatever became of the read.
+/// The answer to the read after a command. The command was executed, whatever the result of the read.
 pub(super) type Then = Result<Value, Error>;
 
 type InOrder = RedisResult<(Value, Option<RedisResult<Value>>)>;

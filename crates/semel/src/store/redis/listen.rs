@@ -1,7 +1,7 @@
-//! The second connection: wake-ups for waiters, and word that a cached outcome is no longer good.
+//! The second connection: it receives wake-ups for waiters and invalidations for caches.
 //!
-//! A waiter's watch is made at once and its subscription a round trip later. Once the server has confirmed it, the
-//! watch is woken, so the waiter looks again: a change in between is not missed.
+//! A waiter's watch is created immediately and its subscription a round trip later. Once the server has confirmed it,
+//! the watch is woken, so the waiter reads again: a change in between is not missed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::secret::SECRET_IS_MISSING;
 use crate::key::KeyId;
 use crate::store::Trust;
 
-/// How often the connection is tried, and channels that nobody listens to any more are left.
+/// How often the connection is tested and unused channels are unsubscribed.
 const TICK: Duration = Duration::from_secs(1);
 
 /// How long to wait before the next attempt to connect.
@@ -30,26 +30,27 @@ const RETRY: [Duration; 5] = [
     Duration::from_secs(1),
 ];
 
-/// How many keys are subscribed to by one command.
+/// How many keys one command subscribes to.
 const BATCH: usize = 256;
 
-/// Listens for as long as the store lives. `watched` are keys that somebody began to watch.
+/// Listens while the store exists. `watched` are new keys to watch.
 pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<KeyId>) {
     let mut failures = 0;
     loop {
         let (pushes, mut messages) = unbounded_channel();
-        // All who watch are subscribed for once there is a connection; until then their number has no bound.
+        // All watched keys are subscribed once there is a connection; until then the channel would grow without
+        // limit.
         while watched.try_recv().is_ok() {}
         let opened = shared.link.address().open(shared.link.timeouts(), Some(pushes)).await;
         match opened {
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };
                 if let Err(error) = ear.hear(&mut watched, &mut messages, &mut failures).await {
-                    tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; its wake-ups are missing until it is back");
+                    tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; no wake-ups until it is restored");
                 }
             }
             Err(error) => {
-                tracing::debug!(store = %shared.name, %error, "no connection for subscriptions");
+                tracing::debug!(store = %shared.name, %error, "the connection for Redis subscriptions failed");
             }
         }
         shared.caches.set_trust(Trust::Unconfirmed);
@@ -58,11 +59,11 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
     }
 }
 
-/// One connection's life.
+/// The state of one connection.
 struct Ear<'a> {
     shared: &'a Arc<Shared>,
     wire: Wire,
-    /// Keys whose channel is subscribed to.
+    /// Keys with a subscribed channel.
     keys: HashSet<KeyId>,
 }
 
@@ -79,7 +80,7 @@ impl Ear<'_> {
         self.shared.caches.set_trust(Trust::Confirmed);
         *failures = 0;
         self.add(self.shared.wakeups.keys()).await?;
-        // Nobody knows what was missed while there was no subscription.
+        // Messages without a subscription were missed.
         self.shared.wakeups.wake_all();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,7 +109,7 @@ impl Ear<'_> {
         }
     }
 
-    /// Subscribes to the channels of keys, then wakes who watches them.
+    /// Subscribes to the channels of keys, then wakes their watches.
     async fn add(&mut self, ids: Vec<KeyId>) -> RedisResult<()> {
         let new: Vec<KeyId> = ids.into_iter().filter(|id| self.keys.insert(*id)).collect();
         for batch in new.chunks(BATCH) {
@@ -121,7 +122,7 @@ impl Ear<'_> {
         Ok(())
     }
 
-    /// Leaves the channels of keys that nobody watches any more.
+    /// Unsubscribes from keys that are no longer watched.
     async fn leave(&mut self) -> RedisResult<()> {
         let left: Vec<KeyId> =
             self.keys.iter().filter(|id| !self.shared.wakeups.is_watched(**id)).copied().collect();
@@ -155,7 +156,7 @@ impl Ear<'_> {
         }
     }
 
-    /// Asks for a key on the shard that sends the invalidations: as good as a ping, and it goes the same way.
+    /// Reads a key on the shard that sends the invalidations: it tests the same path as a ping.
     async fn ping(&mut self) -> RedisResult<()> {
         let mut command = redis::cmd("EXISTS");
         command.arg(self.shared.names.forgotten());
@@ -173,7 +174,7 @@ impl Ear<'_> {
                     self.forget(KeyId::from_bytes(*id), receipt);
                 }
             }
-            // The channel's slot has moved to another shard, and the subscription did not.
+            // The channel's slot has moved to another shard without the subscription.
             (PushKind::Unsubscribe | PushKind::SUnsubscribe, id, _)
                 if id.is_none_or(|id| self.keys.contains(&id)) =>
             {
@@ -185,7 +186,7 @@ impl Ear<'_> {
     }
 
     fn forget(&self, id: KeyId, receipt: &[u8]) {
-        // Whoever sent it has told its own caches already.
+        // The sender has already invalidated its own caches.
         if !receipt.starts_with(&self.shared.process) {
             match id {
                 SECRET_IS_MISSING => self.shared.caches.clear(),
@@ -195,8 +196,8 @@ impl Ear<'_> {
         self.acknowledge(id, receipt);
     }
 
-    /// Tells a process that forgot a record that this one cannot replay it any more, and a process without a secret that it is there
-    /// if this process has it.
+    /// Confirms to a process that forgot a record that this one cannot answer from it any more. Confirms to a process
+    /// without a secret that this process has written its secret back, if it has one.
     fn acknowledge(&self, id: KeyId, receipt: &[u8]) {
         let key = self.shared.names.receipt(receipt);
         let shared = Arc::clone(self.shared);
@@ -205,11 +206,11 @@ impl Ear<'_> {
             if id == SECRET_IS_MISSING
                 && let Ok(mut numbered) = link.wire().await
             {
-                // Without it, the one who asked makes a new one, and this process finds that out.
+                // Without it, the asking process creates a new one, and this process finds that out.
                 let _ = shared.compare_secret(&mut numbered).await;
             }
             let (mut count, mut expire) = (redis::cmd("INCR"), redis::cmd("PEXPIRE"));
-            // A receipt that does not arrive delays the other side, for no longer than caches live.
+            // A lost confirmation delays the other process, at most for the maximum age of a cache entry.
             if link.query(count.arg(&key), Sent::Write).await.is_ok() {
                 let _ = link.query(expire.arg(&key).arg(60_000), Sent::Write).await;
             }

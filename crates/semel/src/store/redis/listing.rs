@@ -1,7 +1,7 @@
-//! Walking over all records: to list them, and to sweep what is over.
+//! Walks over all records, to list them and to sweep expired ones.
 //!
-//! A cluster has no index over its shards and Redis no order, so both walk with SCAN, step by step, shard by shard.
-//! A record that is there during the whole walk is found; that is what SCAN promises.
+//! A cluster has no index over its shards and Redis has no order, so both walk with SCAN, step by step, shard by
+//! shard. SCAN guarantees to find a record that exists during the whole walk.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::key::KeyId;
 use crate::store::{Error, Page, Scan, Snapshot, Swept};
 use crate::time::{Timestamp, instant};
 
-/// How many keys the server looks at in one step of a walk.
+/// How many keys the server visits in one step of a walk.
 const STEP: usize = 1000;
 /// How many ids a listing remembers between pages: 1 MiB of them.
 const WINDOW: usize = 65_536;
-/// For how long it does.
+/// How long it remembers them.
 const WINDOW_LIVES: Duration = Duration::from_secs(60);
-/// How many records are read at once.
+/// How many records are read concurrently.
 const READ_AT_ONCE: usize = 128;
-/// How many records one page looks at, when few are in the phase that is asked for.
+/// How many records one page reads, if few are in the requested phase.
 const PAGE_READS: usize = 4096;
 
-/// The ids that the last walk found, so that not every page needs a walk of its own.
+/// The ids that the last walk found, so that not every page needs its own walk.
 #[derive(Debug, Default)]
 pub(super) struct Listing(tokio::sync::Mutex<Option<Window>>);
 
-/// All ids above `after`, up to the last one here; without a limit where the walk found no more.
+/// All ids above `after`, up to the last one here; without a limit if the walk found no more.
 #[derive(Debug)]
 struct Window {
     after: Option<KeyId>,
     ids: Vec<KeyId>,
     end: End,
     walked: Instant,
-    /// Where pages that were read here go on, each once. A listing that began in another process began later than
-    /// this walk, perhaps, and must find what came between.
+    /// Where pages of this process continue, each once. A listing from another process may have begun after this
+    /// walk, and must find what was added in between.
     handed_out: HashSet<KeyId>,
 }
 
@@ -54,10 +54,10 @@ enum End {
 }
 
 impl Window {
-    /// What follows `after`, if this window can tell.
+    /// The ids after `after`, if this window contains them.
     fn following(&mut self, after: Option<KeyId>) -> Option<&[KeyId]> {
         let fresh = instant().saturating_duration_since(self.walked) < WINDOW_LIVES;
-        // A listing from its beginning is always walked anew: it must hold what is there now.
+        // A listing from its beginning always starts a new walk: it must contain the current records.
         let own = after.is_some_and(|after| self.handed_out.remove(&after));
         if !own || after < self.after || !fresh {
             return None;
@@ -124,7 +124,7 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
     Ok(first)
 }
 
-/// As many as a page looks at.
+/// As many ids as one page reads.
 fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
     match ids.split_at_checked(PAGE_READS) {
         Some((first, rest)) if !rest.is_empty() => (first.to_vec(), End::Cut),
@@ -132,7 +132,7 @@ fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
     }
 }
 
-/// Reads records and keeps their order.
+/// Reads records and preserves their order.
 async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
     let answers = each(shared, ids, shared.rules.usual(), "read", Sent::Read).await?;
     let snapshots = ids.iter().copied().zip(answers).map(|(id, answer)| {
@@ -146,7 +146,7 @@ async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snaps
     snapshots.collect()
 }
 
-/// Calls the script for each of some records, all at once, and keeps their order.
+/// Calls the script for each of some records concurrently, and preserves their order.
 async fn each(
     shared: &Shared,
     ids: &[KeyId],
@@ -175,7 +175,7 @@ async fn each(
 /// A walk over all keys of all shards.
 #[derive(Debug, Default)]
 struct Walk {
-    /// Which shard, and where in it; nothing before the first step.
+    /// The shard and the position in it; `None` before the first step.
     at: Option<(usize, Vec<u8>)>,
     nodes: Vec<Node>,
 }
@@ -215,19 +215,19 @@ impl Walk {
     }
 }
 
-/// Where the sweep of this process stands in its round.
+/// The position of this process's sweep in its round.
 #[derive(Debug, Default)]
 pub(super) struct Sweeper(tokio::sync::Mutex<Round>);
 
 #[derive(Debug, Default)]
 struct Round {
     walk: Walk,
-    /// Found by the last step, and not yet looked at.
+    /// Found by the last step, and not read yet.
     waiting: VecDeque<KeyId>,
 }
 
-/// Sweeps on from where the last call ended. Whatever has a time of its own goes by itself; left are outcomes that
-/// are over while their key is remembered, and claims that lapsed and were never claimed again.
+/// Continues the sweep from the end of the last call. Redis expires most records by itself. This handles expired
+/// outcomes whose key is still known, and lapsed claims that were never claimed again.
 pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Error> {
     let mut round = shared.sweeper.0.lock().await;
     let mut swept = Swept { more: true, ..Swept::default() };

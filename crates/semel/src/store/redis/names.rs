@@ -1,4 +1,4 @@
-//! The keys and channels of the store. Nothing that a caller sends is part of a name: only the hash it became.
+//! The keys and channels of the store. A name contains no caller's data, only its hash.
 
 use super::script::Dialect;
 use crate::hex;
@@ -12,7 +12,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Checks a prefix: with a brace in it, all records would fall on one shard, or scripts on two.
+    /// Checks a prefix: with a brace in it, all records would be on one shard, or scripts on two.
     pub(super) fn new(prefix: &str) -> Result<Self, &'static str> {
         let fine =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
@@ -22,7 +22,7 @@ impl Names {
         Ok(Self { prefix: prefix.to_owned() })
     }
 
-    /// A record's key, and the channel that wakes who waits for it.
+    /// A record's key, and the channel that wakes its waiters.
     pub(super) fn record(&self, id: KeyId) -> Vec<u8> {
         format!("{}:{{{id}}}", self.prefix).into_bytes()
     }
@@ -33,23 +33,23 @@ impl Names {
         hex::read(tagged).map(KeyId::from_bytes)
     }
 
-    /// What SCAN matches: exactly the records.
+    /// The pattern for SCAN: it matches exactly the records.
     pub(super) fn records(&self) -> String {
         format!("{}:{{{}}}", self.prefix, "?".repeat(32))
     }
 
-    /// The channel on which forgotten and re-executed records are named.
+    /// The channel for forgotten and re-executed records.
     pub(super) fn forgotten(&self) -> Vec<u8> {
         format!("{}:forgotten", self.prefix).into_bytes()
     }
 
-    /// Where processes count that they have heard of a forgotten record.
+    /// Where processes count that they have received an invalidation.
     pub(super) fn receipt(&self, receipt: &[u8]) -> Vec<u8> {
         let hex: String = receipt.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         format!("{}:receipt:{{{hex}}}", self.prefix).into_bytes()
     }
 
-    /// Where a store in front of another one tries whether the server takes writes.
+    /// The key with which a tiered store tests whether the server accepts writes.
     #[cfg(feature = "postgres")]
     pub(super) fn probe(&self) -> Vec<u8> {
         format!("{}:probe", self.prefix).into_bytes()
@@ -65,7 +65,7 @@ impl Names {
         format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
     }
 
-    /// By which a server that came back with less data is known. On a cluster there are so many that every shard
+    /// The markers that reveal a server that came back with less data. On a cluster there are enough that every shard
     /// is likely to hold one.
     pub(super) fn markers(&self, dialect: Dialect) -> Vec<Vec<u8>> {
         match dialect {
@@ -81,7 +81,7 @@ impl Names {
 mod tests {
     use super::*;
 
-    // crossslot: one pair of braces, around nothing but the id.
+    // One pair of braces, around nothing but the id.
     #[test]
     fn a_record_has_its_own_tag_and_reads_back() {
         let names = Names::new("semel").expect("a good prefix");

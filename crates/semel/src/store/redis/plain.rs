@@ -1,11 +1,12 @@
-//! What needs no script: plain commands cost the server a third of a call of the rules.
+//! Commands without a script: they cost the server a third of a script call.
 //!
-//! - A claim on a key that nobody used before. `SET … NX GET` writes the record that the rules would, or says what is there.
-//! - A replay of an outcome: a GET, or what the same SET said.
+//! - A claim of an unused key. `SET … NX GET` writes the record that the rules would write, or returns the existing
+//!   one.
+//! - An answer from the record: a GET, or the result of the same SET.
 //!
-//! The server's clock decides here too. The record is written by this process's count of that clock, and the server
-//! says its time along with its answer; a claim that turns out to have been written by a time long past is left to the
-//! rules.
+//! The server's clock decides here too. The record is written with this process's estimate of that clock, and the
+//! server returns its time along with its answer. If a claim turns out to be written with an old time, the rules
+//! decide.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -22,20 +23,20 @@ use crate::record::{self, Begin, Claim, Command, Fence, Mode, Ruling, State, Win
 use crate::store::Error;
 use crate::time::Timestamp;
 
-/// An outcome this near to its end is left to the rules.
+/// An outcome this close to its end is left to the rules.
 const EDGE: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// Whether it is worth trying.
+    /// True if it is worth trying.
     pub(super) fn may_be_plain(&self, command: &Command) -> bool {
         let Command::Claim(claim) = command else { return false };
-        // Written too late, a claim whose effect has begun would be in doubt, not free.
+        // If it is written late, a claim whose effect has begun would be in doubt instead of free.
         let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
         let knows = self.rules.server_is_new() && !self.guess.scripts_only.load(Ordering::Relaxed);
         knows && !may_be_in_doubt
     }
 
-    /// A claim without the rules, where that does; `None` where they have to decide.
+    /// A claim without the rules, if that is possible; `None` if they must decide.
     pub(super) async fn claim_plainly(
         &self,
         numbered: &mut Numbered,
@@ -69,7 +70,7 @@ impl Shared {
             return Err(script::strange("lacks an answer"));
         };
         let (before, time) = match before.and_then(|before| Ok((before, time?))) {
-            // Nothing was written. Not every server that calls itself new knows NX together with GET.
+            // Nothing was written. Not every new server supports NX together with GET.
             Err(error) if error.code() == Some("ERR") => {
                 self.guess.scripts_only.store(true, Ordering::Relaxed);
                 return Ok(None);
@@ -78,7 +79,7 @@ impl Shared {
         };
         let kept = kept.map(|kept| self.link.read(kept, number));
         let now = server_time(time)?;
-        // A step back is the heartbeat's to complain of.
+        // The heartbeat reports a step back.
         let _ = self.clock.saw(now);
         let ruling = match before {
             Value::Nil => {
@@ -90,12 +91,12 @@ impl Shared {
         };
         match ruling {
             Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
-            // The rules are asked next, and the secret with them.
+            // The rules are applied next, and check the secret.
             None => Ok(None),
         }
     }
 
-    /// A claim that is a replay.
+    /// A claim that is answered from the record.
     pub(super) async fn replay(
         &self,
         numbered: &mut Numbered,
@@ -114,7 +115,7 @@ impl Shared {
     }
 }
 
-/// The replay of a done record with the same payload, far from its end.
+/// The outcome of a done record with the same payload, far from its end.
 fn replay(bytes: &[u8], now: Timestamp, claim: &Claim) -> Result<Option<Ruling>, Error> {
     let record = script::decode(bytes)?;
     let expires_in = record.expires_at.left(now.max(record.changed_at));
@@ -126,32 +127,32 @@ fn replay(bytes: &[u8], now: Timestamp, claim: &Claim) -> Result<Option<Ruling>,
     })
 }
 
-/// Seconds and microseconds, as TIME has them.
+/// Seconds and microseconds, as TIME returns them.
 fn server_time(time: Value) -> Result<Timestamp, Error> {
     let (seconds, micros): (u64, u64) =
         redis::from_redis_value(time).map_err(|_| script::strange("lacks a time"))?;
     Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
 }
 
-/// Which question a claim asks first. A replay is cheapest by GET, a first claim by SET; callers mostly do the one or
-/// the other for a while.
+/// Which command a claim tries first. An answer from the record is cheapest by GET, a first claim by SET; callers
+/// mostly send one kind for a while.
 #[derive(Debug, Default)]
 pub(super) struct Guess {
-    /// Of replays among the last claims.
+    /// The share of answers from the record among the last claims.
     share: AtomicU32,
-    /// Set where the server refused to be asked by SET.
+    /// Set if the server refused SET with NX and GET.
     scripts_only: AtomicBool,
 }
 
 impl Guess {
     const WHOLE: u32 = 1 << 16;
 
-    /// Whether at least half of the last dozen or so claims were replays.
+    /// True if at least half of about the last dozen claims were answered from the record.
     pub(super) fn replay_is_likely(&self) -> bool {
         self.share.load(Ordering::Relaxed) > Self::WHOLE / 2
     }
 
-    /// Takes note of what a claim came to. Two at once may lose one of their words: it is a guess.
+    /// Records the result of a claim. Concurrent calls may lose an update, which does no harm: it is an estimate.
     pub(super) fn saw(&self, ruling: &Ruling) {
         let share = self.share.load(Ordering::Relaxed);
         let share = match ruling {
@@ -194,7 +195,7 @@ mod tests {
         RedisStore::connect(&server.url()).await.expect("a healthy server")
     }
 
-    // gateway_clock_jump: a process that slept counts the server's clock wrongly, and wins nothing that is over already
+    // A process that slept counts the server's clock wrongly, and wins nothing that is over already
     #[tokio::test]
     async fn a_claim_written_by_a_time_long_past_is_as_good_as_any() {
         let server = Redis::start().expect("redis-server starts");
@@ -213,7 +214,6 @@ mod tests {
         }
     }
 
-    // store_clock_jump
     #[tokio::test]
     async fn a_claim_written_by_a_time_to_come_promises_no_more_than_its_lease() {
         let server = Redis::start().expect("redis-server starts");
@@ -226,7 +226,6 @@ mod tests {
         assert!(counted.left(now) < HOUR / 2, "its answer put the count right");
     }
 
-    // F5
     #[tokio::test]
     async fn a_claim_on_what_is_there_is_for_the_rules() {
         let server = Redis::start().expect("redis-server starts");

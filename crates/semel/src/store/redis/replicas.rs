@@ -1,4 +1,4 @@
-//! `require_replicas`: a write counts once so many replicas have it.
+//! `require_replicas`: a write counts once enough replicas have it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::error::Sent;
 use super::link::{Link, Numbered};
 use crate::store::{Error, ErrorKind};
 
-/// Asks with WAIT, once for all writes that are waiting for it.
+/// Sends one WAIT for all writes that wait for replicas.
 #[derive(Debug)]
 pub(super) struct Replicas {
     required: usize,
@@ -19,7 +19,7 @@ pub(super) struct Replicas {
     written: AtomicU64,
 }
 
-/// What the last WAIT covered, and how it ended.
+/// Which writes the last WAIT covered, and how it ended.
 #[derive(Debug, Default)]
 struct Turn {
     connection: u64,
@@ -32,15 +32,15 @@ impl Replicas {
         Self { required, patience, turn: tokio::sync::Mutex::default(), written: 0.into() }
     }
 
-    /// Whether a write counts as soon as the server has it.
+    /// True if a write counts as soon as the server has it.
     pub(super) fn are_not_asked(&self) -> bool {
         self.required == 0
     }
 
-    /// Returns once enough replicas have what this connection wrote.
+    /// Returns once enough replicas have the writes of this connection.
     ///
     /// # Errors
-    /// Ambiguous where they do not: the server may keep the write or lose it. Repeated, it is asked for anew.
+    /// Ambiguous if they do not: the server may preserve the write or lose it. A repetition asks again.
     pub(super) async fn have_it(
         &self,
         link: &Link,
@@ -54,7 +54,7 @@ impl Replicas {
         let mut turn = self.turn.lock().await;
         let shards = matches!(numbered.wire, Wire::Cluster(_));
         if shards || turn.connection != numbered.number || turn.covered < mine {
-            // Whoever counted up before this WAIT is sent had its write answered before: it is covered too.
+            // Writes that were counted before this WAIT is sent were answered before: it covers them too.
             let covered = self.written.load(Ordering::Acquire);
             let acknowledged = self.wait(link, numbered, key).await?;
             *turn = Turn { connection: numbered.number, covered, acknowledged };
@@ -90,7 +90,7 @@ impl Replicas {
     }
 }
 
-/// The slot of a key, by its hash tag: CRC16 as the cluster specification has it.
+/// The slot of a key, by its hash tag: CRC16 of the cluster specification.
 fn slot(key: &[u8]) -> u16 {
     let tagged =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());

@@ -19,10 +19,10 @@ const MARKS: &str = include_str!("marks.lua");
 const MARKER: &str = include_str!("marker.lua");
 pub(super) const COMPLETE: &str = include_str!("complete.lua");
 
-/// The script's "for ever": the last whole number that its doubles count to.
+/// The script's maximum time: the last integer that its doubles represent exactly.
 const FOREVER_MICROS: u64 = 1 << 53;
 
-/// A script and the name under which the server remembers it.
+/// A script and its SHA-1 at the server.
 #[derive(Debug)]
 pub(super) struct Script {
     text: String,
@@ -35,12 +35,12 @@ impl Script {
         Self { text, sha }
     }
 
-    /// The call by name, which is what the server mostly knows.
+    /// The call by SHA-1, which the server usually has.
     pub(super) fn by_sha<'a>(&self, keys: &[&'a [u8]], arguments: impl IntoIterator<Item = &'a [u8]>) -> Cmd {
         call("EVALSHA", &self.sha, keys, arguments)
     }
 
-    /// The call with the whole text, after which the server knows the name.
+    /// The call with the whole text, after which the server has the script.
     pub(super) fn by_text<'a>(
         &self,
         keys: &[&'a [u8]],
@@ -64,19 +64,19 @@ fn call<'a>(
     command
 }
 
-/// The rules in two dresses. Who already holds a claim must be able to end it, also when memory is full.
+/// Two variants of the rules. An owner must be able to end its claim even if memory is full.
 #[derive(Debug)]
 pub(super) struct Rules {
     usual: Arc<Script>,
     when_full: Arc<Script>,
-    /// Whether the server is 7.0 or newer: flags of scripts came with it, and `NX` together with `GET`.
+    /// True if the server is 7.0 or newer: it has flags of scripts, and `NX` together with `GET`.
     new: AtomicBool,
     completions: Script,
     marks: Script,
     marker: Script,
 }
 
-/// How the server at the other end does things.
+/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// One server, with or without replicas.
@@ -106,17 +106,17 @@ impl Rules {
         }
     }
 
-    /// Takes note of the server's version, its first two numbers.
+    /// Sets the server's version, its first two numbers.
     pub(super) fn server_is(&self, version: (u32, u32)) {
         self.new.store(version >= (7, 0), Ordering::Relaxed);
     }
 
-    /// Whether the server is 7.0 or newer.
+    /// True if the server is 7.0 or newer.
     pub(super) fn server_is_new(&self) -> bool {
         self.new.load(Ordering::Relaxed)
     }
 
-    /// The script for a command: only a claim may be refused for want of memory.
+    /// The script for a command: only a claim may be refused if memory is full.
     pub(super) fn script(&self, command: &Command) -> &Arc<Script> {
         match command {
             Command::Claim(_) => &self.usual,
@@ -128,12 +128,12 @@ impl Rules {
         &self.usual
     }
 
-    /// For what must go on when memory is full.
+    /// For commands that must work if memory is full.
     pub(super) fn when_full(&self) -> &Arc<Script> {
         if self.server_is_new() { &self.when_full } else { &self.usual }
     }
 
-    /// For many completions at once, on one server that is 7.0 or newer.
+    /// For a batch of completions, on one server of version 7.0 or newer.
     pub(super) fn completions(&self) -> &Script {
         &self.completions
     }
@@ -143,7 +143,7 @@ impl Rules {
         &self.marks
     }
 
-    /// Counts the marker's beat up.
+    /// Increments the marker's beat.
     pub(super) fn marker(&self) -> &Script {
         &self.marker
     }
@@ -172,13 +172,13 @@ pub(super) fn arguments(command: &Command) -> Vec<Vec<u8>> {
     }
 }
 
-/// The parts of a completion that are written: owner and fence, outcome, retention or nothing.
+/// The written parts of a completion: owner and fence, outcome, retention or nothing.
 pub(super) fn completion(grant: &Grant, outcome: &Outcome, retention: Option<Duration>) -> [Vec<u8>; 3] {
     let retention = retention.map_or_else(Vec::new, |retention| micros(retention).to_string().into_bytes());
     [packed_grant(grant), packed_outcome(outcome), retention]
 }
 
-/// The record a claim asks for; the script fills in fence, counts and times.
+/// The record of a claim; the script fills in fence, counts and times.
 fn asked(claim: &Claim) -> Vec<u8> {
     Record {
         state: match claim.begin {
@@ -218,7 +218,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).min(FOREVER_MICROS)
 }
 
-/// Reads what the script answered to a command.
+/// Parses the script's answer to a command.
 pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> {
     let mut answer = Answer::new(answer)?;
     let word = answer.text()?;
@@ -310,7 +310,7 @@ impl Answer {
     }
 }
 
-/// Reads a record, or says why it is not served.
+/// Decodes a record, or returns why it is not served.
 pub(super) fn decode(bytes: &[u8]) -> Result<Record, Error> {
     Record::decode(bytes).map_err(|error| {
         let kind = match error {
@@ -321,7 +321,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Record, Error> {
     })
 }
 
-/// The server said what the script never says: it is no script of ours, or no Redis.
+/// The reply is not from a script of Semel, or the server is not Redis.
 pub(super) fn strange(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the reply to a Semel script {what}"))
 }

@@ -1,14 +1,14 @@
-//! The deployment's secret, where the server keeps it.
+//! The deployment's secret at the server.
 //!
-//! The server can lose it with everything else (`FLUSHALL`, a failover to an empty replica), and a process that starts
-//! then finds none. So two things are done:
+//! The server can lose it with all data (`FLUSHALL`, a failover to an empty replica), and a process that starts then
+//! finds none. Two measures handle that:
 //!
 //! - *Every claim is followed by a `GET` of the secret*, on one server in the same packet. A claim counts only if the
-//!   secret is still the one that this process was given. Because it is read after the claim was written, no two
-//!   processes can win one key under two secrets, unless the data were lost once more in between; then the claim is lost
-//!   as well. The same `GET` is sent with every beat and over every new connection.
-//! - *A process that finds none asks the others first.* Every process puts its own secret back where there is none, and drops
-//!   what it remembers. So usually nobody has to stop.
+//!   secret is still the one of this process. Because it is read after the claim was written, no two processes can
+//!   win one key under two secrets, unless the data were lost again in between; then the claim is lost too. The same
+//!   `GET` is sent with every beat and over every new connection.
+//! - *A process that finds none asks the others first.* Every process writes its own secret back if there is none,
+//!   and clears its caches. Usually no process has to stop.
 
 use redis::{Cmd, Value};
 
@@ -21,12 +21,12 @@ use crate::secret::Secret;
 use crate::store::given::{GivenSecret, Kept};
 use crate::store::{Error, ErrorKind};
 
-/// What is told to all processes when the secret is missing: the id of no key.
+/// The message to all processes that the secret is missing: an id that no key has.
 pub(super) const SECRET_IS_MISSING: KeyId = KeyId::from_bytes([0; 16]);
 
 impl Shared {
-    /// The secret for this process: the one that it has, or is kept, or is still known to another process; `candidate`
-    /// where nobody knows one.
+    /// The secret for this process: the one that it has, or the stored one, or the one of another process;
+    /// `candidate` if no process has one.
     pub(super) async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {
         let mut numbered = self.link.wire().await?;
         let mut kept = self.read_secret(&mut numbered).await?;
@@ -49,8 +49,8 @@ impl Shared {
         self.given.give(&Secret::from_bytes(kept), &self.name)
     }
 
-    /// The secret, once a process that has it has put it back; `None` once everybody has answered, or is silent for so long
-    /// that it cannot replay from memory what is run again.
+    /// The secret, once a process that has it has written it back. `None` once all processes have answered, or have
+    /// been silent for longer than they may answer from their caches.
     async fn ask_others(&self, numbered: &mut Numbered) -> Result<Option<Vec<u8>>, Error> {
         let mut told = self.tell_all(SECRET_IS_MISSING).await?;
         loop {
@@ -62,12 +62,12 @@ impl Shared {
         }
     }
 
-    /// The command that is sent behind every claim. `None` where the secret was configured.
+    /// The command that follows every claim. `None` if the secret was configured.
     pub(super) fn secret_query(&self) -> Option<Cmd> {
         self.given.get().map(|_| self.get_secret())
     }
 
-    /// What becomes of a claim, by what was kept right after it.
+    /// The ruling of a claim, given the secret that was read right after it.
     pub(super) async fn granted(
         &self,
         numbered: &mut Numbered,
@@ -82,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Gives back a claim that does not count, and says why it does not.
+    /// Gives back a claim that does not count, and returns why.
     async fn not_granted(
         &self,
         numbered: &mut Numbered,
@@ -99,7 +99,7 @@ impl Shared {
                 self.found(Kept::Other);
                 GivenSecret::error(&self.name)
             }
-            // The data may have been lost before the claim or right after it. Asked again, it is there for certain.
+            // The data may have been lost before the claim or right after it. A repeated claim is certain.
             Ok(_) => {
                 let lost = "the Redis server lost its data while a key was claimed: ask again";
                 return Error::new(ErrorKind::Ambiguous, lost);
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// Sees whether the server keeps the secret of this process, and puts it back where there is none.
+    /// Checks that the server has the secret of this process, and writes it back if there is none.
     pub(super) async fn compare_secret(&self, numbered: &mut Numbered) -> Result<Kept, Error> {
         let Some(given) = self.given.get() else { return Ok(Kept::Same) };
         let mut kept = self.read_secret(numbered).await?;
@@ -126,7 +126,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// What is remembered under another secret is not for anybody.
+    /// Caches that were filled under another secret must not answer.
     fn found(&self, kept: Kept) {
         self.caches.set_agreed(self.given.found(kept, &self.name));
     }

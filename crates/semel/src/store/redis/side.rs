@@ -1,5 +1,5 @@
-//! Redis beside another store: values that may be lost at any moment, and wake-ups. Nothing here is the truth, so
-//! nothing of the server is checked: it may evict, and it may keep nothing on disk.
+//! Redis beside another store: values that may be lost at any time, and wake-ups. The other store is authoritative,
+//! so the server is not checked: it may evict, and it may store nothing on disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use super::{Call, RedisBuilder, Shared, begin};
 use crate::key::KeyId;
 use crate::store::{BoxFuture, Error, ErrorKind, Wakeups};
 
-/// Whether those who wait for a key are woken along with a change.
+/// Whether a change wakes the waiters of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Wake {
     /// All who wait for the key.
     Waiters,
-    /// Nobody waits for this sort of change.
+    /// Nobody waits for this kind of change.
     Nobody,
 }
 
-/// The other half of a store, on a thread of its own.
+/// Access to Redis for another store, on its own thread.
 pub(in crate::store) struct Side {
     shared: Arc<Shared>,
     patience: Duration,
@@ -33,15 +33,15 @@ pub(in crate::store) struct Side {
     watched: UnboundedSender<KeyId>,
 }
 
-/// Ends the thread, and all that was spawned on it, when it is dropped.
+/// Ends the thread and all its tasks when it is dropped.
 #[derive(Debug)]
 pub(in crate::store) struct Running {
     _running: oneshot::Sender<()>,
 }
 
 impl Side {
-    /// Starts the thread; the server need not be there. Names begin with the builder's prefix and `space`. Changes that
-    /// others tell of wake those in `wakeups`.
+    /// Starts the thread; the server need not be available. Names begin with the builder's prefix and `space`.
+    /// Changes that other processes announce wake the waiters in `wakeups`.
     pub(in crate::store) fn start(
         builder: RedisBuilder,
         space: &str,
@@ -72,7 +72,7 @@ impl Side {
         &self.shared.name
     }
 
-    /// Runs a task on the thread until it ends, or the store does.
+    /// Runs a task on the thread until it or the store ends.
     pub(in crate::store) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Fails only when the thread has ended.
         let _ = self.calls.send(Box::pin(task));
@@ -91,7 +91,7 @@ impl Side {
         })
     }
 
-    /// Sets the value of a key for a while.
+    /// Sets the value of a key for a limited time.
     pub(in crate::store) fn put(
         &self,
         id: KeyId,
@@ -108,7 +108,7 @@ impl Side {
         })
     }
 
-    /// Takes the value of a key away.
+    /// Removes the value of a key.
     pub(in crate::store) fn remove(&self, id: KeyId, wake: Wake) -> BoxFuture<'_, Result<(), Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {
@@ -118,7 +118,7 @@ impl Side {
         })
     }
 
-    /// Does once everything that is ever done, so that a missing right shows as well as a missing server.
+    /// Executes every kind of command once, so that missing permissions show as well as a missing server.
     pub(in crate::store) fn probe(&self) -> BoxFuture<'_, Result<(), Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {
@@ -133,18 +133,18 @@ impl Side {
         })
     }
 
-    /// Somebody began to watch a key.
+    /// Watches a new key.
     pub(in crate::store) fn watch(&self, id: KeyId) {
         // Fails only when the thread has ended.
         let _ = self.watched.send(id);
     }
 
-    /// Runs work on the thread, and gives up on it in time. Dropped halfway, it still runs to its end.
+    /// Runs work on the thread, with a timeout. If the call is dropped, the work still completes.
     fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, Error>> {
-        // A connection that is stuck must find out by itself, and be given up: this is for what comes on top.
+        // A stuck connection has its own timeout, and must be closed by it: this one is only an additional limit.
         let patience = self.patience * 2 + Duration::from_millis(50);
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
@@ -164,7 +164,7 @@ impl Side {
     }
 }
 
-/// The change first, then the word of it: whoever is woken finds the change. Both are sent together.
+/// The change first, then its notification: a woken caller sees the change. Both are sent together.
 async fn change(shared: &Shared, id: KeyId, command: &Cmd, wake: Wake) -> Result<(), Error> {
     if wake == Wake::Nobody {
         return shared.link.query(command, Sent::Write).await.map(drop);

@@ -1,4 +1,4 @@
-//! Keeps callers away from a Redis that does not answer.
+//! The circuit breaker for a Redis that does not answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,21 +6,22 @@ use tokio::sync::Notify;
 
 use crate::store::Error;
 
-/// Open while Redis is away. Every change is logged, and nothing else is.
+/// Open while Redis is unavailable. Every change is logged, and nothing else is.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    /// Counts the changes, so odd while closed: it begins open, until Redis was heard for the first time. A call knows
-    /// by it in which period it began, and a late failure of an earlier one does not open the breaker again.
+    /// Counts the changes, so it is odd while closed: it begins open, until Redis has answered for the first time. It
+    /// tells a call in which period it began, so that a late failure of an earlier period does not open the breaker
+    /// again.
     changes: AtomicU64,
     opened: Notify,
 }
 
-/// A time in which Redis answers.
+/// A period in which Redis answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period(u64);
 
 impl Breaker {
-    /// Whether a call may go to Redis now.
+    /// The current period, if a call may use Redis now.
     pub(super) fn admit(&self) -> Option<Period> {
         let changes = self.changes.load(Ordering::Acquire);
         (!changes.is_multiple_of(2)).then_some(Period(changes))
@@ -34,13 +35,13 @@ impl Breaker {
             tracing::warn!(
                 redis,
                 %error,
-                "Redis is away: PostgreSQL alone goes on, nothing is lost; it is tried again in the background"
+                "Redis is unavailable: using PostgreSQL only, nothing is lost, retrying in the background"
             );
             self.opened.notify_one();
         }
     }
 
-    /// Redis answers, and whatever it holds from before is no longer believed.
+    /// Redis answers, and its entries from before are no longer used.
     pub(super) fn close(&self) {
         let close = |changes: u64| changes.is_multiple_of(2).then_some(changes + 1);
         let _ = self.changes.fetch_update(Ordering::AcqRel, Ordering::Acquire, close);
@@ -53,7 +54,7 @@ impl Breaker {
         }
     }
 
-    /// How often it was opened and closed. A start without Redis is neither; the first word of it is a closing.
+    /// How often it was opened and closed. A start without Redis is neither; the first change is then a closing.
     pub(super) fn changes(&self) -> (u64, u64) {
         let changes = self.changes.load(Ordering::Acquire);
         (changes / 2, changes.div_ceil(2))

@@ -1,4 +1,4 @@
-//! Settings of the tiered store, and what goes on in its background.
+//! Settings of the tiered store, and its background tasks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::{Settings, TieredStore, Tiers, WON};
 use crate::store::redis::Side;
 use crate::store::{Error, ErrorKind, Invalidate, PostgresBuilder, RedisBuilder, Store as _};
 
-/// How long to wait before Redis is tried again, at first and at most.
+/// The first and the longest pause before Redis is retried.
 const TRY_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// Settings for a [`TieredStore`]. Made by [`TieredStore::builder`].
+/// Settings for a [`TieredStore`]. Created by [`TieredStore::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it opens"]
 pub struct TieredBuilder {
@@ -35,31 +35,31 @@ impl TieredBuilder {
         }
     }
 
-    /// How long Redis may take to connect or to answer (250 ms), instead of the timeouts of its own builder. Whoever
-    /// waited longer goes on without it, and the breaker opens: so this is what a Redis that stands still costs, once.
+    /// How long Redis may take to connect or to answer (250 ms), instead of the timeouts of its own builder. A call
+    /// that waits longer continues without Redis and opens the breaker: a hanging Redis costs this time once.
     pub fn redis_patience(mut self, patience: Duration) -> Self {
         self.redis_patience = patience.max(Duration::from_millis(1));
         self
     }
 
-    /// For how long a claim is known in Redis as busy (1 s), and at most for half of its lease. After that PostgreSQL
-    /// is asked again. Zero asks it always.
+    /// How long a claim is known in Redis as busy (1 s), and at most for half of its lease. After that PostgreSQL is
+    /// asked again. Zero always asks PostgreSQL.
     pub fn busy_for(mut self, length: Duration) -> Self {
         self.settings.busy_for = length;
         self
     }
 
-    /// The largest outcome in bytes that is copied to Redis (256 KiB). Larger ones are replayed from PostgreSQL.
+    /// The largest outcome in bytes that is copied to Redis (256 KiB). Larger ones are read from PostgreSQL.
     pub fn copy_limit(mut self, bytes: usize) -> Self {
         self.settings.copy_limit = bytes;
         self
     }
 
-    /// Connects to PostgreSQL, and to Redis if it is there.
+    /// Connects to PostgreSQL, and to Redis if it is available.
     ///
     /// # Errors
-    /// As [`PostgresBuilder::open`]; and `Setup` where the URL, the password or the rights for Redis are wrong. A Redis
-    /// that is away is a warning.
+    /// As [`PostgresBuilder::open`]; and `Setup` if the URL, the password or the permissions for Redis are wrong. An
+    /// unavailable Redis is a warning.
     pub async fn open(self) -> Result<TieredStore, Error> {
         let postgres = self.postgres.open().await?;
         let copies = postgres.copies().await?;
@@ -85,7 +85,7 @@ impl TieredBuilder {
                 tracing::warn!(
                     redis = tiers.redis.name(),
                     %error,
-                    "Redis is away at the start: PostgreSQL alone goes on; it is tried again in the background"
+                    "Redis is unavailable at the start: using PostgreSQL only, retrying in the background"
                 );
             }
         }
@@ -95,7 +95,7 @@ impl TieredBuilder {
     }
 }
 
-/// Reads the generation of copies whenever it is wanted, and before what is known gets old.
+/// Reads the generation of copies when it is needed, and before the view gets too old.
 async fn keep_view(tiers: Arc<Tiers>) {
     loop {
         let mut pause = READ_EVERY;
@@ -103,7 +103,7 @@ async fn keep_view(tiers: Arc<Tiers>) {
             match tiers.postgres.copies().await {
                 Ok(copies) => tiers.views.take(reading, copies),
                 Err(error) => {
-                    tracing::debug!(%error, "the generation of copies cannot be read; none is used meanwhile");
+                    tracing::debug!(%error, "the generation of copies cannot be read; copies are disabled meanwhile");
                     pause = TRY_AGAIN.0;
                 }
             }
@@ -112,25 +112,28 @@ async fn keep_view(tiers: Arc<Tiers>) {
     }
 }
 
-/// Tries a Redis that is away until it is back.
+/// Retries an unavailable Redis until it answers.
 async fn mend(tiers: Arc<Tiers>) {
     loop {
         tiers.breaker.is_open().await;
         let (mut pause, longest) = TRY_AGAIN;
         while let Err(error) = try_again(&tiers).await {
-            tracing::debug!(redis = tiers.redis.name(), %error, "Redis is still away");
+            tracing::debug!(redis = tiers.redis.name(), %error, "Redis is still unavailable");
             tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
             pause = (pause * 2).min(longest);
         }
         tiers.breaker.close();
-        tracing::info!(redis = tiers.redis.name(), "Redis is back, and what it held before is ignored");
+        tracing::info!(
+            redis = tiers.redis.name(),
+            "Redis is available again; its earlier entries are ignored"
+        );
     }
 }
 
 async fn try_again(tiers: &Tiers) -> Result<(), Error> {
     tiers.redis.probe().await?;
-    // What is in Redis by now is from before, or from others who could reach it: of an older generation. Who is told of
-    // it while it is read anew believes nothing.
+    // The entries in Redis are from before the outage, or from processes that could reach it: they have an older
+    // generation. A process that receives the new generation uses no entry until it has read the number again.
     tiers.postgres.begin_generation().await?;
     tiers.views.drop_view();
     Ok(())

@@ -1,41 +1,41 @@
-//! What was asked of whom, for people on call.
+//! Counters of the tiered store, for people on call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::breaker::Breaker;
 
-/// Whether Redis takes part.
+/// Whether Redis is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coordination {
-    /// Redis answers: copies are used, waiters are woken by it too.
+    /// Redis answers: copies are used, and it wakes waiters too.
     Working,
-    /// Redis is away: PostgreSQL alone goes on.
+    /// Redis is unavailable: PostgreSQL serves everything.
     Away,
 }
 
-/// What a [`TieredStore`](super::TieredStore) has done since it was opened.
+/// Counts of a [`TieredStore`](super::TieredStore) since it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TieredStats {
-    /// Whether Redis takes part at present.
+    /// Whether Redis is currently used.
     pub coordination: Coordination,
     /// Claims answered with a copy of the outcome.
     pub replayed_copies: u64,
-    /// Claims answered as busy without asking PostgreSQL.
+    /// Claims answered as busy without a query to PostgreSQL.
     pub believed_busy: u64,
-    /// Claims that PostgreSQL was asked about.
+    /// Claims that PostgreSQL answered.
     pub asked_postgres: u64,
-    /// Entries in Redis that were not believed: old, of another payload, or not ours.
+    /// Entries in Redis that were not used: old, of another payload, or not written by Semel.
     pub ignored: u64,
     /// Entries written to Redis.
     pub told: u64,
-    /// Calls to Redis that failed. Each was gone on from without it.
+    /// Failed calls to Redis. Each of these calls continued without Redis.
     pub failed: u64,
-    /// Calls to Redis not made, because it was away.
+    /// Calls to Redis that were skipped because it was unavailable.
     pub without_redis: u64,
-    /// How often Redis went away.
+    /// How often Redis became unavailable.
     pub breaker_opened: u64,
-    /// How often Redis was there again; the first time counts.
+    /// How often Redis became available; the first time counts.
     pub breaker_closed: u64,
 }
 
@@ -52,7 +52,7 @@ impl Counter {
     }
 }
 
-/// See [`TieredStats`] for what each counts.
+/// See [`TieredStats`] for the meaning of each counter.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) replayed_copies: Counter,

@@ -1,16 +1,16 @@
-//! What lies in Redis under a key's name, and what it is worth.
+//! The entry of a key in Redis, and when it is valid.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 1 | the format: 1 |
 //! | 8 | the generation it was read under |
-//! | 8 | until when it may be believed, in µs on PostgreSQL's clock |
-//! | 8 | until when the lease or the outcome stands |
+//! | 8 | until when it may be used, in µs on PostgreSQL's clock |
+//! | 8 | until when the lease or the outcome is valid |
 //! | 32 | the fingerprint |
 //! | 1 | 0 busy, 1 done |
 //! | 16, or the rest | the owner, or the outcome as in the table `record` |
 //!
-//! Numbers are little-endian. What is not exactly this is nothing.
+//! Numbers are little-endian. Any other value is ignored.
 
 use std::sync::Arc;
 
@@ -22,20 +22,20 @@ use crate::time::Timestamp;
 
 const FORMAT: u8 = 1;
 
-/// What PostgreSQL said of a key.
+/// PostgreSQL's answer about a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The newest that was known before PostgreSQL was asked.
+    /// The newest generation that was known before PostgreSQL was asked.
     pub(super) generation: Generation,
-    /// Until when it may be believed.
+    /// Until when it may be used.
     pub(super) until: Timestamp,
-    /// Until when the lease or the outcome stands, if nothing happens.
+    /// Until when the lease or the outcome is valid, if nothing changes.
     pub(super) standing_until: Timestamp,
     pub(super) fingerprint: Fingerprint,
     pub(super) said: Said,
 }
 
-/// Busy or done; there is nothing else worth keeping.
+/// Busy or done; no other state is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Busy { owner: Owner },
@@ -43,14 +43,14 @@ pub(super) enum Said {
 }
 
 impl Entry {
-    /// The answer to a claim at `now` under `generation`; `None` where PostgreSQL has to be asked.
+    /// The answer to a claim at `now` under `generation`; `None` if PostgreSQL must be asked.
     pub(super) fn ruling(&self, claim: &Claim, generation: Generation, now: Timestamp) -> Option<Ruling> {
         if self.generation != generation || now >= self.until || self.fingerprint != claim.fingerprint {
             return None;
         }
         let left = self.standing_until.left(now);
         match &self.said {
-            // Its own claim, asked again: only PostgreSQL knows the fence.
+            // A repeat of its own claim: only PostgreSQL knows the fence.
             Said::Busy { owner } if *owner == claim.owner => None,
             Said::Busy { .. } => Some(Ruling::Busy { lease_left: left }),
             Said::Done(outcome) => Some(Ruling::Replay { outcome: Arc::clone(outcome), expires_in: left }),

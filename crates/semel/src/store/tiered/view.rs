@@ -1,4 +1,4 @@
-//! What this process knows of the copies: their generation, and PostgreSQL's clock.
+//! The process's view of the copies: their generation, and PostgreSQL's clock.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use crate::store::{Invalidate, Trust};
 use crate::sync::Mutex;
 use crate::time::{Timestamp, instant};
 
-/// How old what was read may be. Shorter than a forget waits for a process that does not answer (10 s): a process that
-/// was paused looks at this first.
+/// The maximum age of a view. Shorter than the time that a forget waits for a process that does not answer (10 s): a
+/// process that was paused checks this first.
 const AGE: Duration = Duration::from_secs(8);
 
 /// How often it is read again.
 pub(super) const READ_EVERY: Duration = Duration::from_secs(3);
 
-/// What was read of PostgreSQL.
+/// The data read from PostgreSQL.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     copies: Copies,
@@ -26,23 +26,23 @@ pub(super) struct View {
 }
 
 impl View {
-    /// What an entry must be stamped with.
+    /// The stamp of a valid entry.
     pub(super) fn generation(&self) -> Generation {
         self.copies.generation
     }
 
-    /// PostgreSQL's time at a moment here, or less.
+    /// PostgreSQL's time at a local time, or earlier.
     pub(super) fn earliest(&self, here: Instant) -> Timestamp {
         self.copies.now.after(here.saturating_duration_since(self.answered))
     }
 
-    /// PostgreSQL's time at a moment here, or more.
+    /// PostgreSQL's time at a local time, or later.
     pub(super) fn latest(&self, here: Instant) -> Timestamp {
         self.copies.now.after(here.saturating_duration_since(self.asked))
     }
 }
 
-/// Holds the view, and takes it away when it may no longer be true.
+/// Holds the view, and drops it when it may no longer be true.
 #[derive(Debug)]
 pub(super) struct Views {
     store: [u8; 16],
@@ -54,7 +54,7 @@ pub(super) struct Views {
 struct State {
     trust: Trust,
     view: Option<View>,
-    /// Counts what was heard. A view that was read before and arrives after is not taken.
+    /// Counts the invalidations. A view that was read before one and arrives after it is rejected.
     heard: u64,
 }
 
@@ -66,26 +66,26 @@ pub(super) struct Reading {
 }
 
 impl Views {
-    /// Knows nothing yet. `store` is the only one whose views are taken.
+    /// Starts without a view. Only views of `store` are accepted.
     pub(super) fn new(store: [u8; 16]) -> Self {
         let state = State { trust: Trust::Unconfirmed, view: None, heard: 0 };
         Self { store, state: Mutex::new(state), wanted: Notify::new() }
     }
 
-    /// What is known for certain at this moment.
+    /// The view that is certain now.
     pub(super) fn current(&self) -> Option<View> {
         let state = self.state.lock();
         let fresh = |view: &View| instant().saturating_duration_since(view.asked) < AGE;
         state.view.filter(|view| state.trust == Trust::Confirmed && fresh(view))
     }
 
-    /// Before PostgreSQL is asked. `None` while a view would not be believed anyhow.
+    /// Call it before PostgreSQL is asked. `None` while a view would not be used anyway.
     pub(super) fn begin(&self) -> Option<Reading> {
         let state = self.state.lock();
         (state.trust == Trust::Confirmed).then(|| Reading { heard: state.heard, asked: instant() })
     }
 
-    /// What PostgreSQL answered.
+    /// Accepts PostgreSQL's answer.
     pub(super) fn take(&self, reading: Reading, copies: Copies) {
         let mut state = self.state.lock();
         if state.heard != reading.heard {
@@ -94,7 +94,7 @@ impl Views {
         if copies.store != self.store {
             if state.view.take().is_some() {
                 tracing::warn!(
-                    "PostgreSQL has other records than at the start: copies in Redis are not used until a restart"
+                    "PostgreSQL has other records than at the start: copies in Redis are disabled until a restart"
                 );
             }
             return;
@@ -102,7 +102,7 @@ impl Views {
         state.view = Some(View { copies, asked: reading.asked, answered: instant() });
     }
 
-    /// Everything that is known is old.
+    /// The view is stale.
     pub(super) fn drop_view(&self) {
         let mut state = self.state.lock();
         state.heard += 1;
@@ -110,19 +110,19 @@ impl Views {
         self.wanted.notify_one();
     }
 
-    /// There is something newer to be read; what is known was true at its time.
+    /// There is a newer view; the current one was true at its time.
     pub(super) fn read_again(&self) {
         self.wanted.notify_one();
     }
 
-    /// Returns when a view is asked for.
+    /// Returns when a view is needed.
     pub(super) async fn wanted(&self) {
         self.wanted.notified().await;
     }
 }
 
 impl Invalidate for Views {
-    /// With the forget a new generation began, so which key it was does not matter.
+    /// A forget begins a new generation, so the key does not matter.
     fn invalidate(&self, _: KeyId) {
         self.drop_view();
     }
@@ -173,7 +173,7 @@ mod tests {
         assert!(views.current().is_none());
     }
 
-    // A process that was paused for longer than a forget waits for it must not believe what it knew.
+    // A process that was paused for longer than a forget waits for it must not use its old view.
     #[test]
     fn an_old_view_is_none() {
         let views = confirmed();

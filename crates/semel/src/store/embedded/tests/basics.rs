@@ -75,7 +75,6 @@ async fn a_listing_goes_by_id_and_by_phase() {
     assert_eq!(list(Some(Phase::InDoubt), 100).await, begun, "time is applied, swept or not");
 }
 
-// token_regress
 #[tokio::test]
 async fn a_fence_never_goes_back_not_even_over_sweep_and_restart() {
     let place = Place::new();

@@ -99,7 +99,6 @@ fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Incompatible)
 }
 
-// bit_flip
 #[tokio::test]
 async fn bit_flip() {
     let place = Place::new();
@@ -125,7 +124,7 @@ async fn bit_flip() {
     assert!(refused * 2 > image.len(), "only {refused} of {} flips were noticed", image.len());
 }
 
-// old_format: one file per format that was ever released, opened by every later version.
+// One file per format that was ever released, opened by every later version.
 #[tokio::test]
 async fn old_format() {
     let place = Place::new();
@@ -236,7 +235,6 @@ async fn a_log_that_is_used_again_is_sound() {
     assert!(lengths.len() < 20, "the log was never used again: {lengths:?}");
 }
 
-// torn_write
 #[tokio::test]
 async fn torn_write() {
     let place = Place::new();

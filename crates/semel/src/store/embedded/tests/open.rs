@@ -194,7 +194,7 @@ fn raw(place: &Place, sql: &str) {
     connection.execute_batch(sql).unwrap();
 }
 
-// old_format: a newer one, in fact; the oldest one is below.
+// A newer one, in fact; the oldest one is below.
 #[test]
 fn a_newer_format_is_refused_and_untouched() {
     let place = Place::new();
@@ -222,7 +222,7 @@ fn a_newer_format_that_is_still_in_the_log() {
     assert_eq!(content(&crashed.path()), before);
 }
 
-// rename_without_dirsync, compaction_crash: a half-made file is never taken for a store.
+// A half-made file is never taken for a store.
 #[tokio::test]
 async fn an_interrupted_creation_starts_over() {
     let place = Place::new();

@@ -71,7 +71,7 @@ async fn many_claims_share_one_sync() {
     assert_eq!(commits, 2, "the held one, and one for all hundred");
 }
 
-// X6: N claims of one key in one batch have one winner.
+// N claims of one key in one batch have one winner.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_key_many_times_in_one_batch() {
     let place = Place::new();
