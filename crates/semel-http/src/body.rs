@@ -1,4 +1,4 @@
-//! One body type for requests and answers: bytes that are at hand, or a stream that is passed on.
+//! One body type for requests and answers: bytes in memory, or a stream.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -18,10 +18,10 @@ use crate::capacity::CallPlace;
 /// Any error.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// A body: bytes that are at hand, or a stream.
+/// A body: bytes in memory, or a stream.
 ///
-/// What is replayed, and every request that was read before its key was claimed, is bytes; everything else streams
-/// through untouched. Streams are boxed once, bytes never.
+/// Stored answers, and requests that were read before their claim, are bytes. Everything else is streamed unchanged. Streams are boxed
+/// once, bytes never.
 pub struct Body(Kind);
 
 enum Kind {
@@ -31,12 +31,12 @@ enum Kind {
         trailers: Option<Box<HeaderMap>>,
     },
     Trailers(Box<HeaderMap>),
-    /// A stream of a call holds the place of that call.
+    /// The stream of a call holds the slot of that call.
     Stream(UnsyncBoxBody<Bytes, BoxError>, Option<CallPlace>),
 }
 
 impl Body {
-    /// A body without a byte.
+    /// An empty body.
     #[must_use]
     pub const fn empty() -> Self {
         Self(Kind::Empty)
@@ -52,7 +52,7 @@ impl Body {
         })
     }
 
-    /// The bytes, where they are at hand; trailers are left behind.
+    /// The bytes, if they are in memory; trailers are dropped.
     pub(crate) fn into_bytes(self) -> Option<Bytes> {
         match self.0 {
             Kind::Empty | Kind::Trailers(_) => Some(Bytes::new()),
@@ -61,8 +61,7 @@ impl Body {
         }
     }
 
-    /// Puts other bytes in the place of some of these, which have to be at hand. Trailers stay, except digests of the
-    /// bytes that were there.
+    /// Replaces some of the bytes, which must be in memory. Trailers stay, except digests of the old bytes.
     pub(crate) fn splice(&mut self, place: Range<usize>, with: &[u8]) {
         let Kind::Full { data, trailers } = &mut self.0 else { return };
         let (Some(before), Some(after)) = (data.get(..place.start), data.get(place.end..)) else { return };
@@ -72,7 +71,7 @@ impl Body {
         }
     }
 
-    /// A body that fails at once: for an answer whose own body did.
+    /// A body that fails immediately, for an answer whose own body failed.
     pub(crate) fn broken(error: BoxError) -> Self {
         struct Broken(Option<BoxError>);
         impl http_body::Body for Broken {
@@ -88,7 +87,7 @@ impl Body {
         Self(Kind::Stream(Broken(Some(error)).boxed_unsync(), None))
     }
 
-    /// The same body, which holds a place for as long as it streams.
+    /// The same body, which holds a call slot while it streams.
     pub(crate) fn holding(mut self, place: CallPlace) -> Self {
         if let Kind::Stream(_, held) = &mut self.0 {
             *held = Some(place);
@@ -102,7 +101,7 @@ impl Body {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        // One that is of this type already is taken as it is, without a box around it.
+        // A body of this type is used as it is, without another box.
         let mut body = Some(body);
         if let Some(own) = (&mut body as &mut dyn Any).downcast_mut::<Option<Self>>() {
             return own.take().unwrap_or_default();
@@ -194,7 +193,7 @@ impl http_body::Body for Body {
 }
 
 impl fmt::Debug for Body {
-    /// Shows sizes only: bodies hold what callers sent.
+    /// Shows sizes only, because bodies contain the data of callers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Empty | Kind::Trailers(_) => f.write_str("Body(empty)"),

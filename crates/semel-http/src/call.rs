@@ -1,9 +1,8 @@
-//! The contract with whatever answers a request: how it says that it failed, and how the guard calls it on its own.
+//! The contract with the service that answers a request: how it reports failures, and how the guard makes calls of its own.
 //!
-//! The guard stands before any `tower` service that takes a `Request<Body>`. A service that fails after the effect
-//! may have started and one that never reached anybody are treated very differently, so its error should say which
-//! it was: return a [`CallError`], or anything that turns into a boxed one. Every other error counts as
-//! [`Fate::Unknown`], and so does a panic.
+//! The guard wraps any `tower` service that takes a `Request<Body>`. A failure before the request was delivered is handled very
+//! differently from one after the effect may have started. So the error of the service should be a [`CallError`], or convert to a boxed
+//! one. Every other error, and a panic, counts as [`Fate::Unknown`].
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,13 +17,14 @@ use crate::body::{Body, BoxError};
 /// What a failed call may have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// No byte of the request reached anybody: nothing happened. The key is released.
+    /// No byte of the request was delivered, so it had no effect. The key is released.
     Undelivered,
-    /// Something was sent, and nobody knows what came of it: in doubt in `marked`, taken over in other modes.
+    /// Something was sent, and its result is unknown. In mode `marked` the key is in doubt; in other modes the next attempt runs the
+    /// effect again.
     Unknown,
 }
 
-/// A call that has no answer.
+/// A call without an answer.
 #[derive(Debug)]
 pub struct CallError {
     fate: Fate,
@@ -33,18 +33,18 @@ pub struct CallError {
 }
 
 impl CallError {
-    /// Nothing was sent: the connection was refused, no address was found, TLS failed. Answered with 502.
+    /// Nothing was sent: connection refused, name not resolved, or TLS failed. Answered with 502.
     pub fn undelivered(source: impl Into<BoxError>) -> Self {
         Self { fate: Fate::Undelivered, status: StatusCode::BAD_GATEWAY, source: source.into() }
     }
 
-    /// It may have been received: the connection was cut after the first byte, the answer was malformed. Answered
+    /// The upstream may have received the request: the connection broke after the first byte, or the answer was malformed. Answered
     /// with 502.
     pub fn unknown(source: impl Into<BoxError>) -> Self {
         Self { fate: Fate::Unknown, status: StatusCode::BAD_GATEWAY, source: source.into() }
     }
 
-    /// It may have been received, and no answer came in time. Answered with 504.
+    /// The upstream may have received the request, but did not answer in time. Answered with 504.
     pub fn timed_out(source: impl Into<BoxError>) -> Self {
         Self { fate: Fate::Unknown, status: StatusCode::GATEWAY_TIMEOUT, source: source.into() }
     }
@@ -61,12 +61,12 @@ impl CallError {
         self.fate
     }
 
-    /// The status that a client is answered with.
+    /// The status of the answer to the client.
     pub const fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Reads any error. One that does not say what it was may have done anything.
+    /// Converts any error. An error of an unknown type counts as [`Fate::Unknown`].
     pub fn from_any(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(call) => *call,
@@ -82,7 +82,7 @@ impl fmt::Display for CallError {
         match self.fate {
             Fate::Undelivered => write!(f, "the request was not delivered: {}", self.source),
             Fate::Unknown => {
-                write!(f, "nobody knows whether the request took effect: {}", self.source)
+                write!(f, "the request may or may not have taken effect: {}", self.source)
             }
         }
     }
@@ -94,23 +94,23 @@ impl std::error::Error for CallError {
     }
 }
 
-/// A future that can be kept behind a trait object.
+/// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Makes calls that no client asked for: the probe that settles doubt, and the check of a credential before a
-/// replay. The proxy implements it with its upstream client; a service is made one by [`ServiceCaller`].
+/// Makes the guard's own calls: the probe that settles doubt, and the check of a credential before an answer from the record. The proxy
+/// implements it with its upstream client; [`ServiceCaller`] turns a service into one.
 pub trait Caller: Send + Sync + 'static {
-    /// Sends a request and returns the answer. The [`Upstream`] of its route is among the request's extensions.
+    /// Sends a request and returns the answer. The [`Upstream`] of its route is in the request's extensions.
     ///
-    /// Set no time limit here: the guard does. Dropping the future ends the call.
+    /// Set no timeout here; the guard has one. Dropping the future ends the call.
     fn call(&self, request: Request<Body>) -> BoxFuture<'_, Result<Response<Body>, CallError>>;
 }
 
-/// Which upstream a route names, among the extensions of every request of that route.
+/// The name of a route's upstream, in the extensions of every request of that route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream(pub Arc<str>);
 
-/// Makes a [`Caller`] of any service that can be cloned.
+/// Turns any cloneable service into a [`Caller`].
 #[derive(Clone, Debug)]
 pub struct ServiceCaller<S>(pub S);
 

@@ -1,8 +1,8 @@
-//! Bounds on what a process takes on at once: calls in flight at upstreams, and bytes of requests that wait in memory.
+//! Limits of a process: calls in progress at upstreams, and bytes of request bodies in memory.
 //!
-//! An effect outlives its connection, so limits on connections do not bound the calls at an upstream. And a body is read before
-//! anybody is authenticated, so the bytes of all of them together need a bound. Both are checked before a key is claimed: a
-//! request that is refused here has left no trace.
+//! An effect outlives its connection, so a limit on connections does not limit the calls at an upstream. A body is read before the
+//! caller is authenticated, so the total size of all bodies needs a limit. Both limits are checked before a key is claimed: a refused
+//! request leaves no trace.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -15,17 +15,17 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a body may arrive undisturbed. One that takes longer makes room where there is none left for others.
+/// How long a body may arrive before it can be evicted to make room for others.
 const UNDISTURBED: Duration = Duration::from_secs(1);
 
-/// How much a guard takes on at once.
+/// Limits of a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapacityLimits {
-    /// Guarded calls in flight, in all.
+    /// Maximum number of guarded calls in progress.
     pub calls: usize,
-    /// Guarded calls in flight at one upstream.
+    /// Maximum number of guarded calls in progress per upstream.
     pub calls_per_upstream: usize,
-    /// Bytes of request bodies that are read and not yet passed on, in all.
+    /// Maximum total size of request bodies that were read and not yet passed on, in bytes.
     pub buffered_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl Default for CapacityLimits {
     }
 }
 
-/// What is in use. Clones share everything; guards that replace each other share one, so that a reload forgets no call.
+/// Current use of the limits. Clones share all state. Guards that replace each other share one, so that a reload forgets no call.
 #[derive(Clone, Default)]
 pub struct Capacity {
     usage: Arc<Usage>,
@@ -44,7 +44,7 @@ pub struct Capacity {
 #[derive(Default)]
 struct Usage {
     calls: Arc<AtomicUsize>,
-    /// By the name of the upstream; none is the first one.
+    /// By name of the upstream; `None` is the default upstream.
     upstreams: Mutex<HashMap<Option<Arc<str>>, Arc<AtomicUsize>>>,
     refused_in_all: AtomicU64,
     refused_by_upstream: AtomicU64,
@@ -53,19 +53,19 @@ struct Usage {
 }
 
 impl Capacity {
-    /// Nothing is in use yet.
+    /// A new one, with nothing in use.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Guarded calls in flight, those whose clients have left included.
+    /// Number of guarded calls in progress, including those whose clients have disconnected.
     #[must_use]
     pub fn calls_in_flight(&self) -> usize {
         self.usage.calls.load(Ordering::Relaxed)
     }
 
-    /// How many requests were refused because of each limit on calls, by its name in metrics.
+    /// Number of requests that each limit on calls refused, by its name in metrics.
     #[must_use]
     pub fn calls_refused(&self) -> [(&'static str, u64); 2] {
         let Usage { refused_in_all, refused_by_upstream, .. } = &*self.usage;
@@ -81,19 +81,19 @@ impl Capacity {
         self.usage.bodies.lock().used
     }
 
-    /// How many bodies were refused for want of room.
+    /// Number of bodies that the memory limit refused.
     #[must_use]
     pub fn bodies_refused(&self) -> u64 {
         self.usage.refused_bodies.load(Ordering::Relaxed)
     }
 
-    /// The places for calls to an upstream.
+    /// The call slots for an upstream.
     pub(crate) fn places(&self, upstream: Option<Arc<str>>, limits: &CapacityLimits) -> CallPlaces {
         let of_upstream = Arc::clone(self.usage.upstreams.lock().entry(upstream).or_default());
         CallPlaces { of_upstream, in_all: Arc::clone(&self.usage.calls), limits: *limits }
     }
 
-    /// Counts a request that found no place.
+    /// Counts a request that got no slot.
     pub(crate) fn refuse_call(&self, limit: CallLimit) {
         let counter = match limit {
             CallLimit::InAll => &self.usage.refused_in_all,
@@ -130,7 +130,7 @@ impl CallLimit {
     }
 }
 
-/// The places for calls of one route.
+/// The call slots of one route.
 pub(crate) struct CallPlaces {
     of_upstream: Arc<AtomicUsize>,
     in_all: Arc<AtomicUsize>,
@@ -138,7 +138,7 @@ pub(crate) struct CallPlaces {
 }
 
 impl CallPlaces {
-    /// Takes a place, where there is one.
+    /// Takes a slot, if one is free.
     pub(crate) fn take(&self) -> Result<CallPlace, CallLimit> {
         let of_upstream =
             Counted::take(&self.of_upstream, self.limits.calls_per_upstream).ok_or(CallLimit::Upstream)?;
@@ -147,7 +147,7 @@ impl CallPlaces {
     }
 }
 
-/// A place for one call. It is free again when the last clone is dropped.
+/// The slot of one call. It is free again when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct CallPlace {
     _counted: Arc<[Counted; 2]>,
@@ -175,7 +175,7 @@ impl Drop for Counted {
 struct Bodies {
     used: u64,
     started: u64,
-    /// Those that have not arrived to their end, the oldest first.
+    /// Bodies that have not arrived completely, the oldest first.
     arriving: BTreeMap<u64, Arriving>,
 }
 
@@ -185,28 +185,28 @@ struct Arriving {
     signal: Arc<Signal>,
 }
 
-/// Tells a body that it has to make room.
+/// Tells a body that it was evicted.
 #[derive(Default)]
 struct Signal {
     evicted: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
-/// There is no room for a body.
+/// The memory limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
 
-/// What a request costs while its body arrives, beside the bytes of the body: its head and its task. A part of small limits.
+/// Memory of a request while its body arrives, in addition to the body: its head and its task. Less with small limits.
 fn overhead(limit: u64) -> u64 {
     (16 * 1024).min(limit / 1024)
 }
 
 impl Bodies {
-    /// Makes room for more bytes of the body `number`. Where the limit is reached, the bodies that have been arriving for longest
-    /// are evicted: they are told, and no longer count.
+    /// Makes room for more bytes of the body `number`. At the limit, it evicts the bodies that have been arriving for longest: they are
+    /// notified and no longer count.
     fn make_room(&mut self, bytes: u64, limit: u64, number: u64) -> Result<(), NoRoom> {
         let overhead = overhead(limit);
-        // Of the others: one body may take all the room.
+        // Counts the other bodies only: one body may use the whole limit.
         let others = self.arriving.len().saturating_sub(1) as u64;
         let wanted = self.used.saturating_add(bytes).saturating_add(overhead * others);
         let Some(mut missing) = wanted.checked_sub(limit).filter(|left| *left > 0) else {
@@ -245,7 +245,7 @@ impl Signal {
     }
 }
 
-/// The room that an arriving body takes. Dropped, it is given back.
+/// The memory share of an arriving body. Dropping it returns the share.
 pub(crate) struct BodyRoom {
     usage: Arc<Usage>,
     limit: u64,
@@ -257,7 +257,7 @@ impl BodyRoom {
         Self { usage: Arc::clone(&capacity.usage), limit: limits.buffered_bytes, place: None }
     }
 
-    /// Takes room for the next bytes.
+    /// Counts the next bytes.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), NoRoom> {
         let bytes = bytes as u64;
         let mut bodies = self.usage.bodies.lock();
@@ -282,22 +282,22 @@ impl BodyRoom {
         taken
     }
 
-    /// Ready once the body has to make room for others.
+    /// Ready when the body was evicted.
     pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> Poll<()> {
         let Some((_, signal)) = &self.place else { return Poll::Pending };
         *signal.waker.lock() = Some(context.waker().clone());
         if signal.evicted.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Counts a body that was refused.
+    /// Counts a refused body.
     pub(crate) fn refuse(&self) {
         self.usage.refused_bodies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The body has arrived as these bytes. Its room is given back when the last clone of them is dropped.
+    /// Marks the body as complete. Its memory share is returned when the last clone of the bytes is dropped.
     pub(crate) fn keep(mut self, data: Bytes) -> Result<Bytes, NoRoom> {
         let Some((number, _)) = self.place.take() else { return Ok(data) };
-        // Evicted in the last moment: its room was given to another.
+        // Evicted meanwhile: another body has its memory share.
         let Some(arriving) = self.usage.bodies.lock().arriving.remove(&number) else {
             self.refuse();
             return Err(NoRoom);
@@ -318,7 +318,7 @@ impl Drop for BodyRoom {
     }
 }
 
-/// The room of a body that has arrived.
+/// The memory share of a complete body.
 struct KeptRoom {
     usage: Arc<Usage>,
     bytes: u64,
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(
             capacity.calls_in_flight(),
             3,
-            "a place that was not had in all is given back to the upstream"
+            "the upstream's slot is returned if the total limit is reached"
         );
         drop(first);
         assert_eq!(capacity.calls_in_flight(), 3, "a clone still holds it");
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(capacity.buffered_bytes(), 0);
     }
 
-    // A stream that sends a head and no body costs memory too.
+    // A stream that sends a head and no body uses memory too.
     #[tokio::test(start_paused = true)]
     async fn requests_without_a_byte_of_their_body_take_room() {
         let limits = CapacityLimits { buffered_bytes: 1 << 20, ..LIMITS };
@@ -423,7 +423,7 @@ mod tests {
             room.take(0).map(|()| room)
         };
         let mut waiting: Vec<BodyRoom> = std::iter::from_fn(|| room().ok()).take(5_000).collect();
-        assert_eq!(waiting.len(), 1025, "each takes a kibibyte, beside the one that asks");
+        assert_eq!(waiting.len(), 1025, "each takes a kibibyte, except the new one");
         tokio::time::advance(UNDISTURBED).await;
         waiting.push(room().expect("the oldest makes room"));
         let context = Context::from_waker(Waker::noop());
@@ -432,7 +432,7 @@ mod tests {
         assert!(room().is_ok() && capacity.buffered_bytes() == 0);
     }
 
-    // What has arrived is about to be passed on, and is never taken away.
+    // A complete body is about to be passed on, and is never evicted.
     #[tokio::test(start_paused = true)]
     async fn a_whole_body_is_not_evicted() {
         let capacity = Capacity::new();

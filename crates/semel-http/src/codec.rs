@@ -1,8 +1,8 @@
-//! How a request carries a call: plain HTTP, or a message within it.
+//! How a request carries a call: as plain HTTP, or as a message in its body.
 //!
-//! A plain request *is* the call: its key stands in a header or in its body, its status says how it ended, and its
-//! answer is replayed byte for byte. Where messages are carried over HTTP, all of that is in the message instead. The
-//! codec is the seam: it reads the call from a request, judges an answer, and shapes replays and refusals.
+//! A plain request is the call: the key is in a header or in the body, the status says how the call ended, and the stored answer is
+//! given byte for byte. Where HTTP carries messages, the message contains all of that. The codec separates the two: it reads the call
+//! from a request, classifies an answer, and formats stored answers and refusals.
 
 use std::sync::Arc;
 
@@ -15,35 +15,35 @@ use crate::problem::Problem;
 use crate::profile::Profile;
 use crate::{KeySource, policy};
 
-/// How calls are carried, as a part of a [`Profile`].
+/// How requests carry calls, as a part of a [`Profile`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Codec {
     /// A request is a call.
     #[default]
     Http,
-    /// Calls of tools, as JSON-RPC messages of the Model Context Protocol over streamable HTTP.
+    /// Tool calls, as JSON-RPC messages of the Model Context Protocol over streamable HTTP.
     Mcp {
-        /// Which tools need a key. A call with a key is guarded whatever tool it calls.
+        /// The tools that need a key. A call with a key is guarded, whatever tool it calls.
         tools: KeyedTools,
     },
 }
 
-/// Which tools need a key: a call of one of them without a key is refused.
+/// The tools that need a key: a call of one of them without a key is refused.
 ///
-/// It does not say which calls are guarded: every call with a key is.
+/// This does not restrict which calls are guarded: every call with a key is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KeyedTools {
-    /// AdCP's mutating tools ([`ADCP_MUTATING_TOOLS`](crate::profile::ADCP_MUTATING_TOOLS)), and those whose input schema
-    /// requires `idempotency_key`, as the upstream's `tools/list` tells the caller.
+    /// AdCP's mutating tools ([`ADCP_MUTATING_TOOLS`](crate::profile::ADCP_MUTATING_TOOLS)), and tools whose input schema requires
+    /// `idempotency_key` in the `tools/list` that the upstream gives the caller.
     #[default]
     Listed,
-    /// These and no others.
+    /// Only these.
     Named(Vec<String>),
 }
 
 impl Codec {
-    /// Where the key of a call is, if a route does not say otherwise.
+    /// The default place of a call's key.
     pub(crate) fn key_source(&self, profile: &Profile) -> KeySource {
         match self {
             Self::Http => KeySource::Header(profile.key_header.clone()),
@@ -51,7 +51,7 @@ impl Codec {
         }
     }
 
-    /// Whether a route's own settings can hold for calls that are carried so.
+    /// Rejects settings of a route that do not apply to this codec.
     pub(crate) fn check(&self, policy: &policy::RoutePolicy) -> Result<(), PolicyError> {
         let Self::Mcp { .. } = self else { return Ok(()) };
         let at_place =
@@ -69,7 +69,7 @@ impl Codec {
     }
 }
 
-/// What an answer depends on, beside the profile: nothing, or the message it is an answer to.
+/// What an answer depends on besides the profile: nothing, or the message that it answers.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Request,
@@ -77,7 +77,7 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
-    /// A problem, told to whoever asked.
+    /// A problem, in the caller's format.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         match self {
             Self::Request => profile.tell(problem),
@@ -85,7 +85,7 @@ impl Asked {
         }
     }
 
-    /// A kept answer for whoever asks now; none where it is not an answer to such a question.
+    /// A stored answer, in the caller's format; `None` if it does not answer this kind of request.
     pub(crate) fn replay(&self, kept: Response<Body>) -> Option<Response<Body>> {
         match self {
             Self::Request => Some(kept),

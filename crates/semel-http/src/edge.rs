@@ -1,12 +1,11 @@
 //! The listening side of the gateway: HTTP/1.1 and HTTP/2, with or without TLS, over hyper.
 //!
-//! [`serve`] takes a bound listener, a `tower` service and a signal to stop. Between the socket and hyper stands a wire
-//! that reads every HTTP/1 request strictly and refuses what two servers could understand differently, before hyper
-//! repairs it; see `docs/gateway.md` for the list. A request that is refused is answered with a problem document, its
-//! connection is closed, and the service never hears of it.
+//! [`serve`] takes a bound listener, a `tower` service and a signal to stop. The wire between the socket and hyper reads every HTTP/1
+//! request strictly. It refuses requests that two servers could understand differently, before hyper repairs them; `docs/gateway.md`
+//! has the list. The listener answers a refused request with a problem document and closes its connection; the service does not see it.
 //!
-//! A client that goes away does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops
-//! the service's future: what must not be cut has to run in a task of its own, as the guard does.
+//! A client that disconnects does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops the
+//! service's future. Work that must not be cancelled has to run in a task of its own, as in the guard.
 
 mod answer;
 mod body;
@@ -52,18 +51,18 @@ use self::link::Link;
 use self::rules::Rules;
 use crate::BoxError;
 
-/// How long the listener waits before it tries again: after it failed to accept, mostly for want of file descriptors, and when no
-/// connection can be closed for a new one.
+/// How long the listener waits before it tries again: after it failed to accept, mostly for lack of file descriptors, and when it can
+/// close no connection for a new one.
 const REST: Duration = Duration::from_millis(50);
 
-/// Who sent a request, among its extensions.
+/// The client of a request, in the extensions of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The other end of the connection.
+    /// Address of the client.
     pub address: SocketAddr,
-    /// Whether it came over TLS.
+    /// True if the request came over TLS.
     pub tls: bool,
-    /// The address as a header value: written once for a connection, not once for every request.
+    /// The address as a header value, formatted once per connection instead of once per request.
     value: HeaderValue,
 }
 
@@ -80,8 +79,7 @@ impl Peer {
     }
 }
 
-/// Among the extensions of a request that may become another protocol: tells when the listener has ended, and
-/// whatever goes on in its name has to.
+/// In the extensions of a request that may switch protocols: signals that the listener has ended, so that tunnels end too.
 #[derive(Debug, Clone)]
 pub(crate) struct Ending(watch::Receiver<()>);
 
@@ -97,17 +95,18 @@ impl Ending {
 pub enum Drained {
     /// Every connection ended by itself.
     Clean,
-    /// So many connections were cut when the time for draining was over.
+    /// This number of connections was closed when the drain time was over.
     Forced(usize),
 }
 
-/// Serves connections of `listener` with `service` until `shutdown` completes; then accepts no more, lets what is in
-/// flight finish, and returns when all connections are closed or [`Options::drain`] is over; then what is left is cut,
-/// tunnels too.
+/// Serves connections of `listener` with `service` until `shutdown` completes. Then it accepts no more connections and lets requests in
+/// progress finish. It returns when all connections are closed or [`Options::drain`] is over; at that point it closes the remaining
+/// connections and tunnels.
 ///
-/// A service that fails is answered for: 502 or 504 with a problem document, as its [`CallError`](crate::CallError) says.
-/// Errors of a single connection end that connection only. At [`Limits::connections`], a new connection takes the slot of the one that
-/// has waited longest for its client; a connection with a call in progress keeps its slot, unless the call's body is late. Dropping the future cuts every connection.
+/// If the service fails, the listener answers 502 or 504 with a problem document, according to its [`CallError`](crate::CallError). An
+/// error on one connection ends that connection only. At [`Limits::connections`], a new connection takes the slot of the one that has
+/// waited longest for its client; a connection with a call in progress keeps its slot, unless the call's body is late. Dropping the
+/// future closes every connection.
 pub async fn serve<S, B>(
     listener: TcpListener,
     service: S,
@@ -122,7 +121,7 @@ where
     B::Error: Into<BoxError>,
 {
     let (drain, draining) = watch::channel(false);
-    // Dropped at the end, whichever it is.
+    // Dropped on every return path.
     let (_ending, ended) = watch::channel(());
     let most = options.limits.connections.max(1);
     let places = Arc::new(Semaphore::new(most as usize));
@@ -156,17 +155,17 @@ where
                 open.add(&link);
                 connections.spawn(connection::serve(Arc::clone(&shared), stream, peer, link, service.clone()));
             }
-            // Connections that were busy when the newcomer came may be idle now.
+            // Connections that were busy when the new one arrived may be idle now.
             () = tokio::time::sleep(REST), if newcomer.is_some() => {}
         }
     }
     drop(newcomer);
     drop(listener);
-    // Fails only where no connection is left to be told.
+    // Sending fails only if no connection is left.
     let _ = drain.send(true);
     let all_ended = async {
         while connections.join_next().await.is_some() {}
-        // Tunnels outlive the connection that opened them; their places tell when they are gone.
+        // Tunnels outlive their connection; each holds a slot until it ends.
         let _ = places.acquire_many(most).await;
     };
     match tokio::time::timeout(limit, all_ended).await {

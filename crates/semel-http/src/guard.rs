@@ -1,21 +1,21 @@
 //! The guard: makes a request with a key happen once.
 //!
-//! It stands before any service. A request is checked before the store is touched; its body is read before its key is
-//! claimed; its effect runs in a task of its own, so that a client which hangs up changes nothing; and its answer is
-//! kept under the fence before the client sees it.
+//! It can wrap any service. The guard checks a request before it uses the store. It reads the body before it claims the key. The effect
+//! runs in a task of its own, so a client that disconnects changes nothing. The answer is stored under the fence before the client sees
+//! it.
 //!
 //! ```text
-//!   find the route ─► not guarded, or no key ──────────────────────────────► pass on
+//!   find the route ─► not guarded, or no key ────────────────────────────► pass on
 //!        │
-//!   admit: key, scope, body, fingerprint ─► not as it should be ───────────► problem, the store untouched
+//!   admit: key, scope, body, fingerprint ─► invalid ─────────────────────► problem, no store access
 //!        │
-//!   claim ─► replay, conflict, in flight, expired, in doubt ───────────────► answer
+//!   claim ─► stored answer, conflict, in progress, expired, in doubt ────► answer
 //!        │ won
-//!   run: begin ─► call ─► read ─► keep, release or abandon ────────────────► answer
+//!   run: begin ─► call ─► read ─► store, release or abandon ─────────────► answer
 //! ```
 //!
-//! Where calls are messages, two steps are others: `messages` admits, and `tool_answer` (with `live`, for streams) reads
-//! and keeps. Everything between them is the same.
+//! Where calls are MCP messages, two steps differ: `messages` admits, and `tool_answer` (with `live`, for streams) reads and stores.
+//! Everything between them is the same.
 
 mod admit;
 mod ambiguous;
@@ -74,14 +74,14 @@ use crate::scope::Scope;
 use crate::stored::{REPLAYED, STORED};
 use crate::well_known;
 
-/// How often a request is claimed anew because its claim was lost before the call began, or its key was settled.
+/// How often the guard claims again, because the claim was lost before the call began or the key was settled meanwhile.
 const STARTS: usize = 3;
-/// A claim that takes longer than this waits for another request, or for a store that is slow.
+/// A claim that takes longer than this is waiting for another request or for a slow store.
 const WAITS: Duration = Duration::from_millis(50);
-/// When to come back to a store that is away.
+/// `Retry-After` while the store is unavailable.
 const STORE_AWAY: Duration = Duration::from_secs(1);
 
-/// Makes requests happen once. Cheap to clone; clones share everything.
+/// Makes requests happen once. Clones are cheap and share all state.
 #[derive(Clone, Debug)]
 pub struct Guard {
     inner: Arc<Inner>,
@@ -90,40 +90,40 @@ pub struct Guard {
 pub(crate) struct Inner {
     engine: Engine,
     profile: Profile,
-    /// Where calls are messages: which of them need a key.
+    /// For MCP routes: which tools need a key.
     tools: Option<Tools>,
     namespace: String,
     scope: Scope,
-    /// In order; the first that matches wins.
+    /// Checked in order; the first match wins.
     routes: Vec<Route>,
     fallback: Route,
     caller: Option<Arc<dyn Caller>>,
     observers: Vec<Arc<dyn Observer>>,
     well_known: Option<Bytes>,
-    /// What is in use of `limits`.
+    /// Current use of `limits`.
     capacity: Capacity,
     limits: CapacityLimits,
     unmatched: Unmatched,
-    /// Keys whose upstream is being asked: one question at a time.
+    /// Keys with a probe in progress: at most one probe per key.
     probing: Mutex<HashSet<KeyId>>,
-    /// What the shortcut may try.
+    /// Hints for the shortcut: keys that were answered recently.
     recent: Recent,
 }
 
 struct Route {
     policy: RoutePolicy,
-    /// The policy's, shared with the records.
+    /// The terms of the policy, shared with the records.
     terms: Arc<Terms>,
     limiter: Option<Limiter>,
-    /// For its calls.
+    /// Slots for the calls of this route.
     places: CallPlaces,
-    /// Where its replays may take the short way.
+    /// Set where the shortcut may answer requests of this route.
     plainly: Option<Plainly>,
-    /// Its number among the routes; none for the fallback.
+    /// Index of the route; `None` for the fallback.
     number: Option<usize>,
 }
 
-/// What a guarded request is passed on to.
+/// The service that receives guarded requests.
 trait Callee<R>:
     Service<Request<Body>, Response = Response<R>, Error: Into<BoxError>, Future: Send> + Send + 'static
 {
@@ -134,12 +134,12 @@ impl<R, S> Callee<R> for S where
 {
 }
 
-/// The body that it answers with.
+/// The body type of its answers.
 trait AnswerBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
 
 impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> AnswerBody for R {}
 
-/// An answer, and the word for it.
+/// An answer and its outcome for metrics and logs.
 type Answered = (Response<Body>, Outcome);
 
 impl Guard {
@@ -148,12 +148,12 @@ impl Guard {
         GuardBuilder::new(engine)
     }
 
-    /// The engine below.
+    /// The engine of this guard.
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
-    /// The dialect it speaks.
+    /// The dialect of this guard.
     pub fn profile(&self) -> &Profile {
         &self.inner.profile
     }
@@ -163,19 +163,18 @@ impl Guard {
         &self.inner.find(method, path).policy
     }
 
-    /// Answers a request: by `service`, or by what an earlier call left behind.
+    /// Answers a request: from `service`, or from the record of an earlier call.
     ///
-    /// `service` must have been polled ready. Where the request is not guarded its error is passed on; where it is,
-    /// every failure is told as a problem, and the error is never returned.
+    /// `service` must have been polled ready. For an unguarded request the guard returns the service's error. For a guarded request it
+    /// answers every failure with a problem document and never returns the error.
     ///
-    /// Needs a tokio runtime with its timer, to run the call detached and to stop it at `in_flight_max`.
+    /// Needs a tokio runtime with its timer: the call runs in a task of its own and is stopped at `in_flight_max`.
     ///
-    /// Cancel-safe: before the service is called, nothing has happened; after, its call and its record finish in a
-    /// task of their own. A request that is not guarded is given to the service here and now, every other when the
-    /// future is polled.
+    /// Cancel-safe: before the service is called, nothing has happened. Afterwards the call and its record finish in a task of their
+    /// own. An unguarded request goes to the service immediately, a guarded one when the future is polled.
     ///
     /// # Errors
-    /// What the service failed with, for a request that was passed on unguarded.
+    /// The error of the service, for a request that was passed on unguarded.
     pub fn handle<S, B, R>(
         &self,
         mut service: S,
@@ -222,8 +221,8 @@ impl Guard {
         };
         let request = request.map(Body::stream);
         let inner = Arc::clone(inner);
-        // Two futures: one that is only passed on need not carry the room for all the rest. Nor the request, which is
-        // large, and futures are moved about.
+        // Two futures: a request that is only passed on needs none of the state of a guarded one. The large request is moved in only
+        // where it is needed, because futures are moved often.
         match passed {
             Some(outcome) => {
                 let called = pass_on(&mut service, request, policy);
@@ -254,7 +253,7 @@ impl Inner {
         number.and_then(|number| self.routes.get(number)).unwrap_or(&self.fallback)
     }
 
-    /// Answers a request of a guarded method.
+    /// Answers a request with a guarded method.
     async fn guarded<S, R>(
         self: &Arc<Self>,
         route: &Route,
@@ -310,7 +309,7 @@ impl Inner {
         Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
     }
 
-    /// Claims and runs, or finds out why not.
+    /// Claims and runs the call, or answers without one.
     async fn once<S, R>(
         self: &Arc<Self>,
         route: &Route,
@@ -327,7 +326,7 @@ impl Inner {
         let mut away = None;
         let mut place = match route.places.take() {
             Ok(place) => Some(place),
-            // What was done already needs no call.
+            // A key with a stored answer needs no call.
             Err(_) if Box::pin(self.is_known(admitted)).await => None,
             Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
         };
@@ -344,12 +343,12 @@ impl Inner {
             };
             let held = match place.take().map_or_else(|| route.places.take(), Ok) {
                 Ok(held) => held,
-                // The claim is dropped, and so released: nothing has begun.
+                // Dropping the claim releases it: the call has not begun.
                 Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
             };
             place = Some(held.clone());
             let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call, held);
-            // Polled here, and moved to a task only where the client leaves, it saves a task and costs more all the same
+            // Polling the call here, and moving it to a task only when the client disconnects, saves a task but is slower
             // (benches/proxy.rs): answers are then no longer written one after the other.
             match tokio::spawn(run).await {
                 Ok(Ran::Answered(answer)) => return Ok(answer),
@@ -360,20 +359,21 @@ impl Inner {
                         break;
                     }
                 }
-                // The claim was dropped with it, and so abandoned.
+                // The panic dropped the claim, which abandons it.
                 Err(error) => {
-                    tracing::error!(target: "semel", panicked = error.is_panic(), "a guarded call did not end");
+                    tracing::error!(target: "semel", panicked = error.is_panic(), "guarded call panicked or was cancelled");
                     let status = StatusCode::INTERNAL_SERVER_ERROR;
                     return Ok(self.unknown(policy, &admitted.asked, status));
                 }
             }
         }
-        // With another secret the store is not away: others still protect the key, and this call would run beside theirs.
+        // A store with another secret is reachable: other processes still protect the key, and this call would run in addition to
+        // theirs.
         let open = policy.store_down == StoreDown::Open
             && away.as_ref().is_some_and(|error| error.kind() != ErrorKind::SecretDiffers);
         match away {
             Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
-                tracing::warn!(target: "semel", %error, "the store is away: a request is passed on unprotected");
+                tracing::warn!(target: "semel", %error, "store unavailable: request passed on unprotected");
                 let Call { mut service, request, .. } = *call;
                 let place = match place.map_or_else(|| route.places.take(), Ok) {
                     Ok(place) => place,
@@ -385,7 +385,7 @@ impl Inner {
             }
             error => {
                 if let Some(error) = error {
-                    tracing::warn!(target: "semel", %error, "the store is away: a request is refused");
+                    tracing::warn!(target: "semel", %error, "store unavailable: request refused");
                 }
                 let problem = Problem::from(Situation::StoreUnavailable).retry_after(STORE_AWAY);
                 Ok(self.refuse(policy, &admitted.asked, &problem))
@@ -393,7 +393,7 @@ impl Inner {
         }
     }
 
-    /// Claims with a place at hand. A duplicate that has to wait gives the place back: it makes no call.
+    /// Claims while holding a call slot. A duplicate that has to wait returns the slot, because it makes no call.
     async fn claim_with(
         self: &Arc<Self>,
         place: &mut Option<CallPlace>,
@@ -411,26 +411,24 @@ impl Inner {
         claim.await
     }
 
-    /// Whether a key was used before, so that it may be answered without a call.
+    /// True if the key was used before and may be answered without a call.
     async fn is_known(&self, admitted: &Admitted) -> bool {
         let found = self.engine.get(&self.key(admitted)).await;
         matches!(found, Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant)
     }
 
-    /// Refuses a request that would need a call more than there may be.
+    /// Refuses a request whose call would exceed a limit.
     fn refuse_call(&self, policy: &RoutePolicy, admitted: &Admitted, limit: CallLimit) -> Answered {
         self.capacity.refuse_call(limit);
         let reason = match limit {
-            CallLimit::InAll => "as many calls are in flight as the gateway makes at once",
-            CallLimit::Upstream => {
-                "as many calls are in flight as the gateway makes at once to this upstream"
-            }
+            CallLimit::InAll => "the gateway has reached its limit of concurrent calls",
+            CallLimit::Upstream => "the gateway has reached its limit of concurrent calls to this upstream",
         };
         self.refuse(policy, &admitted.asked, &admit::overloaded(reason))
     }
 
-    /// Where a route sends derived keys, sees to it that a call without a claim does not carry the client's own. False
-    /// where there is no derived key to send in its place.
+    /// On a route that sends derived keys, removes the client's own key from a call without a claim. Returns false if there is no
+    /// derived key to send instead.
     fn keep_client_key_back<S>(&self, policy: &RoutePolicy, admitted: &Admitted, call: &mut Call<S>) -> bool {
         if !policy.sends_derived_key() || call.carries() == Carries::DerivedKey {
             return true;
@@ -442,7 +440,7 @@ impl Inner {
         })
     }
 
-    /// Tells a problem.
+    /// Answers with a problem document.
     fn refuse(&self, policy: &RoutePolicy, asked: &Asked, problem: &Problem) -> Answered {
         let mut answer = asked.tell(&self.profile, problem);
         if problem.situation == Situation::Expired
@@ -454,13 +452,13 @@ impl Inner {
         (unprotected(answer), Outcome::Refused(problem.situation))
     }
 
-    /// Tells the caller of a call that nobody knows the end of.
+    /// Answers a caller whose call has an unknown result.
     fn unknown(&self, policy: &RoutePolicy, asked: &Asked, status: StatusCode) -> Answered {
         use crate::policy::OnDoubt;
         use semel::Mode;
         let settled = policy.terms.mode != Mode::Marked || policy.on_doubt != OnDoubt::Hold;
         let retry = if settled { Retry::Useful } else { Retry::Useless };
-        // Where it is run again at in_flight_max, it is of no use to come back before.
+        // A key that is executed again at in_flight_max cannot be answered earlier.
         let is_run_late = policy.terms.mode == Mode::Marked && policy.on_doubt == OnDoubt::Release;
         let retry_after = is_run_late.then_some(policy.terms.in_flight_max);
         let problem = Problem {
@@ -473,7 +471,7 @@ impl Inner {
         (answer, Outcome::Doubtful)
     }
 
-    /// Tells the observers.
+    /// Notifies the observers.
     fn say(
         &self,
         route: Option<usize>,
@@ -504,17 +502,17 @@ impl Inner {
             let hint = key.map(Hint::new);
             let exchange = Exchange { outcome, status, route, key: hint.as_ref(), took };
             for observer in &self.observers {
-                // A client is answered whatever becomes of a counter.
+                // A panic in an observer must not cost the client its answer.
                 let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.answered(&exchange)));
                 if told.is_err() {
-                    tracing::error!(target: "semel", "an observer panicked and is told on all the same");
+                    tracing::error!(target: "semel", "observer panicked");
                 }
             }
         }
     }
 }
 
-/// Passes a request on. The service is to live as long as its call.
+/// Passes a request on. The service lives as long as its call.
 fn pass_on<S>(service: &mut S, mut request: Request<Body>, policy: &RoutePolicy) -> S::Future
 where
     S: Service<Request<Body>>,
@@ -529,11 +527,11 @@ fn name_upstream(request: &mut Request<Body>, policy: &RoutePolicy) {
     }
 }
 
-/// Makes a guarded request ready to be passed on: its body is at hand, and what differs between retries is gone.
+/// Prepares a guarded request for the upstream: the body is in memory, and headers that differ between retries are removed.
 fn prepare(request: &mut Request<Body>, policy: &RoutePolicy) {
     let headers = request.headers_mut();
     let present = Present::of(headers);
-    // The body was read, whatever the client expected; and a guarded call never becomes another protocol.
+    // The body was read in full, so `Expect` no longer applies, and a guarded call never switches protocols.
     for name in policy.headers.strip.iter().chain(&[EXPECT, TRANSFER_ENCODING, UPGRADE]) {
         if present.may_hold(name) {
             headers.remove(name);
@@ -542,7 +540,7 @@ fn prepare(request: &mut Request<Body>, policy: &RoutePolicy) {
     name_upstream(request, policy);
 }
 
-/// Marks an answer that no later call with the same key will get. What the upstream says to the guard goes no further.
+/// Marks an answer that no later call with the same key will get. Removes the headers that the upstream addresses to the guard.
 fn unprotected(mut answer: Response<Body>) -> Response<Body> {
     let headers = answer.headers_mut();
     let _ = Steering::take(headers);
@@ -550,7 +548,7 @@ fn unprotected(mut answer: Response<Body>) -> Response<Body> {
     answer
 }
 
-/// Marks a replay (R4).
+/// Marks an answer from the record.
 fn replayed(mut answer: Response<Body>) -> Response<Body> {
     answer.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     answer
@@ -566,5 +564,5 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Why the store cannot be asked.
+/// A store error.
 type StoreError = store::Error;

@@ -1,4 +1,4 @@
-//! Where a request's key comes from.
+//! Where the key of a request comes from.
 
 mod header;
 mod member;
@@ -20,13 +20,13 @@ use crate::profile::KeyLength;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeySource {
-    /// In a header, bare or as a quoted string of structured fields: both are the same key.
+    /// In a header, bare or as a quoted string (structured field): both forms are the same key.
     Header(HeaderName),
     /// In a JSON body, at this pointer.
     Json(Pointer),
-    /// The hash of the JSON body without what is excluded: for clients that send no key.
+    /// The hash of the JSON body without the excluded members: for clients that send no key.
     Content(Exclusions),
-    /// Made of named segments of the path, as in `order-{id}`.
+    /// Built from named segments of the path, as in `order-{id}`.
     Route(Template),
 }
 
@@ -34,7 +34,7 @@ impl KeySource {
     /// The header of this name.
     ///
     /// # Errors
-    /// A name that no header can have.
+    /// An invalid header name.
     pub fn header(name: &str) -> Result<Self, PolicyError> {
         let header = HeaderName::from_bytes(name.as_bytes());
         header.map(Self::Header).map_err(|_| PolicyError::HeaderName { name: name.to_owned() })
@@ -43,7 +43,7 @@ impl KeySource {
     /// The member at a JSON pointer, such as `/params/idempotency_key`.
     ///
     /// # Errors
-    /// A text that is not a pointer.
+    /// An invalid JSON pointer.
     pub fn json(pointer: &str) -> Result<Self, PolicyError> {
         Pointer::parse(pointer).map(Self::Json)
     }
@@ -51,34 +51,34 @@ impl KeySource {
     /// The hash of the body without these members.
     ///
     /// # Errors
-    /// A text that is not a pointer.
+    /// An invalid JSON pointer.
     pub fn content<P: AsRef<str>>(exclude: impl IntoIterator<Item = P>) -> Result<Self, PolicyError> {
         Ok(Self::Content(Exclusions::new(exclude)?))
     }
 
-    /// A text with named segments of the route, such as `order-{id}`.
+    /// A template with named segments of the route, such as `order-{id}`.
     pub fn route(template: &str) -> Self {
         Self::Route(Template::parse(template))
     }
 
-    /// Whether one look at the headers says that there is no key.
+    /// True if the headers alone show that there is no key.
     pub(crate) fn is_plainly_absent(&self, headers: &HeaderMap) -> bool {
         matches!(self, Self::Header(name) if !headers.contains_key(name))
     }
 
-    /// Whether the body has to be read to know whether there is a key.
+    /// True if the body must be read to find the key.
     pub(crate) fn is_in_body(&self) -> bool {
         matches!(self, Self::Json(_) | Self::Content(_))
     }
 }
 
-/// What was found where a key should be.
+/// The result of looking for a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sought {
     Key(String),
     Absent,
     Malformed(Malformed),
-    /// The body that should hold it cannot be read; the text says why and quotes nothing.
+    /// The body cannot be parsed. The text gives the reason and quotes nothing.
     BodyMalformed(String),
 }
 
@@ -106,7 +106,7 @@ impl KeySource {
     pub(crate) fn in_body(&self, body: &Bytes, length: KeyLength) -> Sought {
         match self {
             Self::Json(pointer) => {
-                // Refuses what two readers could read in two ways, above all a member that occurs twice.
+                // Refuses JSON that two parsers could understand differently, such as a member that occurs twice.
                 if let Err(error) = to_canonical(body) {
                     return Sought::BodyMalformed(error.to_string());
                 }
@@ -129,8 +129,7 @@ impl KeySource {
         }
     }
 
-    /// Where the text of the key stands in the body. None where it is not in there: a content hash is made of the body,
-    /// and is no part of it.
+    /// Position of the key in the body. `None` for a content hash, which is computed from the body and not part of it.
     pub(crate) fn place_in_body(&self, body: &[u8]) -> Option<Range<usize>> {
         match self {
             Self::Json(pointer) => member::locate(body, &pointer.0),
@@ -144,12 +143,12 @@ impl KeySource {
 pub struct Pointer(String);
 
 impl Pointer {
-    /// Reads a pointer.
+    /// Parses a pointer.
     ///
     /// # Errors
-    /// A text that is none, or that points to the whole document.
+    /// An invalid pointer, or one to the whole document.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        // Exclusions follow the same grammar, and refuse the whole document as well.
+        // Exclusions have the same grammar, and also refuse the whole document.
         match Exclusions::new([text]) {
             Ok(_) => Ok(Self(text.to_owned())),
             Err(_) => Err(PolicyError::Pointer { pointer: text.to_owned() }),

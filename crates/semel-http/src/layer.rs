@@ -11,7 +11,7 @@ use crate::body::{Body, BoxError};
 use crate::call::BoxFuture;
 use crate::guard::Guard;
 
-/// Puts a [`Guard`] before a service.
+/// Puts a [`Guard`] in front of a service.
 ///
 /// ```
 /// use semel::Engine;
@@ -29,7 +29,7 @@ pub struct SemelLayer {
 }
 
 impl SemelLayer {
-    /// A layer that puts this guard before every service it is given.
+    /// A layer that puts this guard in front of every service it wraps.
     #[must_use]
     pub fn new(guard: Guard) -> Self {
         Self { guard }
@@ -46,7 +46,7 @@ impl<S> Layer<S> for SemelLayer {
 
 /// A service behind a [`Guard`].
 ///
-/// The service is cloned for every request, because the call may go on after the client has gone.
+/// The service is cloned for every request, because the call may continue after the client has disconnected.
 #[derive(Clone, Debug)]
 pub struct Guarded<S> {
     guard: Guard,
@@ -54,7 +54,7 @@ pub struct Guarded<S> {
 }
 
 impl<S> Guarded<S> {
-    /// Puts `guard` before `service`.
+    /// Puts `guard` in front of `service`.
     pub fn new(guard: Guard, service: S) -> Self {
         Self { guard, service }
     }
@@ -79,7 +79,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was polled ready is used; the clone takes its place.
+        // The instance that was polled ready is used; the clone replaces it.
         let clone = self.service.clone();
         let service = std::mem::replace(&mut self.service, clone);
         self.guard.handle(service, request)

@@ -1,21 +1,21 @@
 //! The HTTP surface of Semel: a request with a key happens once.
 //!
-//! A [`Guard`] stands before any `tower` service: as a [`SemelLayer`] in your own, or in the gateway before anybody's.
-//! Whoever sends a request with a new `Idempotency-Key` has it executed; its answer is kept; whoever sends it again is
-//! given that answer, byte for byte.
+//! A [`Guard`] wraps any `tower` service: as a [`SemelLayer`] in your own service, or in the gateway in front of another one. It
+//! executes a request with a new `Idempotency-Key` and stores the answer. A request with the same key gets the stored answer, byte for
+//! byte.
 //!
 //! # Layout
 //!
-//! - [`profile`]: what is promised to clients and how they are told, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`,
-//!   `adcp-mcp`. [`codec`]: how a request carries a call, plain or as a message.
-//! - [`policy`]: the checked settings of a route.
-//! - [`key_source`], [`scope`]: where the key is, and whose it is.
-//! - [`guard`], [`layer`]: the heart, and its form for `tower`.
-//! - [`edge`], [`proxy`]: the gateway's two ends: what listens, and what forwards.
-//! - [`call`]: the contract with what answers: how it says that it failed.
-//! - [`capacity`]: how much a process takes on at once.
-//! - [`stored`]: the kept answer, and the headers by which guard, client and upstream speak.
-//! - [`problem`]: why there is no answer. [`observe`]: what is counted. [`well_known`]: what is published.
+//! - [`profile`]: the promises to clients and the format of answers, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`, `adcp-mcp`.
+//!   [`codec`]: how a request carries a call, plain or as a message.
+//! - [`policy`]: the validated settings of a route.
+//! - [`key_source`], [`scope`]: where the key is, and the principal that it belongs to.
+//! - [`guard`], [`layer`]: the core, and its `tower` layer.
+//! - [`edge`], [`proxy`]: the two ends of the gateway: the listener, and the client of the upstreams.
+//! - [`call`]: the contract with the service that answers: how it reports failures.
+//! - [`capacity`]: limits on calls in progress and on bytes in memory.
+//! - [`stored`]: the stored answer, and the headers between guard, client and upstream.
+//! - [`problem`]: errors for clients. [`observe`]: the interface for metrics. [`well_known`]: the published policy.
 
 pub mod body;
 pub mod call;

@@ -1,7 +1,7 @@
-//! Bounds on what one principal may cause: new keys and replays, each with a budget of its own (R8).
+//! Rate limits of one principal: new keys and answers from the record, each with its own budget.
 //!
-//! Principals are hashes of credentials that nobody has checked yet, so anybody can make up many. The table is bounded:
-//! where it is full of principals that are still over their rate, newcomers share one budget.
+//! A principal is the hash of a credential that was not verified, so a client can invent many. The table is therefore bounded: when it
+//! is full of principals that are still over their rate, new principals share one budget.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,15 +15,15 @@ use crate::policy::{InsertLimits, Rate};
 use crate::scope::Principal;
 
 const SHARDS: usize = 16;
-/// Principals a shard remembers.
+/// Maximum number of principals per shard.
 const ROOM: usize = 4_096;
-/// How often a full shard is looked through for principals that can be forgotten.
+/// How often a full shard is searched for principals that can be removed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The budgets of a route's principals.
 pub(crate) struct Limiter {
     limits: InsertLimits,
-    /// The standard hasher is keyed: nobody can choose principals that collide.
+    /// The standard hasher is keyed, so clients cannot choose principals that collide.
     shards: [Mutex<Shard>; SHARDS],
     shared: Mutex<Budgets>,
 }
@@ -34,7 +34,7 @@ struct Shard {
     looked: Option<Instant>,
 }
 
-/// Which budget.
+/// The kind of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Budget {
     Writes,
@@ -47,7 +47,7 @@ struct Budgets {
     reads: Bucket,
 }
 
-/// Tokens that come back at a rate, up to a burst.
+/// A token bucket: refills at a rate, up to a burst.
 #[derive(Clone, Copy)]
 struct Bucket {
     tokens: f64,
@@ -92,7 +92,7 @@ impl Limiter {
         }
     }
 
-    /// Takes one from a budget, or says when there will be one.
+    /// Takes a token from a budget, or returns when one will be available.
     pub(crate) fn take(&self, principal: Option<&Principal>, budget: Budget) -> Result<(), Duration> {
         let now = Instant::now();
         self.with(principal, now, |budgets| match budget {
@@ -101,7 +101,7 @@ impl Limiter {
         })
     }
 
-    /// Gives back a write that turned out to be none.
+    /// Returns the token of a write that did not happen.
     pub(crate) fn give_back_write(&self, principal: Option<&Principal>) {
         self.with(principal, Instant::now(), |budgets| budgets.writes.give_back(self.limits.writes));
     }
@@ -129,7 +129,7 @@ impl Limiter {
         act(budgets)
     }
 
-    /// Whoever has its whole budget back is as good as unknown.
+    /// Removes principals whose budget is full again: they are the same as new ones.
     fn forget_idle(&self, shard: &mut Shard, now: Instant) {
         let InsertLimits { writes, reads } = self.limits;
         shard.known.retain(|_, budgets| {
@@ -159,7 +159,6 @@ mod tests {
         Principal::new(&["test"], &number.to_le_bytes())
     }
 
-    // R8
     #[tokio::test(start_paused = true)]
     async fn burst_then_rate_each_principal_for_itself() {
         let limiter = limiter();
@@ -178,7 +177,7 @@ mod tests {
         limiter.take(Some(&one), Budget::Writes).unwrap();
     }
 
-    // key_flood: made-up principals fill neither the memory nor anybody's budget but their own.
+    // Invented principals fill neither the memory nor the budget of another principal.
     #[tokio::test(start_paused = true)]
     async fn the_table_is_bounded() {
         let limiter = limiter();
@@ -194,6 +193,9 @@ mod tests {
         limiter.take(Some(&known), Budget::Writes).unwrap();
         tokio::time::advance(Duration::from_secs(10)).await;
         limiter.take(Some(&principal(199_999)), Budget::Writes).unwrap();
-        assert!(limiter.shards.iter().any(|shard| shard.lock().known.len() == 1), "the idle ones left");
+        assert!(
+            limiter.shards.iter().any(|shard| shard.lock().known.len() == 1),
+            "the idle ones were removed"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! The Model Context Protocol: calls of tools as JSON-RPC messages over streamable HTTP.
+//! The Model Context Protocol: tool calls as JSON-RPC messages over streamable HTTP.
 //!
 //! - [`json`]: objects whose members keep their text.
-//! - [`sse`]: streams of events.
-//! - [`request`]: what a message asks.
-//! - [`call`]: what an answer says, and how replays and refusals are shaped.
+//! - [`sse`]: event streams.
+//! - [`request`]: reads a message.
+//! - [`call`]: classifies answers, and formats stored answers and refusals.
 //! - [`tools`]: which tools need a key.
 
 pub(crate) mod call;
@@ -16,11 +16,11 @@ pub(crate) mod tools;
 
 pub(crate) use self::call::Call;
 
-/// The argument that is the key.
+/// The name of the argument that contains the key.
 pub(crate) const KEY: &str = "idempotency_key";
-/// The same, from the top of a message.
+/// JSON pointer to the key in a message.
 pub(crate) const KEY_POINTER: &str = "/params/arguments/idempotency_key";
-/// The tool that says what an agent can do.
+/// The tool that lists an agent's capabilities.
 pub(crate) const CAPABILITIES: &str = "get_adcp_capabilities";
-/// By which client and upstream know a session. Passed through, never kept.
+/// Header that identifies a session between client and upstream. Passed through, never stored.
 pub(crate) const SESSION: http::HeaderName = http::HeaderName::from_static("mcp-session-id");

@@ -1,6 +1,6 @@
-//! What the guard tells about its work: one word per answer, for metrics and logs.
+//! Reports of the guard about its work: one outcome per answer, for metrics and logs.
 //!
-//! Nothing here comes from a caller: neither keys nor paths nor tenants can become labels.
+//! No value comes from a caller: keys, paths and tenants cannot become labels.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,21 +19,21 @@ pub enum Outcome {
     PassedOn,
     /// Guarded, but without a key: passed on unprotected.
     Unkeyed,
-    /// It ran here, and its answer is kept.
+    /// It ran here, and its answer is stored.
     Ran,
-    /// It ran here, and its answer is not kept: the answer says that nothing happened.
+    /// It ran here, and its answer is not stored, because it had no effect.
     Released,
-    /// It ran here, and only the fact is kept.
+    /// It ran here, and only a tombstone is stored.
     Tombstone,
-    /// It ran here, and nobody knows what came of it.
+    /// It ran here, and its result is unknown.
     Doubtful,
-    /// It ran here, and the store did not take its answer.
+    /// It ran here, and the store did not accept its answer.
     NotStored,
-    /// An earlier answer was given again.
+    /// Answered from the record.
     Replayed,
-    /// The store was away, and the route lets requests through.
+    /// The store was unavailable, and the route lets requests through.
     Unprotected,
-    /// The credential was refused before a replay.
+    /// The credential was refused before an answer from the record.
     VerifyRefused,
     /// Refused.
     Refused(Situation),
@@ -74,7 +74,7 @@ impl Outcome {
         }
     }
 
-    /// Its name in metrics and logs; a refusal has the name of its problem.
+    /// Its name in metrics and logs; a refusal has the code of its problem.
     #[must_use]
     pub fn name(self) -> &'static str {
         name(self.index())
@@ -88,7 +88,7 @@ fn name(index: usize) -> &'static str {
     }
 }
 
-/// An extension of the answers to guarded requests that have an `X-Request-Id`: the id of the key they came under.
+/// In the extensions of answers to guarded requests with an `X-Request-Id`: the id of their key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyUsed(pub KeyId);
 
@@ -98,19 +98,19 @@ pub struct KeyUsed(pub KeyId);
 pub struct Exchange<'a> {
     /// How it was answered.
     pub outcome: Outcome,
-    /// With which status.
+    /// The status of the answer.
     pub status: StatusCode,
-    /// The number of its route, from 0; none where no route matched.
+    /// Index of its route, from 0; `None` if no route matched.
     pub route: Option<usize>,
     /// The first characters of its key.
     pub key: Option<&'a Hint>,
-    /// From its arrival to its answer's head.
+    /// Time from the arrival of the request to the head of its answer.
     pub took: Duration,
 }
 
-/// Is told of every answer. Called on the path of the request: it must be quick and must not block.
+/// Is notified of every answer, on the path of the request: it must be quick and must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// A request was answered.
+    /// Called when a request was answered.
     fn answered(&self, exchange: &Exchange<'_>);
 }
 
@@ -121,19 +121,19 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All zero.
+    /// A new counter, all zero.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many answers had this outcome.
+    /// Number of answers with this outcome.
     #[must_use]
     pub fn count(&self, outcome: Outcome) -> u64 {
         self.counts[outcome.index()].load(Ordering::Relaxed)
     }
 
-    /// Every name with its count.
+    /// All outcome names with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.counts.iter().enumerate().map(|(index, count)| (name(index), count.load(Ordering::Relaxed)))
     }

@@ -1,7 +1,7 @@
-//! Policies: the checked settings of one route.
+//! Policies: the validated settings of one route.
 //!
-//! A [`RoutePolicy`] starts from a [`Profile`]'s defaults; what a builder is not told stays the profile's. Everything
-//! is checked when it is built, so a request never meets a setting that cannot work.
+//! A [`RoutePolicy`] starts from the defaults of a [`Profile`]; the builder overrides them. Everything is validated when the policy is
+//! built, so a request never meets a setting that cannot work.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::key_source::KeySource;
 use crate::profile::{KeyLength, Profile};
 use crate::scope::Scope;
 
-/// The checked settings of one route. Made by [`RoutePolicy::builder`]; read by the guard on every request.
+/// The validated settings of one route. Built by [`RoutePolicy::builder`]; the guard reads them on every request.
 #[derive(Clone, Debug)]
 pub struct RoutePolicy {
     pub(crate) pattern: Pattern,
@@ -75,75 +75,75 @@ pub struct RoutePolicy {
 /// Whether requests of a route are guarded at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guarding {
-    /// Those with a key are made to happen once.
+    /// Requests with a key happen once.
     Guarded,
-    /// All of them are passed on untouched; the route only names an upstream.
+    /// All requests are passed on unchanged; the route only names an upstream.
     PassThrough,
 }
 
-/// What becomes of requests that two servers may read differently: paths with segments of dots, escaped slashes or backslashes, `\\`,
-/// `;`, control characters or escapes of escapes, and headers by which a request says that it has another method or path.
+/// Handling of requests that two servers may read differently: paths with dot segments, escaped slashes or backslashes, `\\`, `;`,
+/// control characters or double escapes, and headers that override the method or the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ambiguous {
-    /// They are refused, as `ambiguous_request`.
+    /// They are refused as `ambiguous_request`.
     #[default]
     Refuse,
-    /// They are passed on. A path is refused even then where it can be read as one above the root, or as one of another route.
+    /// They are passed on. A path is still refused if it can be read as one above the root, or as a path of another route.
     Allow,
 }
 
 /// Whether a request without a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRequired {
-    /// It is, as `key_missing`.
+    /// It is refused as `key_missing`.
     Required,
     /// It is passed on unprotected, and its answer says so.
     Optional,
 }
 
-/// What a duplicate meets while the first call runs.
+/// Handling of a duplicate while the first call is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InFlight {
-    /// It waits for the outcome, at most `wait`.
+    /// It waits for the outcome, for at most `wait`.
     Wait,
-    /// It is refused at once.
+    /// It is refused immediately.
     Reject,
 }
 
-/// Which answers are kept and replayed.
+/// Which answers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// 2xx.
     Success,
-    /// 2xx, 3xx and every 4xx that a retry would get again: not 401, 403, 408, 409, 421, 423, 425, 426, 428, 429.
+    /// 2xx, 3xx, and every 4xx that a retry would get again: not 401, 403, 408, 409, 421, 423, 425, 426, 428, 429.
     Deterministic,
-    /// Every answer, 5xx too; 502 and 504 alone remain doubt.
+    /// Every answer, including 5xx. Only 502 and 504 leave the key in doubt.
     All,
 }
 
-/// What a 5xx means that is not pinned. 502 and 504 are doubt in any case: something in between lost the answer.
+/// Meaning of a 5xx that is not stored. 502 and 504 always mean doubt: an intermediary lost the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnServerError {
-    /// Nothing happened; the key is free again.
+    /// It had no effect; the key is released.
     Release,
-    /// Nobody knows.
+    /// Its effect is unknown; the key is in doubt.
     Doubt,
-    /// It is the outcome, and is replayed.
+    /// It is the outcome and is stored.
     Pin,
 }
 
-/// What becomes of a key in doubt.
+/// Handling of a key in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDoubt {
-    /// It stays so until somebody settles it.
+    /// It stays in doubt until an operator settles it.
     Hold,
-    /// A retry has the upstream asked by the route's probe.
+    /// A retry triggers the route's probe of the upstream.
     Probe,
-    /// It is run again once `in_flight_max` has passed: at least once.
+    /// It is executed again after `in_flight_max`: at least once.
     Release,
 }
 
-/// What happens while the store cannot be asked.
+/// Handling of requests while the store is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreDown {
     /// Requests with a key are refused with 503.
@@ -152,26 +152,26 @@ pub enum StoreDown {
     Open,
 }
 
-/// What counts as the same request.
+/// How two requests are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fingerprinting {
     /// The same bytes.
     Exact,
-    /// The same JSON value, without what is excluded.
+    /// The same JSON value, without the excluded members.
     Json(Exclusions),
 }
 
-/// What happens to headers of a guarded request.
+/// Handling of the headers of a guarded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderRules {
     /// Part of the fingerprint, because they change the answer.
     pub fingerprint: Vec<HeaderName>,
-    /// Taken away before the request is passed on, because they change the answer and differ between retries.
+    /// Removed before the request is passed on, because they change the answer and differ between retries.
     pub strip: Vec<HeaderName>,
 }
 
-/// Headers by which an upstream may tell accounts apart, whatever the scope: sessions, keys of an API, tenants. A request that
-/// differs in one of them is another request.
+/// Headers by which an upstream may distinguish accounts, whatever the scope: sessions, API keys, tenants. A request with another value
+/// is another request.
 pub static ACCOUNT_HEADERS: [HeaderName; 15] = [
     http::header::COOKIE,
     HeaderName::from_static("api-key"),
@@ -190,7 +190,7 @@ pub static ACCOUNT_HEADERS: [HeaderName; 15] = [
     HeaderName::from_static("stripe-context"),
 ];
 
-/// Headers about the form of a message or the way it took.
+/// Headers about the encoding of a message or its route through proxies.
 pub(crate) const FORM_HEADERS: [&str; 11] = [
     "accept",
     "accept-charset",
@@ -205,7 +205,7 @@ pub(crate) const FORM_HEADERS: [&str; 11] = [
     "x-forwarded-proto",
 ];
 
-/// Headers by which a client has a request taken for one of another method.
+/// Headers that override the method of a request.
 pub(crate) static METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
@@ -213,26 +213,26 @@ pub(crate) static METHOD_OVERRIDES: [HeaderName; 3] = [
 ];
 
 impl Default for HeaderRules {
-    /// Whatever can change an answer is either compared or does not reach the handler.
+    /// Every header that can change an answer is either compared or removed.
     fn default() -> Self {
         let names = |names: &[&'static str]| -> Vec<HeaderName> {
             names.iter().copied().map(HeaderName::from_static).collect()
         };
         let mut fingerprint = names(&FORM_HEADERS);
         fingerprint.extend(names(&["x-http-method-override", "x-original-url", "x-rewrite-url"]));
-        // Behind those that were compared before: what is stored of requests without them stays the same.
+        // After the headers that earlier versions compared, so that stored fingerprints of requests without them stay the same.
         fingerprint.extend(METHOD_OVERRIDES.iter().filter(|name| *name != "x-http-method-override").cloned());
         fingerprint.extend(ACCOUNT_HEADERS.iter().cloned());
         Self {
             fingerprint,
-            // A retry from another network has another address; a replay must be readable without gzip.
+            // A retry from another network has another address, and a stored answer must be readable without gzip.
             strip: names(&["accept-encoding", "forwarded", "true-client-ip", "x-forwarded-for", "x-real-ip"]),
         }
     }
 }
 
 impl HeaderRules {
-    /// Compares these headers too, and none of `except`.
+    /// Also compares these headers, and stops comparing `except`.
     #[must_use]
     pub fn comparing(mut self, more: Vec<HeaderName>, except: &[HeaderName]) -> Self {
         self.fingerprint.extend(more);
@@ -246,8 +246,7 @@ impl HeaderRules {
     }
 }
 
-/// Which headers of an answer are kept. Never kept are those of the connection, credentials, cookies, `Date` and
-/// rate limits.
+/// Which headers of an answer are stored. Connection headers, credentials, cookies, `Date` and rate limits never are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredHeaders {
     /// All others.
@@ -261,61 +260,61 @@ pub enum StoredHeaders {
 pub struct Derived {
     /// The header that carries it.
     pub header: HeaderName,
-    /// Who receives it: every provider gets keys of its own.
+    /// The receiver: every provider gets its own derived keys.
     pub provider: String,
 }
 
-/// How the upstream is asked what became of a call.
+/// How the upstream is asked for the result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The call; `{key}` in its path is the key that was sent upstream.
+    /// The request; `{key}` in its path is the key that was sent to the upstream.
     pub call: CallTemplate,
-    /// What a 404 means.
+    /// Meaning of a 404.
     pub absent: Absent,
 }
 
-/// What it means that the upstream knows nothing of a key.
+/// Meaning of an answer that the upstream does not know the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
-    /// Nothing: the call may still be under way to it.
+    /// Nothing: the call may still be on its way.
     Unknown,
-    /// It did not happen and may run again. Only for an upstream that honours the key it was sent, so that a late
-    /// first call and the second one are one effect.
+    /// The call had no effect and may run again. Only for an upstream that honours the key it gets, so that a late first call and the
+    /// second one have one effect.
     Run,
 }
 
-/// How often one principal may do something.
+/// A rate limit of one principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Sustained, a second.
+    /// Sustained rate per second.
     pub per_second: u32,
-    /// At once.
+    /// Maximum burst.
     pub burst: u32,
 }
 
-/// Bounds on what one principal may cause (R8).
+/// Rate limits of one principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InsertLimits {
     /// New keys.
     pub writes: Rate,
-    /// Replays, conflicts and refusals.
+    /// Answers from the record, conflicts and refusals.
     pub reads: Rate,
 }
 
-/// What a status means for the record of a call.
+/// Meaning of a status for the record of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the outcome.
+    /// The answer is the outcome.
     Keep,
-    /// Nothing happened.
+    /// The call had no effect.
     Release,
-    /// Nobody knows.
+    /// The effect of the call is unknown.
     Doubt,
 }
 
 impl RoutePolicy {
-    /// Starts a route from the defaults of `profile`. `pattern` is a method and a path: `POST /v1/payments`; `*` as
-    /// the method stands for all guarded ones; `*` and `{x}` match one segment, `/**` at the end matches the rest.
+    /// Starts a route from the defaults of `profile`. `pattern` is a method and a path: `POST /v1/payments`. `*` as the method means
+    /// all guarded methods. `*` and `{x}` match one segment, `/**` at the end matches the rest.
     pub fn builder(profile: &Profile, pattern: &str) -> PolicyBuilder {
         PolicyBuilder::new(profile, pattern)
     }
@@ -323,12 +322,12 @@ impl RoutePolicy {
     /// The policy of requests that no route matches.
     ///
     /// # Errors
-    /// A profile whose own settings cannot stand together.
+    /// A profile with contradictory settings.
     pub fn fallback(profile: &Profile) -> Result<Self, PolicyError> {
         PolicyBuilder::new(profile, "* /**").build()
     }
 
-    /// Which requests it is for.
+    /// The requests that it matches.
     pub fn pattern(&self) -> &Pattern {
         &self.pattern
     }
@@ -343,7 +342,7 @@ impl RoutePolicy {
         &self.terms
     }
 
-    /// How long a duplicate waits; zero where it is refused at once.
+    /// How long a duplicate waits; zero if it is refused immediately.
     pub fn wait(&self) -> Duration {
         match self.in_flight {
             InFlight::Wait => self.wait,
@@ -351,49 +350,49 @@ impl RoutePolicy {
         }
     }
 
-    /// What becomes of doubt on it, for whoever warns of weak promises.
+    /// How a key in doubt is handled, for warnings about weak promises.
     pub fn on_doubt(&self) -> OnDoubt {
         self.on_doubt
     }
 
-    /// Who asks, where it is another than the guard's.
+    /// The scope, if it differs from the guard's.
     pub fn scope(&self) -> Option<&Scope> {
         self.scope.as_ref()
     }
 
-    /// Whether requests that two servers may read differently are passed on.
+    /// True if requests that two servers may read differently are passed on.
     pub fn passes_ambiguous(&self) -> bool {
         self.ambiguous == Ambiguous::Allow
     }
 
-    /// Headers that are compared beside the usual ones.
+    /// Headers that are compared in addition to the default ones.
     pub fn also_compared(&self) -> Vec<HeaderName> {
         let usual = HeaderRules::default().fingerprint;
         self.headers.fingerprint.iter().filter(|name| !usual.contains(name)).cloned().collect()
     }
 
-    /// Headers that select an account and were taken out of the comparison by hand, for warnings.
+    /// Account headers that the configuration excludes from the comparison, for warnings.
     pub fn uncompared(&self) -> &[HeaderName] {
         &self.uncompared
     }
 
-    /// What happens on it while the store is away, for whoever warns of weak promises.
+    /// How requests are handled while the store is unavailable, for warnings about weak promises.
     pub fn store_down(&self) -> StoreDown {
         self.store_down
     }
 
-    /// Whether a call of this method is guarded here.
+    /// True if a request with this method is guarded.
     pub fn guards(&self, method: &Method) -> bool {
         // Nearly every guarded method is among the first two.
         self.guarding == Guarding::Guarded && self.methods.iter().any(|guarded| guarded == method)
     }
 
-    /// Whether the key that goes upstream is a derived one.
+    /// True if the upstream gets a derived key.
     pub(crate) fn sends_derived_key(&self) -> bool {
         self.terms.mode == Mode::Keyed
     }
 
-    /// What an answer with this status means for the record.
+    /// The meaning of an answer with this status for the record.
     pub fn verdict(&self, status: StatusCode) -> Verdict {
         match status.as_u16() {
             502 | 504 => Verdict::Doubt,
@@ -411,7 +410,7 @@ impl RoutePolicy {
     }
 }
 
-/// Whether a retry would get the same 3xx or 4xx again.
+/// True if a retry would get the same 3xx or 4xx again.
 fn is_deterministic(code: u16) -> bool {
     match code {
         401 | 403 | 408 | 409 | 421 | 423 | 425 | 426 | 428 | 429 => false,

@@ -1,11 +1,11 @@
-//! Which headers a message may have.
+//! A quick test for the headers of a message.
 //!
-//! A policy names a score of headers of which a request has two or three. To look each of them up costs more than one
-//! walk over those that are there.
+//! A policy names about twenty headers, and a request has two or three of them. One pass over the headers of the request is cheaper
+//! than a lookup of each name.
 
 use http::header::{HeaderMap, HeaderName};
 
-/// A hint: what it does not know of is surely not there.
+/// A hint with false positives: a header that it does not report is absent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Present(u64);
 
@@ -14,13 +14,13 @@ impl Present {
         Self(headers.keys().fold(0, |bits, name| bits | bit(name)))
     }
 
-    /// Whether it is worth a look.
+    /// False if the header is absent for sure.
     pub(crate) fn may_hold(self, name: &HeaderName) -> bool {
         self.0 & bit(name) != 0
     }
 }
 
-/// By length and the outer letters, which tell the usual names apart well enough.
+/// Hashes by length and outer letters, which distinguish the usual names well enough.
 fn bit(name: &HeaderName) -> u64 {
     let name = name.as_str().as_bytes();
     let (first, last) = (name.first().copied().unwrap_or(0), name.last().copied().unwrap_or(0));

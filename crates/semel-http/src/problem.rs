@@ -1,4 +1,4 @@
-//! What can stand in the way of an answer, and how a client is told.
+//! Problems that a client can get instead of an answer.
 
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
@@ -7,47 +7,47 @@ use std::time::Duration;
 
 use crate::body::Body;
 
-/// Why a request has no answer from its handler. Each has a code that never changes, whatever the profile.
+/// Why a request has no answer from its handler. Each situation has a code that is the same in every profile and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Situation {
     /// The route requires a key and none was sent.
     KeyMissing,
-    /// The key is not one: empty, too long, not visible ASCII, a list, sent twice.
+    /// The key is invalid: empty, too long, not visible ASCII, a list, or sent twice.
     KeyMalformed,
-    /// The request does not say who asks.
+    /// The request does not identify the caller.
     ScopeMissing,
-    /// The credential that says who asks was not accepted.
+    /// The caller's credential was refused.
     CredentialRefused,
-    /// The body cannot be compared or holds no key: not JSON, or ambiguous.
+    /// The body is not JSON or is ambiguous, so it cannot be compared or contains no key.
     BodyMalformed,
-    /// The body is larger than the route takes.
+    /// The body is larger than the route accepts.
     BodyTooLarge,
     /// The body did not arrive in time.
     BodyTimeout,
     /// The key was used with another request.
     Conflict,
-    /// Another call with the key is under way.
+    /// Another call with the key is in progress.
     InFlight,
-    /// The outcome was kept for its retention and is gone.
+    /// The retention of the outcome is over.
     Expired,
-    /// Nobody knows whether an earlier call took effect.
+    /// The effect of an earlier call is unknown.
     InDoubt,
-    /// The effect happened and its answer was not kept.
+    /// The effect happened, but its answer was not stored.
     OutcomeNotKept,
-    /// The store cannot be asked, and the route does not go on without it.
+    /// The store is unavailable, and the route refuses requests meanwhile.
     StoreUnavailable,
-    /// Too many new keys, replays or waiters.
+    /// Too many new keys, answers from the record, or waiters.
     RateLimited,
-    /// The request was not delivered: nothing happened.
+    /// The request was not delivered, so it had no effect.
     UpstreamUnreachable,
-    /// The request was delivered and no answer came: nobody knows.
+    /// The request was delivered but not answered: its effect is unknown.
     UpstreamUnknown,
-    /// The route's `verify` call did not get an answer that says yes or no.
+    /// The route's `verify` call neither accepted nor refused the credential.
     VerifyUnavailable,
-    /// As many calls are in flight, or as many bytes of requests in memory, as the process takes on.
+    /// The process has reached its limit of calls in progress or of request bytes in memory.
     Overloaded,
-    /// Two servers may read the request differently, so it could pass the route that is meant for it.
+    /// Two servers may read the request differently, so it could bypass the route that is meant for it.
     Ambiguous,
     /// No route matches, and only requests of a route are passed on.
     NoRoute,
@@ -78,7 +78,7 @@ impl Situation {
         Self::NoRoute,
     ];
 
-    /// The problem's code: the same in every profile, in metrics and in logs.
+    /// The problem's code, the same in every profile, in metrics and in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ impl Situation {
         }
     }
 
-    /// The problem in a few words.
+    /// The title of the problem.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -132,7 +132,7 @@ impl Situation {
         }
     }
 
-    /// What a client should know and do, where nothing more precise is said. Tells nothing of any other request.
+    /// The default advice for a client. It reveals nothing about other requests.
     #[must_use]
     pub const fn detail(self) -> &'static str {
         match self {
@@ -142,7 +142,7 @@ impl Situation {
             Self::KeyMalformed => {
                 "a key is 1 to 255 visible ASCII characters, sent once, bare or as a quoted string"
             }
-            Self::ScopeMissing => "the header that says who asks is missing",
+            Self::ScopeMissing => "the header that identifies the caller is missing",
             Self::CredentialRefused => "send a valid credential",
             Self::BodyMalformed => "the body must be valid JSON in which every member name occurs once",
             Self::BodyTooLarge => "send a smaller body, or no idempotency key",
@@ -157,9 +157,9 @@ impl Situation {
                 "this key was used before and its answer is no longer kept; use a new key for a new operation"
             }
             Self::InDoubt => {
-                "it is not run again; whether it took effect has to be found out by a probe or a person before the key is settled"
+                "it is not run again; a probe or an operator must find out whether it took effect and settle the key"
             }
-            Self::OutcomeNotKept => "it is not run again; look up what came of it by other means",
+            Self::OutcomeNotKept => "it is not run again; look up its result by other means",
             Self::StoreUnavailable => "nothing happened; send the same request with the same key again",
             Self::RateLimited => "wait, then send the same request with the same key again",
             Self::UpstreamUnreachable => "nothing happened; send the same request with the same key again",
@@ -174,33 +174,33 @@ impl Situation {
     }
 }
 
-/// How a profile tells of one situation.
+/// How a profile presents one situation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Telling {
-    /// The status.
+    /// The status of the answer.
     pub status: StatusCode,
-    /// The `type` of an error in a shape that has few of them, e.g. `idempotency_error`.
+    /// The `type` of an error in a format with few types, e.g. `idempotency_error`.
     pub kind: &'static str,
-    /// Whether the same request with the same key may be sent again, and may then succeed.
+    /// Whether the same request with the same key may succeed later.
     pub retry: Retry,
-    /// A header that says so to clients which look for it.
+    /// A header with the same advice, for clients that look for it.
     pub hint: Option<(&'static str, &'static str)>,
-    /// The same in a shape with words for it: `transient`, `correctable` or `terminal`.
+    /// The same advice in a format that has words for it: `transient`, `correctable` or `terminal`.
     pub recovery: &'static str,
-    /// Bounds, in seconds, on when such clients are told to come back.
+    /// Bounds of the retry hint for such clients, in seconds.
     pub hint_within: Option<(u64, u64)>,
 }
 
 /// Whether to send the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// It may succeed without anybody repairing anything.
+    /// It may succeed without an intervention.
     Useful,
-    /// It will be answered the same.
+    /// It will get the same answer.
     Useless,
 }
 
-/// The form of an error's body.
+/// The format of an error's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Shape {
@@ -208,23 +208,22 @@ pub enum Shape {
     Problem,
     /// `application/json` with `{"error": {"type", "code", "message"}}`.
     Stripe,
-    /// `application/json` with an error of JSON-RPC, for whoever sent something that is no message. Calls of tools
-    /// are answered as such.
+    /// `application/json` with a JSON-RPC error, for bodies that are not messages. A tool call gets its error as a result of the tool.
     JsonRpc,
 }
 
-/// One problem, ready to be told.
+/// One problem, with its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What stands in the way.
+    /// The kind of problem.
     pub situation: Situation,
-    /// More precise than the situation's own words, where something more can be said.
+    /// A more precise text than the default of the situation.
     pub detail: Option<String>,
-    /// When to come back.
+    /// When to retry.
     pub retry_after: Option<Duration>,
-    /// Another status than the profile's.
+    /// A status that overrides the profile's.
     pub status: Option<StatusCode>,
-    /// Another word about retrying than the profile's.
+    /// A retry advice that overrides the profile's.
     pub retry: Option<Retry>,
 }
 
@@ -235,19 +234,19 @@ impl From<Situation> for Problem {
 }
 
 impl Problem {
-    /// A problem that can be told more precisely.
+    /// A problem with a more precise text.
     pub fn new(situation: Situation, detail: impl Into<String>) -> Self {
         Self { detail: Some(detail.into()), ..situation.into() }
     }
 
-    /// The same, with when to come back.
+    /// The same problem with a time to retry.
     #[must_use]
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after);
         self
     }
 
-    /// The answer, as a profile tells it.
+    /// The answer in the format of a profile.
     #[must_use]
     pub fn answer(&self, shape: Shape, telling: &Telling) -> Response<Body> {
         let status = self.status.unwrap_or(telling.status);
@@ -285,7 +284,7 @@ impl Problem {
     }
 }
 
-/// Whole seconds, rounded up and never zero: a client told "0" comes back at once.
+/// Whole seconds, rounded up and never zero: with "0" a client would retry immediately.
 pub(crate) fn seconds(after: Duration) -> u64 {
     after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0)).max(1)
 }

@@ -1,7 +1,7 @@
-//! Profiles: what an API promises its clients, as data.
+//! Profiles: the promises of an API to its clients, as data.
 //!
-//! A profile says how each situation is told, what is pinned, for how long, which methods are guarded and how a key
-//! looks. There is no `if` on a profile's name anywhere: to speak another dialect, take one and change its fields.
+//! A profile defines how each situation is presented, which answers are stored and for how long, which methods are guarded, and the
+//! form of a key. No code depends on a profile's name: for another dialect, change the fields of an existing profile.
 //!
 //! ```
 //! use http::StatusCode;
@@ -29,68 +29,67 @@ use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};
 use crate::problem::{Problem, Shape, Situation, Telling};
 use crate::scope::Scope;
 
-/// A dialect of idempotency: how situations are told, and the defaults of a route.
+/// A dialect of idempotency: how situations are presented, and the defaults of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// Its name in configuration, documents and metrics.
     pub name: &'static str,
-    /// The form of errors.
+    /// The format of errors.
     pub shape: Shape,
-    /// How each situation is told, in the order of [`Situation::ALL`].
+    /// How each situation is presented, in the order of [`Situation::ALL`].
     pub tellings: [Telling; Situation::ALL.len()],
-    /// The header that carries the key, where a route names no other source.
+    /// The header that carries the key, unless a route names another source.
     pub key_header: HeaderName,
-    /// Headers by which a client selects one of the accounts behind its credential. They are parts of the scope where none is
-    /// configured.
+    /// Headers with which a client selects one of the accounts behind its credential. They are part of the default scope.
     pub account_headers: Vec<HeaderName>,
-    /// How long a key may be.
+    /// Minimum and maximum length of a key.
     pub key_length: KeyLength,
-    /// The methods that are guarded where no route says otherwise. Safe methods never are.
+    /// The methods that are guarded by default. Safe methods never are.
     pub methods: Vec<Method>,
-    /// Which answers are kept.
+    /// Which answers are stored.
     pub pin: Pin,
-    /// What a 5xx means that is not pinned, 502 and 504 apart.
+    /// Meaning of a 5xx that is not stored, except 502 and 504.
     pub on_5xx: OnServerError,
-    /// What becomes of doubt.
+    /// Handling of a key in doubt.
     pub on_doubt: OnDoubt,
-    /// What a duplicate meets while the first call runs.
+    /// Handling of a duplicate while the first call is in progress.
     pub in_flight: InFlight,
-    /// How long an answer is replayed.
+    /// How long an answer is stored.
     pub retention: Duration,
-    /// How much longer it is replayed in fact.
+    /// How much longer it is actually stored.
     pub grace: Duration,
-    /// How long after that the key answers "expired". Zero: it runs again.
+    /// How long the key answers "expired" after that. Zero: the key can run again.
     pub memory: Duration,
-    /// Bounds on retention that a route must keep; the profile publishes them as a promise.
+    /// Bounds for the retention of a route; the profile publishes them as a promise.
     pub retention_bounds: Option<(Duration, Duration)>,
-    /// How much one principal may cause, where a route does not say otherwise.
+    /// The default rate limits of one principal.
     pub limits: Option<InsertLimits>,
-    /// What is done when a store comes back with less than it had.
+    /// Handling of a store that has lost data.
     pub store_loss: StoreLoss,
     /// How a request carries a call.
     pub codec: Codec,
 }
 
-/// What is done when a store that several processes share comes back with less than it had.
+/// Handling of a shared store that has lost data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// It is said aloud, and work goes on.
+    /// An error is logged, and work continues.
     Alarm,
-    /// The same, and no new claim is granted for one retention: "never seen" could be "lost" (R6).
+    /// In addition, no new claim is granted for one retention, because a key without a record may have been lost.
     Refuse,
 }
 
-/// How many characters a key has.
+/// Minimum and maximum length of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyLength {
-    /// At least.
+    /// Minimum number of characters.
     pub min: usize,
-    /// At most; 1024 is the most that a record can name.
+    /// Maximum number of characters, at most 1024.
     pub max: usize,
 }
 
 impl Profile {
-    /// The profiles that are built in, by name.
+    /// The names of the built-in profiles.
     pub const NAMES: [&'static str; 5] = ["ietf", "stripe", "stripe-v2", "ucp", "adcp-mcp"];
 
     /// The built-in profile of this name.
@@ -106,7 +105,7 @@ impl Profile {
         }
     }
 
-    /// Who asks, where nobody says otherwise: the credential, and the account behind it that is selected.
+    /// The default scope: the credential, and the account that the request selects.
     #[must_use]
     pub fn scope(&self) -> Scope {
         if self.account_headers.is_empty() {
@@ -116,18 +115,18 @@ impl Profile {
         Scope::Parts([Scope::default()].into_iter().chain(accounts).collect())
     }
 
-    /// How a situation is told.
+    /// How a situation is presented.
     #[must_use]
     pub fn telling(&self, situation: Situation) -> &Telling {
         &self.tellings[situation as usize]
     }
 
-    /// The same, to be changed.
+    /// Mutable access to how a situation is presented.
     pub fn telling_mut(&mut self, situation: Situation) -> &mut Telling {
         &mut self.tellings[situation as usize]
     }
 
-    /// A problem, told in this dialect.
+    /// A problem in the format of this dialect.
     #[must_use]
     pub fn tell(&self, problem: &Problem) -> Response<Body> {
         problem.answer(self.shape, self.telling(problem.situation))

@@ -1,8 +1,7 @@
-//! The forwarding side of the gateway: a `tower` service that passes requests on to upstreams.
+//! The forwarding side of the gateway: a `tower` service that sends requests to upstreams.
 //!
-//! It sends every request at most once, follows no redirects, drops what is meant for one hop only, and says of every
-//! failure whether the upstream may have acted ([`Error::fate`]). Bodies stream both ways, at the pace of the slower
-//! side. Switched protocols (WebSocket) are tunnelled.
+//! It sends every request at most once, follows no redirects, and drops hop-by-hop headers. Every failure says whether the upstream may
+//! have acted ([`Error::fate`]). Bodies stream in both directions with backpressure. Switched protocols (WebSocket) are tunnelled.
 
 mod body;
 mod error;
@@ -37,8 +36,8 @@ use crate::call::{self, BoxFuture, CallError};
 use crate::edge::{Peer, TlsError};
 use crate::{Body, BoxError};
 
-/// Forwards requests. Clones share their connections. A request whose extensions hold a
-/// [`call::Upstream`] goes to the upstream of that name, every other to the first.
+/// Forwards requests. Clones share their connections. A request with a [`call::Upstream`] in its extensions goes to the upstream of
+/// that name, every other request to the first one.
 #[derive(Clone)]
 pub struct Proxy {
     first: Arc<Pool>,
@@ -49,13 +48,13 @@ impl Proxy {
     /// Forwards to one upstream.
     ///
     /// # Errors
-    /// Where the upstream is spoken to over TLS: a CA file that cannot be read, a host that no certificate can name.
+    /// For TLS upstreams: a CA file that cannot be read, or a host that is not a valid certificate name.
     pub fn new(upstream: Upstream, options: Options) -> Result<Self, TlsError> {
         let first = Arc::new(Pool::new(upstream, options)?);
         Ok(Self { first, named: Arc::default() })
     }
 
-    /// Adds an upstream that routes name by `name`.
+    /// Adds an upstream that routes refer to as `name`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -65,7 +64,7 @@ impl Proxy {
         Ok(self)
     }
 
-    /// How many unused connections are kept open at present, to all upstreams together.
+    /// Number of idle connections to all upstreams.
     #[must_use]
     pub fn unused(&self) -> usize {
         self.named.values().chain([&self.first]).map(|pool| pool.unused_now()).sum()
@@ -73,10 +72,10 @@ impl Proxy {
 
     /// Sends a request to its upstream, once.
     ///
-    /// Dropping the future closes the upstream connection it uses; what was sent may still take effect.
+    /// Dropping the future closes the upstream connection. A request that was already sent may still take effect.
     ///
     /// # Errors
-    /// Where there is no answer; [`Error::fate`] says whether the upstream may have acted.
+    /// The upstream gave no answer; [`Error::fate`] says whether it may have acted.
     pub fn forward<B>(
         &self,
         request: Request<B>,
@@ -85,12 +84,12 @@ impl Proxy {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        // Before the future is made: it is moved about, and a request is large.
+        // Before the future is created: futures are moved often, and a request is large.
         let errand = self.prepare(request);
         async move { errand?.run().await }
     }
 
-    /// Makes the upstream's request of the client's.
+    /// Builds the upstream's request from the client's.
     fn prepare<B>(&self, mut request: Request<B>) -> Result<Box<Errand>, Error>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -108,7 +107,7 @@ impl Proxy {
         let target = pool.upstream.target(uri).ok_or(Error::Target)?;
         let trailers = takes_trailers(&parts.headers);
         drop_hop_by_hop(&mut parts.headers);
-        // The listener has sent the 100 itself, when the body was asked for.
+        // The listener has sent the 100 itself when the body was requested.
         parts.headers.remove(header::EXPECT);
         if trailers {
             parts.headers.insert(header::TE, HeaderValue::from_static("trailers"));
@@ -134,10 +133,10 @@ impl Proxy {
     }
 }
 
-/// A request that is ready to go.
+/// A request that is ready to be sent.
 struct Errand {
     pool: Arc<Pool>,
-    /// There unless it is under way.
+    /// `None` while it is being sent.
     request: Option<Box<Request<Body>>>,
     target: PathAndQuery,
     entrance: Option<Entrance>,
@@ -165,7 +164,7 @@ impl Errand {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             match entrance {
                 Some(entrance) => entrance.open(&mut response, self.pool.options.tunnel),
-                // Nobody asked for it, so nobody could understand it.
+                // The client did not ask to switch protocols.
                 None => return Err(Error::Switched),
             }
             if let Some(loan) = loan.take() {
@@ -192,36 +191,36 @@ fn version_of(version: Version) -> &'static str {
     }
 }
 
-/// Writes version and target as the connection wants them.
+/// Sets version and target as the connection requires.
 fn address(request: &mut Request<Body>, ride: &Ride, pool: &Pool, target: PathAndQuery) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target);
     if ride.is_http2() {
         *request.version_mut() = Version::HTTP_2;
         uri.scheme = Some(pool.upstream.scheme.clone());
-        // The authority says what Host would.
+        // In HTTP/2 the authority replaces `Host`.
         let host = request.headers_mut().remove(header::HOST);
         let asked = host.and_then(|host| http::uri::Authority::try_from(host.as_bytes()).ok());
         uri.authority = Some(asked.unwrap_or_else(|| pool.upstream.authority.clone()));
     } else {
         *request.version_mut() = Version::HTTP_11;
         if !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
-            // Said outright: hyper drops a body of unknown length where the method rarely has one.
+            // Set explicitly: hyper drops a body of unknown length for methods that rarely have one.
             request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
     }
-    // Every part comes from a URI that was parsed, so they fit together.
+    // All parts come from a parsed URI, so they form a valid one.
     *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
 }
 
-/// Makes the client's answer of the upstream's.
+/// Builds the client's answer from the upstream's.
 fn clean(mut response: Response<Incoming>, pool: &Pool, is_head: bool) -> Response<Incoming> {
     let version = response.version();
     *response.version_mut() = Version::HTTP_11;
     drop_hop_by_hop(response.headers_mut());
     let bodiless = is_head || response.status() == StatusCode::NOT_MODIFIED;
     if !bodiless && response.body().size_hint().exact().is_none() {
-        // It was framed otherwise; a length beside that is not to be believed.
+        // The answer had another framing, so its length cannot be trusted.
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     if let Some(via) = &pool.options.via {

@@ -1,7 +1,7 @@
-//! What counts as the same request.
+//! The fingerprint of a request: how two requests are compared.
 //!
-//! Method, path, query, the headers that change an answer, the body, and trailers where there are some. Each part
-//! stands behind its length, so that nothing can move from one to the next.
+//! Covers method, path, query, the headers that change an answer, the body, and trailers if there are any. Each part is prefixed with
+//! its length, so that no byte can move from one part to the next.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -14,7 +14,7 @@ use crate::edge::Plain;
 use crate::policy::{Fingerprinting, RoutePolicy};
 use crate::present::Present;
 
-/// What is asked before the headers.
+/// The parts before the headers.
 pub(crate) struct Asked<'a> {
     pub(crate) method: &'a str,
     pub(crate) path: &'a str,
@@ -24,7 +24,7 @@ pub(crate) struct Asked<'a> {
 impl Asked<'_> {
     fn hasher(&self) -> PayloadHasher {
         let hasher = PayloadHasher::new().part(self.method).part(self.path);
-        // No query and an empty one are two requests.
+        // No query and an empty query are different requests.
         match self.query {
             Some(query) => hasher.part("?").part(query),
             None => hasher.part(""),
@@ -32,8 +32,8 @@ impl Asked<'_> {
     }
 }
 
-/// The fingerprint of a request that is still bytes, by the exact rule and without trailers. The same as
-/// [`payload`] finds once it is taken apart.
+/// The fingerprint of an unparsed request, with exact bytes and without trailers. Equal to the result of [`payload`] for the parsed
+/// request.
 pub(crate) fn of_bytes(asked: &Asked<'_>, request: &Plain<'_>, policy: &RoutePolicy) -> Payload {
     let mut hasher = asked.hasher();
     for name in &policy.headers.fingerprint {
@@ -47,7 +47,7 @@ pub(crate) fn of_bytes(asked: &Asked<'_>, request: &Plain<'_>, policy: &RoutePol
 /// The fingerprint of a request whose body was read.
 ///
 /// # Errors
-/// A body that cannot be compared as JSON; the text says why and quotes nothing.
+/// A body that is not valid JSON. The text gives the reason and quotes nothing.
 pub(crate) fn payload(
     parts: &Parts,
     body: &Bytes,
@@ -63,7 +63,7 @@ pub(crate) fn payload(
         }
         let mut values = parts.headers.get_all(name).iter();
         let Some(first) = values.next() else {
-            // Over HTTP/2 the host stands in the address.
+            // Over HTTP/2 the host is in the URI.
             if *name == HOST
                 && let Some(authority) = parts.uri.authority()
             {
@@ -78,7 +78,7 @@ pub(crate) fn payload(
     }
     hasher = match &policy.fingerprint {
         Fingerprinting::Exact => hasher.part("exact").part(body),
-        // No body is no JSON, and the same for everybody.
+        // An empty body is not JSON, but all empty bodies are equal.
         Fingerprinting::Json(_) if body.is_empty() => hasher.part("exact").part(body),
         Fingerprinting::Json(exclusions) => {
             let mut canonical = Vec::with_capacity(body.len());

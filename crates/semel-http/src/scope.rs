@@ -1,10 +1,9 @@
-//! Whose key it is: the principal of a request.
+//! The principal of a request: the caller that a key belongs to.
 //!
-//! The same key of two principals names two effects, so the scope is part of every key. It is read from a credential
-//! and only its hash is used; nothing of it is stored.
+//! The same key of two principals names two effects, so the scope is part of every key. The principal is the hash of a credential; the
+//! credential itself is not stored.
 //!
-//! Where one credential acts for several accounts, the scope has several parts: the credential, and the headers that
-//! select the account.
+//! If one credential acts for several accounts, the scope has several parts: the credential, and the headers that select the account.
 
 mod jwt;
 
@@ -24,16 +23,16 @@ use crate::problem::{Problem, Situation};
 pub enum Scope {
     /// The hash of a header's value.
     Header(HeaderName),
-    /// A claim of a bearer token that was verified.
+    /// A claim of a verified bearer token.
     Jwt(Arc<Verifier>),
-    /// Everybody is one principal.
+    /// All callers are one principal.
     SingleTenant,
-    /// Several parts together, of which two or more are never [`SingleTenant`](Self::SingleTenant) or lists themselves. The
-    /// first part must be in every request. A header among the others may be absent, which is an account of its own.
+    /// Several parts, at least two, none of them [`SingleTenant`](Self::SingleTenant) or a list. The first part is required in every
+    /// request. Other header parts may be absent, which counts as an account of its own.
     Parts(Arc<[Scope]>),
 }
 
-/// The principal of a request: a hash, never the credential. Two parts, so that no scheme can spell another's.
+/// The principal of a request: a hash, never the credential. Two parts, so that principals of different schemes never collide.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Principal([u8; 32]);
 
@@ -45,10 +44,10 @@ impl Default for Scope {
 }
 
 impl Scope {
-    /// Reads a scope as it stands in a configuration: `authorization`, `header:NAME`, `jwt:CLAIM`, `single-tenant`.
+    /// Parses a scope of the configuration: `authorization`, `header:NAME`, `jwt:CLAIM`, `single-tenant`.
     ///
     /// # Errors
-    /// A word that is none of these, or `jwt:` without a `verifier`.
+    /// An unknown scope, or `jwt:` without a `verifier`.
     pub fn parse(text: &str, verifier: Option<VerifierBuilder>) -> Result<Self, PolicyError> {
         match text.split_once(':') {
             None if text == "authorization" => Ok(Self::default()),
@@ -65,10 +64,10 @@ impl Scope {
         }
     }
 
-    /// Reads a scope of one or several parts, each as [`parse`](Self::parse) reads it. One part alone is the same as that part.
+    /// Parses a scope of one or several parts, each as in [`parse`](Self::parse). A single part equals that scope.
     ///
     /// # Errors
-    /// As [`parse`](Self::parse); no part, a part twice, or `single-tenant` beside others.
+    /// As [`parse`](Self::parse); also no part, a part twice, or `single-tenant` with others.
     pub fn parse_parts<T: AsRef<str>>(
         parts: &[T],
         mut verifier: Option<VerifierBuilder>,
@@ -95,7 +94,7 @@ impl Scope {
         }
     }
 
-    /// The parts; one where it has no list of them.
+    /// The parts; a scope without a list is one part.
     pub fn parts(&self) -> &[Self] {
         match self {
             Self::Parts(parts) => parts,
@@ -103,7 +102,7 @@ impl Scope {
         }
     }
 
-    /// The headers that it is read from, that of a token left out.
+    /// The headers that it is read from, except that of a token.
     pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
         self.parts().iter().filter_map(|part| match part {
             Self::Header(name) => Some(name),
@@ -111,18 +110,17 @@ impl Scope {
         })
     }
 
-    /// Whether a client can choose its principal freely: the scope is made of headers that nobody verifies, and none of
-    /// them is a secret that others do not know.
+    /// True if a client can choose its principal freely: all parts are unverified headers, and none of them is a secret.
     pub fn is_freely_chosen(&self) -> bool {
         self.parts().iter().all(|part| matches!(part, Self::Header(name) if !is_credential(name)))
     }
 
-    /// Whether it is read from a token that was made for anybody: its verifier checks neither audience nor issuer.
+    /// True if it accepts tokens for any audience: its verifier checks neither audience nor issuer.
     pub fn takes_any_token(&self) -> bool {
         self.parts().iter().any(|part| matches!(part, Self::Jwt(verifier) if !verifier.is_bound()))
     }
 
-    /// Who asks.
+    /// The principal of a request.
     pub(crate) fn principal(&self, headers: &HeaderMap) -> Result<Option<Principal>, Problem> {
         match self {
             Self::SingleTenant => Ok(None),
@@ -153,7 +151,7 @@ impl Scope {
     }
 }
 
-/// The value of a header that may come once.
+/// The value of a header that may occur once.
 fn only_value<'a>(name: &HeaderName, headers: &'a HeaderMap) -> Result<Option<&'a [u8]>, Problem> {
     let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {
@@ -165,7 +163,7 @@ fn only_value<'a>(name: &HeaderName, headers: &'a HeaderMap) -> Result<Option<&'
     }
 }
 
-/// Whether a header holds a secret by its name, so that nobody can send the value of another.
+/// True if a header's name shows that it contains a secret, so that clients cannot send each other's values.
 fn is_credential(name: &HeaderName) -> bool {
     let endings = ["authorization", "cookie", "api-key", "apikey", "token", "secret", "signature"];
     endings.iter().any(|ending| name.as_str().ends_with(ending))
@@ -197,7 +195,7 @@ impl fmt::Display for Scope {
 
 impl Principal {
     pub(crate) fn new(scheme: &[&str], value: &[u8]) -> Self {
-        // Written out first: a short text is hashed faster at once than part by part.
+        // Concatenated first: hashing a short text in one call is faster than part by part.
         let mut text = Vec::with_capacity(64 + value.len());
         for part in scheme.iter().map(|part| part.as_bytes()).chain([value]) {
             text.extend_from_slice(&(part.len() as u64).to_le_bytes());
@@ -206,13 +204,12 @@ impl Principal {
         Self(blake3::hash(&text).into())
     }
 
-    /// The one whom a header names.
+    /// The principal that a header names.
     pub(crate) fn of_header(name: &HeaderName, value: &[u8]) -> Self {
         Self::new(&["header", name.as_str()], value)
     }
 
-    /// The one whom several parts name together. Those that are there alone count: a part that is absent changes nothing,
-    /// so a scope can get more parts and the keys of requests without them stay the same.
+    /// The principal of several parts. Absent parts are skipped, so adding a part to a scope keeps the keys of requests without it.
     pub(crate) fn of_parts(parts: &[Self]) -> Option<Self> {
         match parts {
             [] => None,
@@ -224,8 +221,8 @@ impl Principal {
         }
     }
 
-    /// Whom an upstream takes the sender of these headers for: the principal where the scope tells one, or else the
-    /// credential, which may be none.
+    /// How an upstream identifies the sender of these headers: the principal if the scope finds one, else the credential, which may be
+    /// absent.
     pub(crate) fn of_caller(scope: &Scope, headers: &HeaderMap) -> Self {
         match scope.principal(headers) {
             Ok(Some(principal)) => principal,
@@ -244,7 +241,7 @@ impl Principal {
         &self.0
     }
 
-    /// The key of this principal in `namespace`, for the account it acts for, where calls name one.
+    /// The key of this principal in `namespace`, for the account that it acts for, where calls name one.
     pub(crate) fn key(principal: Option<&Self>, account: Option<&Self>, namespace: &str, value: &str) -> Key {
         let mut key = Key::new(namespace).value(value);
         for part in [principal, account].into_iter().flatten() {
@@ -272,13 +269,13 @@ mod tests {
         *scope.principal(&headers(lines)).unwrap().unwrap().as_bytes()
     }
 
-    // Keys are stored under it: a change would run every key again.
+    // Keys are stored under this value: a change would execute every key again.
     #[test]
     fn the_hash_of_one_part_never_changes() {
         let text = b"\x06\0\0\0\0\0\0\0header\x0d\0\0\0\0\0\0\0authorization\x08\0\0\0\0\0\0\0Bearer a";
         let lines = [("authorization", "Bearer a")];
         assert_eq!(principal(&["authorization"], &lines), *blake3::hash(text).as_bytes());
-        // Nor where further parts are absent.
+        // The same with absent further parts.
         let parts = ["authorization", "header:stripe-account", "header:stripe-context"];
         assert_eq!(principal(&parts, &lines), *blake3::hash(text).as_bytes());
     }

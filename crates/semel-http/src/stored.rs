@@ -1,7 +1,7 @@
-//! The kept answer: how a response becomes an outcome, and an outcome a response again.
+//! The stored answer: converts a response to an outcome and back.
 //!
-//! Status, headers and trailers are the outcome's metadata; the body is its body, byte for byte. A replay takes all of
-//! them from the outcome without copying: every header value and the body are slices of it.
+//! Status, headers and trailers are the outcome's metadata; the body is its body, byte for byte. An answer from the record copies
+//! nothing: every header value and the body are slices of the outcome.
 //!
 //! ```text
 //!   1        version, 1
@@ -20,24 +20,24 @@ use semel::outcome::{Body as Kept, Outcome};
 use crate::body::Body;
 use crate::policy::StoredHeaders;
 
-/// The kind of outcomes that hold an answer.
+/// The kind of outcomes that contain an answer.
 pub(crate) const KIND: &str = "http";
-/// The kind of outcomes that hold a value without a head, as a person settles them.
+/// The kind of outcomes that contain a value without a head, as an operator settles them.
 const JSON: &str = "json";
 const VERSION: u8 = 1;
-/// Bodies up to this are copied into one write; larger ones go out from where they are kept.
+/// Bodies up to this size are copied into one write; larger ones are sent from the outcome.
 const WRITTEN_WHOLE: usize = 16 * 1024;
 
-/// Marks a replay. Made when it is given, never stored (R4).
+/// Marks an answer from the record. Added when it is given, never stored.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// `false` on every answer that a later call with the same key will not get.
 pub const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
-/// By which the upstream says that an answer is not to be kept: `no`.
+/// With the value `no`, the upstream asks not to store an answer.
 pub const STORE: HeaderName = HeaderName::from_static("idempotency-store");
-/// By which the upstream says for how many seconds an answer is to be kept.
+/// The upstream asks to store an answer for this number of seconds.
 pub const RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
 
-/// Whether a header is never kept: it belongs to the connection, to one moment or to one client.
+/// True if a header is never stored, because it belongs to the connection, to one moment or to one client.
 pub(crate) fn is_never_kept(name: &HeaderName) -> bool {
     match *name {
         header::CONNECTION
@@ -71,7 +71,7 @@ pub(crate) fn is_never_kept(name: &HeaderName) -> bool {
     }
 }
 
-/// The headers that the `Connection` header lists: they belong to it.
+/// The headers that the `Connection` header lists.
 fn listed(headers: &HeaderMap) -> Vec<&str> {
     headers
         .get_all(header::CONNECTION)
@@ -82,7 +82,7 @@ fn listed(headers: &HeaderMap) -> Vec<&str> {
         .collect()
 }
 
-/// An answer as an outcome. `body` is copied once, to its exact size.
+/// Converts an answer to an outcome. `body` is copied once, to its exact size.
 pub(crate) fn keep(
     status: StatusCode,
     headers: &HeaderMap,
@@ -98,18 +98,18 @@ pub(crate) fn keep(
     Outcome::new(KIND, whole).with_metadata(metadata)
 }
 
-/// The outcome that an answer leaves, for whoever settles a key by hand.
+/// The outcome of an answer, for settling a key by hand.
 #[must_use]
 pub fn outcome(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Outcome {
     keep(status, headers, &[body], None, &StoredHeaders::All)
 }
 
-/// An outcome that says only that it happened.
+/// An outcome without an answer: it only says that the effect happened.
 pub(crate) fn tombstone(reason: &str) -> Outcome {
     Outcome::tombstone(KIND, reason)
 }
 
-/// What is kept of a refusal that is too large to be kept. The status is, so that a retry learns how it ended.
+/// The tombstone of a refusal that is too large to be stored. It has the status, so that a retry learns how the call ended.
 pub(crate) fn large_refusal(status: StatusCode, bytes: usize) -> Outcome {
     tombstone(&format!("it was a {} of {bytes} bytes, more than is kept of a refusal", status.as_u16()))
 }
@@ -131,7 +131,7 @@ fn encode(
     };
     let both = || [Some(headers), trailers].into_iter().flatten().flatten();
     let length = |(name, value): (&HeaderName, &HeaderValue)| 6 + name.as_str().len() + value.len();
-    // To its exact size: it is kept, and a copy to a smaller place would cost more than to look twice.
+    // With its exact size, because it is stored: shrinking it later would cost more than measuring it first.
     let mut metadata =
         Vec::with_capacity(7 + both().filter(|(name, _)| kept(name)).map(length).sum::<usize>());
     metadata.push(VERSION);
@@ -140,7 +140,7 @@ fn encode(
     let mut counts = [0_u16; 2];
     for (fields, count) in [Some(headers), trailers].into_iter().zip(&mut counts) {
         for (name, value) in fields.into_iter().flatten().filter(|(name, _)| kept(name)) {
-            // Longer ones cannot come through any server, and would be cut off by their length here.
+            // No server accepts longer ones, and their length would not fit here.
             let (Ok(name_length), Ok(value_length)) =
                 (u16::try_from(name.as_str().len()), u32::try_from(value.len()))
             else {
@@ -160,15 +160,15 @@ fn encode(
     metadata
 }
 
-/// What an outcome says to a later caller.
+/// The content of an outcome for a later caller.
 #[derive(Debug)]
 pub(crate) enum Replay {
     Answer(Response<Body>),
-    /// It happened, and this is why its answer is not here.
+    /// The effect happened; the text says why its answer is not stored.
     NotKept(String),
 }
 
-/// The answer that an outcome holds. Nothing of it is copied.
+/// The answer in an outcome, without copying.
 pub(crate) fn replay(outcome: &Arc<Outcome>) -> Replay {
     if let Kept::Tombstone(reason) = outcome.body() {
         return Replay::NotKept(reason.clone());
@@ -186,7 +186,7 @@ pub(crate) fn replay(outcome: &Arc<Outcome>) -> Replay {
 }
 
 fn unreadable() -> Replay {
-    Replay::NotKept("what is kept is not an answer of this surface".to_owned())
+    Replay::NotKept("the stored outcome is not an HTTP answer".to_owned())
 }
 
 fn decode(outcome: &Arc<Outcome>) -> Option<Response<Body>> {
@@ -204,8 +204,8 @@ fn decode(outcome: &Arc<Outcome>) -> Option<Response<Body>> {
     Some(answer)
 }
 
-/// Writes a replay as the bytes of HTTP/1.1, head and body, just as [`replay`] would become on the wire. `None`, and
-/// nothing written, where it is better made the usual way: it is large or empty, has trailers, or is no plain answer.
+/// Writes an answer from the record as HTTP/1.1 bytes, head and body, equal to [`replay`] on the wire. `None`, with nothing written, if
+/// it takes the regular path: it is large or empty, has trailers, or is not a plain answer.
 pub(crate) fn write(outcome: &Outcome, date: &str, to: &mut Vec<u8>) -> Option<StatusCode> {
     let Kept::Kept(body) = outcome.body() else { return None };
     if outcome.kind() != KIND || body.is_empty() || body.len() > WRITTEN_WHOLE {
@@ -278,7 +278,7 @@ fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
 }
 
 fn fields(metadata: &mut Bytes, count: u16) -> Option<HeaderMap> {
-    // One more for the mark of a replay.
+    // One more for the header that marks an answer from the record.
     let mut fields = HeaderMap::with_capacity(usize::from(count).min(1024) + 1);
     for _ in 0..count {
         let name_length = usize::from(metadata.try_get_u16_le().ok()?);

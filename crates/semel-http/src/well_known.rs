@@ -1,4 +1,4 @@
-//! The published policy: what a client may rely on, machine-readable (R7).
+//! The published policy: what a client may rely on, machine-readable.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
@@ -15,7 +15,7 @@ use crate::profile::Profile;
 /// Where the policy is published.
 pub const PATH: &str = "/.well-known/idempotency";
 
-/// The document: the profile's defaults, then what routes do otherwise.
+/// The document: the profile's defaults, then the differences of routes.
 pub(crate) fn document(profile: &Profile, fallback: &RoutePolicy, routes: &[RoutePolicy]) -> Bytes {
     let mut document = describe(fallback, profile);
     document.insert("version".to_owned(), json!(1));
@@ -37,7 +37,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
     let supported = policy.guarding == Guarding::Guarded && !policy.methods.is_empty();
     described.insert("supported".to_owned(), json!(supported));
     if !supported {
-        // Where nothing is replayed, no number is promised.
+        // A policy that stores no answers publishes no durations.
         return described;
     }
     let format = match profile.codec {
@@ -85,7 +85,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
         described.insert(name.to_owned(), value);
     }
     if let Codec::Mcp { .. } = profile.codec {
-        // A tool needs a key or has none; and what stands in the way is told in its result, not by a status.
+        // Whether a key is required depends on the tool; and problems are tool results, not statuses.
         described.insert("required".to_owned(), json!("by tool"));
         for name in ["conflict_status", "expired"] {
             described.remove(name);
@@ -94,7 +94,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
     described
 }
 
-/// The same numbers as a member of an agent's capabilities.
+/// The same values as a member of an agent's capabilities.
 pub(crate) fn capability(policy: &RoutePolicy) -> Value {
     let replay_ttl_seconds = policy.terms.retention.as_secs();
     let in_flight_max_seconds = whole_seconds(policy.terms.in_flight_max).min(replay_ttl_seconds);

@@ -1,4 +1,4 @@
-//! The body of an answer, which knows when it has been taken to the end.
+//! The body of an answer, which reports when it was sent completely.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use http_body_util::Full;
 
 use super::link::{End, Link};
 
-/// One call in flight. Dropped early, it counts as abandoned by the client.
+/// One call in progress. If it is dropped early, it counts as abandoned by the client.
 #[derive(Debug)]
 pub(super) struct Flight {
     link: Arc<Link>,
@@ -19,7 +19,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Counts the call; its number on this connection.
+    /// Counts the call and returns its number on this connection.
     pub(super) fn enter(link: &Arc<Link>, most_abandoned: u32) -> (Self, u64) {
         let number = link.enter();
         (Self { link: Arc::clone(link), most_abandoned, end: End::Abandoned }, number)
@@ -32,7 +32,7 @@ impl Drop for Flight {
     }
 }
 
-/// An answer on its way out: the service's, or our own.
+/// An answer to the client: the service's, or the listener's own.
 #[derive(Debug)]
 pub(super) struct Answer<B> {
     body: Kind<B>,
@@ -71,7 +71,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
         match &mut this.body {
             Kind::Service(body) => {
                 let polled = Pin::new(&mut *body).poll_frame(context);
-                // An error is the service's, not the client's.
+                // An error comes from the service, not from the client.
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream() {
                     this.flight.end = End::Finished;
                 }

@@ -1,4 +1,4 @@
-//! The body of a request, as it comes in: bounded in size and in time, on every version of HTTP.
+//! The body of a request: limited in size and time, on every version of HTTP.
 
 use std::error::Error as _;
 use std::pin::Pin;
@@ -17,23 +17,23 @@ use super::refusal::Refusal;
 use super::rules::Rules;
 use super::timer::Timer;
 
-/// What was wrong with a body, for the call that answers the request.
+/// The reason why a body was refused, for the answer to its request.
 pub(super) type Flaw = Arc<OnceLock<Refusal>>;
 
-/// A request body from the listener. It fails with a [`Refusal`] where the client sends too much, too slowly, or not
-/// HTTP; the listener then answers with that refusal, whatever the service says.
+/// A request body from the listener. It fails with a [`Refusal`] if the client sends too much, too slowly, or invalid HTTP. The
+/// listener then answers with that refusal, whatever the service returns.
 #[derive(Debug)]
 pub struct Body {
-    /// There until it is dropped.
+    /// `None` after it was dropped.
     incoming: Option<Incoming>,
     watch: Option<Box<Watch>>,
 }
 
-/// So much of a body that nobody wants is still read.
+/// Number of bytes that are still read from the body of a refused request.
 const UNWANTED: usize = 1 << 20;
 
-/// Lets the client of a refused HTTP/2 request finish what it sends. Given up at once, its stream would be reset, and clients
-/// there are take that for the loss of an answer that they have in hand.
+/// Lets the client of a refused HTTP/2 request finish sending. Closing immediately would reset the stream, and some clients then
+/// discard the answer that they already received.
 pub(super) fn let_finish(mut incoming: Incoming, linger: Duration) {
     let (false, Ok(runtime)) = (incoming.is_end_stream(), tokio::runtime::Handle::try_current()) else {
         return;
@@ -49,13 +49,13 @@ pub(super) fn let_finish(mut incoming: Incoming, linger: Duration) {
     }));
 }
 
-/// Only a body that holds something is watched.
+/// Limits of a body that is not empty.
 #[derive(Debug)]
 struct Watch {
     rules: Arc<Rules>,
     patience: Patience,
     received: u64,
-    /// How long the client kept us waiting before the current wait.
+    /// How long the client has been waited for, before the current wait.
     waited: Duration,
     timer: Timer,
     flaw: Flaw,
@@ -63,7 +63,7 @@ struct Watch {
 }
 
 impl Body {
-    /// Watches `incoming`. The flaw is there only where there is a body.
+    /// Wraps `incoming`. The flaw is `Some` only if there is a body.
     pub(super) fn new(
         incoming: Incoming,
         rules: &Arc<Rules>,
@@ -121,7 +121,7 @@ impl Watch {
         trailers.keys().try_for_each(|name| self.rules.trailer_name(name.as_str().as_bytes()))
     }
 
-    /// What the wire found, or a body that stopped in its middle.
+    /// The refusal of the wire, or one for a body that ended early.
     fn fail(&self, error: &hyper::Error) -> Refusal {
         let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
         let found = cause.and_then(|cause| cause.get_ref()).and_then(|cause| cause.downcast_ref::<Refusal>());

@@ -1,4 +1,4 @@
-//! One request on its way to the service and back.
+//! One request, from hyper to the service and back.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::BoxError;
 use crate::call::{CallError, Fate};
 use crate::problem::Situation;
 
-/// The service as hyper sees it, for one connection.
+/// The service as hyper calls it, for one connection.
 pub(super) struct Calls<S> {
     pub(super) service: S,
     pub(super) link: Arc<Link>,
@@ -60,7 +60,7 @@ where
         if upgrade {
             request.extensions_mut().insert(self.ending.clone());
         } else {
-            // Without the wire's consent what follows is read as HTTP, so nobody may switch.
+            // Without the wire's consent the following bytes are read as HTTP, so the protocol must not be switched.
             request.extensions_mut().remove::<OnUpgrade>();
         }
         request.extensions_mut().insert(self.peer.clone());
@@ -70,11 +70,11 @@ where
         let link = upgrade.then(|| Arc::clone(&self.link));
         let end = Closing { flight, flaw, link, http1 };
         let request = Request::from_parts(parts, body);
-        // Most are always ready. Then the request, which is large, need not be moved into the future of its call.
+        // Most services are always ready. In that case the large request need not be moved into the future of its call.
         if let Poll::Ready(Ok(())) = service.poll_ready(&mut Context::from_waker(Waker::noop())) {
             let called = service.call(request);
             return Box::pin(async move {
-                // It is to live as long as its call.
+                // The service lives as long as its call.
                 let _service = service;
                 Ok(end.answer(called.await))
             });
@@ -89,17 +89,17 @@ where
     }
 }
 
-/// What a call needs at its end.
+/// State that is needed at the end of a call.
 struct Closing {
     flight: Flight,
     flaw: Option<Flaw>,
-    /// Where another protocol was asked for.
+    /// Set if the request asks for another protocol.
     link: Option<Arc<Link>>,
     http1: bool,
 }
 
 impl Closing {
-    /// What the client is answered.
+    /// The answer for the client.
     fn answer<B>(self, called: Result<Response<B>, impl Into<BoxError>>) -> Response<Answer<B>>
     where
         B: http_body::Body<Data = Bytes> + Unpin,
@@ -126,12 +126,12 @@ impl Closing {
 }
 
 impl<S> Calls<S> {
-    /// What the wire found.
+    /// The result of the wire's checks.
     fn verdict_of(&self, number: u64) -> Result<(), Refusal> {
         self.link.refusal_of(number).map_or(Ok(()), Err)
     }
 
-    /// Whether the announced body is small enough.
+    /// Checks the announced size of the body.
     fn fits(&self, request: &Request<Incoming>) -> Result<(), Refusal> {
         let announced = http_body::Body::size_hint(request.body()).exact();
         if announced.is_some_and(|length| length > self.rules.limits.body_bytes) {
@@ -154,10 +154,10 @@ fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
     response.map(|body| Answer::own(body, flight))
 }
 
-/// What a client is told where the service has no answer.
+/// The answer for a client if the service failed.
 fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
     let error = CallError::from_any(error);
-    tracing::warn!(%error, "no answer");
+    tracing::warn!(%error, "request failed without an answer");
     match error.fate() {
         Fate::Undelivered => problem(
             error.status(),
@@ -174,7 +174,7 @@ fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
     }
 }
 
-/// HTTP/2 has no framing to smuggle with; who is asked and under which key must still be beyond dispute.
+/// HTTP/2 framing cannot be used for request smuggling, but host and key must still be unambiguous.
 fn check_http2(request: &Request<Incoming>, rules: &Rules) -> Result<(), Refusal> {
     let (uri, headers) = (request.uri(), request.headers());
     if request.method() == http::Method::CONNECT {

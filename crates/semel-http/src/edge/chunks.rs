@@ -1,22 +1,22 @@
-//! Follows a chunked body to its end, without touching it.
+//! Follows a chunked body to its end, without changing it.
 
 use super::head::is_token;
 use super::refusal::Refusal;
 use super::rules::Rules;
 
-/// Longest chunk-size line, extensions included.
+/// Maximum length of a chunk-size line, including extensions.
 const LINE: u32 = 256;
 
-/// Largest trailer section; hyper takes twice that, without a word about why it stops.
+/// Maximum size of the trailer section. hyper accepts twice that, and gives no reason when it stops.
 const TRAILERS: u32 = 8 * 1024;
 
-/// Where in a chunked body the last byte seen stands.
+/// The position in a chunked body after the last byte.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     place: Place,
     /// Bytes left of the current chunk.
     left: u64,
-    /// Bytes of the current size line, or of all trailers.
+    /// Length of the current size line, or of all trailers.
     seen: u32,
     /// Trailers so far.
     trailers: usize,
@@ -40,14 +40,14 @@ enum Place {
     End,
 }
 
-/// How far a walk came.
+/// The result of reading a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Walk {
-    /// All bytes belong to the body, which goes on.
+    /// All bytes belong to the body, which continues.
     On,
-    /// The body ended after so many bytes.
+    /// The body ended after this number of bytes.
     Ended(usize),
-    /// So many bytes were right, then it went wrong.
+    /// This number of bytes was valid, the next one was not.
     Wrong(usize, Refusal),
 }
 
@@ -83,7 +83,7 @@ impl Chunks {
         Ok(match (self.place, byte) {
             (Place::Size | Place::Extension, _) if self.seen > LINE => return Err(WRONG),
             (Place::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
-                // 15 digits: never overflows, and no chunk is that long.
+                // 15 digits never overflow, and no chunk is that long.
                 if self.seen > 15 {
                     return Err(WRONG);
                 }

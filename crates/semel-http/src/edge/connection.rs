@@ -23,10 +23,10 @@ use super::wire::{Protocol, Wire};
 use super::{Ending, Peer};
 use crate::BoxError;
 
-/// How many headers hyper takes by itself.
+/// hyper's own default for the maximum number of headers.
 const HYPERS_HEADERS: usize = 100;
 
-/// What all connections of a listener share.
+/// State shared by all connections of a listener.
 pub(super) struct Shared {
     pub(super) options: Options,
     pub(super) rules: Arc<Rules>,
@@ -50,7 +50,7 @@ pub(super) async fn serve<S, B>(
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    // Answers go out when they are ready; without it small ones wait for the client's acknowledgement.
+    // Sends answers as soon as they are ready. Otherwise small answers wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
     let Some(tls) = &shared.options.tls else {
         return speak(shared, stream, peer, link, service, None).await;
@@ -128,12 +128,12 @@ async fn speak<IO, S, B>(
         None => return,
         Some(Protocol::Http1) => {
             let mut builder = http1::Builder::new();
-            // The wire keeps the times and the limits. With `Finish`, a client that closes its side still gets its
-            // answer, and work in flight is not cut by one that leaves.
+            // The wire enforces timeouts and limits. With `Finish`, a client that closes its side still gets its answer, and a client
+            // that disconnects does not cancel a request in progress.
             let departed = shared.options.departed;
             builder.half_close(departed == Departed::Finish).header_read_timeout(None);
             if limits.headers > HYPERS_HEADERS {
-                // Not otherwise: told a number, hyper prepares for as many headers with every request.
+                // Set only if it is not hyper's default: with an explicit number, hyper allocates that many headers for every request.
                 builder.max_headers(limits.headers);
             }
             builder.max_buf_size((2 * limits.head_bytes).max(64 * 1024));
@@ -185,6 +185,6 @@ fn evicted(peer: &Peer) {
 
 /// Returns when the listener closes.
 async fn told(draining: &mut watch::Receiver<bool>) {
-    // An error means that the listener is gone altogether.
+    // An error means that the listener was dropped.
     let _ = draining.wait_for(|draining| *draining).await;
 }

@@ -1,7 +1,7 @@
-//! Which connections are closed when the listener has no slot left for a new one.
+//! Chooses the connections to close when the listener has no slot left for a new one.
 //!
-//! Clients that connect and send nothing, or a byte now and then, must not keep others out until their time is over. So the listener
-//! closes the connections that have waited longest for their client. A client that sends its request at once is never among them.
+//! Clients that connect and send nothing, or one byte at a time, must not keep others out until they time out. So the listener closes
+//! the connections that have waited longest for their client. A client that sends its request immediately is never among them.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Damaged heads and chunks, judged by a second reader.
+//! Damaged heads and chunks, checked against a second reader.
 
 use semel_testbed::fuzz::Fuzz;
 
@@ -7,7 +7,7 @@ use super::head::{self, Framing};
 use super::options::Options;
 use super::rules::Rules;
 
-/// What the second reader, which is lenient, takes a head for.
+/// How the second, lenient reader understands a head.
 struct SecondReading {
     lengths: Vec<Vec<u8>>,
     codings: Vec<Vec<u8>>,
@@ -76,7 +76,7 @@ fn fuzz_http1_head() {
     });
 }
 
-/// The length of a chunked body, read the simple way; nothing where it is not whole and well formed.
+/// The length of a chunked body, computed by a simple reader; `None` if the body is incomplete or malformed.
 fn chunked_length(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     let line = |at: usize| Some(at + bytes[at..].windows(2).position(|pair| pair == b"\r\n")?);
@@ -123,7 +123,7 @@ fn fuzz_http1_chunks() {
     let fuzz = Fuzz::new("http1_chunks", include_str!("../../fuzz/http1_chunks.seeds")).tokens(&tokens);
     fuzz.run(|input| {
         let whole = Chunks::default().walk(input, &rules);
-        // The same bytes in pieces end in the same way: what arrives is cut anywhere.
+        // The result must be the same if the bytes arrive in pieces, cut at any position.
         let mut chunks = Chunks::default();
         let mut taken = 0;
         let in_pieces = input.chunks(3).find_map(|piece| match chunks.walk(piece, &rules) {

@@ -1,34 +1,33 @@
 //! A strict reader of HTTP/1 request heads.
 //!
-//! It accepts less than the standard allows readers to tolerate: where two servers have been seen to understand the
-//! same bytes differently, the bytes are refused. What it accepts is passed on unchanged, so it only has to say how the
-//! body is framed.
+//! It accepts less than the standard permits: it refuses bytes that two servers are known to understand differently. Accepted heads are
+//! passed on unchanged, so the reader only reports how the body is framed.
 
 use super::refusal::Refusal;
 use super::rules::{Keys, Rules, host_is_sound};
 use super::shortcut::Seen;
 
-/// What the bytes after a head are.
+/// The framing of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
     /// No body.
     None,
-    /// So many bytes.
+    /// A body of this length.
     Length(u64),
-    /// Chunks.
+    /// A chunked body.
     Chunked,
 }
 
-/// What the connection has to know about an accepted head.
+/// The properties of an accepted head that the connection needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) framing: Framing,
-    /// Whether it asks to speak something else on this connection.
+    /// True if it asks to switch protocols.
     pub(super) upgrade: bool,
 }
 
-/// Where the first head in `bytes` ends, searched from `from` on. Sees bare line feeds as line ends too, so that heads
-/// written with them are found and then refused, not waited for.
+/// The end of the first head in `bytes`, searched from `from` on. A bare line feed counts as a line end, so that a head with bare line
+/// feeds is found and refused instead of waited for.
 pub(super) fn end(bytes: &[u8], from: usize) -> Option<usize> {
     memchr::memchr_iter(b'\n', &bytes[from..]).map(|at| at + from).find_map(|at| match &bytes[..at] {
         [.., b'\n', b'\r'] | [.., b'\n'] => Some(at + 1),
@@ -36,7 +35,7 @@ pub(super) fn end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Reads one whole head, its closing empty line included. `seen` gets what it holds.
+/// Reads one whole head, including its closing empty line. Fills `seen` with its content.
 pub(super) fn read<'a>(
     bytes: &'a [u8],
     rules: &Rules,
@@ -45,7 +44,7 @@ pub(super) fn read<'a>(
     if bytes.len() > rules.limits.head_bytes {
         return Err(too_large(bytes, rules));
     }
-    // One empty line before a request is tolerated by the standard, for old clients that sent it after a body.
+    // The standard tolerates one empty line before a request, for old clients that sent it after a body.
     let bytes = bytes.strip_prefix(b"\r\n").unwrap_or(bytes);
     let mut lines = Lines(bytes);
     let line = lines.next_line()?.ok_or(Refusal::Malformed("the request line is empty"))?;
@@ -63,7 +62,7 @@ pub(super) fn read<'a>(
     fields.judge(&request, rules)
 }
 
-/// What to say about a head that is too large, from as much of it as there is.
+/// The refusal for a head that is too large, from the part that was received.
 pub(super) fn too_large(bytes: &[u8], rules: &Rules) -> Refusal {
     if memchr::memchr(b'\n', &bytes[..bytes.len().min(rules.limits.target_bytes)]).is_none() {
         return Refusal::TargetTooLong;
@@ -83,7 +82,7 @@ pub(super) fn too_large(bytes: &[u8], rules: &Rules) -> Refusal {
 struct Lines<'a>(&'a [u8]);
 
 impl<'a> Lines<'a> {
-    /// The next line without its end; nothing at the empty line that closes the head.
+    /// The next line without its end; `None` at the empty line that closes the head.
     fn next_line(&mut self) -> Result<Option<&'a [u8]>, Refusal> {
         let at = memchr::memchr(b'\n', self.0).ok_or(Refusal::Malformed("the head ends early"))?;
         let (line, rest) = (&self.0[..at], &self.0[at + 1..]);
@@ -104,7 +103,7 @@ enum Version {
     Http11,
 }
 
-/// The words of a request line.
+/// The parts of a request line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line<'a> {
     pub(super) method: &'a [u8],
@@ -113,7 +112,7 @@ pub(super) struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Whether it is of HTTP/1.1 and names a path.
+    /// True for HTTP/1.1 with a path as target.
     pub(super) fn is_plain(&self) -> bool {
         self.version == Version::Http11 && self.target.starts_with(b"/")
     }
@@ -123,7 +122,7 @@ struct RequestLine<'a> {
     line: Line<'a>,
     version: Version,
     get: bool,
-    /// The host that an absolute target names.
+    /// The host of an absolute target.
     authority: Option<&'a [u8]>,
 }
 
@@ -192,7 +191,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Takes a line; its name and its value.
+    /// Reads a header line and returns its name and value.
     fn add(&mut self, line: &'a [u8], rules: &Rules) -> Result<(&'a [u8], &'a [u8]), Refusal> {
         self.count += 1;
         if self.count > rules.limits.headers {
@@ -204,7 +203,7 @@ impl<'a> Fields<'a> {
         let colon = memchr::memchr(b':', line).ok_or(Refusal::Malformed("a header line has no colon"))?;
         let (name, value) = (&line[..colon], trim(&line[colon + 1..]));
         if name.is_empty() || !name.iter().all(|byte| TOKEN[usize::from(*byte)]) {
-            return Err(Refusal::Malformed("a header name holds a character that is none of a name"));
+            return Err(Refusal::Malformed("a header name has an invalid character"));
         }
         if !is_value(value) {
             return Err(Refusal::Malformed("a header value holds a control character"));
@@ -234,7 +233,7 @@ impl<'a> Fields<'a> {
             }
             17 if is(name, b"transfer-encoding") => {
                 if self.chunked || !is(value, b"chunked") {
-                    return Err(Refusal::Malformed("the only transfer coding taken here is chunked, once"));
+                    return Err(Refusal::Malformed("the only supported transfer coding is chunked, once"));
                 }
                 self.chunked = true;
             }
@@ -288,14 +287,14 @@ fn set_once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<()
     }
 }
 
-/// Whether a value names one protocol, perhaps with its version: `websocket`, `TLS/1.0`.
+/// True if a value names one protocol, with an optional version: `websocket`, `TLS/1.0`.
 fn is_protocol(value: &[u8]) -> bool {
     let mut parts = value.splitn(2, |byte| *byte == b'/');
     parts.all(|part| !part.is_empty() && part.iter().all(|byte| TOKEN[usize::from(*byte)]))
 }
 
 fn length(value: &[u8]) -> Result<u64, Refusal> {
-    // 18 digits: never overflows, and no body is that long.
+    // 18 digits never overflow, and no body is that long.
     if !matches!(value.len(), 1..=18) || !value.iter().all(u8::is_ascii_digit) {
         return Err(Refusal::Malformed("the Content-Length is not a number"));
     }
@@ -345,7 +344,7 @@ const fn table(class: Class) -> [bool; 256] {
     }
 }
 
-/// Looks at every byte whatever it finds, which takes the machine several at a time.
+/// Checks every byte without an early exit, so that the compiler can vectorise the loop.
 fn is_value(value: &[u8]) -> bool {
     value.iter().fold(true, |sound, byte| sound & ((*byte >= b' ') | (*byte == b'\t')) & (*byte != 0x7F))
 }

@@ -1,5 +1,5 @@
-//! What the two ends of one connection know of each other: the [`Wire`](super::wire::Wire) below hyper, which sees the
-//! bytes, and the calls above it, which see the requests.
+//! State shared by the two ends of one connection: the [`Wire`](super::wire::Wire) below hyper, which sees the bytes, and the calls
+//! above it, which see the requests.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -15,20 +15,19 @@ use super::refusal::Refusal;
 /// How late a body may be before its connection can be closed for another one.
 const BODY_GRACE: Duration = Duration::from_secs(1);
 
-/// Shared by the two ends. HTTP/1 requests are counted from 0 on both: hyper takes them one after the other, so equal
-/// numbers mean the same request.
+/// Both ends count HTTP/1 requests from 0. hyper handles them one after the other, so equal numbers mean the same request.
 #[derive(Debug)]
 pub(super) struct Link {
     /// Requests whose answer is not finished.
     in_flight: AtomicUsize,
-    /// Requests that came up from hyper so far.
+    /// Number of requests that hyper has passed up.
     calls: AtomicU64,
-    /// The request that was refused, always the last one of its connection.
+    /// The refused request, always the last one of its connection.
     refused: OnceLock<(u64, Refusal)>,
     upgrade: Mutex<Upgrade>,
-    /// Whether `upgrade` is worth locking.
+    /// Spares requests without an upgrade the lock of `upgrade`.
     upgrading: AtomicBool,
-    /// Streams abandoned, less those finished.
+    /// Number of abandoned streams minus the number of finished ones.
     abandoned: AtomicI64,
     flooded: Notify,
     opened_at: Instant,
@@ -36,7 +35,7 @@ pub(super) struct Link {
     /// is set while it waits for a body. 0 while it does not wait.
     waiting: AtomicU64,
     evicted: Notify,
-    /// Gives the place back when the last user of the connection is gone, be it a tunnel.
+    /// Returns the slot when the last user of the connection, possibly a tunnel, is gone.
     _place: OwnedSemaphorePermit,
 }
 
@@ -47,12 +46,12 @@ struct Upgrade {
     waker: Option<Waker>,
 }
 
-/// How a request to speak something else ended.
+/// The result of a request to switch protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upgraded {
-    /// Granted: what follows is not HTTP.
+    /// Granted: the following bytes are not HTTP.
     Yes,
-    /// Not granted: what follows is the next request.
+    /// Refused: the next request follows.
     No,
 }
 
@@ -75,9 +74,9 @@ impl Link {
 
     // === below hyper ===
 
-    /// The request with this number is not let in.
+    /// Refuses the request with this number.
     pub(super) fn refuse(&self, number: u64, refusal: Refusal) {
-        // Set twice never: after the first one nothing more is read.
+        // Never set twice: nothing is read after the first refusal.
         let _ = self.refused.set((number, refusal));
     }
 
@@ -85,18 +84,18 @@ impl Link {
         self.in_flight.load(Ordering::Acquire) == 0
     }
 
-    /// How many requests came up from hyper so far.
+    /// Number of requests that hyper has passed up.
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// The request with this number asks to speak something else.
+    /// Records that the request with this number asks to switch protocols.
     pub(super) fn ask_upgrade(&self, number: u64) {
         self.upgrade.lock().asked_by = Some(number);
         self.upgrading.store(true, Ordering::Release);
     }
 
-    /// How that ended.
+    /// The result of the request to switch protocols.
     pub(super) fn poll_upgrade(&self, context: &Context<'_>) -> Poll<Upgraded> {
         let mut upgrade = self.upgrade.lock();
         if let Some(answer) = upgrade.answer.take() {
@@ -150,17 +149,17 @@ impl Link {
 
     // === above hyper ===
 
-    /// Counts a call. An HTTP/1 request's number.
+    /// Counts a call. Returns the number of an HTTP/1 request.
     pub(super) fn enter(&self) -> u64 {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         self.calls.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Counts the end of a call. Says on the way whether the client abandoned it.
+    /// Counts the end of a call, finished or abandoned.
     pub(super) fn leave(&self, end: End, most_abandoned: u32) {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
         match end {
-            // Never below zero: a long good life must not buy a flood.
+            // Never below zero: many finished streams must not permit a flood of abandoned ones.
             End::Finished => {
                 let _ = self
                     .abandoned
@@ -187,7 +186,7 @@ impl Link {
         self.upgrading.load(Ordering::Acquire) && self.upgrade.lock().asked_by == Some(number)
     }
 
-    /// Tells the wire how the asked upgrade ended.
+    /// Tells the wire whether the upgrade was granted.
     pub(super) fn answer_upgrade(&self, answer: Upgraded) {
         let mut upgrade = self.upgrade.lock();
         upgrade.answer = Some(answer);
@@ -208,8 +207,8 @@ pub(super) enum RequestPart {
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its answer was taken to the end.
+    /// Its answer was sent completely.
     Finished,
-    /// The client went away first.
+    /// The client disconnected first.
     Abandoned,
 }

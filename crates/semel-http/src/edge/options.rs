@@ -1,4 +1,4 @@
-//! What the listening side allows.
+//! Settings of the listener.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,29 +9,29 @@ use super::shortcut::Shortcut;
 use super::tls::Tls;
 use crate::policy::{ACCOUNT_HEADERS, METHOD_OVERRIDES};
 
-/// How a listener behaves. The defaults suit an API on the open net.
+/// Settings of a listener. The defaults suit an API on the public internet.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// TLS for every connection, or plain text.
+    /// TLS for every connection; plain text if `None`.
     pub tls: Option<Tls>,
-    /// What a client may ask of us at most.
+    /// Limits on requests and connections.
     pub limits: Limits,
-    /// How long a client may take.
+    /// Timeouts for clients.
     pub patience: Patience,
     /// The headers that carry keys. A request that is ambiguous about one of them is refused.
     pub key_headers: Vec<HeaderName>,
-    /// Headers that the service trusts, beside those that decide about every request. `Connection` must not remove one of them, and
-    /// none may come under a name that some servers fold into it (`X_User_Id`), or as a trailer.
+    /// Headers that the service trusts, in addition to the built-in ones. `Connection` must not remove them. They must not arrive as a
+    /// trailer, or under a name that some servers normalise to theirs (`X_User_Id`).
     pub trusted_headers: Vec<HeaderName>,
-    /// The hosts that requests may be for: a name or an address, with its port where only that one is meant. Empty: any.
+    /// The hosts that are served: a name or an address, with a port if only that port is meant. Empty: any host.
     pub hosts: Vec<String>,
-    /// The protocols that a connection may be upgraded to; requests for others are answered in HTTP.
+    /// The protocols that a connection may be upgraded to. Requests for other protocols are answered in HTTP.
     pub upgrades: Vec<String>,
-    /// How long requests in flight may take to finish once the listener closes.
+    /// How long requests in progress may take to finish after the listener was told to stop.
     pub drain: Duration,
-    /// What becomes of a request whose client closes its connection, on HTTP/1.
+    /// Handling of an HTTP/1 request whose client closes its connection.
     pub departed: Departed,
-    /// Answers requests that need nobody else, before they are taken apart. None by default; the guard is one.
+    /// Answers some requests before they are parsed. `None` by default; the guard can be one.
     pub shortcut: Option<Arc<dyn Shortcut>>,
 }
 
@@ -52,8 +52,8 @@ impl Default for Options {
     }
 }
 
-/// Headers by which services are told who asks, for whom, and how: those that select an account, those that say that a request is
-/// another, and those that proxies set after they have authenticated somebody.
+/// Headers that tell services who the caller is, on whose behalf it acts, and which method or path is meant: account headers, override
+/// headers, and headers that authenticating proxies set.
 #[must_use]
 pub fn usually_trusted() -> Vec<HeaderName> {
     let more = [
@@ -87,34 +87,34 @@ pub fn usually_trusted() -> Vec<HeaderName> {
     ACCOUNT_HEADERS.iter().chain(&METHOD_OVERRIDES).cloned().chain(more).collect()
 }
 
-/// What becomes of a request on HTTP/1 whose client closes its side of the connection before the answer. On HTTP/2 a
-/// reset always drops the service's future.
+/// Handling of an HTTP/1 request whose client closes its side of the connection before the answer. On HTTP/2 a reset always drops the
+/// service's future.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Departed {
-    /// It goes on to its end, and its answer is sent if anybody is left to read it.
+    /// The request continues to its end, and the answer is sent if the client still reads.
     #[default]
     Finish,
-    /// The service's future is dropped: nobody waits for a client that is gone.
+    /// The service's future is dropped.
     Drop,
 }
 
-/// Sizes and counts beyond which a request or a connection is refused.
+/// Limits on sizes and counts. A request or connection beyond them is refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections open at once. Beyond, a new one takes the slot of the connection that has waited longest for its client, or waits
-    /// until a call has ended.
+    /// Maximum number of open connections. At the limit, a new one takes the slot of the connection that has waited longest for its
+    /// client, or waits until a call has ended.
     pub connections: u32,
-    /// Bytes of a request's head. 431 beyond; the same for more than 8 KiB of trailers.
+    /// Maximum size of a request's head, in bytes. Beyond it: 431, also for more than 8 KiB of trailers.
     pub head_bytes: usize,
-    /// Bytes of a request's target. 414 beyond.
+    /// Maximum length of a request's target, in bytes. Beyond it: 414.
     pub target_bytes: usize,
-    /// Header lines of a request. 431 beyond.
+    /// Maximum number of header lines of a request. Beyond it: 431.
     pub headers: usize,
-    /// Bytes of a request's body. 413 beyond.
+    /// Maximum size of a request's body, in bytes. Beyond it: 413.
     pub body_bytes: u64,
-    /// Streams open at once on one HTTP/2 connection.
+    /// Maximum number of open streams per HTTP/2 connection.
     pub streams: u32,
-    /// How many more streams of an HTTP/2 connection may be abandoned than finished.
+    /// By how much the number of abandoned streams of an HTTP/2 connection may exceed that of finished ones.
     pub abandoned_streams: u32,
 }
 
@@ -132,23 +132,22 @@ impl Default for Limits {
     }
 }
 
-/// How long a client may take over what.
+/// Timeouts for clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// From the first byte of a head to its last, and for the TLS handshake. 408 beyond.
+    /// From the first byte of a head to its last, and for the TLS handshake. Beyond it: 408.
     pub head: Duration,
-    /// Time spent waiting for a body, all pauses together. 408 beyond. Every received
-    /// [`body_rate`](Self::body_rate) bytes allow a second more, so that large bodies get their time and a trickle
-    /// does not. Time in which we did not ask for more does not count.
+    /// Total time spent waiting for a body. Beyond it: 408. Every received [`body_rate`](Self::body_rate) bytes allow one more second,
+    /// so that a large body has enough time and a trickle does not. Only time in which the listener reads counts.
     pub body: Duration,
-    /// Bytes that buy a second more of [`body`](Self::body).
+    /// Bytes that allow one more second of [`body`](Self::body).
     pub body_rate: u32,
     /// How long a connection may stay open without a request.
     pub idle: Duration,
-    /// How long a client may leave an answer unread.
+    /// How long a client may not read an answer.
     pub write: Duration,
-    /// After a refusal: how long what the client still sends is read and thrown away, so that the answer is not lost
-    /// to a reset.
+    /// How long the listener reads and discards what the client still sends after a refusal, so that a reset does not destroy the
+    /// answer.
     pub linger: Duration,
 }
 

@@ -1,14 +1,14 @@
-//! What is answered to a request that does not get in.
+//! Answers to requests that the listener refuses.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
-/// Why a request was refused at the door. Nothing of it went any further.
+/// Why the listener refused a request. The service does not see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It is not HTTP as the standard writes it, or two readers could understand it differently.
+    /// The request is not valid HTTP, or two servers could understand it differently.
     #[error("{0}")]
     Malformed(&'static str),
     /// The header that carries the key is ambiguous.
@@ -26,22 +26,22 @@ pub enum Refusal {
     /// The request did not arrive in time.
     #[error("the request did not arrive in time")]
     TooSlow,
-    /// A method that only a forward proxy serves.
+    /// A method that only a forward proxy supports.
     #[error("this gateway does not open tunnels to other hosts")]
     Method,
     /// An expectation other than `100-continue`.
-    #[error("only the expectation 100-continue is known here")]
+    #[error("the only supported expectation is 100-continue")]
     Expectation,
     /// A host that is not served here.
     #[error("this gateway does not serve the host that the request is for")]
     Host,
-    /// A version of HTTP that is not spoken here.
-    #[error("HTTP/1.0, HTTP/1.1 and HTTP/2 are spoken here")]
+    /// An unsupported version of HTTP.
+    #[error("the supported versions are HTTP/1.0, HTTP/1.1 and HTTP/2")]
     Version,
 }
 
 impl Refusal {
-    /// The status it is answered with.
+    /// The status of the answer.
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
@@ -95,7 +95,7 @@ pub(super) fn problem(
     response
 }
 
-/// A problem document (RFC 9457). `detail` holds nothing that needs escaping in JSON.
+/// A problem document (RFC 9457). `detail` must not need escaping in JSON.
 pub(super) fn document(status: StatusCode, code: &str, detail: &str, retryable: bool) -> String {
     let title = status.canonical_reason().unwrap_or("Error");
     format!(

@@ -1,16 +1,16 @@
-//! What a request may say about the few headers on which everybody must agree. Used on the raw bytes of HTTP/1 and on
-//! the decoded headers of HTTP/2.
+//! Rules for the few headers that every server must understand in the same way. They apply to the raw bytes of HTTP/1 and to the
+//! decoded headers of HTTP/2.
 
 use http::HeaderName;
 
 use super::options::{Limits, Options};
 use super::refusal::Refusal;
 
-/// A key is at most 255 characters; quotes and escapes around them may double that.
+/// A key has at most 255 characters; quotes and escapes may double that.
 const KEY_BYTES: usize = 512;
 
-/// Headers that decide framing, routing, identity or trust. None of them may come under a name that some servers fold
-/// into it (`Content_Length`), be removed by naming it in `Connection`, or follow after the body.
+/// Headers that decide framing, routing, identity or trust. None of them may arrive under a name that some servers normalise to it
+/// (`Content_Length`), be named in `Connection`, or arrive as a trailer.
 const DECIDING: [&str; 20] = [
     "authorization",
     "connection",
@@ -61,14 +61,14 @@ impl Rules {
         self.upgrades.iter().any(|allowed| is(protocol, allowed))
     }
 
-    /// Judges which host a request is for. Its form was judged before.
+    /// Checks the host of a request. Its syntax was checked before.
     pub(super) fn host(&self, host: Option<&[u8]>) -> Result<(), Refusal> {
         if self.hosts.is_empty() {
             return Ok(());
         }
         let host = host.unwrap_or_default();
         let name = match memchr::memrchr(b':', host) {
-            // The colons of an address stand in brackets.
+            // An IPv6 address has its colons in brackets.
             Some(colon) if memchr::memchr(b']', &host[colon..]).is_none() => &host[..colon],
             _ => host,
         };
@@ -78,17 +78,17 @@ impl Rules {
         }
     }
 
-    /// The names of all headers on which others decide, those of keys left out.
+    /// The names of all deciding headers, except key headers.
     fn deciding(&self) -> impl Iterator<Item = &str> {
         DECIDING.into_iter().chain(self.trusted.iter().map(HeaderName::as_str))
     }
 
-    /// Which of the key headers `name` is, in any case.
+    /// The index of the key header with this name, ignoring case.
     pub(super) fn key_header(&self, name: &[u8]) -> Option<usize> {
         self.keys.iter().position(|key| key.as_str().as_bytes().eq_ignore_ascii_case(name))
     }
 
-    /// Judges a header's name by what other readers might take it for.
+    /// Checks a header name that other servers might normalise to another name.
     pub(super) fn name(&self, name: &[u8]) -> Result<(), Refusal> {
         if memchr::memchr(b'_', name).is_none() {
             return Ok(());
@@ -104,7 +104,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Judges one value of a key header. Its syntax is the guard's business; this is what no syntax allows.
+    /// Checks one value of a key header. The guard checks the syntax; these rules hold for every syntax.
     fn key_value(value: &[u8]) -> Result<(), Refusal> {
         if value.is_empty() {
             return Err(Refusal::Key("the key is empty"));
@@ -118,10 +118,10 @@ impl Rules {
         Ok(())
     }
 
-    /// Judges a `Connection` value: it must not take away what the next server decides by.
+    /// Checks a `Connection` value: it must not remove a header that the next server decides by.
     pub(super) fn connection_value(&self, value: &[u8]) -> Result<(), Refusal> {
         for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
-            // Nearly all name nothing else.
+            // Nearly all values are one of these two.
             if is(token, "close") || is(token, "keep-alive") {
                 continue;
             }
@@ -132,7 +132,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Judges the name of a trailer: what decides about a request must come before its body.
+    /// Checks the name of a trailer: a deciding header must come before the body.
     pub(super) fn trailer_name(&self, name: &[u8]) -> Result<(), Refusal> {
         self.name(name)?;
         if self.key_header(name).is_some() {
@@ -149,13 +149,13 @@ impl Rules {
     }
 }
 
-/// The keys of one request, as they come.
+/// The keys of one request.
 #[derive(Debug, Default)]
 pub(super) enum Keys {
-    /// Its method is safe: a key says nothing, and is passed over whatever it looks like (get_head_options).
+    /// The method is safe: its keys are ignored, whatever their form.
     #[default]
     Ignored,
-    /// Those that came, by the number of their header.
+    /// A bit set of the key headers that occurred.
     Came(u64),
 }
 
@@ -164,7 +164,7 @@ impl Keys {
         if matches!(method, b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE") { Self::Ignored } else { Self::Came(0) }
     }
 
-    /// Takes the value of one key header.
+    /// Adds the value of one key header.
     pub(super) fn take(&mut self, index: usize, value: &[u8]) -> Result<(), Refusal> {
         let Self::Came(keys) = self else { return Ok(()) };
         let bit = 1_u64 << (index % 64);
@@ -176,7 +176,7 @@ impl Keys {
     }
 }
 
-/// Whether `host` can stand in a `Host` header: a name, an address, and perhaps a port.
+/// True if `host` is a valid `Host`: a name or an address, with an optional port.
 pub(super) fn host_is_sound(host: &[u8]) -> bool {
     let (name, port) = match host {
         [b'[', ..] => match memchr::memchr(b']', host) {

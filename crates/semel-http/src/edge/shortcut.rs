@@ -1,15 +1,14 @@
-//! The short way for requests whose answer is at hand.
+//! Answers requests from memory, before hyper parses them.
 //!
-//! A replay needs neither a parsed request nor a task: its bytes say which it is, and the answer is bytes too. So the
-//! wire may offer a whole request to a [`Shortcut`] before hyper sees it, where nothing else is under way on the
-//! connection, and write what it is given. Whatever a shortcut does not answer goes the usual way, which must give the
-//! same answer.
+//! An answer from the record needs neither a parsed request nor a task: the bytes identify the request, and the answer is bytes too. So
+//! the wire offers a whole request to a [`Shortcut`] if no other request of the connection is in progress, and writes its answer. All
+//! other requests take the regular path, which must give the same answer.
 
 use std::fmt;
 
 use super::head::Line;
 
-/// How many headers a request may have to be offered.
+/// Maximum number of headers of a request that is offered.
 const MOST: usize = 32;
 
 /// Answers some requests from their bytes alone.
@@ -20,35 +19,35 @@ pub trait Shortcut: fmt::Debug + Send + Sync + 'static {
     fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken;
 }
 
-/// Whether a request was answered.
+/// Whether the shortcut answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It was.
+    /// It did.
     Yes,
-    /// It was not, and goes the usual way.
+    /// It did not; the request takes the regular path.
     No,
 }
 
-/// A whole HTTP/1.1 request that asks nothing of its connection: it is kept, and no other protocol is wanted.
+/// A whole HTTP/1.1 request that keeps its connection open and does not ask for another protocol.
 #[derive(Debug)]
 pub struct Plain<'a> {
     /// In capital letters.
     pub method: &'a str,
     /// Begins with a slash.
     pub target: &'a str,
-    /// All of it.
+    /// The whole body.
     pub body: &'a [u8],
     pub(super) fields: &'a Seen<'a>,
 }
 
 impl<'a> Plain<'a> {
-    /// The values of a header, in their order, without the white space around them.
+    /// The values of a header in order, without surrounding white space.
     pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let fields = &self.fields.fields[..self.fields.count];
         fields.iter().filter(move |field| field.0.eq_ignore_ascii_case(name.as_bytes())).map(|field| field.1)
     }
 
-    /// The value of a header that stands there once.
+    /// The value of a header that occurs once.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&'a [u8]> {
         let mut values = self.values(name);
@@ -56,13 +55,13 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// The header lines of a request, as they are read.
+/// The header lines of a request.
 #[derive(Debug)]
 pub(super) struct Seen<'a> {
     fields: [(&'a [u8], &'a [u8]); MOST],
     count: usize,
     plain: bool,
-    /// The request line, once it was read.
+    /// The request line, after it was read.
     pub(super) line: Option<Line<'a>>,
 }
 
@@ -87,7 +86,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The request, where it is one that can be offered.
+    /// The request, if it can be offered.
     pub(super) fn whole(&'a self, body: &'a [u8]) -> Option<Plain<'a>> {
         let line = self.line.filter(|line| self.plain && line.is_plain())?;
         let (method, target) =

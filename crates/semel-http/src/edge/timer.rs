@@ -1,4 +1,4 @@
-//! A timer that costs nothing while things move.
+//! A timer that costs nothing while data arrives.
 
 use std::pin::Pin;
 use std::task::Context;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Measures how long something has been waited for. It is armed at the first wait and left to run: a wait that ends
-/// early moves no timer, which at many thousand requests a second is most of the cost of one.
+/// Measures a wait. The timer is armed at the first wait and then left running: a wait that ends early does not reset it. At many
+/// thousand requests a second, resetting timers would be a large part of the cost.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
     since: Option<Instant>,
@@ -15,23 +15,23 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// The wait is over.
+    /// Ends the wait.
     pub(crate) fn clear(&mut self) -> Option<Instant> {
         self.since.take()
     }
 
-    /// When the wait started, while it lasts.
+    /// When the current wait started.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.since
     }
 
-    /// The wait goes on, or starts. True once it has lasted `limit`; otherwise the task is woken then.
+    /// Continues or starts the wait. True once it has lasted `limit`; otherwise the task is woken at that time.
     pub(crate) fn overdue(&mut self, context: &mut Context<'_>, limit: Duration) -> bool {
         let deadline = *self.since.get_or_insert_with(Instant::now) + limit;
         self.overdue_at(context, deadline)
     }
 
-    /// The wait goes on, or starts. True once it has lasted `limit`, or `latest` is past.
+    /// Continues or starts the wait. True once it has lasted `limit`, or `latest` has passed.
     pub(crate) fn overdue_or_past(
         &mut self,
         context: &mut Context<'_>,
@@ -49,7 +49,7 @@ impl Timer {
         }
         while sleep.as_mut().poll(context).is_ready() {
             if Instant::now() >= deadline {
-                // Left expired, it must not be polled again.
+                // An expired timer must not be polled again.
                 self.sleep = None;
                 return true;
             }

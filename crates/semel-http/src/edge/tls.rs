@@ -12,12 +12,12 @@ use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
-/// TLS for a listener: a certificate chain and its key, read from PEM files and read again on
-/// [`reload`](Self::reload). Clones share the certificate.
+/// TLS for a listener: a certificate chain and its key, read from PEM files and read again by [`reload`](Self::reload). Clones share
+/// the certificate.
 #[derive(Debug, Clone)]
 pub struct Tls {
     files: Arc<Files>,
-    /// Clients must show a certificate that one of these authorities signed.
+    /// Clients must present a certificate that one of these authorities signed.
     client_ca: Option<PathBuf>,
     config: Arc<RwLock<Arc<ServerConfig>>>,
 }
@@ -36,19 +36,19 @@ pub enum TlsError {
     /// A file cannot be read, or is not PEM.
     #[error("cannot read {path}: {source}")]
     File {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::pki_types::pem::Error,
     },
-    /// The file holds no certificate.
-    #[error("{path} holds no certificate")]
+    /// The file contains no certificate.
+    #[error("{path} contains no certificate")]
     Empty {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// Key and certificate do not belong together, or are of a kind that is not supported.
-    #[error("certificate and key cannot be used: {0}")]
+    /// Key and certificate do not match, or have an unsupported type.
+    #[error("cannot use certificate and key: {0}")]
     Unusable(#[from] rustls::Error),
 }
 
@@ -65,24 +65,24 @@ impl Tls {
         Ok(Self { files, client_ca: None, config })
     }
 
-    /// The same, for clients with a certificate only: one that an authority of this PEM file signed. Others end in the handshake.
+    /// Requires client certificates, signed by an authority of this PEM file. Other clients fail in the handshake.
     ///
     /// # Errors
-    /// A file that cannot be read, is not PEM, or holds no authority.
+    /// A file that cannot be read, is not PEM, or contains no authority.
     pub fn require_clients_of(self, authorities: impl Into<PathBuf>) -> Result<Self, TlsError> {
         let client_ca = authorities.into();
         let config = configure(&self.files, Some(&client_ca))?;
         Ok(Self { files: self.files, client_ca: Some(client_ca), config: Arc::new(RwLock::new(config)) })
     }
 
-    /// Reads the files again. Connections that are open keep what they have; on an error everything stays as it was.
+    /// Reads the files again. Open connections keep their certificate. On an error nothing changes.
     ///
     /// # Errors
     /// As [`from_files`](Self::from_files) and [`require_clients_of`](Self::require_clients_of).
     pub fn reload(&self) -> Result<(), TlsError> {
         let fresh = load(&self.files.chain, &self.files.key)?;
         if let Some(client_ca) = &self.client_ca {
-            // A new one: no session of a client that is no longer trusted is resumed.
+            // A new configuration: sessions of clients that are no longer trusted cannot be resumed.
             let config = configure(&self.files, Some(client_ca))?;
             *self.config.write() = config;
         }
@@ -132,7 +132,7 @@ fn load(chain: &Path, key: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
     Ok(Arc::new(certified))
 }
 
-/// Every certificate of a PEM file; at least one.
+/// All certificates of a PEM file; at least one.
 pub(crate) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let at = |source| TlsError::File { path: path.into(), source };
     let certificates: Vec<_> =

@@ -1,13 +1,12 @@
 //! The bytes of one connection, inspected before hyper sees them.
 //!
-//! hyper repairs what it reads: it drops a `Content-Length` beside a `Transfer-Encoding`, takes bare line feeds for line
-//! ends, and so on. A gateway must refuse such requests instead, and once they are parsed there is no telling. So the
-//! wire follows HTTP/1 itself, strictly: every head is read by [`head`](super::head) before a byte of it goes up, bodies
-//! are followed to their end. What is sound is passed on in place, without a copy; only a head that arrives in pieces
-//! is gathered first.
+//! hyper repairs its input: for example it drops a `Content-Length` beside a `Transfer-Encoding`, and accepts bare line feeds as line
+//! ends. A gateway must refuse such requests, and cannot recognise them after parsing. So the wire reads HTTP/1 itself, strictly:
+//! [`head`](super::head) reads every head before hyper gets a byte of it, and the wire follows each body to its end. Valid bytes are
+//! passed on in place, without a copy; only a head that arrives in pieces is collected first.
 //!
-//! A refused head is replaced by a plain stand-in, so that hyper answers it in its turn, after what was asked before
-//! it; the [`Link`] tells the call above which one that is. After it nothing more is read.
+//! A refused head is replaced by a plain stand-in, so that hyper answers it in order, after earlier requests. The [`Link`] tells the
+//! call above that this request was refused. Nothing is read after it.
 
 use std::io;
 use std::pin::Pin;
@@ -27,17 +26,17 @@ use super::rules::Rules;
 use super::shortcut::{Seen, Shortcut, Taken};
 use super::timer::Timer;
 
-/// What every HTTP/2 connection begins with.
+/// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
-/// What every TLS connection begins with.
+/// The first byte of every TLS connection.
 const HANDSHAKE: u8 = 0x16;
-/// How much is read at once where it is not read in place.
+/// Size of a read that is not done in place.
 const PIECE: usize = 8 * 1024;
-/// How much is thrown away after a refusal before the connection is cut.
+/// Number of bytes that are discarded after a refusal before the connection is closed.
 const LINGER_BYTES: usize = 1024 * 1024;
 
-/// What is spoken on a connection.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
@@ -50,43 +49,43 @@ pub(super) struct Wire<IO> {
     rules: Arc<Rules>,
     patience: Patience,
     place: Place,
-    /// HTTP/1 heads that went up so far.
+    /// Number of HTTP/1 heads that were passed up.
     heads: u64,
-    /// Read, and not yet passed on. Empty as long as heads arrive in one piece.
+    /// Bytes that were read and not yet passed on. Empty while heads arrive in one piece.
     held: Vec<u8>,
-    /// How many of the held bytes may go up.
+    /// Number of held bytes that may be passed up.
     cleared: usize,
-    /// How many of the held bytes were searched for the end of a head.
+    /// Number of held bytes that were searched for the end of a head.
     searched: usize,
     reading: Timer,
-    /// The body that is being received: when it started, and its bytes so far.
+    /// The body that is being received: its start time, and its size so far.
     body: Option<(Instant, u64)>,
     writing: Timer,
     closing: Closing,
     shortcut: Option<Arc<dyn Shortcut>>,
-    /// A head that was read already: where it ends, and what it says.
+    /// A head that was already read: its end and its content.
     known: Option<(usize, Head)>,
-    /// What a shortcut answered, and how much of it is written.
+    /// The answer of a shortcut, not yet written completely.
     answer: Vec<u8>,
     written: usize,
-    /// How many calls there had been when everything they had to say was written.
+    /// Number of calls at the moment when all their answers had been written.
     flushed: u64,
 }
 
-/// What the next byte belongs to.
+/// The meaning of the next byte.
 #[derive(Debug)]
 enum Place {
     Head,
     Length(u64),
     Chunks(Chunks),
-    /// The answer decides whether it is HTTP at all.
+    /// Undecided: the answer to the upgrade request decides whether HTTP follows.
     Upgrade,
-    /// Another protocol; only idleness is watched, where that applies.
+    /// Another protocol; only the idle timeout applies.
     Http2,
     Tunnel,
-    /// The stand-in went up; nothing follows.
+    /// The stand-in was passed up; nothing follows.
     Refused,
-    /// The body went wrong.
+    /// The body is malformed.
     Broken(Refusal),
 }
 
@@ -94,7 +93,7 @@ enum Place {
 enum Closing {
     #[default]
     Open,
-    /// Our side is closed; so many bytes of theirs were thrown away.
+    /// The write side is closed; this number of received bytes was discarded.
     Lingering(usize),
 }
 
@@ -128,12 +127,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         }
     }
 
-    /// From here on the bytes are HTTP/2.
+    /// Switches to HTTP/2.
     pub(super) fn speak_http2(&mut self) {
         self.place = Place::Http2;
     }
 
-    /// Reads until the first bytes tell what is spoken. Nothing where the client left, or said nothing in time.
+    /// Reads until the first bytes identify the protocol. `None` if the client disconnected or sent nothing in time.
     pub(super) async fn sniff(&mut self) -> Option<Protocol> {
         let limit = self.patience.head;
         self.link.wait_since(Instant::now(), RequestPart::Head);
@@ -158,7 +157,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         Some(protocol)
     }
 
-    /// Reads a piece to the held bytes.
+    /// Reads a piece and appends it to the held bytes.
     fn poll_hold(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut piece = [0; PIECE];
         let mut piece = ReadBuf::new(&mut piece);
@@ -167,8 +166,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         Poll::Ready(Ok(piece.filled().len()))
     }
 
-    /// How many of these bytes may go up. They follow on what was inspected before; what remains is shown again, with
-    /// more behind it.
+    /// The number of bytes that may be passed up. They follow the bytes that were inspected before. The rest is inspected again when
+    /// more bytes have arrived.
     fn inspect(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
@@ -204,18 +203,18 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         at
     }
 
-    /// The length of the head that these bytes begin with; 0 where it is not whole, or refused.
+    /// The length of the head at the start of these bytes; 0 if it is incomplete or refused.
     fn inspect_head(&mut self, bytes: &[u8]) -> usize {
         if let Some((end, head)) = self.known.take() {
             return self.pass(end, head);
         }
         let Some(end) = head::end(bytes, self.searched) else {
-            // Two bytes back: the end may be cut in its middle.
+            // Two bytes back, because the end mark may be split.
             self.searched = bytes.len().saturating_sub(2);
             if bytes.len() > self.rules.limits.head_bytes {
                 self.refuse(head::too_large(bytes, &self.rules));
             } else if bytes.first() == Some(&HANDSHAKE) {
-                // Its end would never come.
+                // The end of the head would never arrive.
                 self.refuse(Refusal::Malformed(
                     "this port speaks plain HTTP: write http:// instead of https://",
                 ));
@@ -232,7 +231,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         }
     }
 
-    /// Lets a sound head go up.
+    /// Passes a valid head up.
     fn pass(&mut self, end: usize, head: Head) -> usize {
         self.body = None;
         self.place = match head.framing {
@@ -248,8 +247,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         end
     }
 
-    /// Offers one whole request, and nothing but it, to the shortcut. Only where nothing is under way above: then
-    /// nobody else writes, and what was asked before is answered.
+    /// Offers exactly one whole request to the shortcut, only if no other request is in progress. Then nothing else writes to the
+    /// connection, and all earlier requests are answered.
     fn offer(&mut self, bytes: &[u8]) -> Taken {
         let Some(shortcut) = &self.shortcut else { return Taken::No };
         let quiet = self.link.calls() == self.heads && self.flushed == self.heads && self.link.is_idle();
@@ -276,7 +275,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         taken
     }
 
-    /// Writes what a shortcut answered.
+    /// Writes the answer of a shortcut.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.answer.len() {
             let poll = Pin::new(&mut self.io).poll_write(context, &self.answer[self.written..]);
@@ -285,7 +284,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
                 count => self.written += count,
             }
         }
-        // Its memory goes too: connections that wait should be small.
+        // Frees the memory: waiting connections should be small.
         (self.answer, self.written) = (Vec::new(), 0);
         let poll = Pin::new(&mut self.io).poll_flush(context);
         self.hurry(context, poll)
@@ -296,7 +295,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         self.place = Place::Refused;
     }
 
-    /// Keeps what may not go up yet. Nothing follows on a refusal but the stand-in.
+    /// Holds bytes that may not be passed up yet. After a refusal only the stand-in follows.
     fn hold(&mut self, rest: &[u8]) {
         debug_assert!(self.held.is_empty(), "held bytes go first");
         match self.place {
@@ -309,7 +308,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         }
     }
 
-    /// Inspects the held bytes once more.
+    /// Inspects the held bytes again.
     fn inspect_held(&mut self) {
         let held = std::mem::take(&mut self.held);
         let cleared = self.inspect(&held);
@@ -328,26 +327,26 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         }
     }
 
-    /// Passes on what was cleared.
+    /// Passes on the cleared bytes.
     fn give(&mut self, buffer: &mut ReadBuf<'_>) {
         let length = self.cleared.min(buffer.remaining());
         buffer.put_slice(&self.held[..length]);
         self.cleared -= length;
         if length == self.held.len() {
-            // Its memory goes too: connections that wait should be small.
+            // Frees the memory: waiting connections should be small.
             self.held = Vec::new();
         } else {
             self.held.drain(..length);
         }
     }
 
-    /// Nothing came. Whether the client has had its time.
+    /// No bytes arrived. True if the client has exceeded its timeout.
     fn out_of_patience(&mut self, context: &mut Context<'_>) -> bool {
         let out = self.is_overdue(context);
         match (&self.place, self.reading.since()) {
             (Place::Head | Place::Http2, Some(since)) => self.link.wait_since(since, RequestPart::Head),
             (Place::Length(_) | Place::Chunks(_), _) => {
-                // As with the time limit of a body: every `body_rate` bytes buy a second.
+                // Like the time limit of a body: every `body_rate` bytes allow one more second.
                 let (started, received) = *self.body.get_or_insert_with(|| (Instant::now(), 0));
                 let earned = Duration::from_secs(received / u64::from(self.patience.body_rate.max(1)));
                 self.link.wait_since(started + earned, RequestPart::Body);
@@ -373,7 +372,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         }
     }
 
-    /// Reads where bytes are held: to them, until they make sense.
+    /// Reads and appends to the held bytes until they are complete.
     fn poll_read_held(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.poll_hold(context) {
             Poll::Ready(Ok(0)) => self.refuse_held(Refusal::Malformed("the head ends early")),
@@ -391,7 +390,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         self.hold(&[]);
     }
 
-    /// Reads in place. True where something, or the end, can be passed on.
+    /// Reads in place. True if bytes, or the end, can be passed on.
     fn poll_read_through(
         &mut self,
         context: &mut Context<'_>,
@@ -455,7 +454,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
                     };
                     this.inspect_held();
                 }
-                // The answer is on its way, and the connection ends with it.
+                // hyper writes the answer and then closes the connection.
                 Place::Refused => return Poll::Pending,
                 Place::Broken(refusal) => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal)));
@@ -465,7 +464,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                // What sniffing has read was not inspected.
+                // The bytes read by `sniff` were not inspected.
                 _ if this.searched == 0 => {
                     this.inspect_held();
                     if this.cleared == 0 {
@@ -479,7 +478,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
-    /// A write that does not move for too long ends the connection.
+    /// Ends the connection if a write makes no progress for too long.
     fn hurry<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.writing.clear();
@@ -489,8 +488,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         poll
     }
 
-    /// Whether the client may still be sending what nobody reads. Closing over it would reset the connection and take
-    /// the answer with it.
+    /// True if the client may still be sending bytes that nobody reads. Closing then would reset the connection and destroy the answer.
     fn leaves_unread(&self) -> bool {
         !matches!(self.place, Place::Head | Place::Http2 | Place::Tunnel)
     }
@@ -522,7 +520,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = Pin::new(&mut self.io).poll_flush(context);
         if poll.is_ready() && self.link.is_idle() {
-            // Asked only once everything that was to be said is written.
+            // Only after all answers were written.
             self.flushed = self.link.calls();
         }
         self.hurry(context, poll)

@@ -1,4 +1,4 @@
-//! Admission: everything that is checked before the store is touched (R1).
+//! Admission: all checks that do not need the store.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -21,31 +21,31 @@ use crate::problem::{Problem, Situation};
 use crate::request_fingerprint;
 use crate::scope::Principal;
 
-/// When to come back to a process that is at its limits.
+/// `Retry-After` while the process is at a limit.
 const OVERLOADED: Duration = Duration::from_secs(1);
 
-/// What a request that may be claimed is known by.
+/// A request that may be claimed.
 pub(super) struct Admitted {
     pub(super) principal: Option<Principal>,
-    /// The account that is acted for, where calls name one.
+    /// The account that the caller acts for, where calls name one.
     pub(super) account: Option<Principal>,
     pub(super) key: String,
-    /// Where the key stands in the body, if the upstream gets a derived one in its place.
+    /// Position of the client's key in the body, if the upstream gets a derived key instead.
     pub(super) key_at: Option<Range<usize>>,
     pub(super) payload: Payload,
-    /// What its answer depends on.
+    /// The parts of the request that its answer depends on.
     pub(super) asked: Asked,
-    /// What is looked for in its answer, kept or new.
+    /// Which answers of the upstream the guard inspects or changes.
     pub(super) watch: Watch,
 }
 
-/// Whether a request may be claimed.
+/// The result of the admission.
 pub(super) enum Admission {
-    /// It may; this is its body, read to the end.
+    /// The request may be claimed. Its body was read in full.
     Keyed(Admitted, Body),
-    /// It has no key and needs none.
+    /// The request has no key and needs none.
     Unkeyed(Body),
-    /// It is none of the guard's business; its answer may be.
+    /// The guard does not claim the request, but inspects its answer.
     Watched(Body, Watch),
     Refused(Asked, Problem),
 }
@@ -53,7 +53,7 @@ pub(super) enum Admission {
 impl Inner {
     pub(super) async fn admit(&self, policy: &RoutePolicy, parts: &Parts, body: Body) -> Admission {
         let found = policy.pattern.found(parts.uri.path());
-        // What the head says is checked first: a request that will be refused need not send its body.
+        // The head is checked first: a request that will be refused need not send its body.
         let in_head = policy.key.in_head(parts, &found, policy.key_length);
         let key = match (in_head, policy.key.is_in_body()) {
             (Sought::Key(key), _) => Some(key),
@@ -64,7 +64,7 @@ impl Inner {
             (refused, _) => return refused_as(problem_of(refused)),
         };
         let scope = policy.scope.as_ref().unwrap_or(&self.scope);
-        // Where the key is in the body, who asks matters only once there is a key.
+        // Where the key is in the body, the principal is needed only if there is a key.
         let principal = match (scope.principal(&parts.headers), &key) {
             (Err(problem), Some(_)) => return refused_as(problem),
             (principal, _) => principal,
@@ -106,13 +106,13 @@ impl Inner {
     }
 }
 
-/// Where the client's key stands in the body, if it is not to go further.
+/// Position of the client's key in the body, if the upstream must not see it.
 pub(super) fn key_to_replace(policy: &RoutePolicy, body: &[u8]) -> Result<Option<Range<usize>>, Problem> {
     if !policy.sends_derived_key() {
         return Ok(None);
     }
     match (&policy.key, policy.key.place_in_body(body)) {
-        // It was read there just now. Rather no call than one that carries it on.
+        // The key was read from this body a moment ago. No call is better than one that passes the client's key on.
         (KeySource::Json(_), None) => {
             Err(Problem::new(Situation::BodyMalformed, "the key in the body could not be found again"))
         }
@@ -125,7 +125,7 @@ fn refused_as(problem: Problem) -> Admission {
 }
 
 impl Inner {
-    /// Reads the body of a request to its end.
+    /// Reads the whole body of a request.
     pub(super) async fn read_request(
         &self,
         policy: &RoutePolicy,
@@ -139,32 +139,32 @@ impl Inner {
             Read::Partly(_, Stopped::NoRoom) => Err(no_room(&room)),
             Read::Partly(_, Stopped::TooLarge) => Err(too_large(policy)),
             Read::Partly(_, _) => Err(Situation::BodyTimeout.into()),
-            Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body was cut off")),
+            Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body is incomplete")),
         }
     }
 
-    /// Room for the body of a request.
+    /// Memory for the body of a request.
     pub(super) fn room(&self) -> BodyRoom {
         BodyRoom::new(&self.capacity, &self.limits)
     }
 }
 
-/// The bytes of a body that was read. They hold its room until they were passed on.
+/// The bytes of a body. They count against the memory limit until they were passed on.
 pub(super) fn keep_room(room: BodyRoom, whole: Whole) -> Result<(Bytes, Option<HeaderMap>), Problem> {
     let (data, trailers) = whole.join();
     match room.keep(data) {
         Ok(data) => Ok((data, trailers)),
-        Err(NoRoom) => Err(overloaded("the gateway holds as many bytes of requests in memory as it may")),
+        Err(NoRoom) => Err(overloaded("the gateway has reached its limit for request bodies in memory")),
     }
 }
 
-/// Counts a body that found no room.
+/// Counts a body that exceeded the memory limit.
 pub(super) fn no_room(room: &BodyRoom) -> Problem {
     room.refuse();
-    overloaded("the gateway holds as many bytes of requests in memory as it may")
+    overloaded("the gateway has reached its limit for request bodies in memory")
 }
 
-/// The process is at one of its limits. Nothing happened.
+/// The process is at a limit. The request had no effect.
 pub(super) fn overloaded(reason: &str) -> Problem {
     let detail = format!("{reason}; {}", Situation::Overloaded.detail());
     Problem::new(Situation::Overloaded, detail).retry_after(OVERLOADED)
@@ -182,7 +182,7 @@ pub(super) fn too_large(policy: &RoutePolicy) -> Problem {
     Problem::new(Situation::BodyTooLarge, detail)
 }
 
-/// Why there is no key.
+/// The problem for a missing or invalid key.
 fn problem_of(sought: Sought) -> Problem {
     match sought {
         Sought::Malformed(malformed) => Problem::new(Situation::KeyMalformed, malformed.to_string()),

@@ -1,4 +1,4 @@
-//! Requests that two servers may read differently. One of them could pass the route that is meant for it.
+//! Detects requests that two servers may read differently. Such a request could bypass the route that is meant for it.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
@@ -6,17 +6,17 @@ use super::{Inner, Route, Unmatched};
 use crate::policy::{Ambiguous, METHOD_OVERRIDES, path};
 use crate::problem::{Problem, Situation};
 
-/// Headers by which a proxy tells some frameworks of another path than the one of the request.
+/// Headers in which a proxy gives some frameworks another path than that of the request.
 static PATH_OVERRIDES: [HeaderName; 2] =
     [HeaderName::from_static("x-original-url"), HeaderName::from_static("x-rewrite-url")];
 
-/// Every header by which a request says that it is another.
+/// All headers that override the method or the path of a request.
 pub(super) fn overrides() -> impl Iterator<Item = &'static str> {
     METHOD_OVERRIDES.iter().chain(&PATH_OVERRIDES).map(HeaderName::as_str)
 }
 
 impl Inner {
-    /// Why a request of this route cannot be passed on as it is.
+    /// The reason why a request of this route must not be passed on, if there is one.
     pub(super) fn ambiguity(
         &self,
         route: &Route,
@@ -27,7 +27,7 @@ impl Inner {
         let path = uri.path();
         let refused = |reason: String| Some(Problem::new(Situation::Ambiguous, reason));
         if let Some(found) = path::ambiguity(path) {
-            // One that no route is for has no policy to pass by, unless only routes are let through.
+            // A path that no route matches has no policy to bypass, unless only routes are allowed.
             let is_sound = |read: String| match self.find(method, &read).number {
                 None if self.unmatched == Unmatched::Fallback => true,
                 number => number == route.number,
@@ -64,7 +64,7 @@ impl Inner {
         None
     }
 
-    /// Whether the request has the same policy, if the upstream takes it for one of the method that a header names.
+    /// True if the policy stays the same when the upstream uses the method that a header names.
     fn is_same_method(&self, route: &Route, method: &Method, path: &str, named: &HeaderValue) -> bool {
         let Ok(named) = Method::from_bytes(&named.as_bytes().trim_ascii().to_ascii_uppercase()) else {
             return false;
@@ -78,7 +78,7 @@ impl Inner {
     }
 }
 
-/// Whether a header names the request's own path: alone, or behind a host.
+/// True if a header names the request's own path, with or without a host.
 fn is_same_target(uri: &Uri, named: &HeaderValue) -> bool {
     let own = uri.path_and_query().map_or("/", |target| target.as_str());
     let named = named.as_bytes();

@@ -1,4 +1,4 @@
-//! Builds a guard, and refuses what cannot work.
+//! Builds a guard and rejects settings that cannot work.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::well_known;
 /// Whether the guard answers `GET /.well-known/idempotency` itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Publish {
-    /// It does.
+    /// The guard answers it.
     WellKnown,
-    /// It passes such requests on.
+    /// The guard passes such requests on.
     Nothing,
 }
 
-/// What becomes of requests that no route matches.
+/// Handling of requests that no route matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unmatched {
-    /// They have the policy of the fallback.
+    /// They use the fallback policy.
     #[default]
     Fallback,
     /// They are refused with `no_route`, whatever their method.
@@ -74,26 +74,26 @@ impl GuardBuilder {
         }
     }
 
-    /// The dialect. Default: `ietf`.
+    /// The dialect of the clients. Default: `ietf`.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
         self
     }
 
-    /// The namespace of every key. Default `http`. Two services that share a store need one each.
+    /// The namespace of every key. Default: `http`. Services that share a store need different namespaces.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// Who asks. Default: the profile's ([`Profile::scope`]), which is the hash of the header `authorization`, and with it the
-    /// account behind that credential where the profile knows how clients select one.
+    /// How the principal is found. Default: the profile's ([`Profile::scope`]), which is the hash of the `authorization` header, and
+    /// the account that the request selects where the profile knows how clients do so.
     pub fn scope(mut self, scope: Scope) -> Self {
         self.scope = Some(scope);
         self
     }
 
-    /// Adds a route. The first one that matches wins.
+    /// Adds a route. The first match wins.
     pub fn route(mut self, route: RoutePolicy) -> Self {
         self.routes.push(route);
         self
@@ -105,13 +105,13 @@ impl GuardBuilder {
         self
     }
 
-    /// Who makes the guard's own calls: probes, checks of credentials, and the question which tools there are.
+    /// The client for the guard's own calls: probes, checks of credentials, and `tools/list`.
     pub fn caller(mut self, caller: Arc<dyn Caller>) -> Self {
         self.caller = Some(caller);
         self
     }
 
-    /// Adds somebody who is told of every answer.
+    /// Adds an observer, which is notified of every answer.
     pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.push(observer);
         self
@@ -123,14 +123,14 @@ impl GuardBuilder {
         self
     }
 
-    /// How much is taken on at once, and where that is counted: guards that replace each other share a [`Capacity`]. Default: one
-    /// of its own, with the default limits.
+    /// Limits on requests and calls in progress, and the [`Capacity`] that counts them. Guards that replace each other share a
+    /// `Capacity`. Default: a new one with the default limits.
     pub fn capacity(mut self, capacity: Capacity, limits: CapacityLimits) -> Self {
         (self.capacity, self.limits) = (capacity, limits);
         self
     }
 
-    /// What becomes of requests that no route matches. Default: they have the policy of the fallback.
+    /// Handling of requests that no route matches. Default: the fallback policy.
     pub fn unmatched(mut self, unmatched: Unmatched) -> Self {
         self.unmatched = unmatched;
         self
@@ -139,7 +139,7 @@ impl GuardBuilder {
     /// Builds the guard.
     ///
     /// # Errors
-    /// The first setting that cannot work, as a sentence that says what to do.
+    /// The first setting that cannot work, with a hint how to fix it.
     pub fn build(self) -> Result<Guard, PolicyError> {
         let Self { engine, profile, namespace, scope, routes, fallback, .. } = self;
         let Self { caller, observers, publish, capacity, limits, unmatched, .. } = self;
@@ -183,10 +183,10 @@ impl GuardBuilder {
         };
         let scope = scope.unwrap_or_else(|| profile.scope());
         let of = |number, mut policy: RoutePolicy| {
-            // What tells principals apart is the same in all requests of one.
+            // Headers that identify the principal are the same in all requests of one principal.
             let scope = policy.scope.as_ref().unwrap_or(&scope);
             let buffered = usize::try_from(limits.buffered_bytes).unwrap_or(usize::MAX);
-            // A larger one would never find room.
+            // A larger body would never fit into the memory limit.
             policy.request_limit = policy.request_limit.min(buffered);
             policy.headers.fingerprint.retain(|name| !scope.headers().any(|known| known == name));
             Route {
@@ -222,19 +222,19 @@ impl GuardBuilder {
     }
 }
 
-/// Says at start which calls of tools are guarded.
+/// Logs at start which tool calls are guarded.
 fn log_guarded_tools(tools: &KeyedTools) {
     match tools {
         KeyedTools::Listed => tracing::info!(
             target: "semel",
             tools = ADCP_MUTATING_TOOLS.join(", "),
-            "these tools need an idempotency_key, and so does a tool whose schema in tools/list requires it; a call of any \
-             other tool is guarded whenever it carries one"
+            "these tools need an idempotency_key, and so does a tool whose schema in tools/list requires it; calls of \
+             other tools are guarded if they carry one"
         ),
         KeyedTools::Named(names) => tracing::info!(
             target: "semel",
             tools = names.join(", "),
-            "these tools need an idempotency_key; a call of any other tool is guarded whenever it carries one"
+            "these tools need an idempotency_key; calls of other tools are guarded if they carry one"
         ),
     }
 }

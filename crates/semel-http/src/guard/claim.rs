@@ -1,4 +1,4 @@
-//! The claim of a request's key, and the answers of those that are not run.
+//! Claims the key of a request, and answers requests whose claim is not won.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,31 +22,31 @@ use crate::scope::Principal;
 use crate::stored::{self, Replay};
 
 const REQUEST_ID: &str = "x-request-id";
-/// The longest request id that is kept, in bytes.
+/// Maximum stored length of a request id, in bytes.
 const MOST_REQUEST_ID: usize = 128;
-/// How long a check of a credential may take.
+/// Timeout for the check of a credential.
 const VERIFY: Duration = Duration::from_secs(10);
 
-/// What came of a claim.
+/// The result of a claim.
 pub(super) enum Claimed {
-    /// Run it.
+    /// The claim was won: run the call.
     Won(Claim),
-    /// Claim again: the key was in doubt and is no longer.
+    /// The key was in doubt and is not any more: claim again.
     Again,
-    /// Somebody else ran it, or nobody may.
+    /// Another request runs or ran the effect, or nobody may run it.
     Answer(Answered),
-    /// The store cannot be asked.
+    /// The store is unavailable.
     StoreAway(StoreError),
 }
 
 impl Inner {
-    /// The key under which a request is kept.
+    /// The key of a request.
     pub(super) fn key(&self, admitted: &Admitted) -> Key {
         let Admitted { principal, account, key, .. } = admitted;
         Principal::key(principal.as_ref(), account.as_ref(), &self.namespace, key)
     }
 
-    /// Claims, and finds an answer where the claim is not won.
+    /// Claims the key. Returns the answer if the claim is not won.
     pub(super) async fn claim(
         self: &Arc<Self>,
         route: &Route,
@@ -93,7 +93,7 @@ impl Inner {
         }
     }
 
-    /// The answer to what was not won.
+    /// The answer for a claim that was not won.
     pub(super) fn tell(&self, policy: &RoutePolicy, asked: &Asked, acquired: Acquired) -> Answered {
         let problem = match acquired {
             Acquired::Replay(outcome) => return self.replay(policy, asked, &outcome),
@@ -102,18 +102,18 @@ impl Inner {
             Acquired::InDoubt => Situation::InDoubt.into(),
             Acquired::Expired => Situation::Expired.into(),
             Acquired::TooManyWaiters { retry_after } => return self.limited(policy, asked, retry_after),
-            // Nothing else is told of a claim that nobody runs: it is released when it is dropped.
+            // The other variants are claims that nobody runs. Dropping them releases them.
             _ => Problem::from(Situation::InFlight).retry_after(super::STORE_AWAY),
         };
         self.refuse(policy, asked, &problem)
     }
 
-    /// A kept answer, once more.
+    /// Answers from the record.
     fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Kept>) -> Answered {
         let reason = match stored::replay(outcome) {
             Replay::Answer(kept) => match asked.replay(kept) {
                 Some(answer) => return (replayed(answer), Outcome::Replayed),
-                None => "what is kept is not an answer to such a call".to_owned(),
+                None => "the stored outcome is not an answer to this kind of call".to_owned(),
             },
             Replay::NotKept(reason) => reason,
         };
@@ -121,7 +121,7 @@ impl Inner {
         self.refuse(policy, asked, &Problem::new(Situation::OutcomeNotKept, detail))
     }
 
-    /// The same, after the credential was checked where the route wants that (reauthorise_replay).
+    /// Answers from the record after checking the credential, if the route requires the check (`reauthorise_replay`).
     async fn replay_to(
         &self,
         policy: &RoutePolicy,
@@ -149,7 +149,7 @@ impl Inner {
         self.refuse(policy, asked, &Problem::from(Situation::RateLimited).retry_after(after))
     }
 
-    /// Whether the principal may still cause something. Without a budget for a new key, only a known one goes on.
+    /// Checks the principal's budget for new keys. Without budget, only a known key is answered.
     async fn within_budget(&self, route: &Route, admitted: &Admitted) -> Result<Budgeted, Claimed> {
         let Some(limiter) = &route.limiter else { return Ok(Budgeted::No) };
         let principal = admitted.principal.as_ref();
@@ -170,7 +170,7 @@ impl Inner {
         error: RunError<std::convert::Infallible>,
     ) -> Claimed {
         match error {
-            // The store works. A request that were passed on unprotected here would let a flood switch protection off.
+            // The store works. If the request were passed on unprotected here, a flood of requests could switch the protection off.
             RunError::Store(error) if error.is_over_limit() => {
                 let situation = match error.kind() {
                     ErrorKind::TooManyNewKeys => Situation::RateLimited,
@@ -187,7 +187,7 @@ impl Inner {
                 Claimed::Answer(self.refuse(policy, asked, &problem))
             }
             error => {
-                tracing::error!(target: "semel", %error, "a claim failed in a way that a checked policy excludes");
+                tracing::error!(target: "semel", %error, "claim failed with an error that the validated policy excludes");
                 let problem = Problem::from(Situation::StoreUnavailable).retry_after(super::STORE_AWAY);
                 Claimed::Answer(self.refuse(policy, asked, &problem))
             }
@@ -195,12 +195,12 @@ impl Inner {
     }
 }
 
-/// The id by which a request is found again.
+/// The request id from the headers.
 pub(super) fn request_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(REQUEST_ID)?.to_str().ok().filter(|id| (1..=MOST_REQUEST_ID).contains(&id.len()))
 }
 
-/// Which budget a claim was made on.
+/// The budget that a claim was counted against.
 enum Budgeted {
     No,
     Write,

@@ -1,4 +1,4 @@
-//! What becomes of a key in doubt when it is asked for again: it waits, the upstream is asked, or it is run again.
+//! Handles a request whose key is in doubt: it waits, probes the upstream, or executes the key again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::body::Body;
 use crate::policy::{ACCOUNT_HEADERS, Absent, CallTemplate, OnDoubt, Probe, RoutePolicy};
 use crate::stored;
 
-/// How long a probe may take.
+/// Timeout of a probe.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// What became of a key in doubt.
+/// The result of handling a key in doubt.
 pub(super) enum Settled {
-    /// It is no longer in doubt: claim it again, and answer with what the store says.
+    /// The key is no longer in doubt. Claim it again and answer from the store.
     ///
-    /// There is no variant that carries what a probe found. Another gateway may have settled the key first, or its owner
-    /// may have completed during the probe; only the store knows which outcome stands.
+    /// No variant carries the result of the probe. Another gateway may have settled the key first, or its owner may have completed
+    /// during the probe; only the store knows which outcome is stored.
     ClaimAgain,
-    /// It stays in doubt.
+    /// The key stays in doubt.
     Not {
-        /// When that may change, where it can change by itself.
+        /// When to retry, if the key can leave doubt without an operator.
         retry_after: Option<Duration>,
     },
 }
 
 const STAYS: Settled = Settled::Not { retry_after: None };
-/// It stays in doubt for now: something that can recover stood in the way.
+/// The key stays in doubt because of a temporary failure.
 const SOON: Settled = Settled::Not { retry_after: Some(Duration::from_secs(1)) };
 
 impl Inner {
@@ -55,7 +55,7 @@ impl Inner {
         }
     }
 
-    /// Runs again what has been in doubt for `in_flight_max` since it was claimed.
+    /// Executes a key again once `in_flight_max` has passed since its claim.
     async fn release(&self, policy: &RoutePolicy, id: KeyId) -> Settled {
         let snapshot = match self.engine.store().get(id).await {
             Ok(Some(snapshot)) if snapshot.phase() == Phase::InDoubt => snapshot,
@@ -66,11 +66,11 @@ impl Inner {
         if !left.is_zero() {
             return Settled::Not { retry_after: Some(left) };
         }
-        tracing::warn!(target: "semel", key = %snapshot.record.hint, "a key in doubt is run again (on_doubt = release)");
+        tracing::warn!(target: "semel", key = %snapshot.record.hint, "key in doubt is executed again (on_doubt = release)");
         self.write_settlement(id, Settlement::Run).await
     }
 
-    /// Asks the upstream.
+    /// Probes the upstream.
     async fn probe(
         &self,
         policy: &RoutePolicy,
@@ -79,7 +79,7 @@ impl Inner {
         id: KeyId,
         headers: &HeaderMap,
     ) -> Settled {
-        // One question at a time, however many ask for the key.
+        // At most one probe per key, however many requests wait for it.
         if !self.probing.lock().insert(id) {
             return SOON;
         }
@@ -110,21 +110,21 @@ impl Inner {
         }
     }
 
-    /// Writes a settlement. Refused or not, what stands then is the store's to say.
+    /// Writes a settlement. The store decides which outcome stands, whether it accepts the settlement or not.
     async fn write_settlement(&self, id: KeyId, settlement: Settlement) -> Settled {
         match self.engine.settle(id, settlement).await {
             Ok(Ruling::Accepted { .. }) => Settled::ClaimAgain,
-            // Another gateway or a person settled it, or its owner completed.
+            // Another gateway or an operator settled the key, or its owner completed.
             Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => Settled::ClaimAgain,
             Ok(_) => STAYS,
             Err(error) => {
-                tracing::warn!(target: "semel", %error, "a key in doubt could not be settled");
+                tracing::warn!(target: "semel", %error, "cannot settle a key in doubt");
                 SOON
             }
         }
     }
 
-    /// Makes a call of the guard's own, with those headers of the client's that say who asks.
+    /// Makes one of the guard's own calls, with the client's headers that identify the caller.
     pub(super) async fn call(
         &self,
         policy: &RoutePolicy,
@@ -135,7 +135,7 @@ impl Inner {
         let caller = self.caller.as_ref()?;
         let mut of_client = HeaderMap::new();
         let scope = policy.scope.as_ref().unwrap_or(&self.scope);
-        // Without the account that was acted for, the upstream would be asked about another.
+        // Without the account header the upstream would answer for another account.
         for name in [AUTHORIZATION].iter().chain(&ACCOUNT_HEADERS).chain(scope.headers()) {
             if of_client.contains_key(name) {
                 continue;
@@ -149,14 +149,14 @@ impl Inner {
         match caller.call(request).await {
             Ok(answer) => Some(answer),
             Err(error) => {
-                tracing::warn!(target: "semel", %error, "a call of the gateway's own failed");
+                tracing::warn!(target: "semel", %error, "a call made by the gateway failed");
                 None
             }
         }
     }
 }
 
-/// A question that is under way.
+/// Marks a probe as in progress until it is dropped.
 struct Asking<'a> {
     inner: &'a Inner,
     id: KeyId,

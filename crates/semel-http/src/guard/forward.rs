@@ -1,4 +1,4 @@
-//! The request on its way to the upstream, and which key it carries there.
+//! The request to the upstream, and the key that it carries.
 
 use std::ops::Range;
 
@@ -10,21 +10,21 @@ use crate::body::{Body, remove_digests};
 use crate::key_source::KeySource;
 use crate::policy::RoutePolicy;
 
-/// A call that is about to be made.
+/// A call that is ready to be sent.
 pub(super) struct Call<S> {
     pub(super) service: S,
     pub(super) request: Request<Body>,
-    /// Where the client's key stands in the body, if the upstream gets a derived one in its place.
+    /// Position of the client's key in the body, if the upstream gets a derived key instead.
     key_at: Option<Range<usize>>,
     carries: Carries,
 }
 
-/// Whose key a call carries.
+/// The key that a call carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carries {
-    /// The client's own.
+    /// The client's own key.
     ClientKey,
-    /// A derived one.
+    /// A derived key.
     DerivedKey,
 }
 
@@ -37,9 +37,9 @@ impl<S> Call<S> {
         self.carries
     }
 
-    /// Puts a derived key in the place of the client's own, which does not cross a trust boundary: out of the header or
-    /// the body it stands in, and out of `usual`, the profile's own header, which an upstream may honour as well. The
-    /// derived key goes into the route's header, and into the body where the client's stood.
+    /// Replaces the client's key with a derived one, because the client's key must not cross a trust boundary. Removes it from its
+    /// header or body member, and from `usual`, the profile's own header, which an upstream may honour as well. The derived key goes
+    /// into the route's header, and into the body if the client's key was there.
     pub(super) fn put_derived_key(&mut self, policy: &RoutePolicy, usual: &HeaderName, key: &DerivedKey) {
         let key = key.to_string();
         if let Some(place) = &mut self.key_at {

@@ -1,4 +1,4 @@
-//! Finds the answer to a message in what the upstream says: alone, or among the events of a stream.
+//! Finds the answer to a message in an upstream's response: the whole body, or one event of a stream.
 
 use std::ops::Range;
 
@@ -12,31 +12,31 @@ use crate::body::{Body, BoxError};
 use crate::mcp::call::{is_events, judge};
 use crate::mcp::sse::{self, Event, Events};
 
-/// How long to listen.
+/// When to stop reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// Until the answer is there.
+    /// When the answer was read.
     Answer,
-    /// Until it is there, or something else that somebody may wait for.
+    /// When the answer or any other event was read.
     AnyEvent,
 }
 
-/// What was heard of the answer to a message.
+/// The result of looking for the answer to a message.
 pub(super) enum Hearing {
     Heard(Box<Heard>),
-    /// It was not found in what was read; here is all of it.
+    /// The answer was not found. Carries everything that was read.
     Not(Body, Silence),
     Cut(BoxError),
 }
 
-/// Why an answer was not heard.
+/// Why no answer was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
     TooLarge,
     Late,
-    /// It ended, or is something else.
+    /// The body ended, or is not an answer.
     Missing,
-    /// Other events came first.
+    /// Other events came before the answer.
     Others,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct Heard {
     spoken: Spoken,
 }
 
-/// Where it was found.
+/// Where the answer was found.
 enum Spoken {
     Alone(Option<HeaderMap>),
-    /// In a stream: what was read of it, the answer's place in that, and the rest.
+    /// In a stream: the bytes that were read, the position of the answer in them, and the rest.
     Among {
         read: Bytes,
         place: Range<usize>,
@@ -58,7 +58,7 @@ enum Spoken {
 }
 
 impl Heard {
-    /// The body as it came.
+    /// The body, unchanged.
     pub(super) fn into_body(self) -> Body {
         match self.spoken {
             Spoken::Alone(trailers) => Body::with_trailers(self.message, trailers),
@@ -69,7 +69,7 @@ impl Heard {
         }
     }
 
-    /// The body with another message in the place of this one.
+    /// The body with this message replaced by another.
     pub(super) fn with(self, message: &RawValue) -> Body {
         let message = message.get().as_bytes();
         match self.spoken {
@@ -128,7 +128,7 @@ pub(super) async fn hear(
             }
             None => Hearing::Not(rest.into_body(), silence(stopped)),
         },
-        // An event that the end cut off is none.
+        // An event that the end of the body cut off is ignored.
         Read::Whole(whole) => {
             let (data, trailers) = whole.join();
             Hearing::Not(Body::with_trailers(data, trailers), Silence::Missing)
@@ -140,7 +140,7 @@ pub(super) async fn hear(
 fn silence(stopped: Stopped) -> Silence {
     match stopped {
         Stopped::TooLarge => Silence::TooLarge,
-        // Answers take no room.
+        // Answers are not counted against the memory limit.
         Stopped::Streaming | Stopped::NoRoom => Silence::Late,
         Stopped::Found => Silence::Others,
     }

@@ -1,8 +1,8 @@
-//! A stream in which others speak before the answer: they are heard at once, the answer once it is kept.
+//! A stream with other events before the answer. They are passed on immediately, the answer after it was stored.
 //!
-//! A tool may report its progress, or ask its client something and wait for the answer. So events are passed on as
-//! they come; only the answer to the call waits until its record is written. The pump runs in a task of its own and
-//! goes on whether or not anybody listens. Such a call is counted when its stream begins, as one that ran.
+//! A tool may report progress, or ask its client something and wait for the reply. So the guard passes events on as they arrive; only
+//! the answer to the call waits until its record is written. A task of its own does this and continues after the client has
+//! disconnected. Metrics count such a call as executed when its stream begins.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::observe::Outcome;
 use crate::policy::RoutePolicy;
 use crate::stored;
 
-/// A stream that has begun, and the call it belongs to.
+/// A stream that has begun, and the call that it belongs to.
 pub(super) struct Stream {
     pub(super) running: Running,
     pub(super) head: Parts,
@@ -40,14 +40,14 @@ pub(super) struct Stream {
     pub(super) limit: Instant,
 }
 
-/// What is passed on to the client. Never held back by a slow one; what may pile up is bounded by the response limit.
+/// A part of the stream for the client. Sending never waits for a slow client; the response limit bounds the queue.
 enum Piece {
     Bytes(Bytes),
-    /// Nothing more has to be looked at.
+    /// The rest of the body, which needs no inspection.
     Rest(Body),
 }
 
-/// How the looking ended.
+/// How the inspection ended.
 enum End {
     Answer(Event),
     TooLarge,
@@ -55,7 +55,7 @@ enum End {
 }
 
 impl Inner {
-    /// Gives the stream to the client now, and its answer when it is kept.
+    /// Passes the stream to the client now, and its answer after it was stored.
     pub(super) fn go_live(
         self: &Arc<Self>,
         route: Option<usize>,
@@ -105,7 +105,7 @@ impl Inner {
                 if answer.is_empty() {
                     flow.let_go();
                 } else {
-                    // Somebody else's outcome stands: this one is not to be seen.
+                    // Another outcome is already stored, so the client must not see this one.
                     flow.send(Piece::Bytes(answer));
                 }
             }
@@ -117,19 +117,19 @@ impl Inner {
     }
 }
 
-/// The stream on its way from the upstream to the client.
+/// The stream from the upstream to the client.
 struct Flow {
     body: Body,
     events: Events,
-    /// What was read and not yet passed on.
+    /// Bytes that were read and not yet passed on.
     held: BytesMut,
-    /// How many bytes were.
+    /// Number of bytes that were passed on.
     passed: usize,
     tell: UnboundedSender<Piece>,
 }
 
 impl Flow {
-    /// Passes on every event that is not the answer.
+    /// Passes on all events before the answer.
     async fn until_answer(&mut self, id: &RawValue, policy: &RoutePolicy, limit: Instant) -> End {
         loop {
             let next = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
@@ -161,19 +161,19 @@ impl Flow {
         }
     }
 
-    /// What was read up to a place in the stream.
+    /// The bytes that were read up to a position in the stream.
     fn take(&mut self, to: usize) -> Bytes {
         let piece = self.held.split_to(to.saturating_sub(self.passed).min(self.held.len())).freeze();
         self.passed += piece.len();
         piece
     }
 
-    /// The client may have gone; the call goes on.
+    /// The call continues after the client has disconnected.
     fn send(&self, piece: Piece) {
         let _ = self.tell.send(piece);
     }
 
-    /// Passes on whatever is left, unlooked at.
+    /// Passes on the rest without inspection.
     fn let_go(self) {
         let held = Some(self.held.freeze()).filter(|held| !held.is_empty());
         let whole = Whole { pieces: held.into_iter().collect(), trailers: None };
@@ -187,14 +187,14 @@ fn as_stream(event: Bytes) -> Response<Body> {
     answer
 }
 
-/// An answer as an event of the stream that is open.
+/// An answer, written as an event of the open stream.
 fn as_events(answer: Response<Body>) -> Bytes {
     let is_stream = is_events(answer.headers());
     let bytes = answer.into_body().into_bytes().unwrap_or_default();
     if is_stream { bytes } else { sse::event(&bytes).into() }
 }
 
-/// The client's side of it.
+/// The client's end of the stream.
 struct Live {
     told: UnboundedReceiver<Piece>,
     rest: Option<Body>,

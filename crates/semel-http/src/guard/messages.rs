@@ -1,4 +1,4 @@
-//! Calls that are messages: which of them are claimed, and what is learned from the answers to others.
+//! MCP messages: decides which of them are claimed, and learns from the answers to others.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -35,14 +35,14 @@ use crate::profile::KeyLength;
 use crate::scope::Principal;
 use crate::well_known;
 
-/// How long the upstream may take to list its tools.
+/// Timeout for listing the tools of the upstream.
 const ASK: Duration = Duration::from_secs(5);
-/// How many pages of tools are read.
+/// Maximum number of pages of tools that are read.
 const PAGES: usize = 64;
-/// The id of the guard's own question.
+/// The id of the guard's own `tools/list` request.
 const OWN_ID: &str = "\"semel-tools-list\"";
 
-/// What differs between two tries of one call.
+/// Members that differ between two attempts of one call.
 static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
     Exclusions::new([
         "/idempotency_key",
@@ -53,15 +53,15 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
     .expect("pointers of our own")
 });
 
-/// What is looked for in the answer to a message that is passed on.
+/// What the guard looks for in the answer to a message that is passed on.
 pub(super) enum Watch {
     Nothing,
-    /// Which tools need a key, as the caller is told.
+    /// The list of tools that the caller gets: the guard learns which of them need a key.
     Tools {
         id: Box<RawValue>,
         list: Arc<List>,
     },
-    /// Where an agent says what it can do, it is said what the guard does for it.
+    /// The capabilities of an agent: the guard adds its own idempotency support.
     Capabilities {
         id: Box<RawValue>,
     },
@@ -70,19 +70,19 @@ pub(super) enum Watch {
 impl Watch {
     pub(super) fn prepare(&self, request: &mut Request<Body>) {
         if let Self::Capabilities { .. } = self {
-            // What is to be added to has to be readable.
+            // The guard can extend an answer only if the answer is not compressed.
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
     }
 }
 
-/// Whether a request can be a message, by its content type.
+/// Whether a request can be a message, judged by its content type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Message,
-    /// Its first byte says: some clients name no type, or the wrong one, and some upstreams do not mind.
+    /// The first byte decides: some clients send no content type or a wrong one, and some upstreams accept that.
     Perhaps,
-    /// Files and the like, for other paths of the same upstream. One that can be read as a call is treated as a call.
+    /// A file or similar, for another path of the same upstream. If the body parses as a call, it is treated as a call.
     File,
 }
 
@@ -99,13 +99,13 @@ fn kind(headers: &HeaderMap) -> Kind {
 }
 
 fn begins_as_message(data: &[u8]) -> bool {
-    // A reader that is lenient with the byte order mark reads what is behind it.
+    // Lenient readers skip a byte order mark.
     let data = data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data);
     matches!(data.trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
-/// Reads a file that may be a message: nothing of one that does not begin so. One of unknown length is not looked at: its
-/// client may wait for an answer before it sends the first byte.
+/// Reads a file that may be a message; stops at the first byte if it is not. A body of unknown length is not read, because its client
+/// may wait for an answer before it sends the first byte.
 async fn read_if_message(
     policy: &RoutePolicy,
     parts: &Parts,
@@ -119,7 +119,7 @@ async fn read_if_message(
     let mut begun = false;
     let look = |piece: &[u8]| {
         begun = begun || begins_as_message(piece);
-        // A piece of white space alone does not say.
+        // White space alone does not decide.
         if begun || piece.trim_ascii().is_empty() { Look::On } else { Look::Found }
     };
     let deadline = Instant::now() + policy.body_timeout;
@@ -131,21 +131,21 @@ async fn read_if_message(
     }
 }
 
-/// A file that was not read to its end.
+/// A body that was not read to its end.
 enum Unread {
-    /// It is no message.
+    /// It is not a message.
     File(Body),
     Refused(Problem),
 }
 
-/// Whether the gateway may say that keys are honoured: every call with a key is guarded on this route, whatever becomes of
-/// the store.
+/// True if the gateway may announce that it honours keys: every call with a key is guarded on this route, even while the store is
+/// unavailable.
 fn announces_support(policy: &RoutePolicy) -> bool {
     policy.store_down == StoreDown::Closed
 }
 
 impl Inner {
-    /// Everything that is checked of a message before the store is touched (R1).
+    /// All checks of a message that do not need the store.
     pub(super) async fn admit_message(
         &self,
         tools: &Tools,
@@ -170,7 +170,7 @@ impl Inner {
             },
         };
         let message = match request::read(&data) {
-            // What does not even begin as one is the upstream's to refuse.
+            // A body that does not start like a message is passed on; the upstream refuses it.
             _ if data.is_empty() || (kind != Kind::Message && !begins_as_message(&data)) => Message::Other,
             Ok(message) => message,
             Err(_) if kind == Kind::File => Message::Other,
@@ -192,7 +192,8 @@ impl Inner {
             Message::Batch(calls) => {
                 for call in &calls {
                     if call.has_key() || self.needs_key(tools, policy, parts, call).await {
-                        let reason = "a call with an idempotency_key, or one that needs it, is sent alone, not in a batch";
+                        let reason =
+                            "a call that has or needs an idempotency_key must be sent alone, not in a batch";
                         return unread(Problem::new(Situation::BodyMalformed, reason));
                     }
                 }
@@ -222,7 +223,8 @@ impl Inner {
         asked: Asked,
     ) -> Result<Admitted, Problem> {
         if call.id.is_none() {
-            let reason = "a call with an idempotency_key needs an id: without one nobody could be told what came of it";
+            let reason =
+                "a call with an idempotency_key needs an id: without one there is no answer to the caller";
             return Err(Problem::new(Situation::BodyMalformed, reason));
         }
         let text = call.arguments.as_ref().ok_or(Situation::KeyMissing)?;
@@ -247,11 +249,11 @@ impl Inner {
         Ok(Admitted { principal, account, key, key_at, payload, asked, watch })
     }
 
-    /// Whether a call that has no key needs one: by its tool's name, by what its caller was told, by asking. Where nobody
-    /// knows, it needs none.
+    /// True if a call without a key needs one. Decided by the name of the tool, by the list that the caller got, or by asking the
+    /// upstream. An unknown tool needs none.
     async fn needs_key(&self, tools: &Tools, policy: &RoutePolicy, parts: &Parts, call: &ToolCall) -> bool {
         let needs = match (tools.needs(&call.tool), tools.learned()) {
-            // It changes nothing, and is asked by every client.
+            // This tool changes nothing, and every client calls it.
             (Needs::Unknown, _) if call.tool == CAPABILITIES => Needs::NoKey,
             (Needs::Unknown, Some(learned)) => {
                 let list = self.list_of_caller(learned, policy, parts);
@@ -265,13 +267,13 @@ impl Inner {
         needs == Needs::Key
     }
 
-    /// What the caller was told of the upstream's tools.
+    /// The tools of the upstream, as listed to this caller.
     fn list_of_caller(&self, learned: &Learned, policy: &RoutePolicy, parts: &Parts) -> Arc<List> {
         let scope = policy.scope.as_ref().unwrap_or(&self.scope);
         learned.list(parts.uri.path(), &Principal::of_caller(scope, &parts.headers))
     }
 
-    /// Asks the upstream which tools it has, with the headers of the caller.
+    /// Asks the upstream for its tools, with the caller's headers.
     async fn ask(
         &self,
         learned: &Learned,
@@ -321,7 +323,7 @@ impl Inner {
                 Ok(answer) if answer.status().is_success() => answer,
                 Ok(_) => return None,
                 Err(error) => {
-                    tracing::warn!(target: "semel", %error, "a call of the gateway's own failed");
+                    tracing::warn!(target: "semel", %error, "a call made by the gateway failed");
                     return None;
                 }
             };
@@ -340,7 +342,7 @@ impl Inner {
         Some(Told::Everything)
     }
 
-    /// Looks at the answer to a message that was passed on.
+    /// Inspects the answer to a message that was passed on.
     pub(super) async fn watch(
         &self,
         policy: &RoutePolicy,
@@ -387,7 +389,7 @@ impl Inner {
     }
 }
 
-/// What is looked for in the answer to a call: an agent's word on what it can do, where the gateway has one to add.
+/// Inspects the answer to a call if it lists an agent's capabilities and the gateway adds its own.
 fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> Watch {
     match &call.id {
         Some(id) if call.tool == CAPABILITIES && announces_support(policy) => {
@@ -397,7 +399,7 @@ fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> Watch {
     }
 }
 
-/// The client's headers for a question of the guard's own: whoever it is, and in which session.
+/// The client's headers that identify the caller and its session, for the guard's own request.
 fn own_headers(of_client: &HeaderMap) -> HeaderMap {
     let mut headers = of_client.clone();
     for name in [CONTENT_LENGTH, TRANSFER_ENCODING, EXPECT, ACCEPT_ENCODING] {
@@ -411,17 +413,17 @@ fn own_headers(of_client: &HeaderMap) -> HeaderMap {
 /// The key of a call: `^[A-Za-z0-9_.:-]{16,255}$`.
 fn key_of(key: &RawValue, length: KeyLength) -> Result<String, Problem> {
     let malformed = |reason: String| Problem::new(Situation::KeyMalformed, reason);
-    let key = text_of(key).ok_or_else(|| malformed("idempotency_key must be a text".to_owned()))?;
+    let key = text_of(key).ok_or_else(|| malformed("idempotency_key must be a string".to_owned()))?;
     check(key.as_bytes(), length).map_err(|error| malformed(error.to_string()))?;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
     if !key.bytes().all(is_plain) {
-        return Err(malformed("an idempotency_key is made of letters, digits and _ . : -".to_owned()));
+        return Err(malformed("an idempotency_key consists of letters, digits and _ . : -".to_owned()));
     }
     Ok(key.into_owned())
 }
 
-/// What counts as the same call: where it went, the compared headers that say more than its form, the tool, and its arguments without what
-/// differs between two tries.
+/// The fingerprint of a call: its path, the compared headers other than those of its encoding, the tool, and its arguments without
+/// members that differ between two attempts.
 fn fingerprint(
     policy: &RoutePolicy,
     parts: &Parts,

@@ -1,4 +1,4 @@
-//! Reads bodies up to a limit: of requests before their key is claimed, of answers before they are kept.
+//! Reads bodies up to a limit: of requests before their key is claimed, of answers before they are stored.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -13,30 +13,30 @@ use tokio::time::{Instant, timeout_at};
 use crate::body::{Body, BoxError};
 use crate::capacity::BodyRoom;
 
-/// What came of reading a body.
+/// The result of reading a body.
 pub(super) enum Read {
     Whole(Whole),
     /// The part that was read, the rest, and why reading stopped.
     Partly(Resumed, Stopped),
-    /// It was cut off.
+    /// The body ended before its announced length.
     Cut(BoxError),
 }
 
 /// Why a body was not read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
-    /// It is more than the limit.
+    /// It is larger than the limit.
     TooLarge,
-    /// It did not end in time, or is not meant to.
+    /// It did not end in time, or has no end.
     Streaming,
-    /// What was looked for is there.
+    /// `look` found what it looks for.
     Found,
-    /// There is no room for it.
+    /// The memory limit is reached.
     NoRoom,
 }
 
 impl Stopped {
-    /// For whoever asks for the body later.
+    /// The reason, for callers that ask for this body later.
     pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::TooLarge => "it was larger than the limit",
@@ -53,7 +53,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// As one piece; copied only where it came in several.
+    /// The body as one piece; copies only if it arrived in several.
     pub(super) fn join(mut self) -> (Bytes, Option<HeaderMap>) {
         if self.pieces.len() < 2 {
             return (self.pieces.pop().unwrap_or_default(), self.trailers);
@@ -66,7 +66,7 @@ impl Whole {
     }
 }
 
-/// Whether an answer is a stream of events, which may have no end and is to reach the client as it comes.
+/// True if an answer is a stream of events, which may have no end and must reach the client as it arrives.
 pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|value| {
         let value = value.as_bytes();
@@ -80,14 +80,14 @@ pub(super) fn read(body: Body, limit: usize, deadline: Instant) -> impl Future<O
     read_until(body, limit, deadline, None, |_| Look::On)
 }
 
-/// Whether to read on.
+/// Whether to continue reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     On,
     Found,
 }
 
-/// The same, until `look` has found in a piece what it looks for. What is read takes `room`, where it has to.
+/// Reads until `look` finds what it looks for in a piece. Counts the bytes against `room`, if given.
 pub(super) async fn read_until(
     mut body: Body,
     limit: usize,
@@ -102,7 +102,7 @@ pub(super) async fn read_until(
     if body.size_hint().lower() > limit as u64 {
         return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
     }
-    // A request whose body has not begun holds its head already.
+    // A request whose body has not begun already holds memory for its head.
     if let Some(room) = &mut room
         && room.take(0).is_err()
     {
@@ -152,7 +152,7 @@ pub(super) async fn read_until(
     }
 }
 
-/// What was read so far. Small pieces are joined as they come: a body of single bytes would take many times its size.
+/// The pieces read so far. Small pieces are joined: a body of single bytes would take many times its size.
 #[derive(Default)]
 struct Gathered {
     whole: Whole,
@@ -160,7 +160,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// What is joined, and until it makes a piece of this size.
+    /// Pieces are joined until they have this size.
     const SMALL: usize = 1_024;
     const PIECE: usize = 64 << 10;
 
@@ -196,7 +196,7 @@ impl Gathered {
     }
 }
 
-/// The answer to `work`, or `None` if it takes until `deadline`. What answers at once needs no timer.
+/// The result of `work`, or `None` at `deadline`. Work that is ready immediately needs no timer.
 pub(super) async fn within<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     if let Poll::Ready(answer) = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
@@ -205,7 +205,7 @@ pub(super) async fn within<T>(deadline: Instant, work: impl Future<Output = T>) 
     Box::pin(timeout_at(deadline, work)).await.ok()
 }
 
-/// A body that goes on where reading it stopped.
+/// A body that continues where reading stopped.
 pub(super) struct Resumed {
     read: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
@@ -217,18 +217,18 @@ impl Resumed {
         Self { read: read.pieces.into(), trailers: read.trailers, rest }
     }
 
-    /// Nothing of it was read.
+    /// A body of which nothing was read.
     pub(super) fn unread(body: Body) -> Self {
         Self::new(Whole::default(), body)
     }
 
-    /// Takes what was read as one piece, and leaves the rest.
+    /// Returns the bytes that were read as one piece, and leaves the rest.
     pub(super) fn take_read(&mut self) -> Bytes {
         let pieces = std::mem::take(&mut self.read).into();
         Whole { pieces, trailers: None }.join().0
     }
 
-    /// Puts a piece before the rest.
+    /// Puts a piece in front of the rest.
     pub(super) fn put_back(&mut self, piece: Bytes) {
         self.read.push_front(piece);
     }

@@ -1,4 +1,4 @@
-//! Runs a request that was won, in a task of its own, and writes down how it ended.
+//! Runs a request whose claim was won, in a task of its own, and writes the result to its record.
 
 use std::sync::Arc;
 
@@ -18,23 +18,23 @@ use crate::policy::{RoutePolicy, Verdict};
 use crate::problem::{Problem, Situation};
 use crate::stored;
 
-/// What became of a claim.
+/// The result of running a claim.
 pub(super) enum Ran<S> {
     Answered(Answered),
-    /// The claim was lost before the call began: here it is, for another claim; and why, where the store was the reason.
+    /// The claim was lost before the call began. Carries the call for another claim, and the store error if that was the reason.
     NotStarted(Box<Call<S>>, Option<StoreError>),
 }
 
 impl Inner {
-    /// Begins, calls, reads, and keeps, releases or abandons. Runs to its end whether or not anybody listens.
+    /// Begins, calls, reads, and stores, releases or abandons. Continues to the end after the client has disconnected.
     pub(super) async fn run<S, R>(
         self: Arc<Self>,
         route: Option<usize>,
         asked: Asked,
         claim: Claim,
-        // Boxed, because the future of this is moved into its task as a whole.
+        // Boxed, because the whole future is moved into its task.
         mut call: Box<Call<S>>,
-        // Held until everything is written, and for as long as the answer streams.
+        // Held until everything is written and the answer has been streamed.
         place: CallPlace,
     ) -> Ran<S>
     where
@@ -58,7 +58,7 @@ impl Inner {
         };
         let limit = Instant::from_std(running.limit());
         let Call { mut service, request, .. } = *call;
-        // Nothing of the service's own error type lives across the next await: it need not be `Send`.
+        // No value of the service's error type lives across the next await, because it need not be `Send`.
         let called = match within(limit, service.call(request)).await {
             Some(called) => called.map_err(|error| CallError::from_any(error.into())),
             None => Err(CallError::timed_out("no answer within in_flight_max")),
@@ -87,8 +87,7 @@ impl Inner {
         })
     }
 
-    /// Releases a claim whose call left no outcome, and gives `own`; or the answer that stands, where the release is
-    /// refused.
+    /// Releases a claim whose call left no outcome and answers with `own`. If the store refuses the release, answers from the record.
     pub(super) async fn release_claim(
         &self,
         policy: &RoutePolicy,
@@ -102,7 +101,7 @@ impl Inner {
         }
     }
 
-    /// The same for a claim whose call may have had an effect.
+    /// Abandons a claim whose call may have had an effect. If the store refuses, answers from the record.
     async fn abandon_claim(
         &self,
         policy: &RoutePolicy,
@@ -116,7 +115,7 @@ impl Inner {
         }
     }
 
-    /// Keeps an answer, and gives it; or gives the one that stands.
+    /// Stores an answer and returns it. If another outcome is stored already, returns that one.
     async fn keep(
         self: &Arc<Self>,
         policy: &RoutePolicy,
@@ -157,7 +156,7 @@ impl Inner {
         self.conclude(policy, &Asked::Request, running, outcome, steering, (answer, word)).await
     }
 
-    /// Writes the outcome, and gives the answer that then stands.
+    /// Writes the outcome and returns the stored answer.
     pub(super) async fn conclude(
         &self,
         policy: &RoutePolicy,
@@ -167,7 +166,7 @@ impl Inner {
         steering: Steering,
         (answer, word): Answered,
     ) -> Answered {
-        // Before the first byte goes to the client: whoever has seen one knows that it will not run again.
+        // Before the client gets the first byte: a client that has seen an answer can rely on it.
         match running.complete_or_follow(&Arc::new(outcome), steering.retention, policy.wait()).await {
             Concluded::Kept if word == Outcome::Ran => (answer, word),
             Concluded::Kept => (unprotected(answer), word),
@@ -176,8 +175,8 @@ impl Inner {
         }
     }
 
-    /// The call has no answer: releases what was not delivered, and abandons the rest. Where that is refused, gives the
-    /// answer that stands.
+    /// Handles a call without an answer: releases the claim if the request was not delivered, abandons it otherwise. If the store
+    /// refuses, answers from the record.
     pub(super) async fn failed(
         &self,
         policy: &RoutePolicy,
@@ -185,7 +184,7 @@ impl Inner {
         running: Running,
         error: &CallError,
     ) -> Answered {
-        tracing::warn!(target: "semel", %error, "a guarded call failed");
+        tracing::warn!(target: "semel", %error, "guarded call failed");
         match error.fate() {
             Fate::Undelivered => {
                 let problem =

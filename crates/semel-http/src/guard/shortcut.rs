@@ -1,8 +1,7 @@
-//! Replays without taking the request apart: the guard as a [`Shortcut`] of the listener.
+//! Answers from the record without parsing the request: the guard as a [`Shortcut`] of the listener.
 //!
-//! Only what the usual way would answer from the process's own memory, by the plainest of policies: a key in a header,
-//! a principal by a header or none, exact bytes, nothing to verify, within its budget of replays. Everything else, and every
-//! doubt, goes the usual way.
+//! Covers only requests that the regular path would answer from memory under a simple policy: key in a header, principal from headers
+//! or none, exact bytes as fingerprint, no credential check, within the replay budget. All other requests take the regular path.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -25,15 +24,15 @@ use crate::request_fingerprint::{self, Asked};
 use crate::scope::{Principal, Scope};
 use crate::stored;
 
-/// How a route's requests are told by their headers alone.
+/// How the shortcut identifies the requests of a route by their headers.
 pub(super) struct Plainly {
     key: HeaderName,
-    /// The first is in every request.
+    /// Every request has the first of these headers.
     scope: Vec<HeaderName>,
 }
 
 impl Plainly {
-    /// `None` where a route asks for more than headers and exact bytes.
+    /// `None` if a route needs more than headers and exact bytes.
     pub(super) fn of(policy: &RoutePolicy, scope: &Scope, codec: &Codec) -> Option<Self> {
         let (KeySource::Header(key), Codec::Http) = (&policy.key, codec) else { return None };
         if scope.parts().iter().any(|part| matches!(part, Scope::Jwt(_))) {
@@ -44,7 +43,7 @@ impl Plainly {
         plain.then(|| Self { key: key.clone(), scope })
     }
 
-    /// Who asks.
+    /// The principal of a request.
     fn principal(&self, request: &Plain<'_>) -> Result<Option<Principal>, SentTwice> {
         let mut parts = Vec::with_capacity(self.scope.len());
         for name in &self.scope {
@@ -58,7 +57,7 @@ impl Plainly {
         Ok(Principal::of_parts(&parts))
     }
 
-    /// What a request is recalled by.
+    /// The position of a request's key in `recent`.
     pub(super) fn trace(&self, headers: &HeaderMap, recent: &Recent) -> Option<Trace> {
         let scope = match self.scope.first() {
             Some(name) => headers.get(name)?.as_bytes(),
@@ -68,17 +67,16 @@ impl Plainly {
     }
 }
 
-/// A header that says who asks came twice.
+/// A header that identifies the principal occurs twice.
 struct SentTwice;
 
-/// Which keys have been answered of late: a hint, kept so that a request which is new costs no second hashing of
-/// itself. Wrong either way it changes no answer.
+/// Keys that were answered recently. It is only a hint that spares new requests a second hash; a wrong entry changes no answer.
 pub(super) struct Recent {
     tags: Box<[AtomicU16]>,
     hasher: RandomState,
 }
 
-/// Where a key would be recalled.
+/// The position of a key in [`Recent`].
 #[derive(Clone, Copy)]
 pub(super) struct Trace {
     place: usize,
@@ -95,7 +93,7 @@ impl Recent {
     fn trace(&self, key: &[u8], scope: &[u8]) -> Trace {
         let hash = self.hasher.hash_one((key, scope)).to_le_bytes();
         let [a, b, c, d, ..] = hash;
-        // Never zero, which is nobody's.
+        // Never zero: zero marks an empty position.
         Trace { place: usize::from(u16::from_le_bytes([a, b])), tag: u16::from_le_bytes([c, d]) | 1 }
     }
 
@@ -118,7 +116,7 @@ impl Shortcut for Guard {
 }
 
 impl Guard {
-    /// As its [`Shortcut`], and says under which key the request was answered. `None` where it goes the usual way.
+    /// Like [`Shortcut::answer`], and returns the key under which the request was answered. `None`: it takes the regular path.
     pub fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
         self.inner.replay_at_hand(request, answer)
     }
@@ -156,7 +154,7 @@ impl Inner {
         if let Some(limiter) = limiter
             && limiter.take(principal.as_ref(), Budget::Reads).is_err()
         {
-            // The usual way says so.
+            // The regular path refuses it.
             answer.truncate(written);
             return None;
         }
@@ -165,7 +163,7 @@ impl Inner {
     }
 }
 
-/// The present as a `Date`, written once a second and thread.
+/// The current time as a `Date` header, formatted once per second and thread.
 fn with_date<T>(use_it: impl FnOnce(&str) -> T) -> T {
     thread_local! {
         static WRITTEN: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };

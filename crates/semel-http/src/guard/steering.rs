@@ -1,4 +1,4 @@
-//! What the upstream says to the guard in the headers of its answer.
+//! Headers in which the upstream tells the guard what to do with its answer.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use http::HeaderMap;
 
 use crate::stored::{RETENTION, STORE};
 
-/// As long as any duration may be: a hundred years.
+/// The maximum for durations: a hundred years.
 const LONGEST: u64 = 100 * 365 * 24 * 60 * 60;
 
-/// What the upstream wants done with its answer.
+/// The upstream's instructions for its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Steering {
-    /// It is not to be kept.
+    /// Do not store the answer.
     pub(super) discard: bool,
-    /// It is to be kept for so long.
+    /// Store the answer for this time.
     pub(super) retention: Option<Duration>,
 }
 
 impl Steering {
-    /// Reads the headers and takes them away: no client sees them.
+    /// Reads the headers and removes them, so that no client sees them.
     pub(super) fn take(headers: &mut HeaderMap) -> Self {
         let Some(store) = headers.remove(STORE) else {
             return Self { discard: false, retention: retention(headers) };
@@ -33,7 +33,7 @@ fn retention(headers: &mut HeaderMap) -> Option<Duration> {
     let value = headers.remove(RETENTION)?;
     let seconds = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
     if seconds.is_none() {
-        tracing::warn!(target: "semel", "Idempotency-Retention of the upstream is not a number of seconds; the route's retention holds");
+        tracing::warn!(target: "semel", "invalid Idempotency-Retention from the upstream; using the route's retention");
     }
     seconds.map(|seconds| Duration::from_secs(seconds.min(LONGEST)))
 }

@@ -1,4 +1,4 @@
-//! The answer to a tool's call that was won: kept where it says that something happened.
+//! The answer to a tool call whose claim was won: stored if it says that the call had an effect.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use crate::policy::RoutePolicy;
 use crate::stored;
 
 impl Inner {
-    /// Keeps the answer to a call where it says that something happened, and gives it; or gives the one that stands.
+    /// Stores the answer if it says that the call had an effect, and returns it. If another outcome is stored already, returns that
+    /// one.
     pub(super) async fn keep_message(
         self: &Arc<Self>,
         route: Option<usize>,
@@ -58,13 +59,15 @@ impl Inner {
                 return self.conclude(policy, &asked, running, kept, steering, answer).await;
             }
             Hearing::Not(_, Silence::Late) => CallError::timed_out("no answer within in_flight_max"),
-            Hearing::Not(_, Silence::Missing) => CallError::unknown("what came is not an answer to the call"),
+            Hearing::Not(_, Silence::Missing) => {
+                CallError::unknown("the upstream's response is not an answer to the call")
+            }
             Hearing::Cut(error) => CallError::unknown(error),
         };
         self.failed(policy, &asked, running, &error).await
     }
 
-    /// What is published is promised, whatever the upstream wishes.
+    /// Keeps the upstream's retention between the published promise and the profile's maximum.
     pub(super) fn bounded(&self, policy: &RoutePolicy, mut steering: Steering) -> Steering {
         if let Some((_, most)) = self.profile.retention_bounds {
             let promised = policy.terms.retention;
@@ -74,7 +77,7 @@ impl Inner {
     }
 }
 
-/// The outcome that a message is.
+/// The outcome of a message.
 pub(super) fn of_message(
     policy: &RoutePolicy,
     status: StatusCode,

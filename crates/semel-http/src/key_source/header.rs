@@ -1,33 +1,33 @@
 //! The syntax of a key in a header.
 //!
-//! A key is visible ASCII. It may stand bare, as most clients send it, or as a quoted string of structured fields
-//! (RFC 9651), as the draft standard has it: `abc` and `"abc"` are the same key. A list, parameters and a second line
-//! are refused, because two readers could read two keys from them.
+//! A key is visible ASCII. It may be bare, as most clients send it, or a quoted string of structured fields (RFC 9651), as the draft
+//! standard requires: `abc` and `"abc"` are the same key. A list, parameters and a second header line are refused, because two parsers
+//! could read two keys from them.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::profile::KeyLength;
 
-/// Why a key is not one. Never holds the key.
+/// Why a key is invalid. Never contains the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error("the key header was sent more than once; send it once")]
     Twice,
     #[error("a key has {min} to {max} characters")]
     Length { min: usize, max: usize },
-    #[error("a key is made of visible ASCII characters; encode anything else")]
+    #[error("a key consists of visible ASCII characters; encode anything else")]
     Character,
     #[error(
         "a key is one string, not a list or a string with parameters; quote it if it has a comma or a quote in it"
     )]
     List,
-    #[error("the quoted key does not end, or has an escape other than \\\" and \\\\")]
+    #[error("the quoted key has no closing quote, or has an escape other than \\\" and \\\\")]
     Quotes,
     #[error("the key in the body must be a string")]
     NotAString,
 }
 
-/// The one line of a header.
+/// The only line of a header.
 pub(crate) fn one_line<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -49,7 +49,7 @@ pub(crate) fn parse(value: &[u8], length: KeyLength) -> Result<String, Malformed
     String::from_utf8(key).map_err(|_| Malformed::Character)
 }
 
-/// Whether this is a key, wherever it came from.
+/// Checks a key, whatever its source.
 pub(crate) fn check(key: &[u8], KeyLength { min, max }: KeyLength) -> Result<(), Malformed> {
     if !(min..=max).contains(&key.len()) {
         return Err(Malformed::Length { min, max });
@@ -57,7 +57,7 @@ pub(crate) fn check(key: &[u8], KeyLength { min, max }: KeyLength) -> Result<(),
     if key.iter().all(u8::is_ascii_graphic) { Ok(()) } else { Err(Malformed::Character) }
 }
 
-/// What stands before the closing quote, which has to be the end.
+/// The text before the closing quote, which must be the last character.
 fn unquote(quoted: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut key = Vec::with_capacity(quoted.len());
     let mut rest = quoted.iter();

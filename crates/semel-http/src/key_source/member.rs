@@ -1,13 +1,13 @@
-//! Where a member of a JSON text stands, so that it can be replaced without touching a byte beside it.
+//! Finds the position of a JSON member, so that its value can be replaced without changing another byte.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::value::RawValue;
 
-/// The place of the value that `pointer` (RFC 6901) points to. None where there is none, or where the text is not JSON.
+/// Position of the value that `pointer` (RFC 6901) points to. `None` if it does not exist, or if the text is not JSON.
 ///
-/// Of a name that occurs twice the last one counts; who cares checks before.
+/// If a name occurs twice, the last one counts. Callers that must refuse duplicates check before.
 pub(super) fn locate(text: &[u8], pointer: &str) -> Option<Range<usize>> {
     let mut value: &RawValue = serde_json::from_slice(text).ok()?;
     for token in pointer.strip_prefix('/')?.split('/') {
@@ -21,13 +21,13 @@ pub(super) fn locate(text: &[u8], pointer: &str) -> Option<Range<usize>> {
             _ => return None,
         };
     }
-    // A raw value is a part of the text that it was read from.
+    // A raw value is a slice of the text that it was parsed from.
     let start = value.get().as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let place = start..start.checked_add(value.get().len())?;
     (text.get(place.clone())? == value.get().as_bytes()).then_some(place)
 }
 
-/// An index as pointers have it: digits, without a zero before them.
+/// An array index of a pointer: digits without leading zeros.
 fn index(token: &str) -> Option<usize> {
     let is_plain = token == "0" || !token.starts_with(['0', '+']);
     is_plain.then(|| token.parse().ok())?

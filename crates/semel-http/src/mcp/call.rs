@@ -1,4 +1,4 @@
-//! What an answer to a tool's call says, and how replays and refusals are shaped.
+//! Classifies the answer to a tool call, and formats stored answers and refusals.
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -16,15 +16,15 @@ use crate::profile::Profile;
 /// What the answer to a message depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
-    /// None where nobody waits for an answer, or where it could not be read.
+    /// `None` if nobody expects an answer, or if it could not be parsed.
     pub(crate) id: Option<Box<RawValue>>,
-    /// The caller's own words, which every answer repeats.
+    /// The caller's context, which every answer repeats.
     pub(crate) context: Option<Box<RawValue>>,
     pub(crate) accepts: Accepts,
     pub(crate) form: Form,
 }
 
-/// Which forms of an answer a client takes.
+/// The answer formats that a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepts {
     Json,
@@ -32,12 +32,12 @@ pub(crate) enum Accepts {
     Both,
 }
 
-/// How its caller is told of a problem.
+/// How the caller gets a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// As the result of the tool.
     ToolResult,
-    /// As an error of JSON-RPC, with this code.
+    /// As a JSON-RPC error with this code.
     Error(i32),
 }
 
@@ -47,16 +47,16 @@ impl Form {
     pub(crate) const INVALID_PARAMS: Self = Self::Error(-32602);
 }
 
-/// What an answer means for the record of its call.
+/// The meaning of an answer for the record of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judged {
-    /// It is the outcome.
+    /// The answer is the outcome.
     Success,
-    /// It says that nothing happened.
+    /// The call had no effect.
     Failure,
 }
 
-/// The error of AdCP: few codes, and what to do about them.
+/// An AdCP error: one of few codes, and what to do about it.
 #[derive(Serialize)]
 struct AdcpError<'a> {
     code: &'a str,
@@ -104,7 +104,7 @@ struct RpcError<'a> {
 }
 
 impl Call {
-    /// A problem in the caller's form: the result of its tool, or an error of JSON-RPC.
+    /// A problem in the caller's format: the result of its tool, or a JSON-RPC error.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         let telling = profile.telling(problem.situation);
         let retry_after = problem.retry_after.map(|after| {
@@ -137,7 +137,7 @@ impl Call {
         }
     }
 
-    /// A kept answer for this call: its id, its context, and the mark of a replay (R4).
+    /// A stored answer for this call: with its id, its context, and the mark of an answer from the record.
     pub(crate) fn replay(&self, kept: Response<Body>) -> Option<Response<Body>> {
         let (parts, body) = kept.into_parts();
         let body = body.into_bytes()?;
@@ -145,7 +145,7 @@ impl Call {
         let wrapped;
         let mut result = match kept.object("result") {
             Some(result) if kept.has("jsonrpc") => result,
-            // What a probe found or a person settled is the tool's own result, without the message around it.
+            // The outcome of a probe or of an operator's settlement is the tool's own result, without a message around it.
             _ => {
                 wrapped = wrap(&kept);
                 Object::read(wrapped.get())?
@@ -176,11 +176,11 @@ impl Call {
         message.to_raw()
     }
 
-    /// A message in the form that is asked for, where the client takes it.
+    /// A message in the requested format, if the client accepts it.
     fn answer(&self, status: StatusCode, message: &RawValue, format: Format) -> Response<Body> {
         let format = match self.accepts {
             Accepts::Json => Format::Json,
-            // An error of the transport is told as JSON whatever is accepted: no stream was opened.
+            // A transport error is always JSON, whatever the client accepts: no stream was opened.
             Accepts::Events if status == StatusCode::OK => Format::Events,
             Accepts::Events | Accepts::Both => format,
         };
@@ -195,14 +195,14 @@ impl Call {
     }
 }
 
-/// The two forms of an answer.
+/// The two formats of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Json,
     Events,
 }
 
-/// Whether an answer is a stream of events.
+/// True if an answer is an event stream.
 pub(crate) fn is_events(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|value| {
         let (value, start) = (value.as_bytes(), b"text/event-stream");
@@ -210,7 +210,7 @@ pub(crate) fn is_events(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether a header belongs to the bytes of one answer, or to one session: neither is kept.
+/// True if a header belongs to the bytes of one answer or to one session. Such headers are not stored.
 pub(crate) fn is_of_one_answer(name: &HeaderName) -> bool {
     *name == CONTENT_LENGTH
         || *name == CONTENT_TYPE
@@ -227,7 +227,7 @@ pub(crate) fn is_of_one_answer(name: &HeaderName) -> bool {
         )
 }
 
-/// Words for callers that have no headers, methods or paths; they tell nothing of any other call.
+/// Texts for callers without headers, methods or paths. They reveal nothing about other calls.
 fn words(situation: Situation) -> &'static str {
     match situation {
         Situation::KeyMissing => {
@@ -238,19 +238,19 @@ fn words(situation: Situation) -> &'static str {
         }
         Situation::BodyMalformed => "the message must be valid JSON in which every member name occurs once",
         Situation::BodyTooLarge => "the message is too large",
-        Situation::InFlight => "a call with this idempotency_key is under way; send the same call again",
+        Situation::InFlight => "a call with this idempotency_key is in progress; send the same call again",
         other => other.detail(),
     }
 }
 
-/// A bare result as the result of a tool.
+/// Wraps a bare result as the result of a tool.
 fn wrap(payload: &Object<'_>) -> Box<RawValue> {
     let payload = payload.to_raw();
     let content = [Text { r#type: "text", text: payload.get() }];
     raw(&ToolResult { content, structured_content: &payload, is_error: None })
 }
 
-/// Changes a result where clients look for it: in the structured content, and in the JSON of the text.
+/// Changes a result in both places where clients look for it: the structured content, and the JSON in the text.
 pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
     if let Some(mut payload) = result.object("structuredContent") {
         change(&mut payload);
@@ -272,7 +272,7 @@ pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
     }
 }
 
-/// The text of an item of content, where it is one.
+/// The text of a content item, if it is text.
 fn json_text(item: &Object<'_>) -> Option<String> {
     if item.text("type")? != "text" {
         return None;
@@ -280,7 +280,7 @@ fn json_text(item: &Object<'_>) -> Option<String> {
     item.text("text").map(std::borrow::Cow::into_owned)
 }
 
-/// The answer in a message, if it is one to this id: what it means. None where the message is something else.
+/// Classifies a message as the answer to this id. `None` if the message is not that answer.
 pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<Judged> {
     let message = Object::read_bytes(message)?;
     if message.has("method") {
@@ -289,7 +289,7 @@ pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<Judged> {
     let failed = message.has("error");
     match message.get("id") {
         Some(answered) if is_same(answered, id) => {}
-        // Who could not read the question does not know its id.
+        // A server that could not parse the request does not know its id.
         None if failed => {}
         Some(answered) if failed && answered.get() == "null" => {}
         _ => return None,
@@ -322,7 +322,7 @@ fn is_failure(result: &Object<'_>) -> bool {
     }
 }
 
-/// The first JSON object that stands in the text of a result.
+/// The first JSON object in the text of a result.
 fn text_payload(result: &Object<'_>) -> Option<String> {
     let items = serde_json::from_str::<Vec<Object<'_>>>(result.get("content")?.get()).ok()?;
     items.iter().filter_map(json_text).find(|text| Object::read(text).is_some())
@@ -334,7 +334,7 @@ fn holds_errors(payload: &Object<'_>) -> bool {
     payload.has("adcp_error") || errors.is_some_and(|errors| !errors.is_empty())
 }
 
-/// The message with `change` made to the payload of its result; none where there is no result to change.
+/// The message with `change` applied to the payload of its result; `None` if it has no result.
 pub(crate) fn changed(message: &[u8], change: impl Fn(&mut Object<'_>)) -> Option<Box<RawValue>> {
     let mut message = Object::read_bytes(message)?;
     let mut result = message.object("result")?;
@@ -352,7 +352,6 @@ mod tests {
         judge(format!(r#"{{"jsonrpc":"2.0","id":1,{result}}}"#).as_bytes(), &raw(&1))
     }
 
-    // R3: success is judged on content.
     #[test]
     fn content_says_whether_it_happened() {
         let (success, failure) = (Some(Judged::Success), Some(Judged::Failure));

@@ -1,4 +1,4 @@
-//! Damaged messages and streams of events.
+//! Damaged messages and event streams.
 
 use std::mem::discriminant;
 
@@ -33,7 +33,7 @@ fn fuzz_mcp_message() {
     let fuzz = Fuzz::new("mcp_message", include_str!("../../fuzz/mcp_message.seeds")).tokens(&tokens);
     fuzz.run(|input| {
         let message = request::read(input).map_err(|refusal| refusal.reason)?;
-        // What is accepted has one meaning: another reader finds the same tools in it.
+        // An accepted message has one meaning: another parser finds the same tools in it.
         let value: Value = serde_json::from_slice(input).expect("a message is JSON");
         let tools =
             |value: &Value| (value["method"] == "tools/call").then(|| value["params"]["name"].clone());

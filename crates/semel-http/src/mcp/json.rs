@@ -1,6 +1,6 @@
-//! JSON objects whose members keep their text, so that a replay changes nothing but what it means to.
+//! JSON objects whose members keep their text, so that an answer from the record changes only the intended members.
 //!
-//! A number of nineteen digits keeps them, and members keep their order.
+//! A number of nineteen digits keeps all of them, and members keep their order.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,17 +10,17 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// An object, one level deep: what is below stands as text.
+/// An object, parsed one level deep: members are unparsed text.
 #[derive(Debug, Default)]
 pub(crate) struct Object<'a>(Vec<(Cow<'a, str>, Cow<'a, RawValue>)>);
 
 impl<'a> Object<'a> {
-    /// Reads an object; none where the text is anything else.
+    /// Parses an object; `None` if the text is anything else.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
 
-    /// The same, of bytes.
+    /// Parses an object from bytes.
     pub(crate) fn read_bytes(text: &'a [u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -34,17 +34,17 @@ impl<'a> Object<'a> {
         Object::read(self.get(name)?.get())
     }
 
-    /// The member of this name, as a text.
+    /// The member of this name, as a string.
     pub(crate) fn text(&self, name: &str) -> Option<Cow<'_, str>> {
         self.get(name).and_then(text_of)
     }
 
-    /// Whether there is something other than `null`.
+    /// True if the member exists and is not `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value.get() != "null")
     }
 
-    /// Puts a value in the place of the member of this name, or behind the last one.
+    /// Replaces the member of this name, or appends it.
     pub(crate) fn set(&mut self, name: &'static str, value: Box<RawValue>) {
         let value = Cow::Owned(value);
         match self.0.iter_mut().find(|(known, _)| known == name) {
@@ -62,7 +62,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// A text that stands as JSON.
+/// The content of a JSON string.
 pub(crate) fn text_of(value: &RawValue) -> Option<Cow<'_, str>> {
     struct Text<'a>(Cow<'a, str>);
     impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {

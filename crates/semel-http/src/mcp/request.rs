@@ -1,7 +1,7 @@
-//! What a message asks.
+//! Reads a message.
 //!
-//! A message is checked as a whole before anything in it is believed: what two readers could read in two ways (a
-//! member name that occurs twice, above all) is refused, so that the upstream acts on what was looked at here.
+//! The whole message is validated first. A message that two parsers could understand differently (such as a member name that occurs
+//! twice) is refused, so that the upstream acts on the same content that was checked here.
 
 use http::HeaderMap;
 use http::header::ACCEPT;
@@ -14,30 +14,30 @@ use super::json::Object;
 const METHOD_CALL: &str = "tools/call";
 const METHOD_LIST: &str = "tools/list";
 
-/// What a body asks.
+/// The content of a body.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Nothing that matters here: another method, a notification, an answer of the client's.
+    /// Not relevant for the guard: another method, a notification, or a response of the client.
     Other,
-    /// Which tools there are.
+    /// `tools/list`.
     List { id: Box<RawValue> },
-    /// A tool is called.
+    /// `tools/call`.
     Call(ToolCall),
-    /// Several messages at once, in which these tools are called.
+    /// A batch of messages, which calls these tools.
     Batch(Vec<ToolCall>),
 }
 
-/// The call of a tool.
+/// A tool call.
 #[derive(Debug)]
 pub(crate) struct ToolCall {
-    /// None where the caller wants no answer.
+    /// `None` if the caller wants no answer.
     pub(crate) id: Option<Box<RawValue>>,
     pub(crate) tool: String,
-    /// None where there are none or they are no object.
+    /// `None` if there are none, or if they are not an object.
     pub(crate) arguments: Option<Box<RawValue>>,
 }
 
-/// Why a body is not a message; the text quotes nothing.
+/// Why a body is not a message. The text quotes nothing.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) reason: String,
@@ -49,7 +49,7 @@ pub(crate) struct Refusal {
 pub(crate) fn read(body: &[u8]) -> Result<Message, Refusal> {
     if let Err(error) = to_canonical(body) {
         let mut refusal = refuse(error.to_string(), Form::PARSE_ERROR);
-        // Where it can be read at all, its caller is told in the form it waits for.
+        // If the message can be parsed at all, the caller gets the error in the format that it expects.
         if let Some(message) = Object::read_bytes(body) {
             refusal.form = Form::INVALID_REQUEST;
             refusal.id = message.get("id").and_then(as_id);
@@ -74,7 +74,7 @@ fn refuse(reason: String, form: Form) -> Refusal {
     Refusal { reason, form, id: None }
 }
 
-/// What can be an id: a text or a number.
+/// Returns the value if it can be an id: a string or a number.
 fn as_id(value: &RawValue) -> Option<Box<RawValue>> {
     let first = value.get().as_bytes().first()?;
     matches!(first, b'"' | b'-' | b'0'..=b'9').then(|| value.to_owned())
@@ -85,7 +85,7 @@ fn one(message: &Object<'_>) -> Result<Message, Refusal> {
     let id = message.get("id").and_then(as_id);
     let wrong = |reason: &str, form| Err(Refusal { reason: reason.to_owned(), form, id: id.clone() });
     let Some(method) = super::json::text_of(method) else {
-        return wrong("the method of a message is a text", Form::INVALID_REQUEST);
+        return wrong("the method of a message is a string", Form::INVALID_REQUEST);
     };
     match (&*method, id.clone()) {
         (METHOD_LIST, Some(id)) => Ok(Message::List { id }),
@@ -116,13 +116,13 @@ fn several(batch: &[&RawValue]) -> Result<Message, Refusal> {
 }
 
 impl ToolCall {
-    /// Whether its caller gave it a key.
+    /// True if the caller sent a key.
     pub(crate) fn has_key(&self) -> bool {
         let arguments = self.arguments.as_ref().and_then(|arguments| Object::read(arguments.get()));
         arguments.is_some_and(|arguments| arguments.has(super::KEY))
     }
 
-    /// What its answer depends on.
+    /// The properties that the answer depends on.
     pub(crate) fn call(&self, headers: &HeaderMap, form: Form) -> Call {
         let context = self.arguments.as_ref().and_then(|arguments| {
             let arguments = Object::read(arguments.get())?;
@@ -133,18 +133,18 @@ impl ToolCall {
 }
 
 impl Refusal {
-    /// What its answer depends on.
+    /// The properties that the answer depends on.
     pub(crate) fn call(&self, headers: &HeaderMap) -> Call {
         Call { id: self.id.clone(), context: None, accepts: accepts(headers), form: self.form }
     }
 }
 
-/// What an answer depends on where the message was not read.
+/// The properties that an answer depends on if the message was not parsed.
 pub(crate) fn unread(headers: &HeaderMap) -> Call {
     Call { id: None, context: None, accepts: accepts(headers), form: Form::INVALID_REQUEST }
 }
 
-/// Which forms of an answer the client takes. One that says nothing takes both.
+/// The answer formats that the client accepts. Without an `Accept` header, both.
 fn accepts(headers: &HeaderMap) -> Accepts {
     let (mut json, mut events, mut said) = (false, false, false);
     for range in headers
@@ -201,7 +201,6 @@ mod tests {
         );
     }
 
-    // R15, R1
     #[test]
     fn what_can_be_read_in_two_ways_is_refused() {
         for (body, form, id) in [

@@ -1,4 +1,4 @@
-//! Streams of events (`text/event-stream`): read as they come, and written.
+//! Reads and writes event streams (`text/event-stream`).
 
 use std::ops::Range;
 
@@ -8,31 +8,31 @@ pub(crate) struct Events {
     line: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
-    /// The last byte was a carriage return: a line feed right behind it belongs to it.
+    /// The last byte was a carriage return: a line feed right after it belongs to the same line end.
     after_return: bool,
-    /// How many bytes were read.
+    /// Number of bytes that were read.
     read: usize,
-    /// Where the event under way began.
+    /// Start of the current event.
     began: usize,
 }
 
-/// One event that came to its end.
+/// A complete event.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) data: Vec<u8>,
-    /// Where it stands in the stream, up to and with its empty line.
+    /// Its position in the stream, including its empty line.
     pub(crate) place: Range<usize>,
 }
 
 impl Events {
-    /// Reads a piece; `each` is told of every event that ends in it. An event that the stream's end cuts off is none.
+    /// Reads a piece and calls `each` for every event that ends in it. An event that the end of the stream cuts off is ignored.
     pub(crate) fn feed(&mut self, piece: &[u8], mut each: impl FnMut(Event)) {
         for byte in piece {
             self.read += 1;
             match byte {
                 b'\n' if self.after_return => {
                     self.after_return = false;
-                    // Behind an event's empty line, it is the end of that line.
+                    // A line feed after the empty line of an event belongs to that line.
                     if self.began + 1 == self.read {
                         self.began = self.read;
                     }
@@ -49,7 +49,7 @@ impl Events {
         }
     }
 
-    /// How many bytes belong to events that came to their end.
+    /// Number of bytes that belong to complete events.
     pub(crate) fn ended(&self) -> usize {
         self.began
     }
@@ -65,7 +65,7 @@ impl Events {
             }
             return;
         }
-        // A byte order mark may stand before the first line.
+        // A byte order mark may precede the first line.
         let line = if self.read == line.len() + 1 {
             line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line)
         } else {
@@ -81,7 +81,7 @@ impl Events {
     }
 }
 
-/// The value of a field, where the line is one of this name.
+/// The value of a field, if the line has this field name.
 fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     match line.strip_prefix(name)? {
         [] => Some(&[]),
@@ -90,12 +90,12 @@ fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Lines as the stream has them.
+/// The lines of an event.
 fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| matches!(byte, b'\n' | b'\r')).filter(|line| !line.is_empty())
 }
 
-/// A JSON text as one event. Line breaks in it can only be white space.
+/// A JSON text as one event. Line breaks in it are only white space.
 pub(crate) fn event(json: &[u8]) -> Vec<u8> {
     let mut event = Vec::with_capacity(json.len() + 32);
     event.extend_from_slice(b"event: message\n");
@@ -103,7 +103,7 @@ pub(crate) fn event(json: &[u8]) -> Vec<u8> {
     event
 }
 
-/// The same event with other data: what else it says stays.
+/// The same event with other data; its other fields stay.
 pub(crate) fn with_data(event: &[u8], json: &[u8]) -> Vec<u8> {
     let mut other = Vec::with_capacity(event.len() + json.len());
     for line in lines(event).filter(|line| value_of(line, b"data").is_none()) {
@@ -164,7 +164,7 @@ mod tests {
         let stream = b"data: a\r\n\r\nid: 7\r\ndata: b\r\n\r\ndata: c\r\n\r\n";
         let mut places = Vec::new();
         Events::default().feed(stream, |event| places.push(event.place));
-        // The line feed behind an empty line may count to either side of it.
+        // The line feed after an empty line may belong to either event.
         assert!(
             stream[places[1].clone()].starts_with(b"id: 7")
                 || stream[places[1].clone()].starts_with(b"\nid: 7")

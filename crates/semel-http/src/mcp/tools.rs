@@ -1,9 +1,9 @@
-//! Which tools need a key: named by the config or by AdCP, or learned from what the upstream lists.
+//! Finds the tools that need a key: named by the config or by AdCP, or learned from the upstream's list.
 //!
-//! This decides only what becomes of calls *without* a key. A call with one is guarded whatever tool it calls.
+//! This affects only calls without a key. A call with a key is guarded whatever tool it calls.
 //!
-//! What is learned is kept per caller: an agent may list other tools, or other schemas, to another
-//! caller, and one caller's list must not decide for the next.
+//! Lists are stored per caller: an agent may list other tools or schemas to another caller, and one caller's list must not decide for
+//! another.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,48 +20,48 @@ use crate::codec::KeyedTools;
 use crate::profile::ADCP_MUTATING_TOOLS;
 use crate::scope::Principal;
 
-/// Lists that are remembered, one for each caller and path. The caller chooses both, so their number is bounded.
+/// Maximum number of stored lists, one per caller and path. The caller chooses both, so the number is bounded.
 const LISTS: usize = 1_024;
-/// Tools of one list.
+/// Maximum number of tools of one list.
 const TOOLS: usize = 1_024;
-/// Lists that are asked for at the same time.
+/// Maximum number of `tools/list` requests in progress.
 const QUESTIONS: usize = 16;
-/// When the upstream is asked again for a tool that it does not list.
+/// Minimum time before the upstream is asked again for a tool that it does not list.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// The same, where it gave no answer.
+/// Minimum time before the upstream is asked again after a failure.
 const ASK_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// What is known of a tool.
+/// Whether a tool needs a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Key,
     NoKey,
-    /// Nobody has said yet.
+    /// Not known yet.
     Unknown,
 }
 
 /// The tools of an upstream.
 pub(crate) struct Tools {
-    /// Those that need a key whatever anybody lists.
+    /// Tools that need a key, whatever the upstream lists.
     named: HashSet<String>,
-    /// What was listed. None where the config names all that need a key.
+    /// Lists of the upstream. `None` if the config names all tools that need a key.
     learned: Option<Learned>,
 }
 
-/// What was listed, by path and caller.
+/// The lists of the upstream, by path and caller.
 pub(crate) struct Learned {
     lists: Mutex<Lists>,
-    /// Names are kept as hashes: as many bytes for every one of them, however long it is.
+    /// Names are stored as hashes, so that all have the same size.
     hasher: RandomState,
     questions: Semaphore,
-    /// When it is said again that an upstream does not list its tools.
+    /// Limits the warning that an upstream does not list its tools.
     warn: Mutex<NotBefore>,
 }
 
 #[derive(Default)]
 struct Lists {
     known: HashMap<Principal, Known>,
-    /// Grows with every use.
+    /// Incremented with every use.
     clock: u64,
 }
 
@@ -70,19 +70,19 @@ struct Known {
     used: u64,
 }
 
-/// What one caller was told under one path.
+/// The list that one caller got under one path.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     tools: Mutex<HashMap<u64, Needs>>,
-    /// One question at a time, and none before this.
+    /// Allows one request at a time, and none before this time.
     pub(crate) asking: tokio::sync::Mutex<NotBefore>,
 }
 
-/// When something may be done again.
+/// The earliest time at which something may be done again.
 #[derive(Debug, Default)]
 pub(crate) struct NotBefore(Option<Instant>);
 
-/// What came of asking the upstream.
+/// The result of asking the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Everything,
@@ -117,7 +117,7 @@ impl Tools {
         }
     }
 
-    /// What a tool needs by its name alone.
+    /// Whether a tool needs a key, judged by its name alone.
     pub(crate) fn needs(&self, tool: &str) -> Needs {
         if self.named.contains(tool) {
             Needs::Key
@@ -128,7 +128,7 @@ impl Tools {
         }
     }
 
-    /// What the upstream has listed, where that matters at all.
+    /// The lists of the upstream, if they are used.
     pub(crate) fn learned(&self) -> Option<&Learned> {
         self.learned.as_ref()
     }
@@ -144,8 +144,7 @@ impl Learned {
         }
     }
 
-    /// What `caller` was told under `path`. Where there are too many, one of which nothing was learned makes room, or
-    /// else the one that was not used for the longest time.
+    /// The list of `caller` under `path`. If there are too many lists, an empty one is removed, or else the least recently used one.
     pub(crate) fn list(&self, path: &str, caller: &Principal) -> Arc<List> {
         let of = Principal::new(&["tools/list", path], caller.as_bytes());
         let mut lists = self.lists.lock();
@@ -166,13 +165,12 @@ impl Learned {
         list
     }
 
-    /// What a list says of a tool.
+    /// Whether a tool needs a key according to a list.
     pub(crate) fn needs(&self, list: &List, tool: &str) -> Needs {
         list.tools.lock().get(&self.hasher.hash_one(tool)).copied().unwrap_or(Needs::Unknown)
     }
 
-    /// Learns from the answer to `tools/list`; says where the next page begins, if there is one. None where it is no
-    /// such answer.
+    /// Learns from the answer to `tools/list`, and returns the next page, if there is one. `None` if the message is not such an answer.
     pub(crate) fn learn(&self, list: &List, message: &[u8]) -> Option<Page> {
         let message = Object::read_bytes(message)?;
         let listing: Listing = serde_json::from_str(message.get("result")?.get()).ok()?;
@@ -189,12 +187,12 @@ impl Learned {
         Some(listing.next_cursor.map_or(Page::Last, Page::Next))
     }
 
-    /// The right to ask the upstream now. None where too many ask already: callers could otherwise double its load.
+    /// A permit to ask the upstream now. `None` if too many requests are in progress: callers could otherwise double its load.
     pub(crate) fn question(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
         self.questions.try_acquire().ok()
     }
 
-    /// Whether it is time to say that the upstream does not list its tools: not with every caller.
+    /// True if it is time to warn again that the upstream does not list its tools.
     pub(crate) fn may_warn(&self) -> bool {
         let mut warn = self.warn.lock();
         let is_now = warn.is_now();
@@ -211,7 +209,7 @@ impl List {
     }
 }
 
-/// Whether there is more to be listed.
+/// Whether there are more pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
     Next(String),
@@ -289,7 +287,7 @@ mod tests {
         let known = |learned: &Learned| learned.lists.lock().known.len();
         let mine = learned.list("/mcp", &caller(0));
         assert_eq!(learned.learn(&mine, BUY), Some(Page::Last));
-        // Callers to whom nothing is listed make room first.
+        // Empty lists are removed first.
         for number in 1..2 * LISTS {
             learned.list("/mcp", &caller(number));
             learned.list(&format!("/{number}"), &caller(0));
@@ -297,7 +295,7 @@ mod tests {
         assert_eq!(known(&learned), LISTS);
         let mine = learned.list("/mcp", &caller(0));
         assert_eq!(learned.needs(&mine, "buy"), Needs::Key, "what was learned stays");
-        // Then those that were not heard of for the longest time.
+        // Then the least recently used ones.
         for number in 1..2 * LISTS {
             learned.learn(&learned.list("/mcp", &caller(number)), BUY);
             learned.list("/mcp", &caller(0));

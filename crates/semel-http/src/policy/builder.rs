@@ -1,4 +1,4 @@
-//! Builds a route's policy, and refuses what cannot work.
+//! Builds the policy of a route, and rejects settings that cannot work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::key_source::KeySource;
 use crate::profile::Profile;
 use crate::scope::Scope;
 
-/// Settings of a route, on top of a profile's defaults. Made by [`RoutePolicy::builder`].
+/// Settings of a route, on top of a profile's defaults. Created by [`RoutePolicy::builder`].
 #[derive(Debug)]
 #[must_use = "nothing is built until build is called"]
 pub struct PolicyBuilder {
@@ -24,7 +24,7 @@ pub struct PolicyBuilder {
     retention_bounds: Option<(Duration, Duration)>,
     codec: Codec,
     pattern: Result<Pattern, PolicyError>,
-    /// What becomes of doubt, where it was said.
+    /// Handling of a key in doubt, if it was set.
     on_doubt: Option<OnDoubt>,
     policy: RoutePolicy,
 }
@@ -84,19 +84,19 @@ impl PolicyBuilder {
         self
     }
 
-    /// Whether a request without a key is refused, wherever the profile looks for it.
+    /// Whether a request without a key is refused. Keeps the profile's key source.
     pub fn required(mut self, required: KeyRequired) -> Self {
         self.policy.required = required;
         self
     }
 
-    /// Who asks, instead of the guard's scope.
+    /// How the principal is found, instead of the guard's scope.
     pub fn scope(mut self, scope: Scope) -> Self {
         self.policy.scope = Some(scope);
         self
     }
 
-    /// The upstream that answers, by the name the proxy knows it under.
+    /// The upstream, by its name in the proxy.
     pub fn upstream(mut self, name: impl Into<Arc<str>>) -> Self {
         self.policy.upstream = Some(name.into());
         self
@@ -108,19 +108,19 @@ impl PolicyBuilder {
         self
     }
 
-    /// What becomes of requests that two servers may read differently. Default: they are refused.
+    /// Handling of requests that two servers may read differently. Default: they are refused.
     pub fn ambiguous(mut self, ambiguous: Ambiguous) -> Self {
         self.policy.ambiguous = ambiguous;
         self
     }
 
-    /// Compares the path without regard to the case of ASCII letters, for upstreams that do.
+    /// Compares paths ignoring the case of ASCII letters, for upstreams that do so.
     pub fn ignore_case(mut self) -> Self {
         self.pattern = self.pattern.map(Pattern::ignoring_case);
         self
     }
 
-    /// How the effect behaves when its owner is lost. Default: `marked`.
+    /// Handling of an effect whose owner is lost. Default: `marked`.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.policy.terms.mode = mode;
         self
@@ -132,140 +132,140 @@ impl PolicyBuilder {
         self
     }
 
-    /// What a duplicate meets while the first call runs.
+    /// Handling of a duplicate while the first call is in progress.
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.policy.in_flight = in_flight;
         self
     }
 
-    /// How long a duplicate waits. Default 5 s.
+    /// How long a duplicate waits. Default: 5 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.policy.wait = wait;
         self
     }
 
-    /// How long a claim stands without a heartbeat. Default 30 s.
+    /// How long a claim is valid without a heartbeat. Default: 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.policy.terms.lease = lease;
         self
     }
 
-    /// How long a call may run at all. Default 60 s.
+    /// Maximum duration of a call. Default: 60 s.
     pub fn in_flight_max(mut self, in_flight_max: Duration) -> Self {
         self.policy.terms.in_flight_max = in_flight_max;
         self
     }
 
-    /// How long an answer is replayed.
+    /// How long an answer is stored.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.policy.terms.retention = retention;
         self
     }
 
-    /// How much longer it is replayed in fact. Default 60 s.
+    /// How much longer it is actually stored. Default: 60 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.policy.terms.grace = grace;
         self
     }
 
-    /// How long after that the key answers "expired". Zero: it runs again.
+    /// How long the key answers "expired" after that. Zero: the key can run again.
     pub fn memory(mut self, memory: Duration) -> Self {
         self.policy.terms.memory = memory;
         self
     }
 
-    /// Which answers are kept.
+    /// Which answers are stored.
     pub fn pin(mut self, pin: Pin) -> Self {
         self.policy.pin = pin;
         self
     }
 
-    /// What a 5xx means that is not pinned.
+    /// Meaning of a 5xx that is not stored.
     pub fn on_5xx(mut self, on_5xx: OnServerError) -> Self {
         self.policy.on_5xx = on_5xx;
         self
     }
 
-    /// What becomes of doubt. Default: the profile's; where that is to run again and there is a probe, the probe.
+    /// Handling of a key in doubt. Default: the profile's. If that is to execute again and there is a probe, the probe.
     pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
         self.on_doubt = Some(on_doubt);
         self
     }
 
-    /// How the upstream is asked what became of a call.
+    /// How the upstream is asked for the result of a call.
     pub fn probe(mut self, probe: Probe) -> Self {
         self.policy.probe = Some(probe);
         self
     }
 
-    /// A call with the client's credential that must succeed before anything is replayed to it.
+    /// A request with the client's credential that must succeed before an answer from the record.
     pub fn verify(mut self, call: CallTemplate) -> Self {
         self.policy.verify = Some(call);
         self
     }
 
-    /// What counts as the same request. Default: the same bytes.
+    /// How two requests are compared. Default: byte for byte.
     pub fn fingerprint(mut self, fingerprint: Fingerprinting) -> Self {
         self.policy.fingerprint = fingerprint;
         self
     }
 
-    /// What happens to headers that change an answer.
+    /// Handling of headers that change an answer.
     pub fn headers(mut self, headers: HeaderRules) -> Self {
         self.policy.headers = headers;
         self
     }
 
-    /// Notes which headers were taken out of the comparison by hand, for [`RoutePolicy::uncompared`].
+    /// Records the headers that the configuration excludes from the comparison, for [`RoutePolicy::uncompared`].
     pub fn uncompared(mut self, names: Vec<HeaderName>) -> Self {
         self.policy.uncompared = names;
         self
     }
 
-    /// Which headers of an answer are kept.
+    /// Which headers of an answer are stored.
     pub fn stored_headers(mut self, stored: StoredHeaders) -> Self {
         self.policy.stored_headers = stored;
         self
     }
 
-    /// The largest body of a request with a key, in bytes. Default 1 MiB.
+    /// Maximum size of the body of a request with a key, in bytes. Default: 1 MiB.
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.policy.request_limit = bytes;
         self
     }
 
-    /// The largest body of an answer that is kept, in bytes; a larger one leaves a tombstone. Default 1 MiB.
+    /// Maximum size of the body of a stored answer, in bytes. A larger one leaves a tombstone. Default: 1 MiB.
     pub fn response_limit(mut self, bytes: usize) -> Self {
         self.policy.response_limit = bytes;
         self
     }
 
-    /// The most that is kept of an answer with a status from 400 on, head and body, in bytes; a larger one leaves a
-    /// tombstone that names the status. Default 4 KiB: anybody can cause refusals, so they must not fill the store.
+    /// Maximum stored size of an answer with a status of 400 or above, head and body, in bytes. A larger one leaves a tombstone with
+    /// the status. Default: 4 KiB, because any client can cause refusals, and they must not fill the store.
     pub fn refusal_limit(mut self, bytes: usize) -> Self {
         self.policy.refusal_limit = bytes;
         self
     }
 
-    /// How long the body of a request with a key may take to arrive. Default 30 s.
+    /// How long the body of a request with a key may take to arrive. Default: 30 s.
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.policy.body_timeout = timeout;
         self
     }
 
-    /// What happens while the store cannot be asked. Default: refuse.
+    /// Handling of requests while the store is unavailable. Default: refuse them.
     pub fn store_down(mut self, store_down: StoreDown) -> Self {
         self.policy.store_down = store_down;
         self
     }
 
-    /// How much one principal may cause. Default: the profile's.
+    /// Rate limits of one principal. Default: the profile's.
     pub fn limits(mut self, limits: InsertLimits) -> Self {
         self.policy.limits = Some(limits);
         self
     }
 
-    /// How long a key may be.
+    /// Minimum and maximum length of a key.
     pub fn key_length(mut self, min: usize, max: usize) -> Self {
         self.policy.key_length = crate::profile::KeyLength { min, max };
         self
@@ -277,16 +277,16 @@ impl PolicyBuilder {
         self
     }
 
-    /// Checks everything and builds the policy.
+    /// Validates all settings and builds the policy.
     ///
     /// # Errors
-    /// The first setting that cannot work, as a sentence that says what to do.
+    /// The first setting that cannot work, with a hint how to fix it.
     pub fn build(self) -> Result<RoutePolicy, PolicyError> {
         let Self { profile, retention_bounds, codec, pattern, on_doubt, mut policy } = self;
         policy.pattern = pattern?;
         policy.on_doubt = match (on_doubt, policy.on_doubt, &policy.probe) {
             (Some(said), _, _) => said,
-            // Who can be asked is asked before anything is run a second time.
+            // An upstream with a probe is asked before a call is executed again.
             (None, OnDoubt::Release, Some(_)) => OnDoubt::Probe,
             (None, usual, _) => usual,
         };
@@ -353,7 +353,7 @@ impl PolicyBuilder {
 }
 
 fn is_safe(method: &Method) -> bool {
-    // CONNECT is not safe, but what goes through it is nobody's to read.
+    // CONNECT is not safe, but the guard cannot read a tunnel.
     method.is_safe() || method == Method::CONNECT
 }
 

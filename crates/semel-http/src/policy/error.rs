@@ -1,4 +1,4 @@
-//! Settings that a route cannot have, each as a sentence that says what to do.
+//! Invalid settings of a route, each with a hint how to fix it.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub enum PolicyError {
         /// As given.
         pattern: String,
     },
-    /// A segment of the pattern cannot be.
+    /// A segment of the pattern is invalid.
     #[error(
         "the segment {segment:?} of the route {pattern:?} cannot be: `*` and `{{x}}` stand for one whole segment, `/**` for all that is left at the end"
     )]
@@ -30,19 +30,19 @@ pub enum PolicyError {
         "{method} is a safe method and needs no key: take the route out, or let it pass with pass_through() if it only names an upstream"
     )]
     SafeMethod {
-        /// As given.
+        /// The method.
         method: String,
     },
-    /// The word is not a header's name.
+    /// The text is not a header name.
     #[error("{name:?} is not a header name")]
     HeaderName {
-        /// As given.
+        /// The name.
         name: String,
     },
     /// The pointer is not a JSON pointer.
     #[error("{pointer:?} is not a JSON pointer (RFC 6901): write it as \"/params/idempotency_key\"")]
     Pointer {
-        /// As given.
+        /// The pointer.
         pointer: String,
     },
     /// An exclusion is not a JSON pointer.
@@ -67,25 +67,25 @@ pub enum PolicyError {
     /// A probe or verify call that is not a method and a path.
     #[error("the call {call:?} is not a method and a path: write it as \"GET /v1/payments/by-key/{{key}}\"")]
     Call {
-        /// As given.
+        /// The call.
         call: String,
     },
     /// A probe that changes something is not a probe.
-    #[error("the call {call:?} must be a GET or HEAD: it is made without anybody having asked for it")]
+    #[error("the call {call:?} must be a GET or HEAD: the gateway makes it without a request of a client")]
     CallMethod {
-        /// As given.
+        /// The call.
         call: String,
     },
     /// `on_doubt = probe` without a probe.
     #[error("on_doubt = probe needs a probe, such as \"GET /v1/payments/by-key/{{key}}\"")]
     NoProbe,
-    /// A probe that does not say for which key it asks.
-    #[error("the probe {call:?} does not say for which key it asks: put {{key}} into its path")]
+    /// A probe without `{key}` in its path.
+    #[error("the probe {call:?} does not name the key: put {{key}} into its path")]
     ProbeWithoutKey {
-        /// As given.
+        /// The probe.
         call: String,
     },
-    /// Calls of the guard's own without anybody to make them.
+    /// Calls of the guard without a client to make them.
     #[error(
         "the route {pattern:?} has a probe or a verify call, but the guard has no caller to make it: give caller()"
     )]
@@ -98,7 +98,7 @@ pub enum PolicyError {
     Terms {
         /// The route.
         pattern: String,
-        /// What does not fit.
+        /// The reason.
         error: TermsError,
     },
     /// The mode needs the store's own transaction.
@@ -115,7 +115,7 @@ pub enum PolicyError {
         least: Duration,
         /// The longest it allows.
         most: Duration,
-        /// As given.
+        /// The configured retention.
         given: Duration,
     },
     /// A profile that publishes bounds cannot let a call run longer than its answer is kept.
@@ -125,9 +125,9 @@ pub enum PolicyError {
     InFlightAboveRetention {
         /// The profile.
         profile: &'static str,
-        /// As given.
+        /// The configured `in_flight_max`.
         in_flight_max: Duration,
-        /// As given.
+        /// The configured retention.
         retention: Duration,
     },
     /// A profile that publishes `in_flight_max` publishes it in whole seconds.
@@ -137,81 +137,79 @@ pub enum PolicyError {
     InFlightTooShort {
         /// The profile.
         profile: &'static str,
-        /// As given.
+        /// The configured `in_flight_max`.
         in_flight_max: Duration,
     },
-    /// A setting for plain requests, where calls are messages.
+    /// A setting for plain requests on a route of messages.
     #[error(
-        "the route {pattern:?} sets {setting}, which the profile decides: its calls are messages, each with its key, its fingerprint and its success in it"
+        "the route {pattern:?} sets {setting}, which the profile decides: its calls are messages that contain the key and the result"
     )]
     NotOfMessages {
         /// The route.
         pattern: String,
-        /// Which.
+        /// The setting.
         setting: &'static str,
     },
-    /// The namespace cannot stand in a key.
+    /// The namespace has an invalid length.
     #[error("the namespace must have 1 to 255 bytes, and has {length}")]
     Namespace {
         /// Its length.
         length: usize,
     },
-    /// A limit that lets nothing through.
+    /// A limit of zero.
     #[error("{setting} is zero, which would refuse every request")]
     Zero {
-        /// Which.
+        /// The setting.
         setting: &'static str,
     },
-    /// A limit beyond what a record can hold.
+    /// A limit above the maximum size of a record.
     #[error("{setting} ({bytes} bytes) is above 1 GiB: larger answers leave a tombstone")]
     TooLarge {
-        /// Which.
+        /// The setting.
         setting: &'static str,
-        /// As given.
+        /// The configured size.
         bytes: usize,
     },
-    /// Keys that a record cannot name.
-    #[error("keys of {min} to {max} characters cannot be: a key has at least 1 and at most 1024")]
+    /// An invalid length of keys.
+    #[error("invalid key length {min} to {max}: a key has at least 1 and at most 1024 characters")]
     KeyLength {
-        /// As given.
+        /// The configured minimum.
         min: usize,
-        /// As given.
+        /// The configured maximum.
         max: usize,
     },
-    /// A status that is not for this.
-    #[error("expired can be told as 410 or 412, not as {status}")]
+    /// A status that cannot mean "expired".
+    #[error("the status of an expired key is 410 or 412, not {status}")]
     Expired {
-        /// As given.
+        /// The configured status.
         status: u16,
     },
-    /// The scope is not one of those that are known.
+    /// The scope is unknown.
     #[error(
-        "the scope {scope:?} is not known: it is \"authorization\", \"header:NAME\", \"jwt:CLAIM\" or \"single-tenant\""
+        "unknown scope {scope:?}: expected \"authorization\", \"header:NAME\", \"jwt:CLAIM\" or \"single-tenant\""
     )]
     Scope {
-        /// As given.
+        /// The scope.
         scope: String,
     },
-    /// A part of a scope that cannot stand beside the others.
+    /// A part of a scope that cannot be combined with the others.
     #[error(
         "the part {part:?} of the scope cannot be: every part stands there once, and \"single-tenant\" stands alone"
     )]
     ScopePart {
-        /// As given.
+        /// The part.
         part: String,
     },
-    /// A claim of a token that nobody can check.
-    #[error(
-        "the scope jwt:{claim} needs a secret or a key set (jwks): an unverified claim is anybody's word"
-    )]
+    /// A claim of a token without a key to verify it.
+    #[error("the scope jwt:{claim} needs a secret or a key set (jwks): an unverified claim can be forged")]
     Unverified {
-        /// Which claim.
+        /// The claim.
         claim: String,
     },
     /// The key set cannot be used.
-    #[error("the key set (jwks) cannot be used: {reason}")]
+    #[error("cannot use the key set (jwks): {reason}")]
     KeySet {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

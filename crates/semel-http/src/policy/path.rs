@@ -1,7 +1,7 @@
 //! Paths that two servers may read differently.
 //!
-//! A route decides by the path that the gateway reads. An upstream that reads another one, because it decodes once more or drops
-//! what the gateway keeps, would act outside of the route that is meant for the path.
+//! The gateway chooses a route by the path that it reads. An upstream that reads another path, because it decodes once more or ignores
+//! some characters, would act outside of the route that is meant for the path.
 
 /// Why two servers may read a path differently.
 pub(crate) fn ambiguity(path: &str) -> Option<&'static str> {
@@ -21,7 +21,7 @@ pub(crate) fn ambiguity(path: &str) -> Option<&'static str> {
             return found;
         }
     }
-    // The digits of an escape may be escaped themselves, and bytes above ASCII are read together.
+    // The digits of an escape may be escaped themselves, and non-ASCII bytes are decoded together.
     let once = decode(path);
     if std::str::from_utf8(&once).is_err() {
         return Some("bytes that are no UTF-8");
@@ -31,12 +31,12 @@ pub(crate) fn ambiguity(path: &str) -> Option<&'static str> {
     if (0..once.len()).any(|at| escaped(&once[at..]).is_some_and(is_special)) {
         return Some("a character that is escaped twice");
     }
-    // Nothing but letters, digits and the like is escaped by now.
+    // At this point only harmless characters are still escaped.
     let is_dots = |segment: &str| matches!(decode(segment).as_slice(), b"." | b"..");
     path.split('/').any(is_dots).then_some("a segment of dots")
 }
 
-/// What is wrong with the escape that these bytes begin with.
+/// The problem with the escape at the start of these bytes.
 fn escape(bytes: &[u8]) -> Option<&'static str> {
     match escaped(bytes) {
         None => Some("a percent sign that escapes nothing"),
@@ -46,7 +46,7 @@ fn escape(bytes: &[u8]) -> Option<&'static str> {
         Some(byte) if byte.is_ascii_control() => Some("an escaped control character"),
         Some(0xC0 | 0xC1) => Some("bytes that are no UTF-8"),
         Some(b'%') => {
-            // Once more decoded, it would be one of those above.
+            // Decoded a second time, it would be one of the characters above.
             let twice = [&b"%"[..], bytes.get(3..).unwrap_or_default()].concat();
             let is_special = |byte: u8| matches!(byte, b'.' | b'%') || escape(&twice).is_some();
             escaped(&twice).is_some_and(is_special).then_some("a character that is escaped twice")
@@ -55,7 +55,7 @@ fn escape(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The byte that an escape at the start stands for.
+/// The byte that the escape at the start encodes.
 fn escaped(bytes: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = bytes else { return None };
     Some(hex(*high)? << 4 | hex(*low)?)
@@ -83,11 +83,11 @@ fn decode(text: &str) -> Vec<u8> {
     decoded
 }
 
-/// A path as the most lenient server reads it: decoded as often as that changes anything, backslashes taken for slashes, parameters
-/// dropped. None where a segment of it leads upwards, or it cannot be read.
+/// A path as the most lenient server reads it: decoded until nothing changes, backslashes as slashes, parameters dropped. `None` if a
+/// segment leads upwards, or if the path cannot be decoded.
 pub(crate) fn most_lenient(path: &str) -> Option<String> {
     let mut text = path.to_owned();
-    // Each turn makes it shorter. Nobody decodes that often, and a path that needs more is up to no good.
+    // Each round shortens the path. No server decodes that often, so a path that needs more rounds is an attack.
     for turn in 0.. {
         let decoded = String::from_utf8(decode(&text)).ok().filter(|_| turn < 5)?;
         if decoded == text {
@@ -102,7 +102,7 @@ pub(crate) fn most_lenient(path: &str) -> Option<String> {
     for segment in text.split(['/', '\\']) {
         match segment.split(';').next().unwrap_or_default() {
             "" | "." => {}
-            // Servers disagree on what it leads back from.
+            // Servers disagree on the directory that it is relative to.
             ".." => return None,
             segment => segments.push(segment),
         }

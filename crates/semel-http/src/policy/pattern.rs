@@ -1,7 +1,7 @@
-//! Which requests a route is for: a method and a path template.
+//! Which requests a route matches: a method and a path template.
 //!
-//! Paths are compared segment by segment, percent-decoded, with empty and `.` segments left out and `..` taken back.
-//! Upstreams differ in what they make of such spellings; a route that requires a key must not be passed by one.
+//! Paths are compared segment by segment: percent-decoded, without empty and `.` segments, and with `..` resolved. Upstreams treat such
+//! spellings differently, and none of them may bypass a route that requires a key.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -34,7 +34,7 @@ enum Segment {
     Named(String),
 }
 
-/// What may follow the segments.
+/// What may follow the last segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     Nothing,
@@ -44,17 +44,17 @@ enum Rest {
 /// The segments of a path.
 pub(crate) type Path<'a> = Vec<Cow<'a, str>>;
 
-/// A match, with what its named segments stood for.
+/// A match, with the values of its named segments.
 pub(crate) struct Found<'a> {
     pattern: &'a Pattern,
     path: &'a str,
 }
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// One that is not a method and a path, named.
+    /// A pattern that is not a method and a path.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let wrong = || PolicyError::Pattern { pattern: text.to_owned() };
         let (method, path) = match text.trim().split_once(' ') {
@@ -63,7 +63,7 @@ impl Pattern {
         };
         let method = match method {
             "*" => None,
-            // A method in lower case is another method, and always a mistake here.
+            // Methods are case-sensitive, so a lower-case method is a mistake.
             name if name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') => {
                 Some(Method::from_bytes(name.as_bytes()).map_err(|_| wrong())?)
             }
@@ -90,24 +90,24 @@ impl Pattern {
         Ok(Self { text: text.trim().to_owned(), method, segments, rest, case: Case::Exact })
     }
 
-    /// The same, whatever the case of ASCII letters in the path.
+    /// The same pattern, ignoring the case of ASCII letters in the path.
     #[must_use]
     pub fn ignoring_case(mut self) -> Self {
         self.case = Case::Ignored;
         self
     }
 
-    /// The method it names; none where it is for all guarded ones.
+    /// The method; `None` for all guarded methods.
     pub fn method(&self) -> Option<&Method> {
         self.method.as_ref()
     }
 
-    /// Whether it has a segment of this name.
+    /// True if it has a segment with this name.
     pub(crate) fn names(&self, name: &str) -> bool {
         self.segments.iter().any(|segment| matches!(segment, Segment::Named(known) if known == name))
     }
 
-    /// Whether it is for this request.
+    /// True if it matches this request.
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         self.method.as_ref().is_none_or(|wanted| wanted == method) && self.matches_path(path)
     }
@@ -139,7 +139,7 @@ impl Pattern {
         self.rest == Rest::Anything || path.next().is_none()
     }
 
-    /// A match, to read named segments from.
+    /// A match, for reading named segments.
     pub(crate) fn found<'a>(&'a self, path: &'a str) -> Found<'a> {
         Found { pattern: self, path }
     }
@@ -166,7 +166,7 @@ impl Segment {
 }
 
 impl Found<'_> {
-    /// What the segment of this name stood for, decoded.
+    /// The decoded value of the segment with this name.
     pub(crate) fn segment(&self, name: &str) -> Option<String> {
         let at = self
             .pattern
@@ -177,12 +177,12 @@ impl Found<'_> {
     }
 }
 
-/// Whether a path can be compared as it is.
+/// True if a path can be compared without decoding.
 fn is_plain(path: &str) -> bool {
     !path.contains('%') && !path.contains("/.")
 }
 
-/// The segments of a path as any upstream might read them.
+/// The segments of a path, as any upstream might read them.
 fn segments(path: &str) -> Path<'_> {
     let mut segments: Path<'_> = Vec::new();
     for raw in path.split('/') {
@@ -192,7 +192,7 @@ fn segments(path: &str) -> Path<'_> {
             ".." => {
                 segments.pop();
             }
-            // A slash that was encoded separates for some upstreams, and matches nothing here for the others.
+            // Some upstreams treat an encoded slash as a separator; here it matches nothing.
             _ => segments.push(segment),
         }
     }
@@ -247,7 +247,7 @@ mod tests {
         assert!(!matches("/v1/**", &Method::PUT, "/v2/a"));
     }
 
-    // A route that requires a key must not be passed by a spelling that the upstream undoes.
+    // A spelling that the upstream normalises must not bypass a route that requires a key.
     #[test]
     fn other_spellings_of_a_path_match() {
         for path in [

@@ -1,4 +1,4 @@
-//! Texts with names in braces: the key of a route template, the path of a probe.
+//! Texts with names in braces: the key of a route template, and the path of a probe.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, Request, Uri};
 use super::{Found, PolicyError};
 use crate::body::Body;
 
-/// A text in which `{name}` stands for something.
+/// A text with placeholders `{name}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     pieces: Vec<Piece>,
@@ -29,7 +29,7 @@ enum Piece {
 }
 
 impl Template {
-    /// Reads a template. A brace that is not closed is text.
+    /// Parses a template. A brace that is not closed is text.
     pub fn parse(text: &str) -> Self {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -47,7 +47,7 @@ impl Template {
         Self { pieces }
     }
 
-    /// The names it asks for.
+    /// The names of its placeholders.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.pieces.iter().filter_map(|piece| match piece {
             Piece::Name(name) => Some(name.as_str()),
@@ -55,8 +55,8 @@ impl Template {
         })
     }
 
-    /// The text, with the segments of a path for its names. Two paths that give the same text are a conflict and no
-    /// mix-up: the path is in the fingerprint.
+    /// The text with the values of path segments. Two paths that give the same text cause a conflict, not a wrong answer, because the
+    /// path is part of the fingerprint.
     pub(crate) fn fill(&self, found: &Found<'_>) -> Option<String> {
         let mut filled = String::new();
         for piece in &self.pieces {
@@ -68,7 +68,7 @@ impl Template {
         Some(filled)
     }
 
-    /// The text, with `key` for its names, as it may stand in a path.
+    /// The text with `key` for its placeholders, escaped for a path.
     fn fill_key(&self, key: &str) -> String {
         let mut filled = String::new();
         for piece in &self.pieces {
@@ -81,7 +81,7 @@ impl Template {
     }
 }
 
-/// Only what has no meaning in any part of an address stands as it is.
+/// Leaves only characters unescaped that have no meaning in any part of a URL.
 fn percent_encode(text: &str, out: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
@@ -95,7 +95,7 @@ fn percent_encode(text: &str, out: &mut String) {
     }
 }
 
-/// A call that the guard makes on its own: `GET /v1/payments/by-key/{key}`.
+/// A request that the guard makes itself: `GET /v1/payments/by-key/{key}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallTemplate {
     text: String,
@@ -104,10 +104,10 @@ pub struct CallTemplate {
 }
 
 impl CallTemplate {
-    /// Reads a call.
+    /// Parses a call.
     ///
     /// # Errors
-    /// One that is not a GET or HEAD with a path, named.
+    /// A text that is not a GET or HEAD with a path.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let wrong = || PolicyError::Call { call: text.to_owned() };
         let (method, path) = text.trim().split_once(' ').ok_or_else(wrong)?;
@@ -126,17 +126,17 @@ impl CallTemplate {
         Ok(Self { text: text.to_owned(), method, path })
     }
 
-    /// Whether it says for which key it asks.
+    /// True if its path contains the key.
     pub(crate) fn names_key(&self) -> bool {
         self.path.names().next().is_some()
     }
 
-    /// As it was given.
+    /// The text that it was parsed from.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The request, with those headers of the client's that say who asks.
+    /// The request, with the client's headers that identify the caller.
     pub(crate) fn request(&self, key: &str, headers: HeaderMap) -> Option<Request<Body>> {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = self.method.clone();
@@ -150,7 +150,7 @@ impl CallTemplate {
 mod tests {
     use super::*;
 
-    // injection: a key stays one segment of the probe's path.
+    // A key stays one segment of the probe's path.
     #[test]
     fn a_key_cannot_leave_its_segment() {
         let call = CallTemplate::parse("GET /v1/by-key/{key}?full=1").unwrap();

@@ -1,4 +1,4 @@
-//! `adcp-mcp`: tools of an advertising agent, called over the Model Context Protocol. Errors are results of the tool.
+//! `adcp-mcp`: tools of an advertising agent, called over the Model Context Protocol. Errors are tool results.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::codec::{Codec, KeyedTools};
 use crate::policy::{InsertLimits, OnDoubt, Pin, Rate};
 use crate::problem::{Shape, Situation};
 
-/// The tools of AdCP 3.0 that change something. Each needs an `idempotency_key`, whatever an agent's own schemas say.
+/// The mutating tools of AdCP 3.0. Each needs an `idempotency_key`, whatever an agent's own schemas say.
 ///
-/// They are those whose request schema requires the key. `si_terminate_session` is not among them: to end a session twice is
-/// to end it once.
+/// These are the tools whose request schema requires the key. `si_terminate_session` is not among them, because ending a session is
+/// idempotent.
 pub const ADCP_MUTATING_TOOLS: [&str; 28] = [
     "acquire_rights",
     "activate_signal",
@@ -44,7 +44,7 @@ pub const ADCP_MUTATING_TOOLS: [&str; 28] = [
     "update_rights",
 ];
 
-/// The code by which this protocol knows a situation, and what a client is to do about it.
+/// The code of a situation in this protocol, and the advice for the client.
 fn code(situation: Situation) -> (&'static str, &'static str) {
     match situation {
         Situation::KeyMissing
@@ -71,8 +71,9 @@ fn code(situation: Situation) -> (&'static str, &'static str) {
 }
 
 impl Profile {
-    /// Calls of tools: the key is the argument `idempotency_key`, a call with a key is guarded whatever tool it calls, success is judged on content, and a call whose fate
-    /// is unknown is looked up by the route's probe or else run again at `in_flight_max`, which is at least once.
+    /// Tool calls. The key is the argument `idempotency_key`, and a call with a key is guarded whatever tool it calls. Success is
+    /// judged by the content of the answer. A call whose effect is unknown is looked up by the route's probe, or else executed again at
+    /// `in_flight_max`, which means at least once.
     #[must_use]
     pub fn adcp_mcp() -> Self {
         let rate = |per_second, burst| Rate { per_second, burst };
@@ -93,7 +94,7 @@ impl Profile {
             let telling = profile.telling_mut(situation);
             (telling.kind, telling.recovery) = code(situation);
         }
-        // Soon enough to notice the end of a short call, seldom enough not to hammer.
+        // Early enough to notice the end of a short call, and seldom enough to cause no load.
         profile.telling_mut(Situation::InFlight).hint_within = Some((1, 3));
         profile
     }

@@ -1,4 +1,4 @@
-//! `ietf`: the header field of the IETF HTTPAPI working group, errors as problem documents (RFC 9457).
+//! `ietf`: the header of the IETF HTTPAPI working group, with problem documents (RFC 9457) as errors.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin, Rate};
 use crate::problem::{Retry, Shape, Situation, Telling};
 
-/// More than one client needs, and still a bound: a client in a loop must not fill the store.
+/// More than one client needs, but still a limit: a client in a loop must not fill the store.
 const LIMITS: InsertLimits = InsertLimits {
     writes: Rate { per_second: 5_000, burst: 20_000 },
     reads: Rate { per_second: 50_000, burst: 200_000 },
 };
 
-/// How this profile tells of a situation.
+/// How this profile presents a situation.
 fn telling(situation: Situation) -> Telling {
     let (status, retry) = match situation {
         Situation::KeyMissing

@@ -1,4 +1,4 @@
-//! `stripe` and `stripe-v2`: what clients of that API expect, of any API.
+//! `stripe` and `stripe-v2`: the behaviour that clients of that API expect, for any API.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use super::Profile;
 use crate::policy::{OnServerError, Pin};
 use crate::problem::{Shape, Situation};
 
-/// Read by these clients, which otherwise retry every 409.
+/// A header for these clients, which otherwise retry every 409.
 const DO_NOT_RETRY: Option<(&str, &str)> = Some(("stripe-should-retry", "false"));
 
-/// A platform acts for its connected accounts under one credential, and names the account in one of these.
+/// A platform acts for its connected accounts with one credential, and names the account in one of these.
 const ACCOUNT_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("stripe-account"), HeaderName::from_static("stripe-context")];
 
 impl Profile {
-    /// Everything that began is kept, a 500 too; an expired key runs again; errors as `{"error": …}`.
+    /// Stores every answer of a call that began, including 500. An expired key can run again. Errors are `{"error": …}`.
     #[must_use]
     pub fn stripe() -> Self {
         let mut profile = Self {
@@ -58,7 +58,7 @@ impl Profile {
         profile
     }
 
-    /// Only successes are kept, for 30 days.
+    /// Stores only successes, for 30 days.
     #[must_use]
     pub fn stripe_v2() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! `ucp`: the commerce protocol's reading. Another payload is a 409, and PUT is guarded.
+//! `ucp`: the dialect of the commerce protocol. Another payload is a 409, and PUT is guarded.
 
 use http::{Method, StatusCode};
 

@@ -13,8 +13,8 @@ use super::error::Error;
 use super::pool::Loan;
 use crate::edge::timer::Timer;
 
-/// The body of an upstream's answer. Gives its connection back to the pool when it was read to the end; dropped
-/// before, the connection is closed.
+/// The body of an upstream's answer. Returns its connection to the pool after it was read completely; if it is dropped earlier, the
+/// connection is closed.
 #[derive(Debug)]
 pub struct Reply {
     incoming: Incoming,

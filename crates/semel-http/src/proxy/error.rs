@@ -1,4 +1,4 @@
-//! Why there is no answer from an upstream, and whether it may have acted.
+//! Why an upstream gave no answer, and whether it may have acted.
 
 use std::error::Error as _;
 use std::io;
@@ -8,18 +8,18 @@ use http::StatusCode;
 use crate::BoxError;
 use crate::call::{CallError, Fate};
 
-/// A request that has no answer.
+/// A request without an answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody answers at the upstream's address.
+    /// The connection was refused, or the address was not found.
     #[error("the upstream cannot be reached: {0}")]
     Connect(#[source] io::Error),
-    /// No connection within the time for one.
+    /// The connection was not established in time.
     #[error("the upstream cannot be reached in time")]
     ConnectTimeout,
     /// The TLS or HTTP/2 handshake failed.
-    #[error("the upstream cannot be spoken to: {0}")]
+    #[error("the handshake with the upstream failed: {0}")]
     Handshake(#[source] BoxError),
     /// The connection was closed before the request went out.
     #[error("the upstream closed the connection before the request was sent")]
@@ -27,21 +27,21 @@ pub enum Error {
     /// The route names an upstream that is not configured.
     #[error("the route names an upstream that is not configured")]
     NoUpstream,
-    /// The target does not fit behind the upstream's prefix, or leads out of it.
+    /// The target does not fit after the upstream's prefix, or leads out of it.
     #[error("the request target cannot be forwarded")]
     Target,
     /// The client's own body failed while it was passed on.
     #[error("the request body failed: {0}")]
     RequestBody(#[source] hyper::Error),
-    /// The upstream said by HTTP/2 that it has not looked at the request: `REFUSED_STREAM`, or a stream that came after
-    /// the last one of a graceful `GOAWAY`.
-    #[error("the upstream refused the request unread: {0}")]
+    /// The upstream declared over HTTP/2 that it did not process the request: `REFUSED_STREAM`, or a stream after the last one of a
+    /// graceful `GOAWAY`.
+    #[error("the upstream refused the request without processing it: {0}")]
     Refused(#[source] hyper::Error),
-    /// The connection was cut, or the answer was not HTTP.
-    #[error("the upstream gave no whole answer: {0}")]
+    /// The connection broke, or the answer was not HTTP.
+    #[error("the upstream gave no complete answer: {0}")]
     Cut(#[source] hyper::Error),
-    /// The upstream switched to another protocol, which nobody had asked for.
-    #[error("the upstream switched protocols unasked")]
+    /// The upstream switched to another protocol without a request to do so.
+    #[error("the upstream switched protocols without being asked")]
     Switched,
     /// No answer in time.
     #[error("the upstream did not answer in time")]
@@ -49,13 +49,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a failed exchange was.
+    /// Classifies a failed exchange.
     pub(super) fn of(error: hyper::Error) -> Self {
         if error.is_user() {
             return Self::RequestBody(error);
         }
         let cause = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
-        // A GOAWAY with an error may end streams that were looked at, so it says nothing.
+        // A GOAWAY with an error may also end streams that were processed.
         let unread = cause.is_some_and(|cause| {
             cause.is_remote()
                 && match cause.reason() {
@@ -82,7 +82,7 @@ impl Error {
         }
     }
 
-    /// The status a client is answered with.
+    /// The status of the answer to the client.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {

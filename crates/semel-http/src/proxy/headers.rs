@@ -1,4 +1,4 @@
-//! Headers on their way through.
+//! Headers of forwarded requests and answers.
 
 use http::header::{self, Entry, HeaderName};
 use http::{HeaderMap, HeaderValue};
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue};
 use super::options::Forwarded;
 use crate::edge::Peer;
 
-/// Meant for one hop only, whatever `Connection` says. `TE` and `Trailer` are handled apart.
+/// Hop-by-hop headers, whatever `Connection` says. `TE` and `Trailer` are handled separately.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -22,7 +22,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Where a client or a proxy says who a request comes from and by which way.
+/// Headers in which a client or a proxy names the origin of a request.
 static CLAIMS: [HeaderName; 12] = [
     X_FORWARDED_FOR,
     X_FORWARDED_HOST,
@@ -38,9 +38,9 @@ static CLAIMS: [HeaderName; 12] = [
     HeaderName::from_static("x-real-ip"),
 ];
 
-/// Drops what is meant for this hop.
+/// Drops hop-by-hop headers.
 pub(super) fn drop_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have one of them or none: a walk over what is there is cheaper than nine searches.
+    // Most messages have at most one of them: one pass over the headers is cheaper than nine lookups.
     let found: Vec<HeaderName> = headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned().collect();
     if found.contains(&header::CONNECTION) {
         for name in named_in_connection(headers) {
@@ -59,13 +59,13 @@ fn named_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     tokens
         .map(<[u8]>::trim_ascii)
-        // The common ones are dropped anyway.
+        // These two are dropped anyway.
         .filter(|token| !token.eq_ignore_ascii_case(b"close") && !token.eq_ignore_ascii_case(b"keep-alive"))
         .filter_map(|token| HeaderName::from_bytes(token).ok())
         .collect()
 }
 
-/// Whether the sender takes trailers.
+/// True if the sender accepts trailers.
 pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
     headers.get_all(header::TE).iter().any(|value| {
         value
@@ -75,7 +75,7 @@ pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Tells the upstream who asked, as far as it shall know.
+/// Sets the headers that tell the upstream about the client.
 pub(super) fn forward(
     headers: &mut HeaderMap,
     policy: Forwarded,
@@ -102,7 +102,7 @@ pub(super) fn forward(
     }
 }
 
-/// Adds to what a trusted proxy has said.
+/// Extends the headers of a trusted proxy.
 fn extend(headers: &mut HeaderMap, peer: &Peer, scheme: &'static str, host: Option<&HeaderValue>) {
     let address = peer.address.ip().to_string();
     append(headers, X_FORWARDED_FOR, &address);
@@ -118,7 +118,7 @@ fn extend(headers: &mut HeaderMap, peer: &Peer, scheme: &'static str, host: Opti
     }
 }
 
-/// Adds to a list header, on one line.
+/// Appends to a list header, on one line.
 pub(super) fn append(headers: &mut HeaderMap, name: HeaderName, item: &str) {
     let mut list = String::new();
     for value in headers.get_all(&name) {

@@ -1,4 +1,4 @@
-//! How requests are forwarded.
+//! Settings for forwarding.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,32 +6,32 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How an upstream is spoken to. The defaults suit an HTTP/1.1 server nearby.
+/// Settings for an upstream. The defaults suit an HTTP/1.1 server nearby.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The version of HTTP.
     pub protocol: Protocol,
-    /// Certificates that are trusted instead of the web's roots, as a PEM file.
+    /// A PEM file with certificates that are trusted instead of the public roots.
     pub ca: Option<PathBuf>,
-    /// How long connecting may take, TLS included.
+    /// Timeout for connecting, including TLS.
     pub connect: Duration,
-    /// How long the upstream may be silent: before its answer, and within it.
+    /// How long the upstream may send nothing, before and within its answer.
     pub read: Duration,
-    /// How long request and answer may take together.
+    /// Maximum total time of request and answer.
     pub total: Option<Duration>,
-    /// How long an unused connection is kept.
+    /// How long an idle connection is kept.
     pub idle: Duration,
-    /// How long a tunnel may be silent in both directions.
+    /// How long a tunnel may be idle in both directions.
     pub tunnel: Duration,
-    /// How many unused connections are kept.
+    /// Maximum number of idle connections.
     pub idle_connections: usize,
-    /// How many connections may be open, shared with all options that have a clone of it. Without one there is no limit.
+    /// Maximum number of open connections, shared with all options that hold a clone. `None`: no limit.
     pub connections: Option<ConnectionLimit>,
-    /// Which `Host` the upstream sees.
+    /// The `Host` header for the upstream.
     pub host: Host,
-    /// What the upstream learns of the client.
+    /// What the upstream is told about the client.
     pub forwarded: Forwarded,
-    /// A name to add to `Via`, both ways.
+    /// A name to add to `Via`, in both directions.
     pub via: Option<String>,
 }
 
@@ -54,57 +54,57 @@ impl Default for Options {
     }
 }
 
-/// How many connections to upstreams may be open at once, used and unused ones, tunnels too. Clones share it.
+/// Maximum number of open connections to upstreams: used, idle, and tunnels. Clones share the limit.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimit(Arc<Semaphore>);
 
-/// A place of a [`ConnectionLimit`].
+/// A slot of a [`ConnectionLimit`].
 pub(super) struct ConnectionPlace {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ConnectionLimit {
-    /// At most this number of connections.
+    /// A limit of this number of connections.
     #[must_use]
     pub fn new(connections: usize) -> Self {
         Self(Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS))))
     }
 
-    /// Waits for a place.
+    /// Waits for a slot.
     pub(super) async fn take(&self) -> ConnectionPlace {
-        // It is never closed.
+        // The semaphore is never closed.
         ConnectionPlace { _permit: Arc::clone(&self.0).acquire_owned().await.ok() }
     }
 }
 
-/// The version of HTTP that an upstream is spoken to in.
+/// The version of HTTP for an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP/1.1 in plain text; under TLS what the upstream prefers.
+    /// HTTP/1.1 in plain text; with TLS, the version that the upstream prefers.
     Auto,
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2, in plain text too.
+    /// HTTP/2, also in plain text.
     Http2,
 }
 
-/// The `Host` that an upstream sees.
+/// The `Host` header for an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
-    /// Its own; the client's is in `X-Forwarded-Host`.
+    /// The upstream's own; the client's is in `X-Forwarded-Host`.
     Upstream,
     /// The client's.
     Client,
 }
 
-/// What becomes of `X-Forwarded-For`, `-Proto`, `-Host`, `-Port` and `-Prefix`, of `Forwarded`, and of the headers that name the
-/// client's address alone: `X-Real-IP`, `True-Client-IP`, `X-Client-IP`, `X-Cluster-Client-IP`, `CF-Connecting-IP`, `Fastly-Client-IP`.
+/// Handling of `X-Forwarded-For`, `-Proto`, `-Host`, `-Port` and `-Prefix`, of `Forwarded`, and of headers with the client's address:
+/// `X-Real-IP`, `True-Client-IP`, `X-Client-IP`, `X-Cluster-Client-IP`, `CF-Connecting-IP`, `Fastly-Client-IP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarded {
-    /// The first three are replaced and the others removed: what the client says of itself is not believed.
+    /// The first three are replaced and the others removed, because the client is not trusted.
     Replace,
-    /// The client's is kept and extended: it is a proxy that can be trusted.
+    /// The received headers are kept and extended, because the client is a trusted proxy.
     Append,
-    /// Removed; the upstream learns nothing.
+    /// All are removed; the upstream gets no information about the client.
     Remove,
 }

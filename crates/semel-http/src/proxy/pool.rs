@@ -1,8 +1,7 @@
-//! Connections to one upstream, kept and reused.
+//! Reusable connections to one upstream.
 //!
-//! The pool is our own because of one rule: **nothing is sent twice.** A request is put on another connection only where
-//! the first one hands it back untouched, which it does when it was found closed before the first byte. Everything
-//! later is the caller's to judge.
+//! This is our own pool because of one rule: **nothing is sent twice.** A request goes to another connection only if the first one
+//! returns it untouched, because it was closed before the first byte. The caller handles every later failure.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -37,15 +36,15 @@ pub(super) struct Pool {
     pub(super) upstream: Upstream,
     pub(super) options: Options,
     connector: Connector,
-    /// Unused HTTP/1 connections, the last used one last: the ones at the front grow old and go.
+    /// Idle HTTP/1 connections, the most recently used one last. Those at the front age and are closed.
     idle: Mutex<Vec<Idle>>,
-    /// The HTTP/2 connection, shared by all.
+    /// The HTTP/2 connection, shared by all requests.
     shared: Mutex<Option<Sender2>>,
-    /// Held while a connection is made that may become the shared one, so that a burst makes one and not many.
+    /// Held while a connection is opened that may become the shared one, so that a burst opens only one.
     connecting: tokio::sync::Mutex<()>,
-    /// Learned from the last handshake, where it was not known before.
+    /// Learned from the last handshake, if it is not configured.
     speaks_http1: AtomicBool,
-    /// Whether a task looks after the unused connections.
+    /// True while a task watches the idle connections.
     watched: AtomicBool,
 }
 
@@ -58,26 +57,26 @@ struct Idle {
 pub(super) struct Line {
     sender: Sender1,
     drive: Drive,
-    /// Waits for answers. Stays with the connection, so that a request need not arm one of its own.
+    /// Measures the wait for answers. Stays with the connection, so that a request need not arm its own timer.
     silence: Timer,
 }
 
-/// Who makes a connection move.
+/// What polls a connection.
 enum Drive {
-    /// Whoever waits for its answer. Saves two changes of task with every request.
+    /// The task that waits for the answer. This saves two task switches per request.
     Waiter(Pin<Box<dyn Future<Output = ()> + Send>>),
-    /// A task of its own, since something large was sent: an upstream may answer before it has read everything, and then
-    /// both ways must move whether or not the answer is being read.
+    /// A task of its own, used after a large body was sent: an upstream may answer before it has read the whole body, and then both
+    /// directions must progress whether or not the answer is being read.
     Task,
-    /// Nobody any more.
+    /// Nothing; the connection has ended.
     Ended,
 }
 
-/// Larger bodies make a connection move in a task of its own.
+/// With a larger body, the connection is polled in a task of its own.
 const SMALL: u64 = 16 * 1024;
 
 impl Drive {
-    /// Moves the connection along. True where it has ended.
+    /// Polls the connection. True if it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool {
         match self {
             Self::Waiter(connection) => {
@@ -90,8 +89,8 @@ impl Drive {
         matches!(self, Self::Ended)
     }
 
-    /// Polls what the connection brings. Where it only moves by this very task, it must not wake it besides: that would
-    /// be one more round for nothing with every message.
+    /// Polls an answer of the connection. If this task also drives the connection, the poll must not wake it again: that would cost an
+    /// extra round for every message.
     fn quietly<T>(&self, context: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> T) -> T {
         match self {
             Self::Waiter(_) => poll(&mut Context::from_waker(Waker::noop())),
@@ -99,7 +98,7 @@ impl Drive {
         }
     }
 
-    /// Gives the connection a task of its own.
+    /// Moves the connection to a task of its own.
     fn detach(&mut self) {
         if let Self::Waiter(connection) = std::mem::replace(self, Self::Task) {
             tokio::spawn(connection);
@@ -109,7 +108,7 @@ impl Drive {
 
 /// A connection for one request.
 pub(super) enum Ride {
-    /// It has served before.
+    /// It was used before.
     Reused(Line),
     Fresh(Line),
     Shared(Sender2),
@@ -130,13 +129,13 @@ impl Pool {
         })
     }
 
-    /// A connection that is open, or a new one.
+    /// An open connection, or a new one.
     pub(super) async fn ride(&self) -> Result<Ride, Error> {
         if let Some(ride) = self.shared().or_else(|| self.unused()) {
             return Ok(ride);
         }
         if self.speaks_http1.load(Ordering::Acquire) {
-            // Boxed, and so is the other: a rare way must not make every request's future large.
+            // Boxed, like the other one: a rare path must not enlarge the future of every request.
             return Box::pin(self.connect()).await;
         }
         Box::pin(self.connect_in_turn()).await
@@ -165,7 +164,7 @@ impl Pool {
         let mut idle = self.idle.lock();
         while let Some(Idle { line, since }) = idle.pop() {
             if since.elapsed() > self.options.idle {
-                // All others are older still.
+                // All others are older.
                 idle.clear();
                 return None;
             }
@@ -205,7 +204,7 @@ impl Pool {
         }
         let now = Instant::now();
         let mut idle = self.idle.lock();
-        // The oldest goes where it has been unused for too long, or there are too many.
+        // Closes the oldest connection if it has been idle for too long, or if there are too many.
         if idle.len() >= self.options.idle_connections
             || idle.first().is_some_and(|oldest| now - oldest.since > self.options.idle)
         {
@@ -216,12 +215,12 @@ impl Pool {
     }
 }
 
-/// How often unused connections are looked at.
+/// How often idle connections are checked.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Pool {
-    /// Looks after unused connections in a task of its own, as long as there are some: those that the upstream has
-    /// closed, or that have been unused for too long, are closed here too.
+    /// Watches idle connections in a task of its own while there are some. Closes those that the upstream has closed or that have been
+    /// idle for too long.
     fn watch_unused(self: &Arc<Self>) {
         if self.watched.swap(true, Ordering::AcqRel) {
             return;
@@ -237,7 +236,7 @@ impl Pool {
                     !ended && !line.sender.is_closed() && since.elapsed() <= pool.options.idle
                 });
                 if idle.is_empty() {
-                    // Under the lock of the list: whoever adds to it now starts the next watch.
+                    // Under the lock of the list: the next connection that is added starts a new watch.
                     pool.watched.store(false, Ordering::Release);
                     return;
                 }
@@ -270,9 +269,9 @@ async fn open_http2(stream: Stream, options: &Options) -> Result<Sender2, Error>
     Ok(sender)
 }
 
-/// How sending ended without an answer.
+/// Why sending ended without an answer.
 pub(super) enum Unsent {
-    /// The connection was closed before a byte went out; the request is whole.
+    /// The connection was closed before a byte was sent; the request is intact.
     Back(Box<Request<Body>>),
     Failed(hyper::Error),
     /// No answer in time.
@@ -293,13 +292,13 @@ impl Ride {
         matches!(self, Self::Shared(_))
     }
 
-    /// Whether another connection may do better, should this one be found closed.
+    /// True if another connection may work, should this one be closed.
     pub(super) fn was_used(&self) -> bool {
         !matches!(self, Self::Fresh(_))
     }
 
-    /// Sends a request and waits for the head of the answer, as long as the upstream may be silent and at most until
-    /// `deadline`. The loan is of a connection that serves one at a time.
+    /// Sends a request and waits for the head of the answer, up to the read timeout and at most until `deadline`. The loan is for a
+    /// connection that serves one request at a time.
     pub(super) async fn send(
         self,
         request: Box<Request<Body>>,
@@ -312,7 +311,7 @@ impl Ride {
                 if request.body().size_hint().upper().is_none_or(|length| length > SMALL) {
                     line.drive.detach();
                 }
-                // It may still be putting the last answer away, or have been closed since.
+                // It may still be finishing the last answer, or may have been closed since.
                 if poll_fn(|context| line.poll_ready(context)).await.is_err() {
                     return Err(Unsent::Back(request));
                 }
@@ -356,9 +355,9 @@ fn in_time(
 }
 
 impl Line {
-    /// Whether it can take a request. Looks at the connection first: nobody has while it was unused.
+    /// Ready if it can take a request. Polls the connection first, because nothing polls an idle connection.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        // Without this task's waker at first: the request that is about to be handed over would wake it for nothing.
+        // Without this task's waker at first: the request that follows would wake it for nothing.
         if self.drive.poll(&mut Context::from_waker(Waker::noop())) {
             return Poll::Ready(Err(()));
         }
@@ -372,14 +371,14 @@ impl Line {
     }
 }
 
-/// A connection that is busy with one answer.
+/// A connection that is in use for one answer.
 pub(super) struct Loan {
     line: Line,
     pool: Arc<Pool>,
 }
 
 impl Loan {
-    /// Polls the answer's body, moving the connection along where that is the waiter's part.
+    /// Polls the answer's body, and the connection if the waiter drives it.
     pub(super) fn poll_body(
         &mut self,
         body: &mut Incoming,
@@ -394,12 +393,12 @@ impl Loan {
         drive.quietly(context, |context| Pin::new(body).poll_frame(context))
     }
 
-    /// The connection is a tunnel now, and moves by itself.
+    /// Gives the connection up to a tunnel.
     pub(super) fn let_go(mut self) {
         self.line.drive.detach();
     }
 
-    /// The answer was read to its end.
+    /// Returns the connection after the answer was read completely.
     pub(super) fn give_back(self) {
         self.pool.keep(self.line);
     }

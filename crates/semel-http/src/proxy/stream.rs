@@ -1,4 +1,4 @@
-//! A connection to an upstream, plain or TLS.
+//! A plain or TLS connection to an upstream.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub(super) struct Connector {
     limit: Option<ConnectionLimit>,
 }
 
-/// Which HTTP a fresh connection speaks.
+/// The HTTP version of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoken {
     Http1,
@@ -39,7 +39,7 @@ impl Connector {
         Ok(Self { tls, protocol: options.protocol, limit: options.connections.clone() })
     }
 
-    /// What is spoken, where that is known before the connection is open.
+    /// The HTTP version, if it is known before the connection is open.
     pub(super) fn known(&self) -> Option<Spoken> {
         match (self.protocol, &self.tls) {
             (Protocol::Http2, _) => Some(Spoken::Http2),
@@ -49,7 +49,7 @@ impl Connector {
     }
 
     pub(super) async fn connect(&self, upstream: &Upstream) -> Result<(Stream, Spoken), Error> {
-        // Waited for no longer than connecting may take.
+        // The wait counts towards the connect timeout.
         let place = match &self.limit {
             Some(limit) => Some(limit.take().await),
             None => None,
@@ -59,7 +59,7 @@ impl Connector {
             Err(_) => TcpStream::connect((&*upstream.host, upstream.port)).await,
         };
         let stream = stream.map_err(Error::Connect)?;
-        // Requests go out when they are ready.
+        // Sends requests as soon as they are ready.
         let _ = stream.set_nodelay(true);
         let Some((connector, name)) = &self.tls else {
             let stream = Stream { link: Link::Plain(stream), _place: place };
@@ -97,16 +97,15 @@ fn tls(upstream: &Upstream, options: &Options) -> Result<(TlsConnector, ServerNa
         Protocol::Http1 => vec![b"http/1.1".to_vec()],
         Protocol::Http2 => vec![b"h2".to_vec()],
     };
-    let name = ServerName::try_from(upstream.host.to_string()).map_err(|_| {
-        rustls::Error::General("the upstream's host is no name a certificate can hold".into())
-    })?;
+    let name = ServerName::try_from(upstream.host.to_string())
+        .map_err(|_| rustls::Error::General("the upstream's host is not a valid TLS server name".into()))?;
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
 
 /// An open connection.
 pub(super) struct Stream {
     link: Link,
-    /// Stays with the socket, also where it becomes a tunnel.
+    /// Stays with the socket, also when it becomes a tunnel.
     _place: Option<ConnectionPlace>,
 }
 

@@ -1,4 +1,4 @@
-//! What follows a `101 Switching Protocols`: bytes, both ways.
+//! Copies bytes in both directions after `101 Switching Protocols`.
 
 use std::io;
 use std::pin::Pin;
@@ -16,16 +16,16 @@ use tokio::time::Instant;
 use crate::Body;
 use crate::edge::Ending;
 
-/// The client's half of a tunnel that may come.
+/// The client's half of a possible tunnel.
 pub(super) struct Entrance {
     client: OnUpgrade,
     protocol: HeaderValue,
-    /// Of the listener's, where there is one.
+    /// Signals the end of the listener, if there is one.
     ending: Option<Ending>,
 }
 
 impl Entrance {
-    /// Takes it from a request that asks to switch and may.
+    /// Takes it from a request that asks to switch protocols and may do so.
     pub(super) fn take<B>(request: &mut Request<B>) -> Option<Self> {
         let client = request.extensions_mut().remove::<OnUpgrade>()?;
         let protocol = request.headers().get(header::UPGRADE)?.clone();
@@ -33,20 +33,20 @@ impl Entrance {
         Some(Self { client, protocol, ending })
     }
 
-    /// Asks the upstream for the same.
+    /// Asks the upstream for the same protocol.
     pub(super) fn ask(&self, request: &mut Request<Body>) {
         let headers = request.headers_mut();
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, self.protocol.clone());
     }
 
-    /// Whether the head of an answer names no other protocol than the one that was asked for.
+    /// True if the head of an answer names only the requested protocol.
     pub(super) fn agrees(&self, headers: &HeaderMap) -> bool {
         let asked = self.protocol.as_bytes();
         headers.get_all(header::UPGRADE).iter().all(|named| named.as_bytes().eq_ignore_ascii_case(asked))
     }
 
-    /// Joins both sides where the upstream has agreed. The tunnel lives in a task of its own until one side closes, nothing has
+    /// Connects both sides after the upstream has agreed. The tunnel runs in a task of its own until one side closes, no bytes have
     /// passed for `idle`, or the listener ends.
     pub(super) fn open<B>(self, response: &mut Response<B>, idle: Duration) {
         debug_assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS, "asked only then");
@@ -67,17 +67,17 @@ impl Entrance {
             let moved = Arc::new(Mutex::new(Instant::now()));
             let mut client = Watched { io: TokioIo::new(client), moved: Arc::clone(&moved) };
             let mut upstream = Watched { io: TokioIo::new(upstream), moved: Arc::clone(&moved) };
-            // How a tunnel ends is the business of those who talk through it.
+            // The two sides handle errors of the tunnel.
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
-                () = silence(&moved, idle) => tracing::debug!("a tunnel is closed: nothing has passed for {idle:?}"),
+                () = silence(&moved, idle) => tracing::debug!("tunnel closed: idle for {idle:?}"),
                 () = ended => {}
             }
         });
     }
 }
 
-/// Returns once nothing has moved for so long.
+/// Returns when no bytes have passed for `idle`.
 async fn silence(moved: &Mutex<Instant>, idle: Duration) {
     loop {
         let over = *moved.lock() + idle;
@@ -88,7 +88,7 @@ async fn silence(moved: &Mutex<Instant>, idle: Duration) {
     }
 }
 
-/// One side of a tunnel, which notes when bytes pass.
+/// One side of a tunnel, which records when bytes pass.
 struct Watched<IO> {
     io: IO,
     moved: Arc<Mutex<Instant>>,

@@ -1,4 +1,4 @@
-//! Where requests go.
+//! The address of an upstream.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use http::{HeaderValue, Uri};
 
 use crate::policy::path;
 
-/// A server behind the gateway, checked: `http://HOST[:PORT][/PREFIX]` or `https://…`.
+/// A server behind the gateway, validated: `http://HOST[:PORT][/PREFIX]` or `https://…`.
 ///
 /// ```
 /// use semel_http::proxy::Upstream;
@@ -25,7 +25,7 @@ pub struct Upstream {
     pub(super) port: u16,
     /// The authority as a `Host` value.
     pub(super) host_value: HeaderValue,
-    /// What stands before every path; empty, or begins with a slash and does not end with one.
+    /// Prefix of every path; empty, or with a leading and without a trailing slash.
     prefix: Box<str>,
 }
 
@@ -40,13 +40,13 @@ pub enum UpstreamError {
     #[error("the upstream must begin with http:// or https://")]
     Scheme,
     /// A user or a password in the URL.
-    #[error("the upstream must not hold a user or a password")]
+    #[error("the upstream must not contain a user or a password")]
     UserInfo,
     /// A query or a fragment.
-    #[error("the upstream must not hold a query or a fragment")]
+    #[error("the upstream must not contain a query or a fragment")]
     Query,
-    /// A prefix that leads elsewhere than it says.
-    #[error("the path of the upstream must not hold empty, . or .. segments")]
+    /// A prefix with empty, `.` or `..` segments.
+    #[error("the path of the upstream must not contain empty, . or .. segments")]
     Path,
 }
 
@@ -54,7 +54,7 @@ impl FromStr for Upstream {
     type Err = UpstreamError;
 
     fn from_str(url: &str) -> Result<Self, UpstreamError> {
-        // The parser drops fragments without a word.
+        // The parser drops fragments silently.
         if url.contains(['#', '?']) {
             return Err(UpstreamError::Query);
         }
@@ -72,7 +72,7 @@ impl FromStr for Upstream {
         let default = if scheme == Scheme::HTTP { 80 } else { 443 };
         let port = match authority.port() {
             Some(port) => port.as_u16(),
-            // "host:" and ports that are no port parse as none.
+            // The parser accepts "host:" and invalid ports as no port.
             None if authority.host().len() < authority.as_str().len() => return Err(UpstreamError::NotAUrl),
             None => default,
         };
@@ -96,19 +96,19 @@ impl FromStr for Upstream {
 }
 
 impl Upstream {
-    /// Whether it is spoken to over TLS.
+    /// True for TLS.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         self.scheme == Scheme::HTTPS
     }
 
-    /// The target of a request at this upstream: path and query, behind the prefix.
+    /// The target of a request at this upstream: prefix, path and query.
     pub(super) fn target(&self, uri: Uri) -> Option<PathAndQuery> {
         let target = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
         if self.prefix.is_empty() || target.as_str() == "*" {
             return Some(target);
         }
-        // Whatever a server makes of it, it stays below the prefix.
+        // However a server reads the path, it stays below the prefix.
         if path::ambiguity(target.path()).is_some() && path::most_lenient(target.path()).is_none() {
             return None;
         }
@@ -132,7 +132,6 @@ impl fmt::Debug for Upstream {
 mod tests {
     use super::*;
 
-    // ssrf
     #[test]
     fn only_plain_http_urls_are_upstreams() {
         for good in [

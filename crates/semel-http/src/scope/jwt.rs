@@ -1,7 +1,7 @@
-//! A claim of a bearer token as the principal, after the token was verified.
+//! A claim of a verified bearer token as the principal.
 //!
-//! HS256 by a secret; RS256 and ES256 by a key set (JWKS) that is given as data. The algorithm is the one that the
-//! key is for, never the one that the token asks for; `none` is refused like any other word.
+//! HS256 with a secret; RS256 and ES256 with a key set (JWKS) that is given as data. The key determines the algorithm, never the token.
+//! `none` is refused like any other algorithm.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use super::Principal;
 use crate::policy::PolicyError;
 use crate::problem::{Problem, Situation};
 
-/// The largest token that is looked at.
+/// Maximum size of a token, in bytes.
 const LONGEST: usize = 16 << 10;
 
 const FORM: &str = "the bearer token is not a signed JWT";
 
-/// Verifies bearer tokens and reads one claim of them.
+/// Verifies bearer tokens and reads one of their claims.
 pub struct Verifier {
     claim: String,
     keys: Vec<Key>,
@@ -73,21 +73,21 @@ impl Default for VerifierBuilder {
 }
 
 impl VerifierBuilder {
-    /// Verifies nothing yet: give it a secret or a key set.
+    /// A builder without keys: add a secret or a key set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The claim that names the principal. Default `sub`.
+    /// The claim that names the principal. Default: `sub`.
     pub fn claim(mut self, claim: &str) -> Self {
         claim.clone_into(&mut self.claim);
         self
     }
 
-    /// Accepts HS256 tokens under this secret, of at least 32 bytes.
+    /// Accepts HS256 tokens with this secret of at least 32 bytes.
     pub fn secret(mut self, secret: &[u8]) -> Self {
         if secret.len() < 32 {
-            let reason = "an HS256 secret has at least 32 bytes, or it can be found by trying".to_owned();
+            let reason = "an HS256 secret must have at least 32 bytes".to_owned();
             self.keys = Err(PolicyError::KeySet { reason });
         } else if let Ok(keys) = &mut self.keys {
             keys.push(Key {
@@ -98,7 +98,7 @@ impl VerifierBuilder {
         self
     }
 
-    /// Accepts RS256 and ES256 tokens under the keys of this set. Keys of other kinds in it are left out.
+    /// Accepts RS256 and ES256 tokens with the keys of this set. Keys of other types are ignored.
     pub fn jwks(mut self, json: &[u8]) -> Self {
         if let Ok(keys) = &mut self.keys {
             match read_set(json) {
@@ -121,7 +121,7 @@ impl VerifierBuilder {
         self
     }
 
-    /// By which clock `exp` and `nbf` are read.
+    /// The clock for `exp` and `nbf`.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
@@ -130,7 +130,7 @@ impl VerifierBuilder {
     /// Builds the verifier.
     ///
     /// # Errors
-    /// No key at all, or a key set that cannot be used.
+    /// No key, or a key set that cannot be used.
     pub fn build(self) -> Result<Verifier, PolicyError> {
         let Self { claim, keys, issuer, audience, leeway, clock } = self;
         let keys = keys?;
@@ -214,18 +214,18 @@ impl Verifier {
         &self.claim
     }
 
-    /// Whether it checks for whom a token was made, or by whom.
+    /// True if it checks the audience or the issuer.
     pub(super) fn is_bound(&self) -> bool {
         self.issuer.is_some() || self.audience.is_some()
     }
 
-    /// Who asks, by the claim of the request's bearer token.
+    /// The principal, from the claim of the request's bearer token.
     pub(crate) fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         let mut lines = headers.get_all(AUTHORIZATION).iter();
         let line = match (lines.next(), lines.next()) {
             (Some(line), None) => line.as_bytes(),
             _ => {
-                let detail = "send one bearer token in the header authorization: it says who asks";
+                let detail = "send one bearer token in the header authorization: it identifies the caller";
                 return Err(Problem::new(Situation::ScopeMissing, detail));
             }
         };
@@ -244,7 +244,7 @@ impl Verifier {
         }
     }
 
-    /// The payload of a token whose signature is valid, or why there is none. Words only: a token is never quoted.
+    /// The payload of a token with a valid signature, or the reason why there is none. The reason never quotes the token.
     fn signed_payload(&self, token: &[u8]) -> Result<Vec<u8>, &'static str> {
         if token.len() > LONGEST {
             return Err("the bearer token is too long");
@@ -258,16 +258,16 @@ impl Verifier {
         let signed = &token[..head.len() + 1 + claims.len()];
         let head: Head = decode(head).and_then(|json| serde_json::from_slice(&json).ok()).ok_or(FORM)?;
         if head.crit.is_some() {
-            return Err("the bearer token demands an extension that is not known here");
+            return Err("the bearer token requires an unknown extension");
         }
         let mark = decode(mark).ok_or(FORM)?;
         if !self.keys.iter().any(|key| key.fits(&head) && key.holds(signed, &mark)) {
-            return Err("the bearer token is not signed by a key that is known here");
+            return Err("the bearer token is not signed by a known key");
         }
         decode(claims).ok_or(FORM)
     }
 
-    /// The claim of a valid token, or why it is not valid.
+    /// The claim of a valid token, or the reason why it is invalid.
     fn verify(&self, token: &[u8]) -> Result<String, &'static str> {
         let claims = self.signed_payload(token)?;
         let claims: serde_json::Map<String, serde_json::Value> =
@@ -292,7 +292,7 @@ impl Verifier {
         match claims.get(&self.claim) {
             Some(serde_json::Value::String(value)) if !value.is_empty() => Ok(value.clone()),
             Some(serde_json::Value::Number(value)) => Ok(value.to_string()),
-            _ => Err("the bearer token lacks the claim that says who asks"),
+            _ => Err("the bearer token lacks the claim that identifies the caller"),
         }
     }
 
@@ -303,18 +303,18 @@ impl Verifier {
         match claims.get("exp").map(serde_json::Value::as_f64) {
             Some(Some(exp)) if now < exp + leeway => {}
             Some(_) => return Err("the bearer token has expired"),
-            None => return Err("the bearer token has no exp, so it would hold for ever"),
+            None => return Err("the bearer token has no exp and would never expire"),
         }
         match claims.get("nbf").map(serde_json::Value::as_f64) {
             None => Ok(()),
             Some(Some(nbf)) if now + leeway >= nbf => Ok(()),
-            Some(_) => Err("the bearer token does not hold yet"),
+            Some(_) => Err("the bearer token is not valid yet"),
         }
     }
 }
 
 impl Key {
-    /// Whether a token may be meant for this key.
+    /// True if a token may be signed with this key.
     fn fits(&self, head: &Head) -> bool {
         let alg = match self.material {
             Material::Secret(_) => "HS256",

@@ -50,7 +50,7 @@ fn headers() -> impl Strategy<Value = HeaderMap> {
     })
 }
 
-/// Names and values in their order, of those that are kept.
+/// Names and values of stored headers, in order.
 fn kept(headers: &HeaderMap) -> Vec<(String, Vec<Vec<u8>>)> {
     let mut names: Vec<String> =
         headers.keys().filter(|name| !is_never_kept(name)).map(ToString::to_string).collect();
@@ -65,7 +65,7 @@ fn kept(headers: &HeaderMap) -> Vec<(String, Vec<Vec<u8>>)> {
 }
 
 proptest! {
-    // X15, X16: byte-identical, repeated headers in order, binary bodies.
+    // Answers are byte-identical, with repeated headers in order and binary bodies.
     #[test]
     fn what_is_kept_comes_back(
         status in 200_u16..=599,
@@ -83,7 +83,7 @@ proptest! {
         prop_assert_eq!(back_trailing.as_ref().map(kept), trailing);
     }
 
-    // Bytes from a store are never trusted to be ours.
+    // Bytes from a store are never trusted.
     #[test]
     fn damaged_metadata_is_never_an_answer_nor_a_panic(metadata in vec(any::<u8>(), 0..80)) {
         let mut metadata = metadata;
@@ -100,7 +100,7 @@ proptest! {
     }
 }
 
-// sensitive_headers, hop_by_hop, R4
+// Sensitive and hop-by-hop headers, and the mark of an answer from the record, are not stored.
 #[test]
 fn what_belongs_to_one_client_or_moment_is_not_kept() {
     let mut headers = HeaderMap::new();
@@ -143,7 +143,7 @@ fn bodies_are_kept_to_their_exact_size() {
     assert_eq!((body.len(), body.capacity()), (1, 1));
 }
 
-// A change here makes every kept answer unreadable.
+// A change here makes every stored answer unreadable.
 #[test]
 fn the_bytes_never_change() {
     let mut headers = HeaderMap::new();

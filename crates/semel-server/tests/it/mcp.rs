@@ -192,7 +192,7 @@ fn bounds_hold_at_start() {
 // What is guarded is said at start: the tools that need a key, and that any other is guarded when it has one.
 #[test]
 fn guarded_tools_are_logged_at_start() {
-    const OTHERS: &str = "a call of any other tool is guarded whenever it carries one";
+    const OTHERS: &str = "calls of other tools are guarded if they carry one";
     let (_, url) = start_agent(Duration::ZERO);
     let semel = Semel::start(&["--profile", "adcp-mcp", "--store", "memory:", "--upstream", &url]);
     semel.logged(OTHERS);

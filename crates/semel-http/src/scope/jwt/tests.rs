@@ -71,10 +71,10 @@ fn the_examples_of_the_standards_are_read() {
     }
 }
 
-/// Wycheproof calls these valid, and others may refuse them: characters that are not base64url are skipped.
+/// Wycheproof calls these valid, but permits refusing them: characters that are not base64url are skipped.
 const SKIPPED_CHARACTERS: [u64; 2] = [372, 373];
 
-/// Published without the padding that they are about: the same bytes as case 357, which is valid.
+/// Published without the padding that they are about: the same bytes as the valid case 357.
 const WITHOUT_THEIR_FLAW: [u64; 2] = [367, 370];
 
 #[test]
@@ -124,7 +124,7 @@ fn fuzz_jwt() {
     assert_eq!(genuine, 1, "the seeds hold one valid token");
     Fuzz::new("jwt", seeds).tokens(&[".", "eyJhbGciOiJub25lIn0", "IUzI1NiJ9", "=", "e30"]).run(|token| {
         let read = verifier.verify(token);
-        // Nobody else can sign: what is accepted is the token itself.
+        // Only the token itself is accepted, because nobody else can sign.
         assert!(
             read.is_err() || seeds.lines().any(|line| line.as_bytes() == token),
             "a forged token is accepted"
