@@ -1,7 +1,7 @@
-//! The config file: one TOML file, read once into checked types. Flags override it.
+//! The config file: one TOML file, read once into validated types. Flags override it.
 //!
-//! Every mistake is told at once, each with its place and what was expected. Nothing falls back silently: a key
-//! that is not known, a value that cannot be, a secret that is not there stop the start.
+//! All mistakes are reported together, each with its position and the expected value. There are no silent defaults: an unknown key, an
+//! invalid value or a missing secret prevents the start.
 
 mod access;
 mod certificate;
@@ -48,35 +48,35 @@ use self::reader::Table;
 use self::values::{choice, duration};
 use crate::cli::ServeArgs;
 
-/// Everything a server needs to know.
+/// The validated configuration of a server.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// Given by the operator; otherwise one is kept in the store.
+    /// Set by the operator; otherwise the store has one.
     pub(crate) secret: Option<Secret>,
-    /// None without an upstream.
+    /// `None` without an upstream.
     pub(crate) gateway: Option<Gateway>,
     pub(crate) admin: Admin,
     pub(crate) tokens: Vec<Token>,
     pub(crate) records: Records,
-    /// None where outcomes are kept as they are.
+    /// `None` if outcomes are not encrypted.
     pub(crate) sealing: Option<Sealing>,
-    /// Whom the services behind Semel call.
+    /// Services that the upstreams call.
     pub(crate) downstreams: Vec<Downstream>,
     pub(crate) pipeline: Pipeline,
     pub(crate) intake: Intake,
     pub(crate) log: Log,
-    /// How long requests in flight may take to end once the server was told to stop.
+    /// How long requests in progress may take to finish after the server was told to stop.
     pub(crate) drain: Duration,
 }
 
-/// How the server talks about its work.
+/// Logging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Log {
     pub(crate) format: LogFormat,
     pub(crate) level: tracing::Level,
 }
 
-/// The form of log lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     /// Text on a terminal, JSON elsewhere.
@@ -85,7 +85,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// The port on loopback that a listener has by default.
+/// Default listen address with this port on loopback.
 pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
@@ -102,10 +102,10 @@ impl Config {
         Self::parse(&name, &text, args, environment)
     }
 
-    /// Checks that a config is fit for production, beside being valid.
+    /// Checks that a config is valid and fit for production.
     ///
     /// # Errors
-    /// Every mistake in it; else everything that it lacks.
+    /// Every mistake in it, or every missing setting.
     pub(crate) fn check_production(path: &Path, environment: &Environment<'_>) -> Result<(), Invalid> {
         let (place, text) = (path.display().to_string(), read(path)?);
         let config = Self::parse(&place, &text, &ServeArgs::default(), environment)?;
@@ -117,7 +117,7 @@ impl Config {
         Err(Invalid(gaps.into_iter().map(problem).collect()))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     pub(crate) fn parse(
         file: &str,
         text: &str,
@@ -129,18 +129,18 @@ impl Config {
         for error in &wrong {
             problems.at(&error.span().unwrap_or_default(), error.message());
         }
-        // A file that is no TOML would only be misunderstood further on.
+        // A file that is not TOML would only cause misleading errors below.
         let read = wrong.is_empty().then(|| Self::read(Table::root(&table, &problems), args, environment));
         problems.into_result()?;
         Ok(read.expect("a file without problems was read"))
     }
 
-    /// The sockets it asks for.
+    /// The sockets of this config.
     pub(crate) fn sockets(&self) -> Sockets {
         Sockets::of(self)
     }
 
-    /// What a reload cannot change beside the sockets, in a form that can only be compared.
+    /// The settings that a reload cannot change, besides the sockets, in a form that is only compared.
     pub(crate) fn fixed(&self) -> String {
         let gateway = self.gateway.as_ref().map(|gateway| {
             let rules = (&gateway.key_headers, &gateway.trusted_headers, &gateway.hosts, &gateway.upgrades);
@@ -148,7 +148,7 @@ impl Config {
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());
-        // Compared by what it derives, so that it stands in no text.
+        // Compares a derived value, so that the secret is in no text.
         let secret =
             self.secret.as_ref().map(|secret| *secret.derived_key_of("reload", b"secret").as_bytes());
         format!("{:?}", (&self.records, sealed, self.log, self.drain, gateway, pipeline, secret))
@@ -173,8 +173,7 @@ impl Config {
     }
 }
 
-/// Outcomes are sealed, events and buffered runs are not. Where something asks for a ledger or a buffer, the operator has to
-/// accept that; where nothing does, there is none.
+/// Outcomes are encrypted, but events and buffered runs are not. If a ledger or a buffer is configured, the operator must accept that.
 fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intake) {
     let asking = [
         ("[ledger]", pipeline.is_asked_for),
@@ -188,14 +187,14 @@ fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intak
         return;
     }
     root.problems().whole(format!(
-        "[store.encryption] seals outcomes, and {} would keep events, dead letters and buffered runs unencrypted: set ledger = \
+        "[store.encryption] encrypts outcomes, but {} would store events, dead letters and buffered runs unencrypted: set ledger = \
          \"plain\" in [store.encryption] to accept that, or remove them",
         asking.join(", ")
     ));
 }
 
 impl Log {
-    /// For commands that speak for themselves.
+    /// For commands that print their own messages.
     pub(crate) fn quiet() -> Self {
         Self { format: LogFormat::Auto, level: tracing::Level::ERROR }
     }
@@ -221,7 +220,7 @@ impl Log {
 fn read(path: &Path) -> Result<String, Invalid> {
     std::fs::read_to_string(path).map_err(|error| {
         let place = path.display().to_string();
-        Invalid(vec![Problem { place, position: None, message: format!("the file cannot be read: {error}") }])
+        Invalid(vec![Problem { place, position: None, message: format!("cannot read the file: {error}") }])
     })
 }
 

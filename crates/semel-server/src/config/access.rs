@@ -1,4 +1,4 @@
-//! Who may use the admin side: where it listens, and the tokens.
+//! Access to the admin API: its listener and its tokens.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,35 +14,35 @@ use crate::cli::ServeArgs;
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     pub(crate) listen: SocketAddr,
-    /// Names under which it may be asked, beside those of loopback.
+    /// Host names under which it may be called, in addition to those of loopback.
     pub(crate) hosts: Vec<String>,
     pub(crate) tls: Option<Certificate>,
 }
 
-/// As for the secret of a JWT: what is shorter can be found by trying.
+/// A shorter token could be guessed.
 const SHORTEST_TOKEN: usize = 32;
 
-/// Somebody who may use the admin side.
+/// A token for the admin API.
 #[derive(Clone)]
 pub(crate) struct Token {
-    /// The principal of what it does.
+    /// The principal of its actions.
     pub(crate) name: String,
     pub(crate) role: Role,
-    /// Confines its claims to one tenant.
+    /// Restricts its claims to one tenant.
     pub(crate) tenant: Option<String>,
     pub(crate) value: String,
 }
 
-/// What a token may do.
+/// The permissions of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// Look.
+    /// Read.
     Viewer,
-    /// Look, settle and forget.
+    /// Read, settle and forget.
     Operator,
     /// Everything.
     Admin,
-    /// Claim, and whatever brings work in.
+    /// Claim keys, publish events and trigger runs.
     Producer,
 }
 
@@ -88,17 +88,18 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
             problems.at(
                 &span,
                 format!(
-                    "value: the token is shorter than {SHORTEST_TOKEN} bytes and could be found by trying; make one with \
+                    "value: the token is shorter than {SHORTEST_TOKEN} bytes and could be guessed; generate one with \
                      `openssl rand -hex 32`"
                 ),
             );
         }
         if tokens.iter().any(|other| other.name == name.value) {
-            let taken = format!("name: {:?} is taken by another token; names say who did what", name.value);
+            let taken =
+                format!("name: {:?} is taken by another token; names identify callers in logs", name.value);
             problems.at(&name.span, taken);
         }
         if tokens.iter().any(|other| other.value == value) {
-            problems.at(&span, "value: another token has the same value, so nobody could tell them apart");
+            problems.at(&span, "value: another token has the same value");
         }
         if let Some(tenant) = tenant.as_ref().filter(|_| role != Role::Producer) {
             let why = format!("tenant: goes with the role producer; a {role} sees the keys of all tenants");
@@ -130,10 +131,10 @@ impl Admin {
                 Err(expected) => problems.flag("--admin", expected),
             }
         }
-        // admin_auth: without tokens, only whoever is on the machine.
+        // Without tokens the admin API is for local callers only.
         if tokens.is_empty() && !admin.listen.ip().is_loopback() {
             let why = format!(
-                "the admin side may not listen on {} without tokens: anybody who reaches it could forget keys; \
+                "the admin API may not listen on {} without tokens: any caller could remove records; \
                  listen on 127.0.0.1, or add [[token]] entries",
                 admin.listen.ip()
             );
@@ -145,11 +146,11 @@ impl Admin {
         admin
     }
 
-    /// Every weaker promise it was configured into, in plain words.
+    /// Warnings about settings that weaken a promise.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let open = self.tls.is_none() && !self.listen.ip().is_loopback();
         let warning = format!(
-            "the admin side listens on {} without TLS: tokens and what is done with them can be read on the way; set \
+            "the admin API listens on {} without TLS: others on the network can read tokens, requests and answers; set \
              tls in [admin]",
             self.listen
         );

@@ -12,12 +12,12 @@ use super::values::text;
 pub(crate) struct Certificate {
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
-    /// Authorities whose clients are let in; `None` where clients need no certificate.
+    /// Authorities of client certificates; `None` if clients need no certificate.
     pub(crate) client_ca: Option<PathBuf>,
 }
 
 impl Certificate {
-    /// Opens it for a listener.
+    /// Loads it for a listener.
     ///
     /// # Errors
     /// Files that cannot be used.
@@ -29,7 +29,7 @@ impl Certificate {
         }
     }
 
-    /// Reads `tls = { cert = "…", key = "…", client_ca = "…" }`, where it is there.
+    /// Reads `tls = { cert = "…", key = "…", client_ca = "…" }`, if present.
     pub(super) fn read(table: &mut Table<'_>) -> Option<Self> {
         let mut tls = table.table("tls")?;
         let (cert, key) = (tls.need("cert", text), tls.need("key", text));
@@ -37,7 +37,7 @@ impl Certificate {
         let span = tls.span();
         tls.done();
         let certificate = Self { cert: cert?.into(), key: key?.into(), client_ca };
-        // Read here too, so that `config check` and a reload see what is wrong with it.
+        // Also loaded here, so that `config check` and a reload report its errors.
         match certificate.open() {
             Ok(_) => Some(certificate),
             Err(error) => {

@@ -6,9 +6,9 @@ use super::secrets::PROCESS;
 use super::{Config, Invalid};
 use crate::cli::{ConfigCommand, ServeArgs};
 
-/// A complete, commented file. A test reads it.
+/// A complete, commented file. A test parses it.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");
-/// The file's JSON schema. A test compares it with what is read.
+/// The JSON schema of the file. A test compares it with the parser.
 pub(crate) const SCHEMA: &str = include_str!("schema.json");
 
 /// Runs the command.

@@ -1,4 +1,4 @@
-//! `[[downstream]]`: whom the services behind Semel call, and how duplicates are kept from them.
+//! `[[downstream]]`: services that the upstreams call, and how duplicates are kept from them.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use super::reader::Table;
 use super::secrets::{self, Environment};
 use super::values::{choice, text};
 
-/// One of them.
+/// One downstream service.
 pub(crate) struct Downstream {
     name: String,
     pattern: Pattern,
-    /// None where its keys are made with a secret that grows from the deployment's.
+    /// `None` if its keys are made with a secret that is derived from the deployment's.
     secret: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<D
         if let Some((secret, span)) = &secret
             && secret.len() < 16
         {
-            problems.at(span, "secret: is shorter than 16 characters, which can be found by trying");
+            problems.at(span, "secret: is shorter than 16 characters and could be guessed");
         }
         let (Some(name), Some(pattern)) = (name, pattern) else { continue };
         if all.iter().any(|other| other.name == name.value) {
@@ -51,7 +51,7 @@ pub(super) fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<D
     all
 }
 
-/// The runbook of these.
+/// The runbook of these services.
 pub(crate) fn runbook(all: &[Downstream]) -> Runbook {
     Runbook::new(all.iter().map(|Downstream { name, pattern, secret }| Entry {
         name: name.clone(),
@@ -60,7 +60,7 @@ pub(crate) fn runbook(all: &[Downstream]) -> Runbook {
     }))
 }
 
-/// The deployment's secret, with the secrets that providers have of their own.
+/// The deployment's secret, with the secrets of individual providers.
 pub(crate) fn with_secrets(secret: Secret, all: &[Downstream]) -> Secret {
     all.iter().fold(secret, |secret, Downstream { name, secret: own, .. }| match own {
         Some(own) => secret.with_provider(name, own.as_bytes()),

@@ -1,4 +1,4 @@
-//! The gateway: where it listens, where requests go, and how clients are spoken to.
+//! The gateway: its listener, its upstreams, and the dialect of its clients.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,12 +24,12 @@ use super::values::{
 };
 use crate::cli::ServeArgs;
 
-/// Everything the gateway needs to know.
+/// The settings of the gateway.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     pub(crate) listen: SocketAddr,
     pub(crate) upstream: Upstream,
-    /// Those that routes name, by the text they are named with.
+    /// Upstreams of routes, by the text in the file.
     pub(crate) upstreams: Vec<(String, Upstream)>,
     pub(crate) proxy: ProxyOptions,
     pub(crate) profile: Profile,
@@ -43,7 +43,7 @@ pub(crate) struct Gateway {
     pub(crate) limits: Limits,
     pub(crate) capacity: CapacityLimits,
     pub(crate) unmatched: Unmatched,
-    /// The only hosts that requests may be for; empty for any.
+    /// The hosts that requests may be for; empty for any.
     pub(crate) hosts: Vec<String>,
     /// The protocols that connections may be upgraded to.
     pub(crate) upgrades: Vec<String>,
@@ -59,7 +59,7 @@ pub(super) const AMBIGUOUS: [(&str, Ambiguous); 2] =
     [("refuse", Ambiguous::Refuse), ("allow", Ambiguous::Allow)];
 
 impl Gateway {
-    /// Reads it; `None` without an upstream.
+    /// Reads the settings; `None` without an upstream.
     pub(super) fn read(
         root: &mut Table<'_>,
         args: &ServeArgs,
@@ -102,7 +102,7 @@ impl Gateway {
         (usual.ambiguous, usual.ignore_case) = (ambiguous, ignore_case);
         usual.upstream.clone_from(&upstream);
         let Routes { policies: routes, upstreams, key_headers } = routes::read(root, &usual);
-        // What tells accounts apart must reach the upstream as it was compared.
+        // Headers that identify accounts must reach the upstream as they were compared.
         let scopes = scope.iter().chain(routes.iter().filter_map(RoutePolicy::scope));
         trusted_headers.extend(scopes.flat_map(Scope::headers).cloned());
         trusted_headers.extend(routes.iter().flat_map(RoutePolicy::also_compared));
@@ -116,7 +116,7 @@ impl Gateway {
                     "[gateway] needs `upstream`, as in \"http://127.0.0.1:3000\", or --upstream URL",
                 );
             } else if asked_for {
-                problems.flag("--upstream", "is needed: without it there is no gateway for the other flags");
+                problems.flag("--upstream", "is required by the other gateway flags");
             }
         }
         Some(Self {
@@ -141,13 +141,13 @@ impl Gateway {
         })
     }
 
-    /// The longest that any answer is kept.
+    /// The longest retention of all routes.
     pub(super) fn longest_retention(&self) -> Duration {
         let routes = self.routes.iter().chain([&self.fallback]);
         routes.map(|route| route.terms().retention).max().unwrap_or_default()
     }
 
-    /// Every weaker promise it was configured into, in plain words.
+    /// Warnings about settings that weaken a promise.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let routes =
@@ -161,22 +161,22 @@ impl Gateway {
         }
         if self.tls.is_none() && !self.listen.ip().is_loopback() {
             warn(format!(
-                "the gateway listens on {} without TLS: keys, credentials and answers can be read on the way",
+                "the gateway listens on {} without TLS: others on the network can read keys, credentials and answers",
                 self.listen
             ));
         }
         for (place, scope) in scopes {
             if scope.is_freely_chosen() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": any client can write what is there, so a client that sends another's name, key \
+                    "{place}scope = \"{scope}\": clients can choose its value, so a client that sends another's value, key \
                      and request gets the other's answer; add \"authorization\" as the first part, or let a proxy in front \
                      set it"
                 ));
             }
             if scope.takes_any_token() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, also one that was made \
-                     for another service; set `issuer` or `audience` in `jwt`"
+                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, even one for \
+                     another service; set `issuer` or `audience` in `jwt`"
                 ));
             }
         }
@@ -191,22 +191,22 @@ impl Gateway {
             }
             if route.store_down() == StoreDown::Open {
                 warn(format!(
-                    "{pattern}: store_down = \"open\": while the store is away, requests run unprotected and retries \
+                    "{pattern}: store_down = \"open\": while the store is unavailable, requests are unprotected and retries \
                      run again"
                 ));
             }
             if route.on_doubt() == OnDoubt::Release {
                 warn(format!(
-                    "{pattern}: on_doubt = \"release\": a call whose fate is unknown is run again, which is at least \
+                    "{pattern}: on_doubt = \"release\": a call with an unknown result is executed again, which means at least \
                      once"
                 ));
             }
             match route.terms().mode {
                 semel::Mode::Rerun => warn(format!(
-                    "{pattern}: mode = \"rerun\": a call whose owner was lost is run again, which is at least once"
+                    "{pattern}: mode = \"rerun\": a call whose owner was lost is executed again, which means at least once"
                 )),
                 semel::Mode::Keyed => warn(format!(
-                    "{pattern}: mode = \"keyed\": one effect only if the upstream honours the derived key it is sent"
+                    "{pattern}: mode = \"keyed\": one effect only if the upstream honours the derived key that it gets"
                 )),
                 semel::Mode::Marked | semel::Mode::Atomic => {}
             }
@@ -239,20 +239,20 @@ fn profile(name: &str) -> Result<Profile, String> {
     })
 }
 
-/// `tools = ["create_media_buy"]`: the tools that need a key, where calls are messages. Every call with one is guarded.
+/// `tools = ["create_media_buy"]`: the tools that need a key, for profiles with tool calls. Every call with a key is guarded.
 fn tools(table: &mut Table<'_>, mut profile: Profile) -> Profile {
     let Some(given) = table.located("tools", texts) else { return profile };
     match &mut profile.codec {
         Codec::Mcp { tools } => *tools = KeyedTools::Named(given.value),
         _ => table.problems().at(
             &given.span,
-            format!("tools: names tools that need a key, and the profile {:?} knows none", profile.name),
+            format!("tools: is for profiles with tool calls, and {:?} has none", profile.name),
         ),
     }
     profile
 }
 
-/// Who asks, with the keys that verify a JWT where it is one. The flag separates parts with commas.
+/// The scope, with the keys that verify a JWT. The flag separates parts with commas.
 fn scope(
     table: &mut Table<'_>,
     args: &ServeArgs,
@@ -345,7 +345,7 @@ fn limits(table: &mut Table<'_>) -> (Limits, CapacityLimits) {
     (limits, capacity)
 }
 
-/// Names or addresses, with a port or without.
+/// Names or addresses, with or without a port.
 fn hosts(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
     let sound = |host: String| match host.parse::<http::uri::Authority>() {
         Ok(authority) if authority.as_str() == host && !host.contains('@') => Ok(host),
@@ -354,14 +354,14 @@ fn hosts(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
     texts(value)?.into_iter().map(sound).collect()
 }
 
-/// Names of protocols. HTTP/2 is none of them: in a tunnel, its requests would pass every policy.
+/// Names of protocols. HTTP/2 is not allowed: in a tunnel, its requests would bypass every policy.
 fn upgrades(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
     let sound = |protocol: String| {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
         let name = protocol.to_ascii_lowercase();
         if name == "h2c" || name == "h2" || name.starts_with("http") {
             Err(format!(
-                "{protocol:?} would let requests pass every policy; clients can speak HTTP/2 without it"
+                "{protocol:?} would let requests bypass every policy; clients can speak HTTP/2 without it"
             ))
         } else if protocol.bytes().all(is_name) {
             Ok(protocol)
@@ -372,7 +372,7 @@ fn upgrades(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
     texts(value)?.into_iter().map(sound).collect()
 }
 
-/// How many bytes of requests may wait in memory. Less than a small body would refuse nearly everything.
+/// Maximum size of request bodies in memory. With less than a small body, nearly every request would be refused.
 fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
     const LEAST: u64 = 64 << 10;
     match size(value)? {

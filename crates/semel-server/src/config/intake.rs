@@ -1,4 +1,4 @@
-//! What comes in: streams (`[[source]]`), and the gate before triggers (`[gate]`).
+//! Intake: streams (`[[source]]`), and the gate for triggers (`[gate]`).
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use super::reader::Table;
 use super::secrets::{self, Environment};
 use super::values::{choice, count, duration, text};
 
-/// Streams, and the gate.
+/// Streams and the gate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Intake {
     pub(crate) sources: Vec<Source>,
     pub(crate) gate: Gate,
 }
 
-/// A stream that events come from.
+/// A stream of events.
 #[derive(Clone)]
 pub(crate) struct Source {
-    /// It may hold a password.
+    /// It may contain a password.
     pub(crate) url: String,
     pub(crate) stream: String,
     pub(crate) group: String,
@@ -30,30 +30,30 @@ pub(crate) struct Source {
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL is compared when a config is read anew, and shown to nobody.
+        // The URL is only compared when the config is reloaded, and never shown.
         let url = blake3::hash(self.url.as_bytes());
         let Self { stream, group, at_once, min_idle, .. } = self;
         f.debug_struct("Source").field("url", &url).field("of", &(stream, group, at_once, min_idle)).finish()
     }
 }
 
-/// The gate before triggers, and the buffer behind it.
+/// The gate for triggers, and its buffer.
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) mode: GateMode,
     pub(crate) tenant: Limit,
     pub(crate) global: Option<Limit>,
-    /// Where bursts are kept. It may hold a password.
+    /// The Redis server of the buffer. The URL may contain a password.
     pub(crate) buffer: Option<String>,
     pub(crate) ca: Option<Vec<u8>>,
     pub(crate) prefix: String,
-    /// At most so many buffered runs of one tenant.
+    /// Maximum number of buffered runs per tenant.
     pub(crate) capacity: u64,
-    /// How long a trigger waits for another with the same key.
+    /// How long a trigger waits for another one with the same key.
     pub(crate) wait: Duration,
-    /// How long a claim on a key stands without a heartbeat.
+    /// How long a claim on a key is valid without a heartbeat.
     pub(crate) lease: Duration,
-    /// How many replicas of the buffer's Redis must have a run before it is answered with 202.
+    /// Number of replicas of the buffer's Redis that must have a run before it is answered with 202.
     pub(crate) require_replicas: usize,
     pub(crate) drainers: usize,
     pub(crate) batch: u32,
@@ -95,13 +95,13 @@ impl std::fmt::Debug for Gate {
 }
 
 impl Intake {
-    /// Reads both. `ledger` is whether there is one: without it nothing can come in.
+    /// Reads both. `ledger` says whether there is a ledger, which they need.
     pub(super) fn read(root: &mut Table<'_>, ledger: bool, environment: &Environment<'_>) -> Self {
         let problems = root.problems();
         let sources = sources(root, environment);
         if !ledger && !sources.is_empty() {
             problems.whole(
-                "[[source]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                "[[source]] needs a ledger, which a memory or Redis store cannot contain: set `url` in [ledger] to \
                  embedded:PATH or postgres://…"
                     .to_owned(),
             );
@@ -109,16 +109,16 @@ impl Intake {
         Self { sources, gate: Gate::read(root, environment) }
     }
 
-    /// What a reload cannot change, in a form that can only be compared.
+    /// The settings that a reload cannot change, in a form that is only compared.
     pub(super) fn fixed(&self) -> String {
         format!("{self:?}")
     }
 }
 
-/// How long a claim on the key of a trigger can last: nothing that waits for one may wait longer.
+/// Maximum duration of a claim on a trigger's key, and so of a wait for it.
 const LONGEST_CLAIM: Duration = Duration::from_secs(60);
 
-/// A Redis URL, as text or as a secret.
+/// A Redis URL, as a string or as a secret.
 fn redis_url(table: &mut Table<'_>, key: &'static str, environment: &Environment<'_>) -> Option<String> {
     let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
     let (url, span) = match is_secret {
@@ -145,7 +145,7 @@ fn ca(table: &mut Table<'_>, problems: &Problems<'_>) -> Option<Vec<u8>> {
     match std::fs::read(&path.value) {
         Ok(pem) => Some(pem),
         Err(error) => {
-            problems.at(&path.span, format!("ca: {} cannot be read: {error}", path.value));
+            problems.at(&path.span, format!("ca: cannot read {}: {error}", path.value));
             None
         }
     }
@@ -174,7 +174,7 @@ fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<Source> {
             .iter()
             .any(|known| (&known.url, &known.stream, &known.group) == (&url, &stream.value, &group))
         {
-            problems.at(&stream.span, "stream: this stream and group are named twice");
+            problems.at(&stream.span, "stream: this stream and group are configured twice");
         }
         let at_once = usize::try_from(at_once).unwrap_or(usize::MAX);
         sources.push(Source { url, stream: stream.value, group, at_once, min_idle, ca });
@@ -201,7 +201,7 @@ impl Gate {
                 value if value > LONGEST_CLAIM => problems.at(
                     &given.span,
                     format!(
-                        "{name}: expected at most {}s, the longest that a claim on a key can last",
+                        "{name}: expected at most {}s, the maximum duration of a claim on a key",
                         LONGEST_CLAIM.as_secs()
                     ),
                 ),

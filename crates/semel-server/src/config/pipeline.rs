@@ -1,4 +1,4 @@
-//! Events and deliveries: the ledger, its limits, the targets.
+//! Events and deliveries: the ledger, its limits, and the targets.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -10,27 +10,27 @@ use super::secrets::{self, Environment};
 use super::targets::{self, Target};
 use super::values::{count, duration, size, text};
 
-/// The most that `run_wait` can be: every waiter costs memory and a connection.
+/// Maximum of `run_wait`: every waiter costs memory and a connection.
 const LONGEST_RUN_WAIT: Duration = Duration::from_secs(3600);
 
-/// Everything the pipeline needs to know.
+/// The settings of the pipeline.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
-    /// Where events are kept; `None` where there is no such place.
+    /// Where the ledger is; `None` if there is none.
     pub(crate) ledger: Option<LedgerPlace>,
-    /// Whether the file has a `[ledger]`; otherwise it is in the store where that can hold it.
+    /// True if the file has a `[ledger]`. Otherwise the ledger is in the store, if the store supports it.
     pub(crate) is_asked_for: bool,
-    /// How long what has ended is kept.
+    /// How long ended events are stored.
     pub(crate) retention: Duration,
-    /// How long work is a worker's without a heartbeat.
+    /// How long a delivery stays with its worker without a heartbeat.
     pub(crate) lease: Duration,
-    /// How many deliveries are in hand at once.
+    /// Maximum number of deliveries in progress.
     pub(crate) in_all: u32,
-    /// The largest payload.
+    /// Maximum size of a payload.
     pub(crate) max_payload: usize,
-    /// The longest that a caller may wait for a run to end.
+    /// How long a caller may wait for a run to end.
     pub(crate) run_wait: Duration,
-    /// How many callers may wait for runs at once.
+    /// Maximum number of callers that wait for runs.
     pub(crate) run_waiters: usize,
     pub(crate) targets: Vec<Target>,
 }
@@ -44,7 +44,7 @@ pub(crate) enum LedgerPlace {
     Embedded(PathBuf),
     /// In a database of its own.
     Postgres {
-        /// It may hold a password.
+        /// It may contain a password.
         url: String,
         schema: String,
     },
@@ -55,7 +55,7 @@ impl std::fmt::Debug for LedgerPlace {
         match self {
             Self::Store => f.write_str("Store"),
             Self::Embedded(folder) => f.debug_tuple("Embedded").field(folder).finish(),
-            // The URL is compared when a config is read anew, and shown to nobody.
+            // The URL is only compared when the config is reloaded, and never shown.
             Self::Postgres { url, schema } => f
                 .debug_struct("Postgres")
                 .field("schema", schema)
@@ -106,7 +106,7 @@ impl Pipeline {
         let targets = targets::read(root, u32::try_from(crashes).unwrap_or(u32::MAX), environment);
         if ledger.is_none() && !targets.is_empty() {
             problems.whole(
-                "[[target]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                "[[target]] needs a ledger, which a memory or Redis store cannot contain: set `url` in [ledger] to \
                  embedded:PATH or postgres://…"
                     .to_owned(),
             );
@@ -125,14 +125,14 @@ impl Pipeline {
         }
     }
 
-    /// What a reload cannot change, in a form that can only be compared.
+    /// The settings that a reload cannot change, in a form that is only compared.
     pub(super) fn fixed(&self) -> String {
         let limits = (self.in_all, self.max_payload, self.run_wait, self.run_waiters);
         format!("{:?}", (&self.ledger, self.retention, self.lease, limits))
     }
 }
 
-/// A URL: as text, or as a secret where it holds a password.
+/// A URL, as a string, or as a secret if it contains a password.
 fn url(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<(String, Range<usize>)> {
     let is_secret = table.located("url", |value| Ok(value.is_table())).is_some_and(|found| found.value);
     if is_secret {

@@ -1,32 +1,32 @@
-//! What is wrong with a config file, and where.
+//! Mistakes in a config file, with their positions.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 
-/// Collects what is wrong, so that all of it is told at once.
+/// Collects mistakes, so that all of them are reported together.
 #[derive(Debug)]
 pub(crate) struct Problems<'a> {
     file: &'a str,
     text: &'a str,
     found: RefCell<Vec<Problem>>,
-    /// Every key that was asked for, so that a test can compare them with the schema.
+    /// Every key that was read, so that a test can compare them with the schema.
     #[cfg(test)]
     asked: RefCell<std::collections::BTreeSet<String>>,
 }
 
-/// One mistake. Never holds a secret: values of secrets are not repeated.
+/// One mistake. Never contains the value of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     /// The file, or the flag.
     pub(crate) place: String,
-    /// Line and column, counted from 1; none for a flag.
+    /// Line and column, counted from 1; `None` for a flag.
     pub(crate) position: Option<(usize, usize)>,
     /// What is wrong and what was expected.
     pub(crate) message: String,
 }
 
-/// A config that cannot be used: every mistake in it.
+/// An invalid config, with every mistake in it.
 #[derive(Debug)]
 pub(crate) struct Invalid(pub(crate) Vec<Problem>);
 
@@ -51,18 +51,18 @@ impl<'a> Problems<'a> {
         self.asked.borrow().clone()
     }
 
-    /// Something is wrong at these bytes of the file.
+    /// Reports a mistake at these bytes of the file.
     pub(super) fn at(&self, span: &Range<usize>, message: impl Into<String>) {
         let position = Some(position(self.text, span.start));
         self.add(Problem { place: self.file.to_owned(), position, message: message.into() });
     }
 
-    /// Something is wrong with a flag.
+    /// Reports a mistake in a flag.
     pub(super) fn flag(&self, flag: &str, message: impl Into<String>) {
         self.add(Problem { place: flag.to_owned(), position: None, message: message.into() });
     }
 
-    /// Something is wrong as a whole.
+    /// Reports a mistake without a position.
     pub(super) fn whole(&self, message: impl Into<String>) {
         self.add(Problem { place: self.file.to_owned(), position: None, message: message.into() });
     }
@@ -71,7 +71,7 @@ impl<'a> Problems<'a> {
         self.found.borrow_mut().push(problem);
     }
 
-    /// `Ok` where nothing is wrong. In the order of the file.
+    /// `Ok` without mistakes; otherwise all mistakes in the order of the file.
     pub(super) fn into_result(self) -> Result<(), Invalid> {
         let mut found = self.found.into_inner();
         found.sort_by_key(|problem| problem.position);
@@ -122,7 +122,7 @@ pub(super) fn meant<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -
         .map(|(_, name)| name)
 }
 
-/// How many letters must be put in, taken out or changed (Levenshtein).
+/// The Levenshtein distance.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

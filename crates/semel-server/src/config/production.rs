@@ -1,4 +1,5 @@
-//! `semel config check --production`: what a config lacks that faces strangers. Each gap says what, why, and the setting.
+//! `semel config check --production`: settings that a server on a public network lacks. Each message names the setting, the reason, and
+//! the fix.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 use super::certificate::Certificate;
 use super::{Config, Gateway, Place, transport};
 
-/// Everything that is missing; nothing where the config is fit for production. `text` is the file's, `path` where it is.
+/// The missing settings; empty if the config is fit for production. `text` is the content of the file, `path` its location.
 pub(super) fn gaps(config: &Config, path: &Path, text: &str) -> Vec<String> {
     let mut gaps = Vec::new();
     let mut add = |gap: &str| gaps.push(gap.to_owned());
@@ -41,7 +42,7 @@ pub(super) fn gaps(config: &Config, path: &Path, text: &str) -> Vec<String> {
         }
         if security.allow_link_local {
             add(&format!(
-                "[[target]] {name:?} allow_link_local: true; a name that leads to the cloud's metadata service would be \
+                "[[target]] {name:?} allow_link_local: true; a name that resolves to the cloud's metadata service would be \
                  called; remove it"
             ));
         }
@@ -154,28 +155,28 @@ fn store(config: &Config, add: &mut impl FnMut(&str)) {
         );
     }
     match &config.sealing {
-        None => add(
-            "[store.encryption]: not set; answers are readable to all who get the store's files or a backup; add \
-             [[store.encryption.key]]",
-        ),
+        None => {
+            add("[store.encryption]: not set; answers can be read from the store's files or a backup; add \
+             [[store.encryption.key]]")
+        }
         Some(sealing) if sealing.plain == Plain::Read => add(
-            "[store.encryption] plain: read; outcomes that were not sealed are believed; set plain = \"refuse\" one \
-             retention after encryption was switched on",
+            "[store.encryption] plain: read; unencrypted outcomes are accepted; set plain = \"refuse\" one \
+             retention after encryption was enabled",
         ),
         Some(_) => {}
     }
     if config.pipeline.ledger.is_none() {
         add(
-            "[ledger] url: not set; changes by hand are in the log only and not in a durable audit log; set url = \
+            "[ledger] url: not set; changes by operators are only in the log, not in a durable audit log; set url = \
              \"embedded:PATH\" or \"postgres://…\"",
         );
     }
 }
 
-/// Files that others on the machine could read or change.
+/// Files that other users of the machine could read or change.
 fn permissions(config: &Config, path: &Path, text: &str, gaps: &mut Vec<String>) {
     let mut check = |file: &Path, forbidden: u32, what: &str, way_out: &str| {
-        // A file that is missing is told elsewhere, or is made when it is needed.
+        // A missing file is reported elsewhere, or is created when it is needed.
         let Ok(found) = fs::metadata(file) else { return };
         let mode = found.permissions().mode() & 0o777;
         if mode & forbidden != 0 {
@@ -195,7 +196,7 @@ fn permissions(config: &Config, path: &Path, text: &str, gaps: &mut Vec<String>)
     }
 }
 
-/// The files that hold secrets: `{ file = "…" }`, wherever it stands.
+/// The files of secrets: all `{ file = "…" }` of the config.
 fn secret_files(text: &str) -> Vec<PathBuf> {
     fn walk(table: &DeTable<'_>, files: &mut Vec<PathBuf>) {
         for (name, value) in table.iter() {

@@ -1,4 +1,4 @@
-//! Reads tables of a TOML file key by key. What is not asked for is a mistake of the file's.
+//! Reads tables of a TOML file key by key. A key that is never read is a mistake in the file.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -11,9 +11,9 @@ use super::problem::{Problems, meant};
 
 /// One table of the file.
 pub(crate) struct Table<'a> {
-    /// How it is written in the file, for messages: `[gateway]`.
+    /// Its name in messages: `[gateway]`.
     name: String,
-    /// The same for programs: `gateway.limits`.
+    /// Its path for programs: `gateway.limits`.
     path: String,
     span: Range<usize>,
     entries: Cow<'a, DeTable<'a>>,
@@ -21,7 +21,7 @@ pub(crate) struct Table<'a> {
     problems: &'a Problems<'a>,
 }
 
-/// A value, and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Located<T> {
     pub(crate) value: T,
@@ -40,7 +40,7 @@ impl<'a> Table<'a> {
         )
     }
 
-    /// A table that is not there, so that its defaults are read in one place.
+    /// An absent table, so that its defaults are read in one place.
     pub(super) fn empty(name: &str, problems: &'a Problems<'a>) -> Self {
         let path = name.trim_matches(['[', ']']).to_owned();
         Self::new(name.to_owned(), path, 0..0, Cow::Owned(DeTable::new()), problems)
@@ -56,7 +56,7 @@ impl<'a> Table<'a> {
         Self { name, path, span, entries, asked: BTreeSet::new(), problems }
     }
 
-    /// Where it stands.
+    /// Its position.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -76,12 +76,12 @@ impl<'a> Table<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// Whether the key is there, without reading it.
+    /// True if the key is present, without reading it.
     pub(super) fn has(&mut self, key: &'static str) -> bool {
         self.entry(key).is_some()
     }
 
-    /// Reads a value; `read` says what was expected where it is not that.
+    /// Reads a value; `read` returns the expected form on an error.
     pub(super) fn get<T>(
         &mut self,
         key: &'static str,
@@ -90,7 +90,7 @@ impl<'a> Table<'a> {
         self.located(key, read).map(|located| located.value)
     }
 
-    /// The same, with its place.
+    /// Reads a value with its position.
     pub(super) fn located<T>(
         &mut self,
         key: &'static str,
@@ -107,7 +107,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// A value that must be there.
+    /// Reads a required value.
     pub(super) fn need<T>(
         &mut self,
         key: &'static str,
@@ -119,7 +119,7 @@ impl<'a> Table<'a> {
         self.get(key, read)
     }
 
-    /// A table below this one: `[key]`, or `key = { … }`.
+    /// A nested table: `[key]`, or `key = { … }`.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Table<'a>> {
         let problems = self.problems;
         let path = self.below(key);
@@ -137,7 +137,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Tables below this one: `[[key]]`.
+    /// Nested tables: `[[key]]`.
     pub(super) fn tables(&mut self, key: &'static str) -> Vec<Table<'a>> {
         let problems = self.problems;
         let path = self.below(key);
@@ -167,7 +167,7 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Reports every key that nobody asked for.
+    /// Reports every key that was not read.
     pub(super) fn done(self) {
         for (key, _) in self.entries.iter() {
             let typed = key.get_ref().as_ref();

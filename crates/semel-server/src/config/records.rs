@@ -1,4 +1,4 @@
-//! Where records are kept.
+//! The store of the records.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -15,22 +15,22 @@ use super::values::{choice, count, duration, size, text};
 use super::{Environment, Gateway, secrets};
 use crate::cli::ServeArgs;
 
-/// The store, and the engine's bounds over it.
+/// The store, and the engine's limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
     pub(crate) place: Place,
-    /// How long to wait for a server of the store.
+    /// Timeout for a server of the store.
     pub(crate) timeout: Option<Duration>,
-    /// The most that this process keeps of done records.
+    /// Maximum size of done records in the cache of this process.
     pub(crate) hot_cache: u64,
     pub(crate) waiters: Waiters,
-    /// The largest outcome that is kept.
+    /// Maximum size of a stored outcome.
     pub(crate) max_outcome: usize,
-    /// What the new keys of all callers may cost.
+    /// Limits on the new keys of all callers.
     pub(crate) limits: StoreLimits,
 }
 
-/// How many callers may wait.
+/// Maximum number of waiting callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiters {
     pub(crate) per_key: usize,
@@ -52,7 +52,7 @@ pub(crate) enum Place {
         ca: Option<Vec<u8>>,
         require_replicas: usize,
         on_store_loss: Loss,
-        /// The longest retention: for so long new claims are refused after a loss.
+        /// The longest retention: new claims are refused for this time after a loss of data.
         retention: Duration,
     },
     Postgres {
@@ -73,11 +73,11 @@ pub(crate) struct Coordinate {
     pub(crate) ca: Option<Vec<u8>>,
 }
 
-/// What to do when a Redis server comes back with less than it had.
+/// What to do when a Redis server has lost data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     Alarm,
-    /// No new claims for one retention.
+    /// Grant no new claims for one retention.
     Refuse,
 }
 
@@ -95,7 +95,7 @@ const REDIS: [&str; 8] = [
     "unix",
 ];
 
-/// Settings that only some stores have, with their places.
+/// Settings of particular stores, with their positions.
 struct Extras {
     prefix: Option<Located<String>>,
     ca: Option<Located<Vec<u8>>>,
@@ -165,7 +165,7 @@ impl Records {
     }
 }
 
-/// A URL and where it came from.
+/// A URL and its origin.
 struct Url {
     text: String,
     from: From,
@@ -182,7 +182,7 @@ impl Url {
         self.text.split_once(':').map_or("", |(scheme, _)| scheme)
     }
 
-    /// Says what is wrong with it. The URL may hold a password and is not repeated.
+    /// Reports a mistake in it. The URL may contain a password and is not repeated.
     fn refuse(&self, problems: &Problems<'_>, key: &str, why: &str) {
         match &self.from {
             From::File(span) => problems.at(span, format!("{key}: {why}")),
@@ -192,7 +192,7 @@ impl Url {
     }
 }
 
-/// A URL from the flag, else from the file: as text, or as a secret where it holds a password.
+/// A URL from the flag, else from the file: a string, or a secret if it contains a password.
 fn url(
     table: &mut Table<'_>,
     key: &'static str,
@@ -221,7 +221,7 @@ fn url_of_redis(
     None
 }
 
-/// The store of the URL. A setting that it does not have is a mistake, not a wish that is overheard.
+/// The store of the URL. A setting that this store does not have is a mistake.
 fn place(
     url: &Url,
     coordinate: Option<Url>,
@@ -300,7 +300,7 @@ fn place(
     }
 }
 
-/// How many new keys all callers together may bring. A client can invent principals, so limits on each do not bound it.
+/// The rate limit on new keys of all callers. A client can invent principals, so limits per principal are not enough.
 fn new_keys(table: &mut Table<'_>) -> Option<NewKeyRate> {
     let most = u64::from(u32::MAX);
     let per_second = table.get("new_keys_per_second", count(0, most)).unwrap_or(10_000);
@@ -309,7 +309,7 @@ fn new_keys(table: &mut Table<'_>) -> Option<NewKeyRate> {
     (per_second > 0).then(|| NewKeyRate { per_second: as_u32(per_second), burst: as_u32(burst) })
 }
 
-/// What a store may hold where nobody said otherwise. A server of its own has limits of its own.
+/// Default of the maximum size of a store. A database server has limits of its own.
 fn usual_max_bytes(place: &Place) -> u64 {
     match place {
         Place::Memory => 256 << 20,
@@ -318,7 +318,7 @@ fn usual_max_bytes(place: &Place) -> u64 {
     }
 }
 
-/// What the profile does after a loss, where nobody said otherwise.
+/// Default of the profile after a loss of data.
 fn usual_loss(gateway: Option<&Gateway>) -> Loss {
     match gateway.map(|gateway| gateway.profile.store_loss) {
         Some(StoreLoss::Refuse) => Loss::Refuse,

@@ -1,4 +1,4 @@
-//! `[[route]]`: what is done with which requests. What is left out is the profile's default.
+//! `[[route]]`: the settings of matching requests. The profile has the defaults.
 
 use std::time::Duration;
 
@@ -27,24 +27,24 @@ const ON_5XX: [(&str, OnServerError); 3] =
 const ON_DOUBT: [(&str, OnDoubt); 3] =
     [("hold", OnDoubt::Hold), ("probe", OnDoubt::Probe), ("release", OnDoubt::Release)];
 
-/// The routes, and what others have to know of them.
+/// The routes, and their settings for other parts.
 #[derive(Debug)]
 pub(super) struct Routes {
     pub(super) policies: Vec<RoutePolicy>,
-    /// Upstreams that routes name, by the text they are named with.
+    /// Upstreams of routes, by the text in the file.
     pub(super) upstreams: Vec<(String, Upstream)>,
     /// Every header that carries a key.
     pub(super) key_headers: Vec<HeaderName>,
 }
 
-/// What holds for every route that does not say otherwise.
+/// Defaults of all routes.
 pub(super) struct Usual<'a> {
     pub(super) profile: &'a Profile,
     pub(super) store_down: StoreDown,
     pub(super) headers: HeaderRules,
     pub(super) ambiguous: Ambiguous,
     pub(super) ignore_case: bool,
-    /// The gateway's.
+    /// The gateway's upstream.
     pub(super) upstream: Option<Upstream>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Usual<'a> {
     pub(super) fn new(profile: &'a Profile, store_down: StoreDown, host: Host) -> Self {
         let mut headers = HeaderRules::default();
         if host == Host::Upstream {
-            // The upstream answers under its own name, whichever gateway a retry comes through.
+            // The upstream's answer does not depend on the gateway's host name, so a retry may use another one.
             headers.fingerprint.retain(|name| *name != http::header::HOST);
         }
         Self {
@@ -74,7 +74,7 @@ impl<'a> Usual<'a> {
     }
 }
 
-/// Reads all routes, in their order.
+/// Reads all routes in order.
 pub(super) fn read(root: &mut Table<'_>, usual: &Usual<'_>) -> Routes {
     let problems = root.problems();
     let key_headers = vec![usual.profile.key_header.clone()];
@@ -103,7 +103,7 @@ fn route(
 ) -> PolicyBuilder {
     if let Some(url) = table.get("upstream", upstream) {
         let (name, upstream) = url;
-        // However its URL is spelled, one upstream has one limit on calls.
+        // One upstream has one limit on calls, however its URL is written.
         if usual.upstream.as_ref() != Some(&upstream) {
             if !routes.upstreams.iter().any(|(_, known)| *known == upstream) {
                 routes.upstreams.push((name, upstream.clone()));
@@ -175,7 +175,7 @@ fn upstream(value: &DeValue<'_>) -> Result<(String, Upstream), String> {
     Ok((url, upstream))
 }
 
-/// A route's own scope. A JWT is verified for the whole gateway, not for one route.
+/// The scope of a route. JWT settings are those of the gateway.
 fn scope(value: &DeValue<'_>) -> Result<Scope, String> {
     Scope::parse_parts(&one_or_several(value)?, None::<VerifierBuilder>).map_err(|error| error.to_string())
 }
@@ -190,8 +190,7 @@ fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
 
 pub(super) fn headers(value: &DeValue<'_>) -> Result<Vec<HeaderName>, String> {
     let name = |name: String| {
-        HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("{name:?} cannot be the name of a header"))
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))
     };
     texts(value)?.into_iter().map(name).collect()
 }
@@ -230,17 +229,16 @@ fn key(
         let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
         route = route.key_length(as_usize(min), as_usize(max));
     }
-    // In mode keyed: under which header the derived key goes upstream, and for whom it is derived.
+    // For mode keyed: the header of the derived key, and the provider that it is derived for.
     let derived = key.get("derived_header", |value| {
         let name = text(value)?;
-        HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("{name:?} cannot be the name of a header"))
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))
     });
     let provider = key.get("provider", text);
     key.done();
     let mut sources = [header, json, template, content].into_iter().flatten();
     match (sources.next(), sources.next()) {
-        (_, Some(_)) => problems.at(&span, "key: give one of header, json, content, route, not several"),
+        (_, Some(_)) => problems.at(&span, "key: expected only one of header, json, content, route"),
         (Some(source), None) => {
             if let KeySource::Header(name) = &source
                 && !key_headers.contains(name)
@@ -258,7 +256,7 @@ fn key(
     route
 }
 
-/// `probe = "GET /by-key/{key}"`; `probe_absent` says what its 404 means.
+/// `probe = "GET /by-key/{key}"`; `probe_absent` is the meaning of its 404.
 fn probe(table: &mut Table<'_>, route: PolicyBuilder, mode: Mode) -> PolicyBuilder {
     let absent = table.located("probe_absent", choice(&[("unknown", Absent::Unknown), ("run", Absent::Run)]));
     let Some(call) = table.get("probe", call) else {
@@ -269,12 +267,12 @@ fn probe(table: &mut Table<'_>, route: PolicyBuilder, mode: Mode) -> PolicyBuild
         }
         return route;
     };
-    // Only an upstream that honours the key it was sent makes a second call safe.
+    // A second call is safe only if the upstream honours the key that it gets.
     let usual = if mode == Mode::Keyed { Absent::Run } else { Absent::Unknown };
     route.probe(Probe { call, absent: absent.map_or(usual, |absent| absent.value) })
 }
 
-/// `fingerprint = "exact" | "json"`, what it leaves out, and the headers it takes in.
+/// `fingerprint = "exact" | "json"`, its excluded members, and its headers.
 fn fingerprint(table: &mut Table<'_>, mut route: PolicyBuilder, usual: &HeaderRules) -> PolicyBuilder {
     #[derive(Clone, Copy, PartialEq)]
     enum Word {

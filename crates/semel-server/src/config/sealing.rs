@@ -1,4 +1,4 @@
-//! `[store.encryption]`: the keys that seal outcomes at rest.
+//! `[store.encryption]`: the keys that encrypt stored outcomes.
 
 use semel::store::{Keyring, Plain, SealingKey};
 
@@ -6,21 +6,21 @@ use super::reader::Table;
 use super::secrets::{self, Environment};
 use super::values::{choice, text};
 
-/// A key shorter than this can be found by trying.
+/// A shorter key could be guessed.
 const SHORTEST: usize = 32;
 
-/// How outcomes are sealed.
+/// Settings of the encryption.
 #[derive(Clone, Debug)]
 pub(crate) struct Sealing {
-    /// The first key seals, all of them open.
+    /// The first key encrypts, all of them decrypt.
     pub(crate) ring: Keyring,
-    /// What becomes of outcomes from before.
+    /// Handling of outcomes that are not encrypted.
     pub(crate) plain: Plain,
-    /// Whether the operator accepts that events and buffered runs are kept as they are.
+    /// Whether the operator accepts that events and buffered runs are not encrypted.
     pub(crate) ledger: PlainLedger,
 }
 
-/// Whether a ledger and a buffer, which are not sealed, may be used beside sealed outcomes.
+/// Whether an unencrypted ledger and buffer may be used with encrypted outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PlainLedger {
     #[default]
@@ -53,10 +53,8 @@ impl Sealing {
             key.done();
             let (Some(id), Some((value, span))) = (id, value) else { continue };
             if value.len() < SHORTEST {
-                problems.at(
-                    &span,
-                    format!("value: is shorter than {SHORTEST} characters, which can be found by trying"),
-                );
+                problems
+                    .at(&span, format!("value: is shorter than {SHORTEST} characters and could be guessed"));
                 continue;
             }
             let value = SealingKey::from_passphrase(value.as_bytes());

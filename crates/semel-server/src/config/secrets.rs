@@ -1,4 +1,4 @@
-//! Secrets are never written into the file: it says where they are.
+//! Secrets are not in the config file: it names an environment variable or a file.
 
 use std::ops::Range;
 
@@ -7,23 +7,21 @@ use semel::secret::Secret;
 use super::reader::Table;
 use super::values::text;
 
-/// Where environment variables are looked up; a test brings its own.
+/// Looks up environment variables; tests replace it.
 pub(crate) struct Environment<'a>(pub(crate) &'a dyn Fn(&str) -> Option<String>);
 
-/// The process's own.
+/// The environment of the process.
 pub(crate) const PROCESS: Environment<'static> = Environment(&|name| std::env::var(name).ok());
 
-/// Before the 64 hexadecimal digits of a secret that a store made: so a deployment that has run without a configured
-/// secret can configure the one it has.
+/// Prefix of the 64 hexadecimal digits of a secret that a store generated. A deployment that has run without a configured secret can
+/// configure the existing one.
 const MADE_BY_A_STORE: &str = "hex:";
 
 /// The deployment's secret.
 pub(super) fn passphrase(table: &mut Table<'_>, key: &'static str, from: &Environment<'_>) -> Option<Secret> {
     let (text, span) = read(table, key, from)?;
     if text.len() < 16 {
-        table
-            .problems()
-            .at(&span, format!("{key}: is shorter than 16 characters, which can be found by trying"));
+        table.problems().at(&span, format!("{key}: is shorter than 16 characters and could be guessed"));
         return None;
     }
     let Some(digits) = text.strip_prefix(MADE_BY_A_STORE) else {
@@ -44,7 +42,7 @@ fn bytes_of(digits: &str) -> Option<[u8; 32]> {
     bytes.try_into().ok()
 }
 
-/// A secret text: `{ env = "NAME" }` or `{ file = "PATH" }`, without the line break at its end.
+/// A secret: `{ env = "NAME" }` or `{ file = "PATH" }`, without the line break at its end.
 pub(super) fn read(
     table: &mut Table<'_>,
     key: &'static str,
@@ -53,7 +51,7 @@ pub(super) fn read(
     let expected =
         "expected { env = \"NAME\" } or { file = \"PATH\" }: secrets are not written into the file";
     let problems = table.problems();
-    // The value itself is not repeated: somebody may have written the secret there.
+    // The value is not repeated, because it may be the secret itself.
     let written =
         table.located(key, |value| if value.is_table() { Ok(()) } else { Err(expected.to_owned()) })?;
     let mut place = table.table(key)?;

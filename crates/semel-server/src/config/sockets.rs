@@ -1,4 +1,4 @@
-//! The sockets of a config: they are opened at the start, and no reload changes them.
+//! The sockets of a config. They are opened at start, and a reload cannot change them.
 
 use std::net::SocketAddr;
 
@@ -27,10 +27,10 @@ impl Sockets {
         }
     }
 
-    /// Whether a new config asks for the same sockets.
+    /// Checks that a new config has the same sockets.
     ///
     /// # Errors
-    /// Names each setting that differs.
+    /// Every setting that differs.
     pub(crate) fn check_same(&self, new: &Self) -> anyhow::Result<()> {
         let mut changed = self.admin.changes("admin", &new.admin);
         match (&self.gateway, &new.gateway) {

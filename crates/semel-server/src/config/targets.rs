@@ -1,4 +1,4 @@
-//! `[[target]]`: who events are delivered to.
+//! `[[target]]`: the receivers of events.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use super::transport;
 use super::values::{choice, count, duration, switch, text, texts};
 
 const ON_EXHAUSTED: [(&str, Exhausted); 2] = [("dlq", Exhausted::Dlq), ("blocked", Exhausted::Blocked)];
-/// A target's own default: nobody waits for a delivery, so there may be more of them, and later.
+/// Default number of attempts. Callers do not wait for a delivery, so it may be retried more often and later.
 const ATTEMPTS: u64 = 3;
 
-/// A target of the file, checked.
+/// A validated target of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) name: String,
@@ -30,20 +30,20 @@ pub(crate) struct Target {
     pub(super) security: Security,
 }
 
-/// What a target's settings mean for who can read or forge deliveries.
+/// The security properties of a target.
 #[derive(Clone, Debug)]
 pub(super) struct Security {
-    /// Beyond loopback, the host that is spoken to without TLS.
+    /// The host, if the connection leaves the machine without TLS.
     pub(super) plain_host: Option<String>,
-    /// Whether deliveries are signed or carry a token.
+    /// True if deliveries are signed or carry a token.
     pub(super) authenticated: bool,
     pub(super) allow_link_local: bool,
 }
 
-/// The targets, as the delivery loop knows them.
+/// The targets for the delivery loop.
 ///
 /// # Errors
-/// Never for targets that were read from a file: their names are checked.
+/// Never for targets of a file: their names were checked.
 pub(crate) fn targets(read: &[Target], destinations: &Destinations) -> anyhow::Result<Targets> {
     read.iter().try_fold(Targets::new(), |targets, target| {
         let Target { name, target, events, policy, security: _ } = target;
@@ -52,7 +52,7 @@ pub(crate) fn targets(read: &[Target], destinations: &Destinations) -> anyhow::R
     })
 }
 
-/// Reads all `[[target]]`s. `max_crashes` holds for all of them.
+/// Reads all `[[target]]`s. `max_crashes` applies to all of them.
 pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environment<'_>) -> Vec<Target> {
     let problems = root.problems();
     let mut targets: Vec<Target> = Vec::new();
@@ -76,7 +76,7 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
         let (Some(name), Some(url)) = (name, url) else { continue };
         if targets.iter().any(|other| other.name == name.value) {
             let taken =
-                format!("name: {:?} is taken by another target; deliveries are kept by name", name.value);
+                format!("name: {:?} is taken by another target; deliveries are stored by name", name.value);
             problems.at(&name.span, taken);
             continue;
         }
@@ -94,7 +94,7 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
             connections: usize::try_from(policy.concurrency).unwrap_or(usize::MAX),
             timeout: Some(policy.timeout),
         };
-        // The URL is not repeated: its query may hold a token.
+        // The URL is not repeated, because its query may contain a token.
         match HttpTarget::new(&url.value, bearer.as_ref().map(|(token, _)| token.as_str()), options) {
             Ok(target) => targets.push(Target {
                 name: name.value,
@@ -105,7 +105,7 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
             }),
             Err(HttpTargetError::Build(BuildError::LinkLocal)) => problems.at(
                 &url.span,
-                format!("url: {}; if it is meant, set allow_link_local = true", BuildError::LinkLocal),
+                format!("url: {}; if this is intended, set allow_link_local = true", BuildError::LinkLocal),
             ),
             Err(error) => problems.at(&url.span, format!("url: {error}")),
         }
@@ -138,7 +138,7 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     retry.done();
     let zero = |found: &Option<Located<Duration>>, name: &str| {
         if let Some(found) = found.as_ref().filter(|found| found.value.is_zero()) {
-            problems.at(&found.span, format!("{name}: expected more than nothing"));
+            problems.at(&found.span, format!("{name}: expected a value above 0"));
         }
     };
     zero(&base, "base");
@@ -160,7 +160,7 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     policy
 }
 
-/// When the target's breaker opens, and for how long. What is not said is as always, also when a file is read anew.
+/// The circuit breaker of the target. Missing settings have their defaults, also after a reload.
 fn breaker(table: &mut Table<'_>) -> Limits {
     let usual = Limits::default();
     let problems = table.problems();
@@ -177,16 +177,15 @@ fn breaker(table: &mut Table<'_>) -> Limits {
     breaker.done();
     for (found, name) in [(&window, "window"), (&rest, "rest"), (&longest, "longest_rest")] {
         if let Some(found) = found.as_ref().filter(|found| found.value.is_zero()) {
-            problems.at(&found.span, format!("{name}: expected more than nothing"));
+            problems.at(&found.span, format!("{name}: expected a value above 0"));
         }
     }
     let rested = rest.as_ref().map_or(usual.rest, |rest| rest.value);
     let at = longest.as_ref().or(rest.as_ref()).map_or(span, |found| found.span.clone());
-    // Who wants a long rest and says nothing of a longest one means that one.
+    // Without `longest_rest`, a long `rest` is also the longest one.
     let longest = longest.map_or(usual.longest_rest.max(rested), |longest| longest.value);
     if longest < rested {
-        let why =
-            "longest_rest: expected at least `rest`, which it is doubled from with every probe that fails";
+        let why = "longest_rest: expected at least `rest`, which doubles with every failed probe";
         problems.at(&at, why);
     }
     Limits {
@@ -200,7 +199,7 @@ fn breaker(table: &mut Table<'_>) -> Limits {
     }
 }
 
-/// The secret that signs deliveries, checked where it is read. It is never repeated.
+/// The secret that signs deliveries, validated when it is read. It is never repeated.
 fn signing_secret(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<SigningSecret> {
     let (secret, span) = secrets::read(table, "secret", environment)?;
     match SigningSecret::parse(&secret) {

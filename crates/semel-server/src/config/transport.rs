@@ -1,4 +1,4 @@
-//! Which connections to servers of stores, and to services, others on the network could read.
+//! Finds connections to stores and services that others on the network could read.
 
 use std::net::IpAddr;
 
@@ -6,30 +6,30 @@ use super::{Config, LedgerPlace, Place};
 
 /// A connection to a PostgreSQL or Redis server.
 struct Server<'a> {
-    /// As it is written in the file: `[store] url`.
+    /// Its name in the file: `[store] url`.
     setting: String,
-    /// It may hold a password, and is not repeated.
+    /// It may contain a password, and is not repeated.
     url: &'a str,
 }
 
-/// How well a connection is protected.
+/// The protection of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protection {
     /// It does not leave the machine.
     Local,
     /// It may be in plain text.
     None,
-    /// It is encrypted, and the server's name is not checked: another machine can pose as the server.
+    /// It is encrypted, but the server's name is not verified: another machine can pose as the server.
     Unverified,
     Verified,
 }
 
-/// What is to be said at the start: connections without TLS beyond loopback.
+/// Warnings at start: connections beyond loopback without TLS.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
     unprotected(config, |protection| protection == Protection::None)
 }
 
-/// The same, and those whose server is not verified.
+/// The same, and connections to unverified servers.
 pub(super) fn gaps(config: &Config) -> Vec<String> {
     unprotected(config, |protection| matches!(protection, Protection::None | Protection::Unverified))
 }
@@ -98,7 +98,7 @@ fn protection(url: &str) -> Protection {
     if !is_postgres(url) {
         return if scheme(url).starts_with("rediss") { Protection::Verified } else { Protection::None };
     }
-    // The last one counts, as for the driver. Without one the driver tries TLS and goes on without it.
+    // The last parameter counts, as in the driver. Without one the driver tries TLS and falls back to plain text.
     match parameters(url).filter(|(name, _)| matches!(*name, "sslmode" | "ssl-mode")).last() {
         Some((_, "verify-full")) => Protection::Verified,
         Some((_, "require" | "verify-ca")) => Protection::Unverified,
@@ -137,7 +137,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Whether a host is this machine: loopback, a socket, or none at all.
+/// True if a host is this machine: loopback, a socket, or no host.
 pub(super) fn is_local(host: &str) -> bool {
     let name = host.to_ascii_lowercase();
     name.is_empty()

@@ -1,4 +1,4 @@
-//! Values of the file: text, numbers, durations, sizes, addresses, choices.
+//! Values of the file: strings, numbers, durations, sizes, addresses, choices.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::problem::meant;
 
-/// Any text but the empty one.
+/// A non-empty string.
 pub(super) fn text(value: &DeValue<'_>) -> Result<String, String> {
     match value {
         DeValue::String(text) if !text.is_empty() => Ok(text.clone().into_owned()),
@@ -16,7 +16,7 @@ pub(super) fn text(value: &DeValue<'_>) -> Result<String, String> {
     }
 }
 
-/// A list of texts.
+/// A list of strings.
 pub(super) fn texts(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     let wrong = |found: &str| format!("expected a list of texts, as in [\"a\", \"b\"], found {found}");
     match value {
@@ -28,7 +28,7 @@ pub(super) fn texts(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     }
 }
 
-/// A text, or a list of them.
+/// A string, or a list of strings.
 pub(super) fn one_or_several(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     match value {
         DeValue::Array(_) => texts(value),
@@ -37,12 +37,12 @@ pub(super) fn one_or_several(value: &DeValue<'_>) -> Result<Vec<String>, String>
     }
 }
 
-/// Yes or no.
+/// A boolean.
 pub(super) fn switch(value: &DeValue<'_>) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| format!("expected true or false, found {}", value.type_str()))
 }
 
-/// A whole number between two bounds.
+/// An integer between two bounds.
 pub(super) fn count(least: u64, most: u64) -> impl Fn(&DeValue<'_>) -> Result<u64, String> {
     move |value| {
         let expected = || format!("expected a whole number from {least} to {most}");
@@ -56,14 +56,14 @@ pub(super) fn count(least: u64, most: u64) -> impl Fn(&DeValue<'_>) -> Result<u6
     }
 }
 
-/// A length of time: `"5s"`.
+/// A duration: `"5s"`.
 pub(super) fn duration(value: &DeValue<'_>) -> Result<Duration, String> {
     let expected = "expected a duration such as \"250ms\", \"5s\", \"10m\", \"24h\" or \"7d\"";
     let DeValue::String(text) = value else { return Err(format!("{expected}, found {}", value.type_str())) };
     parse_duration(text).ok_or_else(|| format!("{expected}, found {text:?}"))
 }
 
-/// Reads `1h30m`: numbers with units, without spaces.
+/// Parses `1h30m`: numbers with units, without spaces.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     let mut sum = Duration::ZERO;
@@ -88,7 +88,7 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     Some(sum)
 }
 
-/// A duration as this file writes it.
+/// A duration in the format of the config file.
 pub(crate) fn show_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -128,7 +128,7 @@ fn parse_size(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// One of a few words.
+/// One of several words.
 pub(super) fn choice<T: Clone>(words: &[(&'static str, T)]) -> impl Fn(&DeValue<'_>) -> Result<T, String> {
     move |value| {
         let expected = || {
@@ -146,18 +146,18 @@ pub(super) fn choice<T: Clone>(words: &[(&'static str, T)]) -> impl Fn(&DeValue<
     }
 }
 
-/// Where to listen.
+/// A listen address.
 pub(super) fn address(value: &DeValue<'_>) -> Result<SocketAddr, String> {
     parse_address(&text(value)?)
 }
 
-/// An address with its port; `localhost:8080` too.
+/// An address with a port, such as `localhost:8080`.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let expected = || format!("expected an address with a port, as in \"127.0.0.1:8080\", found {text:?}");
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    // Only names that the machine itself knows: a listener's address is one of its own.
+    // Resolved locally: a listener's address is one of this machine.
     text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(expected)
 }
 
