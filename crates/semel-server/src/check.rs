@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use crate::cli::{CheckArgs, Format};
 
-/// Something that was asked of the target failed.
+/// A case failed.
 const FAILED: u8 = 1;
-/// The file, the target or what was typed cannot be used: nothing was graded.
+/// The file, the target or an argument is unusable: nothing was graded.
 const UNUSABLE: u8 = 2;
 
-/// Runs the command. 0: nothing failed; 1: something did; 2: nothing could be graded.
+/// Runs the command. Exit code 0: nothing failed; 1: a case failed; 2: nothing could be graded.
 pub(crate) fn run(args: &CheckArgs) -> ExitCode {
     match check(args) {
         Ok(code) => code,
@@ -65,13 +65,13 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
         let Some((name, value)) = pair.split_once('=') else {
             return Err(Error::Setting(format!("--set {pair:?}: expected NAME=VALUE")));
         };
-        // JSON where it is JSON, else a text.
+        // Parsed as JSON if it is JSON, else a string.
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         options.set.insert(name.to_owned(), value);
     }
     let runner = Runner::new(options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::Setting(format!("no runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Error::Setting(format!("cannot start the runtime: {error}")))?;
     let bar = Bar::new();
     let report = runtime.block_on(runner.run(&storyboards, &|progress| bar.show(progress)));
     bar.clear();
@@ -130,12 +130,12 @@ fn write_template(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Standard output may be a pipe that nobody reads any more.
+/// Standard output may be a closed pipe.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-/// A bar on standard error, where that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 struct Bar {
     shown: bool,
 }

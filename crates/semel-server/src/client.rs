@@ -1,6 +1,6 @@
-//! A small HTTP client: for the commands that talk to a running server, for the demo's traffic, and for spans.
+//! A small HTTP client: for commands that talk to a running server, for the demo's traffic, and for spans.
 //!
-//! It is [`semel::client`], one try each, with errors that tell a person what to do.
+//! It wraps [`semel::client`] with one attempt per request, and with errors that say what to do.
 
 mod trouble;
 
@@ -27,16 +27,16 @@ pub(crate) struct Client {
     server: Server,
 }
 
-/// Who is spoken to, as far as it matters to whoever reads of a failure.
+/// The kind of server, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// A `semel serve`.
     Server,
-    /// What takes spans.
+    /// A collector of spans.
     Collector,
 }
 
-/// Whose certificates are trusted, and our own.
+/// The trusted authorities and the client certificate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trust<'a> {
     ca: Option<&'a Path>,
@@ -45,10 +45,10 @@ struct Trust<'a> {
 }
 
 impl Client {
-    /// A client of the server that the flags name.
+    /// A client for the server that the flags name.
     ///
     /// # Errors
-    /// A URL that is none; certificates that cannot be read.
+    /// An invalid URL, or certificates that cannot be read.
     pub(crate) fn of(remote: &Remote) -> anyhow::Result<Self> {
         let trust = Trust {
             ca: remote.admin_ca.as_deref(),
@@ -57,25 +57,25 @@ impl Client {
         Self::build(&remote.admin, Peer::Server, remote.token.as_deref(), trust)
     }
 
-    /// A client of a server that we started.
+    /// A client for a server that this process started.
     ///
     /// # Errors
-    /// A URL that is none.
+    /// An invalid URL.
     pub(crate) fn own(url: &str) -> anyhow::Result<Self> {
         Self::build(url, Peer::Server, None, Trust::default())
     }
 
-    /// A client of a collector of spans, which trusts the certificates of a file instead of the machine's.
+    /// A client for a collector of spans. With `ca`, it trusts that file instead of the system's authorities.
     ///
     /// # Errors
-    /// A URL that is none; certificates that cannot be read.
+    /// An invalid URL, or certificates that cannot be read.
     pub(crate) fn collector(url: &str, ca: Option<&Path>) -> anyhow::Result<Self> {
         Self::build(url, Peer::Collector, None, Trust { ca, identity: None })
     }
 
     fn build(url: &str, peer: Peer, token: Option<&str>, trust: Trust<'_>) -> anyhow::Result<Self> {
         let Trust { ca, identity } = trust;
-        // What may hold a password is not repeated.
+        // A URL that may contain a password is not shown.
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
         let mut builder = semel::client::Client::builder(url).context(Misused::new(shown))?;
         builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
@@ -117,14 +117,14 @@ impl Client {
         Ok(Self { inner, server })
     }
 
-    /// Sends a request and reads the whole answer. Nothing is ever sent twice.
+    /// Sends a request and reads the whole answer. Never sends it twice.
     ///
     /// # Errors
-    /// Nobody answers.
+    /// The server does not answer.
     pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Response> {
         match self.inner.send_once(request).await {
             Sent::Answered(response) if response.truncated => {
-                bail!("the answer of {} is longer than {MOST} bytes", self.server)
+                bail!("the answer of {} is larger than {MOST} bytes", self.server)
             }
             Sent::Answered(response) => Ok(response),
             Sent::NotSent(lost) => Err(anyhow::Error::msg(self.server.not_sent(&lost))),
@@ -134,7 +134,7 @@ impl Client {
 }
 
 impl Peer {
-    /// How certificates to trust are given.
+    /// The flag or setting for trusted certificates.
     fn ca_setting(self) -> &'static str {
         match self {
             Self::Server => "--admin-ca FILE (or SEMEL_ADMIN_CA)",
@@ -142,7 +142,7 @@ impl Peer {
         }
     }
 
-    /// What should be running.
+    /// The program that should be running.
     fn name(self) -> &'static str {
         match self {
             Self::Server => "`semel serve`",

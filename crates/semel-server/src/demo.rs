@@ -1,6 +1,6 @@
-//! `semel demo`: a payments API that knows nothing of idempotency, the gateway before it, and clients that behave badly.
+//! `semel demo`: a payments API without idempotency, the gateway in front of it, and unreliable clients.
 //!
-//! Everything runs in this process, on free ports, with an embedded store in a temporary folder that goes with it.
+//! Everything runs in this process, on free ports, with an embedded store in a temporary folder that is removed at the end.
 
 mod api;
 mod tally;
@@ -23,7 +23,7 @@ use crate::serve::Server;
 use crate::signals::Signals;
 use crate::{logs, signals::Wish};
 
-/// The demo's own routes; its store and ports are flags.
+/// The demo's routes; its store and ports are flags.
 const CONFIG: &str = r#"
 drain = "10s"
 [log]
@@ -33,7 +33,7 @@ match = "POST /v1/charges"
 key = { header = "Idempotency-Key", required = true }
 "#;
 
-/// Runs the demo until it is told to stop.
+/// Runs the demo until it is stopped.
 ///
 /// # Errors
 /// It could not start, or a card was charged twice.
@@ -100,7 +100,7 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
         let _ = client.await;
     }
     server.stop(drain).await;
-    // After the store is closed: it is removed with all it holds.
+    // After the store was closed: removes the folder with its content.
     drop(folder);
     if args.json {
         say(&tally.json(&charges).to_string())?;
@@ -125,23 +125,23 @@ fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
     let (first, slow) = (post("my-order-1"), post("my-order-2"));
     say(&format!(
         "\
-A payments API that knows nothing of idempotency runs at {api}.
-The gateway before it, at {gateway}, charges each key once. Its keys and numbers are at {admin}.
-Clients retry, send duplicates at once, reuse keys for other amounts, and hang up on slow answers.
+A payments API without idempotency runs at {api}.
+The gateway in front of it, at {gateway}, charges each key once. Its admin API is at {admin}.
+Clients retry, send concurrent duplicates, reuse keys for other amounts, and disconnect from slow answers.
 
 Try it, in another terminal:
 
   charge a card
     {first} -d '{{\"amount\": 1200}}'
-  the same again: the same answer, marked Idempotent-Replayed, and no second charge
+  send it again: the same answer, with the header Idempotent-Replayed, and no second charge
     {first} -d '{{\"amount\": 1200}}'
   the same key for another amount: refused as a conflict
     {first} -d '{{\"amount\": 9900}}'
-  a slow charge: start it, press Ctrl-C, ask again; it was finished without you
+  a slow charge: start it, press Ctrl-C, send it again; the gateway has finished it
     {slow} -d '{{\"amount\": 5, \"slow\": \"5s\"}}'
-  what the API really charged
+  the charges that the API made
     curl {api}/v1/charges
-  the keys, and the numbers for Prometheus
+  the keys, and the metrics for Prometheus
     curl '{admin}/v1/keys?hint=my-order'
     curl {admin}/metrics
 

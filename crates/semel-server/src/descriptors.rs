@@ -1,8 +1,8 @@
-//! File descriptors: how many this process may have open, and who gets them.
+//! File descriptors: their limit, and how many each part may use.
 //!
-//! A call through the gateway needs two, one to the client and one to the upstream. When clients could take all of them, nothing
-//! would be left for the admin listener, whose health checks decide whether the process is restarted, nor for the store. So each
-//! has its share, and the listeners accept no more connections than theirs.
+//! A call through the gateway needs two, one to the client and one to the upstream. If clients could take all of them, none would be
+//! left for the store, or for the admin listener, whose health checks decide whether the process is restarted. So each part has a
+//! share, and the listeners accept no more connections than theirs.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use semel_http::proxy::ConnectionLimit;
@@ -11,47 +11,47 @@ use crate::config::{Config, LedgerPlace, Place};
 
 /// For the process itself: standard streams, event queues of the runtimes, the listeners, logs.
 const PROCESS: u64 = 24;
-/// For a store or ledger in a file: writer, readers and their write-ahead log.
+/// For an embedded store or ledger: writer, readers and their write-ahead log.
 const EMBEDDED: u64 = 16;
-/// For a store, a buffer or a stream on a server, beside the connections that are configured.
+/// For a store, a buffer or a stream on a server, in addition to the configured connections.
 const SERVER: u64 = 8;
-/// The least that the admin listener, the gateway and the deliveries get, however little there is.
+/// Minimum share of the admin listener, the gateway and the deliveries.
 const LEAST: u64 = 8;
-/// The most that the admin listener needs.
+/// Maximum share of the admin listener.
 const MOST_ADMIN: u64 = 1_024;
-/// What counts as no limit at all.
+/// A limit of this size counts as unlimited.
 const UNLIMITED: u64 = 1 << 30;
 
-/// Who gets how many.
+/// The shares.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
-    /// How many the process may have open.
+    /// The limit of the process.
     pub(crate) limit: u64,
     /// Connections of the admin listener.
     pub(crate) admin: u32,
-    /// Connections of clients of the gateway. Calls to its upstreams get as many.
+    /// Connections of the gateway's clients. Calls to its upstreams get the same number.
     pub(crate) gateway: u32,
-    /// Connections to upstreams that are kept for the next call, of all upstreams together.
+    /// Idle connections to all upstreams.
     idle: u32,
-    /// All connections to upstreams. Streams of HTTP/2 make calls without connections of their own, so those of clients are not
-    /// enough to count.
+    /// All connections to upstreams. HTTP/2 streams make calls without connections of their own, so the limit on client connections is
+    /// not enough.
     upstreams: ConnectionLimit,
-    /// Deliveries at once.
+    /// Deliveries in progress.
     pub(crate) deliveries: u32,
 }
 
-/// Raises the soft limit to the hard one, and answers what holds then.
+/// Raises the soft limit to the hard one, and returns the resulting limit.
 pub(crate) fn raise() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_err() {
-        // Some systems call the hard limit infinite and then refuse it.
+        // Some systems report an infinite hard limit and then refuse it.
         return current.unwrap_or(UNLIMITED);
     }
     maximum.unwrap_or(UNLIMITED)
 }
 
 impl Budget {
-    /// Divides what the limit allows among those that a config starts.
+    /// Divides the limit among the parts that a config starts.
     pub(crate) fn new(limit: u64, config: &Config) -> Self {
         let rest = limit.saturating_sub(reserved(config));
         let admin = (rest / 8).clamp(LEAST, MOST_ADMIN);
@@ -94,17 +94,17 @@ impl Budget {
         config.pipeline.in_all = self.deliveries_at_once(config.pipeline.in_all);
     }
 
-    /// The number of clients' connections in force: the configured one, or fewer where the limit is too low for it.
+    /// The effective number of client connections: as configured, or lower if the limit requires it.
     fn gateway_connections(&self, configured: u32) -> u32 {
         configured.min(self.gateway)
     }
 
-    /// The number of deliveries at once in force.
+    /// The effective number of deliveries in progress.
     fn deliveries_at_once(&self, configured: u32) -> u32 {
         if self.deliveries == 0 { configured } else { configured.min(self.deliveries) }
     }
 
-    /// What the limit is too low for, in plain words.
+    /// Warnings about configured values that the limit is too low for.
     pub(crate) fn warnings(&self, config: &Config) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut warn = |what: &str, configured: u32, allowed: u32| {
@@ -118,15 +118,15 @@ impl Budget {
         };
         if let Some(gateway) = &config.gateway {
             let configured = gateway.limits.connections;
-            warn("connections of clients", configured, self.gateway_connections(configured));
+            warn("client connections", configured, self.gateway_connections(configured));
         }
         let configured = config.pipeline.in_all;
-        warn("deliveries at once", configured, self.deliveries_at_once(configured));
+        warn("concurrent deliveries", configured, self.deliveries_at_once(configured));
         warnings
     }
 }
 
-/// What is neither the listeners' nor the deliveries'.
+/// The descriptors that neither the listeners nor the deliveries may use.
 fn reserved(config: &Config) -> u64 {
     let store = match &config.records.place {
         Place::Memory => 0,
@@ -147,7 +147,7 @@ fn reserved(config: &Config) -> u64 {
     PROCESS.saturating_add(store + ledger + buffer).saturating_add(sources)
 }
 
-/// How many are open now; `None` where the system does not say.
+/// Number of open descriptors; `None` if the system does not report it.
 pub(crate) fn open() -> Option<usize> {
     std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
 }

@@ -1,4 +1,4 @@
-//! `semel dlq`: looks at the dead letters of a running server.
+//! `semel dlq`: inspects and changes dead letters of a running server.
 
 use anyhow::Context as _;
 use http::Method;
@@ -19,7 +19,7 @@ const GROUPS: &str = "/v1/dead-letters/groups";
 /// Runs the command.
 ///
 /// # Errors
-/// The server cannot be reached, or says no.
+/// The server cannot be reached, or refuses.
 pub(crate) fn run(command: DlqCommand) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(execute(command))

@@ -1,5 +1,5 @@
-//! `semel drill`: what people fear, made to happen on purpose (P13, G18). Each drill starts what it needs, on free ports and in
-//! a temporary folder, prints what it checked, and says whether it went well.
+//! `semel drill`: causes failures on purpose. Each drill starts what it needs, on free ports and in a temporary folder, prints its
+//! checks, and reports whether it passed.
 
 mod burst;
 mod crowd;
@@ -23,7 +23,7 @@ use crate::cli::DrillArgs;
 use crate::logs;
 use crate::misused::Misused;
 
-/// A drill: its name, what it does, and what it needs.
+/// A drill: its name, its description, and its requirements.
 struct Drill {
     name: &'static str,
     about: &'static str,
@@ -34,37 +34,37 @@ struct Drill {
 const DRILLS: [Drill; 13] = [
     Drill {
         name: "target-down",
-        about: "a target is gone: retries, then dead letters; another target is not held up",
+        about: "a target is unavailable: retries, then dead letters; other targets are not delayed",
         needs: Needs::Nothing,
         run: |ground| Box::pin(letters::target_down(ground)),
     },
     Drill {
         name: "broken-credentials",
-        about: "a target refuses our credentials: not retried, set aside, and replayed once they are right",
+        about: "a target refuses our credentials: not retried, dead-lettered, and replayed once they are right",
         needs: Needs::Nothing,
         run: |ground| Box::pin(letters::broken_credentials(ground)),
     },
     Drill {
         name: "replay-dead-letter",
-        about: "a dead letter is planned, replayed under its own key, and skipped the second time",
+        about: "a dead letter is planned, replayed with its original key, and skipped the second time",
         needs: Needs::Nothing,
         run: |ground| Box::pin(letters::replay_dead_letter(ground)),
     },
     Drill {
         name: "duplicate-messages",
-        about: "a stream holds every message twice, and some that cannot be read: one effect each, nothing lost",
+        about: "a stream contains every message twice, and one that cannot be decoded: one effect each, nothing lost",
         needs: Needs::Redis,
         run: |ground| Box::pin(burst::duplicate_messages(ground)),
     },
     Drill {
         name: "cold-gate-burst",
-        about: "many triggers of one key at once on a cold gate, through several processes: one run",
+        about: "concurrent triggers of one key on a cold gate, through several processes: one run",
         needs: Needs::Several,
         run: |ground| Box::pin(burst::cold_gate_burst(ground)),
     },
     Drill {
         name: "mutations-while-buffered",
-        about: "a buffered run is changed by fifty callers at once: every change arrives, no byte is re-encoded",
+        about: "fifty callers change a buffered run concurrently: every change arrives, no byte is re-encoded",
         needs: Needs::Redis,
         run: |ground| Box::pin(burst::mutations_while_buffered(ground)),
     },
@@ -76,46 +76,46 @@ const DRILLS: [Drill; 13] = [
     },
     Drill {
         name: "drainer-killed",
-        about: "a process that drains is killed: every buffered run arrives exactly once",
+        about: "a draining process is killed: every buffered run arrives exactly once",
         needs: Needs::Redis,
         run: |ground| Box::pin(burst::drainer_killed(ground)),
     },
     Drill {
         name: "winner-crashes",
-        about: "the process that won a key is killed before its run is anywhere: those that wait get one run",
+        about: "the process that won a key is killed before it stored the run: the waiting callers get one run",
         needs: Needs::OwnRedis,
         run: |ground| Box::pin(moments::winner_crashes(ground)),
     },
     Drill {
         name: "publish-lost",
-        about: "a run is written, and its id is never published: whoever has the key finds the run",
+        about: "a run is stored, but its id is never published: triggers with the key find the run",
         needs: Needs::OwnRedis,
         run: |ground| Box::pin(moments::publish_lost(ground)),
     },
     Drill {
         name: "reset-while-draining",
-        about: "a key is reset while a drainer has its run in hand: the next trigger is another run, and both arrive",
+        about: "a key is reset while a drainer holds its run: the next trigger is another run, and both arrive",
         needs: Needs::OwnRedis,
         run: |ground| Box::pin(moments::reset_while_draining(ground)),
     },
     Drill {
         name: "redis-down",
-        about: "Redis goes away at the claim, at the wait and at the buffer, and comes back: the ledger decides alone",
+        about: "Redis fails at the claim, at the wait and at the buffer, and recovers: the ledger decides alone",
         needs: Needs::OwnRedis,
         run: |ground| Box::pin(outages::redis_down(ground)),
     },
     Drill {
         name: "database-down",
-        about: "PostgreSQL dies while the buffer is drained: no attempt is burned, and every run arrives once",
+        about: "PostgreSQL crashes while the buffer is drained: no attempt is lost, and every run arrives once",
         needs: Needs::OwnBoth,
         run: |ground| Box::pin(outages::database_down(ground)),
     },
 ];
 
-/// Runs the drills that are named.
+/// Runs the named drills.
 ///
 /// # Errors
-/// A drill that failed, or a name that is none.
+/// A drill that failed, or an unknown name.
 pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
     let chosen: Vec<&Drill> = match args.name.as_str() {
         "all" => DRILLS.iter().collect(),
@@ -146,23 +146,23 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
     }
     match (skipped.is_empty(), several) {
         (true, _) => Ok(()),
-        // Of many it is said and no more; whoever asks for one wants to know that it went well.
+        // With several drills a skip is only reported; a single drill that is skipped is an error, because nothing was checked.
         (false, true) if args.json => Ok(()),
         (false, true) => say(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
         (false, false) => bail!("skipped: nothing was checked"),
     }
 }
 
-/// How a drill ended.
+/// The result of a drill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Passed,
     Failed,
-    /// Something that it needs is not here.
+    /// A requirement is not installed.
     Skipped,
 }
 
-/// Runs one.
+/// Runs one drill.
 async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<Verdict> {
     if !args.json {
         say(&format!("{}: {}", drill.name, drill.about))?;

@@ -1,4 +1,4 @@
-//! `semel events`: publishes events on a running server, lists them, and tells the story of one action.
+//! `semel events`: publishes and lists events of a running server, and shows the history of an action.
 
 use anyhow::Context as _;
 use http::Method;
@@ -14,7 +14,7 @@ use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, read_payloa
 /// Runs the command.
 ///
 /// # Errors
-/// The server cannot be reached, or says no.
+/// The server cannot be reached, or refuses.
 pub(crate) fn run(command: EventsCommand) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(execute(command))
@@ -57,11 +57,11 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             }
             let id = cell(&done, "id");
             if done["cached"] == true {
-                return write_line(&format!("{id}  was accepted before"));
+                return write_line(&format!("{id}  already accepted"));
             }
             let targets: Vec<&str> =
                 done["targets"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            let whom = if targets.is_empty() { "no target wants it".to_owned() } else { targets.join(", ") };
+            let whom = if targets.is_empty() { "no target matches".to_owned() } else { targets.join(", ") };
             write_line(&format!("{id}  accepted: {whom}"))
         }
         EventsCommand::List { event_type, tenant, request_id, limit, remote } => {
@@ -104,7 +104,7 @@ fn tell(story: &Value) -> anyhow::Result<()> {
     table(["WHEN", "WHERE", "WHAT", ""], &rows)
 }
 
-/// Whatever else is known of a moment.
+/// All other members of an entry.
 fn details(moment: &Value) -> String {
     let members = moment.as_object().into_iter().flatten();
     let told = members.filter(|(name, _)| !matches!(name.as_str(), "at" | "place" | "what"));

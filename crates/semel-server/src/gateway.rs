@@ -1,4 +1,4 @@
-//! The gateway: the guard before the proxy, behind the listener, all of `semel-http`, as the config wants them.
+//! The gateway: the listener, the guard and the proxy of `semel-http`, as configured.
 
 mod log;
 mod requests;
@@ -40,19 +40,19 @@ pub(crate) struct Gateway {
     requests: Arc<Requests>,
 }
 
-/// What a reload replaces.
+/// The parts that a reload replaces.
 struct Live {
     guard: Guard,
     proxy: Proxy,
-    /// Said once: the credential by which principals are told apart is a JWT.
+    /// Set after the warning that credentials are JWTs was logged.
     told_of_jwt: AtomicBool,
 }
 
 impl Gateway {
-    /// Builds it; nothing listens yet.
+    /// Builds it without listening.
     ///
     /// # Errors
-    /// An upstream or a certificate that cannot be used; settings that cannot stand together.
+    /// An upstream or a certificate that cannot be used, or contradictory settings.
     pub(crate) fn new(
         engine: &Engine,
         config: &config::Gateway,
@@ -69,10 +69,10 @@ impl Gateway {
         Ok(Self { engine: engine.clone(), counters, capacity, live, tls, requests })
     }
 
-    /// Puts other routes and certificates in force. Requests under way keep the old ones.
+    /// Replaces routes and certificates. Requests in progress keep the old ones.
     ///
     /// # Errors
-    /// As [`new`](Self::new); then nothing has changed.
+    /// As [`new`](Self::new); nothing has changed then.
     pub(crate) fn replace(&self, config: &config::Gateway) -> anyhow::Result<()> {
         let live = Live::new(&self.engine, config, &self.counters, &self.capacity)?;
         if let Some(tls) = &self.tls {
@@ -82,22 +82,22 @@ impl Gateway {
         Ok(())
     }
 
-    /// How often requests were answered how.
+    /// Number of answers by outcome.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// How much is in use of what it takes on at once.
+    /// Current use of its limits.
     pub(crate) fn capacity(&self) -> &Capacity {
         &self.capacity
     }
 
-    /// What answers requests, and tells `exporter` of each.
+    /// The service that answers requests and reports each to `exporter`.
     pub(crate) fn service(&self, exporter: Option<Arc<Exporter>>) -> Front {
         Front { live: Arc::clone(&self.live), exporter, requests: Arc::clone(&self.requests) }
     }
 
-    /// How the listener behaves.
+    /// The settings of the listener.
     pub(crate) fn options(
         &self,
         config: &config::Gateway,
@@ -114,14 +114,14 @@ impl Gateway {
             hosts: config.hosts.clone(),
             upgrades: config.upgrades.clone(),
             drain,
-            // Whoever hangs up on a payment must not stop it half-way.
+            // A client that disconnects must not stop a payment half-way.
             departed: Departed::Finish,
-            // A collector wants to hear of every request, and the short way tells nobody.
+            // With a collector every request needs a span, and the shortcut creates none.
             shortcut: exporter.is_none().then(|| Arc::new(self.service(None)) as Arc<dyn Shortcut>),
         }
     }
 
-    /// Whether clients speak TLS to it.
+    /// The scheme of its URL.
     pub(crate) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }
@@ -166,7 +166,7 @@ impl Live {
         answered.unwrap_or_else(|error| failed(&self.guard, &error))
     }
 
-    /// A refreshed JWT is another principal, and a retry with it another effect. Worth a word, once.
+    /// A refreshed JWT is another principal, so a retry with it is another effect. Logs a warning once.
     fn look_at_credential(&self, headers: &HeaderMap) {
         if self.told_of_jwt.load(Ordering::Relaxed) {
             return;
@@ -177,14 +177,14 @@ impl Live {
         if is_jwt && !self.told_of_jwt.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "semel",
-                "clients send JWTs, and scope = \"authorization\" takes each token for a principal of its own: a retry \
+                "clients send JWTs, and with scope = \"authorization\" each token is another principal: a retry \
                  with a refreshed token runs again; use scope = \"jwt:sub\""
             );
         }
     }
 }
 
-/// Answers the requests of a listener, by whatever routes are in force.
+/// Answers the requests of a listener with the current routes.
 #[derive(Clone)]
 pub(crate) struct Front {
     live: Arc<RwLock<Arc<Live>>>,
@@ -204,7 +204,7 @@ impl Service<Request<edge::Body>> for Front {
     fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
         let live = Arc::clone(&self.live.read());
         live.look_at_credential(request.headers());
-        // Reads stream through; without a collector there is no story to tell of them.
+        // Reads are streamed; without a collector they need no ids.
         let exporter = self.exporter.as_ref();
         if request.method().is_safe() && exporter.is_none() {
             return Box::pin(async move { Ok(live.answer(request).await) });
@@ -230,7 +230,7 @@ impl Service<Request<edge::Body>> for Front {
 
 impl Shortcut for Front {
     fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
-        // Who reads every line wants the request's ids in them.
+        // At level debug, log lines carry the ids of the request.
         if tracing::enabled!(target: "semel::gateway", tracing::Level::DEBUG) {
             return Taken::No;
         }
@@ -249,17 +249,17 @@ impl std::fmt::Debug for Front {
     }
 }
 
-/// A request that is not guarded and has no answer.
+/// The answer for an unguarded request that failed.
 fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
     let (situation, detail) = match error.fate() {
         Fate::Undelivered => {
-            (Situation::UpstreamUnreachable, "the request was not delivered: nothing happened")
+            (Situation::UpstreamUnreachable, "the request was not delivered and had no effect")
         }
         Fate::Unknown => {
-            (Situation::UpstreamUnknown, "the request was sent, and nobody knows whether it took effect")
+            (Situation::UpstreamUnknown, "the request was sent, and may or may not have taken effect")
         }
     };
-    tracing::warn!(target: "semel", %error, outcome = situation.code(), "no answer from the upstream");
+    tracing::warn!(target: "semel", %error, outcome = situation.code(), "upstream did not answer");
     let mut answer = guard.profile().tell(&Problem::new(situation, detail));
     *answer.status_mut() = error.status();
     answer

@@ -1,5 +1,4 @@
-//! What brings things into the ledger of a running server: triggers with their gate and buffer, drainers, streams, and the
-//! replay of what failed.
+//! The intake of a running server: triggers with their gate and buffer, drainers, streams, and replay jobs.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,25 +21,25 @@ use tokio::task::JoinHandle;
 use crate::config;
 use crate::ledgers::Opened;
 
-/// What brings things in.
+/// All sources of new events.
 pub(crate) struct Intake {
     pub(crate) triggers: Arc<Triggers>,
     pub(crate) drains: Arc<DrainCounters>,
-    /// By the name of their stream.
+    /// By name of their stream.
     pub(crate) sources: Vec<(String, Arc<SourceCounters>)>,
-    /// As it was last counted.
+    /// The last count of the buffer.
     pub(crate) depth: parking_lot::Mutex<Depth>,
-    /// The store of the claims, on the Redis of the buffer: it notices that Redis has lost data.
+    /// The store of the claims, on the Redis server of the buffer. It detects a loss of data.
     pub(crate) claims: Arc<OnceLock<Arc<RedisStore>>>,
     stop: watch::Sender<bool>,
     tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Intake {
-    /// Starts everything that the config names.
+    /// Starts everything that is configured.
     ///
     /// # Errors
-    /// A Redis that cannot be used, or a name that is none.
+    /// A Redis server that cannot be used, or an invalid name.
     pub(crate) async fn start(
         settings: &config::Intake,
         opened: Opened,
@@ -97,7 +96,7 @@ impl Intake {
                 builder = builder.root_certificate(pem.clone());
             }
             let stream = builder.build().with_context(|| format!("the stream {:?}", source.stream))?;
-            tracing::info!(target: "semel", source = source.stream, group = source.group, consumer = stream.consumer(), "events come from here");
+            tracing::info!(target: "semel", source = source.stream, group = source.group, consumer = stream.consumer(), "reading events");
             let targets = registry.clone();
             let routes = Arc::new(move |event_type: &str| targets.current().wanting(event_type));
             let pump =
@@ -110,7 +109,7 @@ impl Intake {
         Ok(Self { triggers, drains, sources, depth: parking_lot::Mutex::default(), claims, stop, tasks })
     }
 
-    /// Counts what is buffered, for the metrics.
+    /// Counts the buffered runs for the metrics.
     pub(crate) async fn count(&self) {
         let Some(burst) = self.triggers.burst() else { return };
         let counted = async {
@@ -125,13 +124,13 @@ impl Intake {
         };
         match counted.await {
             Ok(depth) => *self.depth.lock() = depth,
-            Err(error) => tracing::debug!(target: "semel", %error, "the buffer was not counted"),
+            Err(error) => tracing::debug!(target: "semel", %error, "cannot count the buffer"),
         }
     }
 
-    /// Ends it: turns that have begun are finished, what was read and not acknowledged comes again.
+    /// Stops it: batches in progress are finished, and unacknowledged messages are read again later.
     pub(crate) async fn stop(&self, limit: Duration) {
-        // Without receivers there is nobody left to tell.
+        // Sending fails only without receivers.
         let _ = self.stop.send(true);
         let tasks = std::mem::take(&mut *self.tasks.lock());
         let ended = async {
@@ -139,15 +138,15 @@ impl Intake {
                 let _ = task.await;
             }
         };
-        // What does not end in time is ended with the process, which loses nothing.
+        // The end of the process stops the rest; nothing is lost.
         let _ = tokio::time::timeout(limit, ended).await;
     }
 }
 
-/// How often a Redis that was away at the start is tried again.
+/// How often an unavailable Redis server is tried again after the start.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
-/// What is needed to drain.
+/// The parts of the drainers.
 struct Drainers {
     pace: Pace,
     count: usize,
@@ -158,7 +157,7 @@ struct Drainers {
 
 impl Drainers {
     fn start(&self, burst: &Burst) -> Vec<JoinHandle<()>> {
-        tracing::info!(target: "semel", buffer = burst.buffer.name(), drainers = self.count, "bursts of triggers are buffered here");
+        tracing::info!(target: "semel", buffer = burst.buffer.name(), drainers = self.count, "buffering bursts of triggers");
         let start = |_| {
             let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(&self.ledger));
             let drainer = Drainer::new(buffer, ledger, self.pace, Arc::clone(&self.counters));
@@ -168,13 +167,13 @@ impl Drainers {
     }
 }
 
-/// Whether Redis does not answer, rather than refuses us. A call whose answer was lost counts: Redis may stop between two calls.
+/// True if Redis does not answer, as opposed to a refusal. A lost answer counts, because Redis may stop between two calls.
 fn is_unreachable(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<store::Error>().map(store::Error::kind);
     matches!(kind, Some(ErrorKind::Unavailable | ErrorKind::Ambiguous))
 }
 
-/// Tries again until Redis answers, and drains from then on.
+/// Retries until Redis answers, and drains from then on.
 async fn later(
     (gate, secret, claims): (config::Gate, Arc<Secret>, Arc<OnceLock<Arc<RedisStore>>>),
     triggers: Arc<Triggers>,
@@ -187,7 +186,9 @@ async fn later(
         match burst(&gate, &secret, &claims).await {
             Ok(Some(burst)) => break burst,
             Ok(None) => return,
-            Err(error) => tracing::debug!(target: "semel", error = format!("{error:#}"), "no buffer yet"),
+            Err(error) => {
+                tracing::debug!(target: "semel", error = format!("{error:#}"), "buffer still unavailable")
+            }
         }
     };
     triggers.begin_bursts(burst.clone());
@@ -217,7 +218,7 @@ async fn burst(
         tracing::warn!(target: "semel", "the buffer of [gate]: {warning}");
     }
     let store = Arc::new(store);
-    // Set once: it is opened again only where the first time failed.
+    // Set once: it is opened again only if the first attempt failed.
     let _ = opened.set(Arc::clone(&store));
     let claims = Engine::over(store).secret((**secret).clone()).lease(gate.lease).build()?;
     let buffer = Arc::new(Buffer::new(client, gate.prefix.clone(), gate.capacity));

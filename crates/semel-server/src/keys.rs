@@ -1,4 +1,4 @@
-//! `semel keys`: looks at keys of a running server and settles what is in doubt.
+//! `semel keys`: inspects keys of a running server and settles those in doubt.
 
 use anyhow::Context as _;
 use http::Method;
@@ -13,7 +13,7 @@ const PATH: &str = "/v1/keys";
 /// Runs the command.
 ///
 /// # Errors
-/// The server cannot be reached, or says no.
+/// The server cannot be reached, or refuses.
 pub(crate) fn run(command: KeysCommand) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(execute(command))

@@ -12,7 +12,7 @@ use semel_pipeline::target::Registry;
 
 use crate::config::{Config, LedgerPlace, Place};
 
-/// How often an outbox is looked at where nobody says that there is something.
+/// How often the outbox is polled without a notification.
 const RELAY_EVERY: Duration = Duration::from_millis(200);
 
 /// An open ledger.
@@ -22,7 +22,7 @@ pub(crate) enum Opened {
 }
 
 impl Opened {
-    /// The ledger, whichever it is.
+    /// The ledger of either kind.
     pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
         match self {
             Self::Embedded(ledger) => Arc::clone(ledger) as Arc<dyn Ledger>,
@@ -30,7 +30,7 @@ impl Opened {
         }
     }
 
-    /// Brings what was published in transactions of others' into the ledger, until it is dropped.
+    /// Moves events from the outbox of callers' transactions into the ledger, until it is dropped.
     pub(crate) async fn relay(self, secret: Secret, registry: Registry) {
         let route = move |event: &Published| registry.current().wanting(&event.event_type);
         match self {
@@ -44,10 +44,10 @@ impl Opened {
     }
 }
 
-/// Opens it; `None` where there is no place for one. `embedded` is the store, where that is embedded.
+/// Opens the ledger; `None` if there is none. `embedded` is the store, if that is embedded.
 ///
 /// # Errors
-/// Says what is wrong with it and what to do.
+/// The cause, with a hint how to fix it.
 pub(crate) async fn open(
     config: &Config,
     embedded: Option<Arc<EmbeddedStore>>,
@@ -66,9 +66,9 @@ pub(crate) async fn open(
                 .patience(patience);
             Opened::Postgres(Arc::new(builder.open().await.context("the ledger in the PostgreSQL store")?))
         }
-        // The config puts it into the store only where the store can hold it.
+        // The config puts the ledger into the store only if the store supports it.
         (LedgerPlace::Store, ..) => return Ok(None),
-        // The same folder once more would be locked by ourselves.
+        // Opening the same folder twice would fail on our own lock.
         (LedgerPlace::Embedded(folder), Place::Embedded { folder: of_store, .. }, Some(store))
             if same(folder, of_store) =>
         {

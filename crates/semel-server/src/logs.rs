@@ -1,7 +1,6 @@
 //! Logs: text on a terminal, JSON elsewhere, on standard error.
 //!
-//! A log line never waits for whoever reads it (log_disk_full): lines go to a thread over a bounded queue, and what
-//! does not fit is counted and dropped.
+//! A log line never blocks the caller: lines go to a thread over a bounded queue, and lines that do not fit are counted and dropped.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
@@ -17,7 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::{Log, LogFormat};
 
-/// Lines that may wait to be written.
+/// Maximum number of queued lines.
 const QUEUE: usize = 8_192;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -25,27 +24,27 @@ static LINES: OnceLock<SyncSender<Line>> = OnceLock::new();
 
 enum Line {
     Text(Vec<u8>),
-    /// Answered once everything before it is written.
+    /// Acknowledged when everything before it is written.
     Flush(SyncSender<()>),
 }
 
-/// Starts to log. Later calls change nothing.
+/// Starts logging. Later calls change nothing.
 pub(crate) fn start(log: Log) {
     let (lines, queue) = sync_channel(QUEUE);
     if LINES.set(lines).is_err() {
         return;
     }
-    // Without the thread there are no logs, and that is no reason not to serve.
+    // Without the thread there are no logs, but the server can still run.
     let _ = std::thread::Builder::new().name("semel-logs".to_owned()).spawn(move || write(&queue));
     let json = match log.format {
         LogFormat::Auto => !io::stderr().is_terminal(),
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    // What others say is of interest only where something is wrong.
+    // Other crates are logged only from level WARN.
     let targets = Targets::new().with_target("semel", log.level).with_default(log.level.min(Level::WARN));
     let registry = tracing_subscriber::registry().with(targets);
-    // `target` is the name of a target (P12), not of a module.
+    // The field `target` is the name of a delivery target, not of a module.
     let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false).with_target(false);
     let started = if json {
         let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
@@ -56,12 +55,12 @@ pub(crate) fn start(log: Log) {
     drop(started);
 }
 
-/// How many lines were dropped because nobody took them.
+/// Number of dropped lines.
 pub(crate) fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Waits until what was said is written, but not for long.
+/// Waits until all queued lines are written, for a limited time.
 pub(crate) fn flush() {
     let Some(lines) = LINES.get() else { return };
     let (done, written) = sync_channel(1);
@@ -74,7 +73,7 @@ fn write(queue: &Receiver<Line>) {
     let mut out = io::stderr();
     for line in queue {
         match line {
-            // Nobody reads: there is nobody to tell either.
+            // A write error cannot be reported anywhere.
             Line::Text(bytes) => drop(out.write_all(&bytes)),
             Line::Flush(done) => drop(done.send(())),
         }

@@ -1,21 +1,21 @@
-//! The `semel` binary: the gateway, its admin side, a demo, and the commands around them.
+//! The `semel` binary: the gateway, its admin API, a demo, and the commands around them.
 //!
 //! # Layout
 //!
-//! - [`cli`]: what can be typed.
-//! - [`config`]: the file, read into checked types; every mistake with its place.
+//! - [`cli`]: the command line.
+//! - [`config`]: the config file, read into validated types; every mistake has a position.
 //! - [`serve`]: opens the store, starts both listeners, drains and reloads on signals.
-//! - [`gateway`]: the guard and the proxy of `semel-http`, as the config wants them.
-//! - [`pipeline`]: the ledger, the targets and the delivery worker, as the config wants them.
+//! - [`gateway`]: the guard and the proxy of `semel-http`, as configured.
+//! - [`pipeline`]: the ledger, the targets and the delivery worker, as configured.
 //! - [`admin`]: the admin API: health, metrics, keys, claims, events, deliveries, dead letters.
-//! - [`intake`]: triggers with their gate and buffer, streams, and the replay of what failed.
+//! - [`intake`]: triggers with their gate and buffer, streams, and replay jobs.
 //! - [`keys`], [`events`], [`dlq`], [`runs`], [`replay`], [`remote`], [`client`]: the commands that talk to a running server.
-//! - [`runbook`]: which downstream uses which pattern.
+//! - [`runbook`]: the duplicate protection of every downstream service.
 //! - [`check`]: the tester of `semel-check`.
-//! - [`drill`]: what people fear, made to happen on purpose.
+//! - [`drill`]: failures, caused on purpose.
 //! - [`demo`]: a payments API behind the gateway, with traffic to watch.
-//! - [`descriptors`]: how many files and connections may be open, and who gets them.
-//! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: what the others share.
+//! - [`descriptors`]: the limit on file descriptors, and its distribution.
+//! - [`store`], [`ledgers`], [`logs`], [`metrics`], [`otlp`], [`signals`]: shared by the others.
 
 mod admin;
 mod check;
@@ -50,13 +50,13 @@ use clap::Parser as _;
 
 use self::cli::{Cli, Command};
 
-/// Requests are many small allocations: a tenth of their CPU is saved against the system's allocator.
+/// Requests make many small allocations: this saves a tenth of their CPU time compared to the system's allocator.
 #[global_allocator]
 static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Failed: the server said no, could not be reached, or ended badly.
+/// The server refused, could not be reached, or failed.
 const FAILED: u8 = 1;
-/// What was typed, or the config file, cannot be used. Nothing was started.
+/// The command line or the config file is unusable. Nothing was started.
 const MISUSED: u8 = 2;
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     let ran = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
-        // It has exit codes of its own.
+        // It has its own exit codes.
         Command::Check(args) => return check::run(&args),
         Command::Keys(args) => keys::run(args),
         Command::Runbook(args) => runbook::run(&args),
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
             ExitCode::from(MISUSED)
         }
         Err(error) => {
-            // `{:#}` tells the causes too.
+            // `{:#}` also prints the causes.
             eprintln!("semel: {error:#}");
             ExitCode::from(if error.is::<misused::Misused>() { MISUSED } else { FAILED })
         }

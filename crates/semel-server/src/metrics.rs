@@ -1,4 +1,4 @@
-//! What is counted, in the text form of Prometheus. No label ever holds what a caller sent.
+//! Metrics in the text format of Prometheus. No label contains data of a caller.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,31 +26,31 @@ const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 /// Counters of one server.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    /// How long claims were held until their outcome was kept.
+    /// Time from a claim until its outcome was stored.
     held: Histogram,
-    /// How long callers waited for somebody else's effect.
+    /// Time that callers waited for an effect of another caller.
     waited: Histogram,
     /// Answers of the claims API, by status.
     claims: Family<8>,
-    /// Answers of the admin side, by class.
+    /// Answers of the admin API, by status class.
     admin: Family<5>,
     /// Keys in doubt at the last count.
     in_doubt: AtomicU64,
     store_up: AtomicU64,
     reloads: Family<2>,
-    /// Logins that were refused, by reason.
+    /// Refused logins, by reason.
     logins: Family<3>,
-    /// Answers of the gateway, where there is one.
+    /// Answers of the gateway, if there is one.
     gateway: OnceLock<(Arc<Counters>, Capacity)>,
     redis: OnceLock<Arc<RedisStore>>,
     limits: OnceLock<Arc<LimitedStore>>,
-    /// With the most connections of the gateway, where there is one.
+    /// With the maximum number of connections of the gateway, if there is one.
     descriptors: OnceLock<(Budget, Option<u32>)>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
 }
 
-/// Counters that differ in one label.
+/// Counters with one label.
 #[derive(Debug)]
 struct Family<const N: usize>([AtomicU64; N]);
 
@@ -81,78 +81,78 @@ const LOGINS: [&str; 3] = ["missing", "unknown", "throttled"];
 const RELOADS: [&str; 2] = ["taken", "refused"];
 
 impl Metrics {
-    /// Shows whether this store lost data.
+    /// Reports whether this store lost data.
     pub(crate) fn watch_redis(&self, store: Arc<RedisStore>) {
         let _ = self.redis.set(store);
     }
 
-    /// Shows how far this store is from its limits.
+    /// Reports the use of this store's limits.
     pub(crate) fn watch_limits(&self, store: Arc<LimitedStore>) {
         let _ = self.limits.set(store);
     }
 
-    /// Whether new keys are refused at present because the store holds as much as it may.
+    /// True if new keys are refused because the store is full.
     pub(crate) fn store_is_full(&self) -> bool {
         self.limits.get().is_some_and(|limits| limits.is_full())
     }
 
-    /// Shows who may have how many connections.
+    /// Reports the limits on connections.
     pub(crate) fn watch_descriptors(&self, budget: Budget, gateway: Option<u32>) {
         let _ = self.descriptors.set((budget, gateway));
     }
 
-    /// Shows how many spans this exporter dropped.
+    /// Reports the number of spans that this exporter dropped.
     pub(crate) fn watch_exporter(&self, exporter: Arc<Exporter>) {
         let _ = self.exporter.set(exporter);
     }
 
-    /// Shows these counters too.
+    /// Reports these counters too.
     pub(crate) fn watch_gateway(&self, counters: Arc<Counters>, capacity: Capacity) {
-        // There is one gateway in a process.
+        // A process has one gateway.
         let _ = self.gateway.set((counters, capacity));
     }
 
-    /// What is counted of deliveries.
+    /// The metrics of deliveries.
     pub(crate) fn deliveries(&self) -> &Arc<Deliveries> {
         &self.deliveries
     }
 
-    /// A claim, or a step of one, was answered so.
+    /// Counts an answer of the claims API.
     pub(crate) fn claim(&self, status: &str) {
         self.claims.add(CLAIMS, status);
     }
 
-    /// The admin side answered with this status.
+    /// Counts an answer of the admin API.
     pub(crate) fn admin(&self, status: u16) {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         self.admin.add(CLASSES, CLASSES[class]);
     }
 
-    /// A login at the admin side was refused for this reason.
+    /// Counts a refused login at the admin API.
     pub(crate) fn login_refused(&self, reason: &str) {
         self.logins.add(LOGINS, reason);
     }
 
-    /// A new config was taken, or refused.
+    /// Counts a reload of the config, accepted or refused.
     pub(crate) fn reload(&self, taken: Result<(), ()>) {
         self.reloads.add(RELOADS, if taken.is_ok() { "taken" } else { "refused" });
     }
 
-    /// So many keys are in doubt.
+    /// Sets the number of keys in doubt.
     pub(crate) fn in_doubt(&self, count: u64) {
         self.in_doubt.store(count, Ordering::Relaxed);
     }
 
-    /// Whether the last claim round trip worked.
+    /// Records whether the last claim round trip succeeded.
     pub(crate) fn store_up(&self, up: Result<(), ()>) {
         self.store_up.store(u64::from(up.is_ok()), Ordering::Relaxed);
     }
 
-    /// Everything, as Prometheus reads it.
+    /// All metrics in the text format of Prometheus.
     pub(crate) fn render(&self, engine: &Engine, pipeline: Option<&Pipeline>) -> String {
         let mut text = String::with_capacity(8 << 10);
         let stats = engine.stats();
-        head(&mut text, "semel_events_total", "counter", "What the engine did or noticed.");
+        head(&mut text, "semel_events_total", "counter", "Signals of the engine.");
         for (name, count) in stats.iter() {
             let _ = writeln!(text, "semel_events_total{{event=\"{name}\"}} {count}");
         }
@@ -160,57 +160,56 @@ impl Metrics {
         gauge(
             &mut text,
             "semel_replay_ratio",
-            "Replays among all answered calls.",
+            "Share of calls that were answered from the record.",
             ratio(replays, runs + replays),
         );
-        gauge(&mut text, "semel_in_flight", "Claims that this process holds.", engine.in_flight());
-        gauge(&mut text, "semel_waiters", "Callers that wait for an effect.", engine.waiters());
+        gauge(&mut text, "semel_in_flight", "Claims held by this process.", engine.in_flight());
+        gauge(&mut text, "semel_waiters", "Callers waiting for an effect.", engine.waiters());
         let in_doubt = self.in_doubt.load(Ordering::Relaxed);
         gauge(&mut text, "semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
         let up = self.store_up.load(Ordering::Relaxed);
-        gauge(&mut text, "semel_store_up", "Whether the last claim round trip worked.", up);
+        gauge(&mut text, "semel_store_up", "1 if the last claim round trip succeeded.", up);
         if let Some(redis) = self.redis.get() {
             let lost = u8::from(redis.has_lost_data());
-            gauge(
-                &mut text,
-                "semel_store_lost_data",
-                "Whether the server came back with less than it had.",
-                lost,
-            );
+            gauge(&mut text, "semel_store_lost_data", "1 if the Redis server has lost data.", lost);
         }
         if let Some(limits) = self.limits.get() {
             write_limits(&mut text, limits);
         }
         if let Some((gateway, capacity)) = self.gateway.get() {
-            head(&mut text, "semel_requests_total", "counter", "How the gateway answered.");
+            head(&mut text, "semel_requests_total", "counter", "Answers of the gateway, by outcome.");
             for (outcome, count) in gateway.iter() {
                 let _ = writeln!(text, "semel_requests_total{{outcome=\"{outcome}\"}} {count}");
             }
             write_capacity(&mut text, capacity);
         }
-        self.held.write(&mut text, "semel_effect_seconds", "From the claim until the outcome was kept.");
-        self.waited.write(&mut text, "semel_wait_seconds", "How long callers waited for an effect.");
+        self.held.write(
+            &mut text,
+            "semel_effect_seconds",
+            "Time from the claim until the outcome was stored.",
+        );
+        self.waited.write(&mut text, "semel_wait_seconds", "Time that callers waited for an effect.");
         self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");
         self.admin.write(
             &mut text,
             CLASSES,
             "semel_admin_requests_total",
             "class",
-            "Answers of the admin side.",
+            "Answers of the admin API.",
         );
         self.logins.write(
             &mut text,
             LOGINS,
             "semel_admin_logins_refused_total",
             "reason",
-            "Requests to the admin side without a token, with a wrong one, or from an address that sent too many.",
+            "Refused requests to the admin API: no token, a wrong token, or an address that sent too many wrong ones.",
         );
         self.reloads.write(
             &mut text,
             RELOADS,
             "semel_reloads_total",
             "result",
-            "Times the config was read anew.",
+            "Reloads of the configuration.",
         );
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
@@ -218,25 +217,35 @@ impl Metrics {
             intake::write_run_waiters(&mut text, &pipeline.waiters);
         }
         if let Some((budget, gateway)) = self.descriptors.get() {
-            gauge(&mut text, "process_max_fds", "How many files and connections may be open.", budget.limit);
+            gauge(&mut text, "process_max_fds", "Maximum number of open file descriptors.", budget.limit);
             if let Some(open) = descriptors::open() {
-                gauge(&mut text, "process_open_fds", "How many files and connections are open.", open);
+                gauge(&mut text, "process_open_fds", "Number of open file descriptors.", open);
             }
             head(
                 &mut text,
                 "semel_connections_max",
                 "gauge",
-                "How many connections a listener accepts at once.",
+                "Maximum number of open connections of a listener.",
             );
             let _ = writeln!(text, "semel_connections_max{{listener=\"admin\"}} {}", budget.admin);
             if let Some(gateway) = gateway {
                 let _ = writeln!(text, "semel_connections_max{{listener=\"gateway\"}} {gateway}");
             }
         }
-        head(&mut text, "semel_log_lines_dropped_total", "counter", "Log lines that nobody took.");
+        head(
+            &mut text,
+            "semel_log_lines_dropped_total",
+            "counter",
+            "Log lines dropped because the output was too slow.",
+        );
         let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
         if let Some(exporter) = self.exporter.get() {
-            head(&mut text, "semel_spans_dropped_total", "counter", "Spans that found no room.");
+            head(
+                &mut text,
+                "semel_spans_dropped_total",
+                "counter",
+                "Spans dropped because the queue was full.",
+            );
             let _ = writeln!(text, "semel_spans_dropped_total {}", exporter.dropped());
         }
         head(&mut text, "semel_build_info", "gauge", "The version of this binary.");
@@ -257,30 +266,30 @@ impl Observer for Metrics {
 
 fn write_capacity(text: &mut String, capacity: &Capacity) {
     let calls = capacity.calls_in_flight();
-    gauge(text, "semel_gateway_calls_in_flight", "Guarded calls in flight at upstreams.", calls);
+    gauge(text, "semel_gateway_calls_in_flight", "Guarded calls in progress at upstreams.", calls);
     let refused = "semel_gateway_calls_refused_total";
-    head(text, refused, "counter", "Requests refused because of a limit on guarded calls.");
+    head(text, refused, "counter", "Requests refused by a limit on guarded calls.");
     for (limit, count) in capacity.calls_refused() {
         let _ = writeln!(text, "{refused}{{limit=\"{limit}\"}} {count}");
     }
     let buffered = capacity.buffered_bytes();
     gauge(text, "semel_gateway_request_bytes_buffered", "Bytes of request bodies in memory.", buffered);
     let refused = "semel_gateway_bodies_refused_total";
-    head(text, refused, "counter", "Requests refused because there was no room for their body.");
+    head(text, refused, "counter", "Requests refused by the memory limit for bodies.");
     let _ = writeln!(text, "{refused} {}", capacity.bodies_refused());
 }
 
 fn write_limits(text: &mut String, limits: &LimitedStore) {
     if let Some(bytes) = limits.bytes() {
-        gauge(text, "semel_store_bytes", "What the store holds, as last measured.", bytes);
+        gauge(text, "semel_store_bytes", "Size of the store at the last measurement.", bytes);
     }
     if let Some(most) = limits.limits().max_bytes {
-        gauge(text, "semel_store_max_bytes", "The most that the store may hold.", most);
+        gauge(text, "semel_store_max_bytes", "Maximum size of the store.", most);
         let full = u8::from(limits.is_full());
-        gauge(text, "semel_store_full", "Whether new keys are refused because the store is full.", full);
+        gauge(text, "semel_store_full", "1 if new keys are refused because the store is full.", full);
     }
     let metric = "semel_new_keys_refused_total";
-    head(text, metric, "counter", "New keys that a limit of the store refused.");
+    head(text, metric, "counter", "New keys refused by a limit of the store.");
     let _ = writeln!(
         text,
         "{metric}{{reason=\"bytes\"}} {}\n{metric}{{reason=\"rate\"}} {}",
@@ -290,7 +299,7 @@ fn write_limits(text: &mut String, limits: &LimitedStore) {
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {
-    // Exact up to 2^52 calls, which is enough for a share.
+    // Exact up to 2^52 calls, which is enough for a ratio.
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
@@ -303,7 +312,7 @@ fn gauge(text: &mut String, metric: &str, help: &str, value: impl std::fmt::Disp
     let _ = writeln!(text, "{metric} {value}");
 }
 
-/// Counts durations by size.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     buckets: [AtomicU64; BOUNDS.len()],
@@ -326,7 +335,7 @@ impl Histogram {
         self.write_lines(text, metric, "");
     }
 
-    /// The lines of one of several that differ in a label: `label` is `name="value"`, or nothing.
+    /// The lines of one histogram: `label` is `name="value"`, or empty.
     fn write_lines(&self, text: &mut String, metric: &str, label: &str) {
         let (comma, braces) = match label {
             "" => ("", String::new()),

@@ -1,8 +1,8 @@
-//! What was typed cannot be used: the command ends with exit code 2, and nothing was started.
+//! An unusable command line: the command exits with code 2, and nothing was started.
 
 use std::fmt;
 
-/// Says what of the command line is wrong; the cause, if there is one, stands behind it.
+/// The mistake in the command line, followed by its cause if there is one.
 #[derive(Debug)]
 pub(crate) struct Misused(String);
 

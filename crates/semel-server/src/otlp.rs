@@ -1,9 +1,8 @@
-//! Traces for OpenTelemetry: one span for each request of the gateway and each attempt to deliver, sent as OTLP over
-//! HTTP, in JSON.
+//! Traces for OpenTelemetry: one span per request of the gateway and per delivery attempt, sent as OTLP over HTTP, in JSON.
 //!
-//! Configured by the usual variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (or `…_TRACES_ENDPOINT`), `…_HEADERS`,
-//! `…_CERTIFICATE`, `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. A collector
-//! that is away costs spans, never requests.
+//! Configured by the standard variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (or `…_TRACES_ENDPOINT`), `…_HEADERS`, `…_CERTIFICATE`,
+//! `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Sampling follows the parent; a request without one is sampled. If the collector is
+//! unavailable, spans are dropped and requests continue.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,16 +18,16 @@ use crate::client::{Client, Request};
 use crate::config::Environment;
 use crate::misused::Misused;
 
-/// Spans that may wait to be sent.
+/// Maximum number of queued spans.
 const QUEUE: usize = 8_192;
-/// Spans sent together.
+/// Maximum number of spans per request.
 const BATCH: usize = 512;
-/// How long a span waits for others.
+/// Maximum wait for more spans.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the last spans may take.
+/// Timeout for the last spans.
 const PARTING: Duration = Duration::from_secs(2);
 
-/// A request of the gateway or an attempt to deliver, as a trace shows it.
+/// A request of the gateway or a delivery attempt, as a span.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) trace: u128,
@@ -43,20 +42,20 @@ pub(crate) struct Span {
     pub(crate) request_id: String,
     pub(crate) status: u16,
     pub(crate) outcome: &'static str,
-    /// What else is known.
+    /// Other attributes.
     pub(crate) more: Vec<(&'static str, String)>,
 }
 
-/// Which side of a call a span is.
+/// The side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// We were called.
+    /// The call was received.
     Server = 2,
-    /// We called.
+    /// The call was made.
     Client = 3,
 }
 
-/// Sends spans from a task of its own.
+/// Sends spans in a task of its own.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     queue: mpsc::Sender<Message>,
@@ -69,22 +68,22 @@ enum Message {
     Flush(oneshot::Sender<()>),
 }
 
-/// Where spans go.
+/// The receiver of spans.
 struct Collector {
     client: Client,
-    /// Behind the endpoint's own.
+    /// Appended to the path of the endpoint.
     path: &'static str,
     headers: HeaderMap,
     service: String,
-    /// Whether the last batch was refused: said once, not once a second.
+    /// True if the last batch was refused: the failure is logged once.
     troubled: bool,
 }
 
 impl Exporter {
-    /// Starts it where the environment wants it. Needs a runtime.
+    /// Starts it if the environment configures it. Needs a runtime.
     ///
     /// # Errors
-    /// An endpoint that cannot be spoken to.
+    /// An unusable endpoint.
     pub(crate) fn start(environment: &Environment<'_>) -> anyhow::Result<Option<Arc<Self>>> {
         let variable = |name: &str| (environment.0)(name).filter(|value| !value.is_empty());
         let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -116,24 +115,24 @@ impl Exporter {
             troubled: false,
         };
         let (queue, spans) = mpsc::channel(QUEUE);
-        // Ends when the last sender is gone.
+        // Ends when the last sender is dropped.
         drop(tokio::spawn(collector.run(spans)));
         Ok(Some(Arc::new(Self { queue, dropped: AtomicU64::new(0) })))
     }
 
-    /// Takes a span, unless too many wait already.
+    /// Queues a span, unless the queue is full.
     pub(crate) fn take(&self, span: Span) {
         if self.queue.try_send(Message::Span(Box::new(span))).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// How many spans found no room.
+    /// Number of dropped spans.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until what was taken is sent, but not for long.
+    /// Waits until all queued spans are sent, for a limited time.
     pub(crate) async fn flush(&self) {
         let (done, sent) = oneshot::channel();
         let flushed = async {
@@ -176,7 +175,7 @@ impl Collector {
         if batch.is_empty() {
             return;
         }
-        // It may ride on a connection that was used before: a span that is lost is no harm.
+        // A lost span does no harm, so the request may reuse a connection.
         let mut post = Request::post(self.path).bytes(body(&self.service, batch).to_string()).repeatable();
         post = post.header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in &self.headers {
@@ -189,18 +188,18 @@ impl Collector {
             Err(error) => Some(format!("{error:#}")),
         };
         if let (Some(why), false) = (&trouble, self.troubled) {
-            tracing::warn!(target: "semel", why, "the OpenTelemetry collector does not take spans; they are dropped");
+            tracing::warn!(target: "semel", why, "the OpenTelemetry collector does not accept spans; dropping them");
         }
         self.troubled = trouble.is_some();
     }
 }
 
-/// Reads `name=value,name=value`.
+/// Parses `name=value,name=value`.
 fn headers_of(text: &str) -> anyhow::Result<HeaderMap> {
     let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
     pairs
         .map(|(name, value)| {
-            // The value is not repeated: it may be a token.
+            // The value is not repeated, because it may be a token.
             let name: HeaderName = name.trim().parse().with_context(|| format!("{:?}", name.trim()))?;
             let mut value: HeaderValue = value.trim().parse().with_context(|| name.to_string())?;
             value.set_sensitive(true);
@@ -209,7 +208,7 @@ fn headers_of(text: &str) -> anyhow::Result<HeaderMap> {
         .collect()
 }
 
-/// The body of a request of OTLP.
+/// The body of an OTLP request.
 fn body(service: &str, batch: &[Span]) -> Value {
     let text = |name: &str, value: &str| json!({ "key": name, "value": { "stringValue": value } });
     let spans: Vec<Value> = batch
@@ -230,7 +229,7 @@ fn body(service: &str, batch: &[Span]) -> Value {
                 "startTimeUnixNano": format!("{}000", span.start),
                 "endTimeUnixNano": format!("{}000", span.end),
                 "attributes": attributes,
-                // 2 is an error; what clients do wrong is none of the server's.
+                // 2 means error. Mistakes of clients are not errors of the server.
                 "status": { "code": if span.status >= 500 { 2 } else { 0 } },
             })
         })

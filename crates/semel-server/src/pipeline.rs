@@ -1,4 +1,4 @@
-//! Events and deliveries of a running server: the ledger, the targets, the worker.
+//! Events and deliveries of a running server: the ledger, the targets, and the worker.
 
 mod telling;
 mod waiters;
@@ -20,30 +20,30 @@ use crate::config::{self, targets};
 use crate::intake::Intake;
 use crate::ledgers::Opened;
 
-/// How often old rows are taken away, and how many at a time.
+/// How often old rows are removed, and how many at a time.
 const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
 
-/// What there is of the pipeline in a server.
+/// The pipeline of a server.
 pub(crate) struct Pipeline {
     pub(crate) ledger: Arc<dyn Ledger>,
-    /// The targets in force.
+    /// The current targets.
     pub(crate) registry: Registry,
-    /// Budgets and breakers.
+    /// Retry budgets and circuit breakers.
     pub(crate) destinations: Destinations,
     pub(crate) secret: Arc<Secret>,
-    /// The largest payload.
+    /// Maximum size of a payload.
     pub(crate) max_payload: usize,
     retention: Duration,
-    /// What brings things in.
+    /// The sources of new events.
     pub(crate) intake: Intake,
     /// Callers that wait for a run to end.
     pub(crate) waiters: Arc<RunWaiters>,
-    /// There until it is stopped.
+    /// `None` after it was stopped.
     worker: Mutex<Option<Worker>>,
 }
 
 impl Pipeline {
-    /// Starts to deliver.
+    /// Starts delivering.
     ///
     /// # Errors
     /// Targets that cannot be used, or no thread for the heartbeat.
@@ -67,7 +67,7 @@ impl Pipeline {
                 events = %registered.events,
                 "target" = &**name,
                 max_attempts = registered.policy.retry.max_attempts(),
-                "events are delivered here"
+                "delivering events"
             );
         }
         let intake = Intake::start(intake, opened, &registry, &secret).await?;
@@ -84,7 +84,7 @@ impl Pipeline {
         }))
     }
 
-    /// Puts other targets in force.
+    /// Replaces the targets.
     ///
     /// # Errors
     /// Targets that cannot be used; the old ones stay.
@@ -96,12 +96,12 @@ impl Pipeline {
         Ok(())
     }
 
-    /// How many deliveries are in hand.
+    /// Number of deliveries in progress.
     pub(crate) fn in_hand(&self) -> u32 {
         self.worker.lock().as_ref().map_or(0, Worker::in_hand)
     }
 
-    /// Takes no more work, and lets what was sent come to its end.
+    /// Takes no more work, and lets deliveries in progress finish.
     pub(crate) async fn stop(&self, limit: Duration) {
         self.intake.stop(limit / 2).await;
         let worker = self.worker.lock().take();
@@ -111,12 +111,12 @@ impl Pipeline {
             tracing::warn!(
                 target: "semel",
                 left,
-                "deliveries were still under way when the time to drain was over; they are made again, with the same keys"
+                "drain timeout: unfinished deliveries will be sent again with the same keys"
             );
         }
     }
 
-    /// Takes away what ended long ago, for as long as the server runs.
+    /// Removes old rows periodically while the server runs.
     pub(crate) async fn sweep(self: Arc<Self>) {
         let (every, limit) = SWEEP;
         let mut ticks = tokio::time::interval(every);
@@ -126,9 +126,9 @@ impl Pipeline {
             match self.ledger.sweep(self.retention, limit).await {
                 Ok(0) => {}
                 Ok(swept) => {
-                    tracing::debug!(target: "semel", swept, "old rows of the ledger were taken away");
+                    tracing::debug!(target: "semel", swept, "removed old rows of the ledger");
                 }
-                Err(error) => tracing::warn!(target: "semel", %error, "the ledger was not swept"),
+                Err(error) => tracing::warn!(target: "semel", %error, "cannot remove old rows of the ledger"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the commands that talk to a running server share: questions, pages, and how answers are printed.
+//! Shared by commands that talk to a running server: requests, pages, and printing.
 
 use std::io::{Read as _, Write as _};
 
@@ -10,7 +10,7 @@ use crate::cli::Remote;
 use crate::client::{Client, Request};
 use crate::misused::Misused;
 
-/// Asks for JSON.
+/// Requests JSON.
 pub(crate) async fn ask(
     remote: &Remote,
     method: Method,
@@ -20,7 +20,7 @@ pub(crate) async fn ask(
     ask_with(&Client::of(remote)?, method, path, body).await
 }
 
-/// The same, with a client that is used again.
+/// Requests JSON with an existing client.
 pub(crate) async fn ask_with(
     client: &Client,
     method: Method,
@@ -30,7 +30,7 @@ pub(crate) async fn ask_with(
     ask_raw(client, method, path, body.map(Value::to_string).unwrap_or_default()).await
 }
 
-/// The same, with a body that is sent byte for byte.
+/// Requests JSON with a body that is sent byte for byte.
 pub(crate) async fn ask_raw(
     client: &Client,
     method: Method,
@@ -50,7 +50,7 @@ pub(crate) async fn ask_raw(
     }
 }
 
-/// The pages of a list, one after the other.
+/// The pages of a list.
 pub(crate) struct Pages {
     client: Client,
     path: String,
@@ -58,7 +58,7 @@ pub(crate) struct Pages {
     next: Next,
 }
 
-/// Which page comes next.
+/// The next page.
 enum Next {
     First,
     After(String),
@@ -66,7 +66,7 @@ enum Next {
 }
 
 impl Pages {
-    /// All items, but no more than so many.
+    /// All items, up to `limit`.
     pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Vec<Value>> {
         let mut items = Vec::new();
         while items.len() < limit
@@ -81,7 +81,7 @@ impl Pages {
     /// The pages of the list at `path`.
     ///
     /// # Errors
-    /// A URL that is none.
+    /// An invalid URL.
     pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: Query) -> anyhow::Result<Self> {
         Ok(Self { client: Client::of(remote)?, path: path.into(), query, next: Next::First })
     }
@@ -105,12 +105,12 @@ impl Pages {
 pub(crate) struct Query(String);
 
 impl Query {
-    /// As it goes behind a path.
+    /// The text to append to a path.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Adds a parameter, where it has a value.
+    /// Adds a parameter if it has a value.
     pub(crate) fn add(&mut self, name: &str, value: Option<&str>) {
         if let Some(value) = value {
             self.0.push(if self.0.is_empty() { '?' } else { '&' });
@@ -121,7 +121,7 @@ impl Query {
     }
 }
 
-/// Percent-encodes whatever is not plain.
+/// Percent-encodes all but unreserved characters.
 pub(crate) fn encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -138,12 +138,12 @@ pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
     write_line(&value.to_string())
 }
 
-/// A reader that has seen enough (`| head`) is no failure of ours, but the end.
+/// A closed pipe (`| head`) ends the command without an error.
 pub(crate) fn write_line(line: &str) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{line}").context("standard output is closed")
 }
 
-/// Prints rows under their titles, each column as wide as it must be.
+/// Prints rows below their titles, with aligned columns.
 pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -159,7 +159,7 @@ pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> 
     rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
 }
 
-/// A payload: as it is, from a file (`@FILE`), or from standard input (`-`).
+/// A payload: literal, from a file (`@FILE`), or from standard input (`-`).
 pub(crate) fn read_payload(payload: &str) -> anyhow::Result<String> {
     if payload == "-" {
         let mut text = String::new();
@@ -172,7 +172,7 @@ pub(crate) fn read_payload(payload: &str) -> anyhow::Result<String> {
     }
 }
 
-/// A member as text; nothing where there is none.
+/// A member as text; empty if it is absent.
 pub(crate) fn cell(item: &Value, name: &str) -> String {
     match &item[name] {
         Value::Null => String::new(),

@@ -1,4 +1,4 @@
-//! `semel replay`: gives dead letters of a running server another try, and follows that.
+//! `semel replay`: replays dead letters of a running server, and follows the job.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::cli::{Remote, ReplayArgs};
 use crate::client::Client;
 use crate::remote::{Pages, Query, ask_with, cell, encode, print, table, write_line};
 
-/// How often a job is looked at.
+/// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs the command.
 ///
 /// # Errors
-/// The server cannot be reached, or says no; or items failed again.
+/// The server cannot be reached or refuses, or items failed again.
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(execute(args))
@@ -92,7 +92,7 @@ fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
     }
     let [total, run, skip, conflict] = ["total", "run", "skip", "conflict"].map(|name| cell(plan, name));
     write_line(&format!(
-        "{total} in all: {run} to run, {skip} to skip, {conflict} in conflict; nothing was sent"
+        "{total} in total: {run} to run, {skip} to skip, {conflict} in conflict; nothing was sent"
     ))
 }
 
@@ -110,7 +110,7 @@ fn line(job: &Value) -> String {
     let [completed, inflight, failed, cancelled] =
         ["skipped_completed", "skipped_inflight", "failed_again", "cancelled"].map(|name| cell(counts, name));
     let mut text = format!(
-        "{}  {}: {replayed} of {total} replayed, {failed} failed again, {completed} were done already, {inflight} in flight",
+        "{}  {}: {replayed} of {total} replayed, {failed} failed again, {completed} already done, {inflight} in progress",
         cell(job, "id"),
         cell(job, "state"),
     );
@@ -118,7 +118,7 @@ fn line(job: &Value) -> String {
         text += &format!(", {cancelled} cancelled");
     }
     if pending != "0" || released != "0" {
-        text += &format!("; {released} under way, {pending} to go");
+        text += &format!("; {released} in progress, {pending} pending");
     }
     if let Some(note) = job["note"].as_str().filter(|note| !note.is_empty()) {
         text += &format!(" ({note})");
@@ -126,7 +126,7 @@ fn line(job: &Value) -> String {
     text
 }
 
-/// Follows a job until it is over, or paused.
+/// Follows a job until it ends or is paused.
 async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::Result<()> {
     let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
     let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
@@ -136,16 +136,16 @@ async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::R
             progress(&job);
         }
         tokio::time::sleep(LOOK_EVERY).await;
-        // The server may be restarted meanwhile: the job goes on by itself.
+        // The server may be restarted meanwhile; the job continues by itself.
         match ask_with(client, Method::GET, &path, None).await {
             Ok(seen) => (job, gone) = (seen, 0),
             Err(error) if gone < 120 => {
                 gone += 1;
-                tracing::debug!(target: "semel", %error, "the server did not answer; looking again");
+                tracing::debug!(target: "semel", %error, "server did not answer; retrying");
             }
             Err(error) => {
                 return Err(
-                    error.context("the server does not answer any more; the job goes on when it is back")
+                    error.context("the server does not answer; the job continues when it is available again")
                 );
             }
         }
@@ -162,7 +162,7 @@ async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::R
         Some("done") if failed == 0 => Ok(()),
         Some("done") => bail!("{failed} failed again; `semel dlq groups` shows why"),
         Some("paused") => {
-            bail!("the job is paused; `semel replay --job {} --resume` goes on", cell(&job, "id"))
+            bail!("the job is paused; `semel replay --job {} --resume` resumes it", cell(&job, "id"))
         }
         _ => bail!("the job was cancelled"),
     }

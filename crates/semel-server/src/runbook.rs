@@ -1,4 +1,4 @@
-//! `semel runbook`: which downstream uses which pattern (R14).
+//! `semel runbook`: prints the duplicate protection of every downstream service.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub(crate) struct RunbookArgs {
     /// The config file (TOML)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -22,7 +22,7 @@ pub(crate) struct RunbookArgs {
 /// # Errors
 /// A config file with mistakes.
 pub(crate) fn run(args: &RunbookArgs) -> anyhow::Result<()> {
-    // An on-call engineer reads this on a machine without secrets, and none is needed to say where they are used.
+    // The command also works on a machine without the secrets, because it prints only where they are used.
     let anything = |name: &str| {
         std::env::var(name).ok().or_else(|| Some(format!("a stand-in of more than 32 bytes for {name}")))
     };

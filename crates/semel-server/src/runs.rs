@@ -1,4 +1,4 @@
-//! `semel runs`: triggers runs on a running server, looks at them and changes them.
+//! `semel runs`: triggers, inspects and changes runs on a running server.
 
 use anyhow::Context as _;
 use http::Method;
@@ -16,7 +16,7 @@ use crate::remote::{
 /// Runs the command.
 ///
 /// # Errors
-/// The server cannot be reached, or says no.
+/// The server cannot be reached, or refuses.
 pub(crate) fn run(command: RunsCommand) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(execute(command))
@@ -60,8 +60,8 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
                 return print(&done);
             }
             let how = match (done["cached"] == true, done["buffered"] == true) {
-                (true, _) => "was triggered before",
-                (false, true) => "triggered, waits in the buffer",
+                (true, _) => "already triggered",
+                (false, true) => "triggered, buffered",
                 (false, false) => "triggered",
             };
             let status = cell(&done, "status");
@@ -103,7 +103,7 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
             }
             match done["reset"] == true {
                 true => write_line(&format!("the key of {} is free", cell(&done, "id"))),
-                false => write_line("nothing had this key"),
+                false => write_line("no run had this key"),
             }
         }
     }

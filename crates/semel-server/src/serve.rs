@@ -1,4 +1,4 @@
-//! `semel serve`: opens the store, starts the listeners, and ends well.
+//! `semel serve`: opens the store, starts the listeners, and shuts down gracefully.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -29,37 +29,37 @@ use crate::pipeline::{Pipeline, RunWaiters, Telling};
 use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, Opened};
 
-/// How often the store is looked at and keys in doubt are counted.
+/// How often the store is checked and keys in doubt are counted.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// What an error about it begins with.
-const ADMIN_CERTIFICATE: &str = "the admin side's certificate";
+/// Context of errors about the certificate.
+const ADMIN_CERTIFICATE: &str = "the admin API's certificate";
 
-/// Said where the secret is in a store that can lose its data.
-const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secret is kept in Redis alone: if Redis loses \
+/// Warning if the secret is in a store that can lose its data.
+const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secret is stored only in Redis: if Redis loses \
                                its data while no other process runs, no key is recognised again, and a process that \
                                misses the loss refuses requests until it is restarted; set `secret` in the config";
 
-/// Said where there is no durable place for the audit log.
-const AUDIT_IN_LOG: &str = "there is no ledger, so changes by hand (forget, settle) are written to this log only and not to a \
+/// Warning if there is no durable place for the audit log.
+const AUDIT_IN_LOG: &str = "there is no ledger, so changes by operators (forget, settle) are written to this log only and not to a \
                             durable audit log; set `url` in [ledger]";
 
 /// Runs the server until it is told to stop.
 ///
 /// # Errors
-/// A config that cannot be used; a store or a port that cannot be had; a shutdown that was forced.
+/// An unusable config, store or port, or a forced shutdown.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let config = Config::load(args, &PROCESS)?;
     logs::start(config.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(serve(args, config));
-    // What still runs on other threads is not waited for: it was drained, or is to be forgotten.
+    // Other threads are not waited for: their work was drained, or may be dropped.
     runtime.shutdown_background();
     logs::flush();
     served
 }
 
 async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
-    // Before anything can be under way: a signal from now on is heard.
+    // Before any work starts: from now on no signal is missed.
     let mut signals = Signals::listen()?;
     let drain = config.drain;
     let server = Server::start(config).await?;
@@ -67,10 +67,10 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     while signals.next().await == Wish::Reload {
         server.reload(args).await;
     }
-    tracing::info!(target: "semel", "stopping: no new requests, those under way may finish; a second signal ends at once");
+    tracing::info!(target: "semel", "stopping: requests in progress may finish; a second signal stops immediately");
     tokio::select! {
         () = server.stop(drain) => Ok(()),
-        () = signals.stop() => anyhow::bail!("a second signal: ended at once; what was under way may be in doubt"),
+        () = signals.stop() => anyhow::bail!("stopped immediately by a second signal; requests in progress may be in doubt"),
     }
 }
 
@@ -82,27 +82,27 @@ pub(crate) struct Server {
     admin_at: SocketAddr,
     admin_tls: Option<Tls>,
     gateway: Option<(Arc<Gateway>, SocketAddr)>,
-    /// Turns true when the listeners are to close.
+    /// True when the listeners are to close.
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
-    /// File descriptors, and who gets them.
+    /// Distribution of file descriptors.
     budget: Budget,
-    /// The listeners that were opened. A reload that changes them is refused.
+    /// The open listeners. A reload that changes them is refused.
     sockets: Sockets,
     /// Other settings that a reload cannot change.
     fixed: String,
     exporter: Option<Arc<Exporter>>,
-    /// Where outcomes are sealed: its keys can be changed.
+    /// Set if outcomes are encrypted: a reload can change the keys.
     sealed: Option<Arc<EncryptedStore>>,
-    /// None where there is no ledger.
+    /// `None` without a ledger.
     pipeline: Option<Arc<Pipeline>>,
 }
 
 impl Server {
-    /// Starts it. Port 0 takes any free port.
+    /// Starts it. Port 0 selects a free port.
     ///
     /// # Errors
-    /// A store or a port that cannot be had.
+    /// An unusable store or port.
     pub(crate) async fn start(mut config: Config) -> anyhow::Result<Self> {
         let (sockets, fixed) = (config.sockets(), config.fixed());
         let budget = Budget::new(descriptors::raise(), &config);
@@ -117,10 +117,10 @@ impl Server {
         );
         let exporter = Exporter::start(&PROCESS)?;
         if let Some(exporter) = &exporter {
-            tracing::info!(target: "semel", "spans go to the OpenTelemetry collector");
+            tracing::info!(target: "semel", "exporting spans to the OpenTelemetry collector");
             metrics.watch_exporter(Arc::clone(exporter));
         }
-        // Before anything is sent to them.
+        // Before any data is sent over these connections.
         for warning in transport::warnings(&config) {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -128,9 +128,9 @@ impl Server {
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
-        // Everything above speaks to the sealed store, so that nothing is ever written in plain.
+        // All layers above use the encrypted store, so that nothing is written in plain text.
         let sealed = config.sealing.as_ref().map(|Sealing { ring, plain, .. }| {
-            tracing::info!(target: "semel", key = ring.current_id(), "outcomes are sealed at rest");
+            tracing::info!(target: "semel", key = ring.current_id(), "encrypting stored outcomes");
             Arc::new(EncryptedStore::over(Arc::clone(&store), ring.clone()).plain(*plain))
         });
         let store = match &sealed {
@@ -159,7 +159,7 @@ impl Server {
             .max_outcome(records.max_outcome)
             .observe(Arc::clone(&metrics) as Arc<dyn semel::engine::Observer>)
             .build()?;
-        engine.verify(3).await.context("the store does not keep what it should")?;
+        engine.verify(3).await.context("the store failed its self-test")?;
         if let Some(limited) = limited {
             metrics.watch_limits(Arc::clone(&limited));
             if limited.limits().max_bytes.is_some() {
@@ -254,7 +254,7 @@ impl Server {
         })
     }
 
-    /// Says where it listens, for people and for whoever started it.
+    /// Prints the addresses, for people and for the parent process.
     fn announce(&self) -> anyhow::Result<()> {
         let gateway = self.gateway_url().unwrap_or_else(|| "-".to_owned());
         let mut out = std::io::stdout().lock();
@@ -263,24 +263,24 @@ impl Server {
             .context("standard output is closed")
     }
 
-    /// Where the gateway listens, if there is one.
+    /// The URL of the gateway, if there is one.
     pub(crate) fn gateway_url(&self) -> Option<String> {
         self.gateway.as_ref().map(|(gateway, at)| format!("{}://{at}", gateway.scheme()))
     }
 
-    /// Where the admin side listens.
+    /// The URL of the admin API.
     pub(crate) fn admin_url(&self) -> String {
         let scheme = if self.admin_tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.admin_at)
     }
 
-    /// Reads the config again. What cannot be used is refused, and the old one stays in force.
+    /// Reloads the config. An invalid one is refused, and the old one stays in use.
     async fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
         match config.and_then(|config| self.replace(config)) {
             Ok(()) => {
                 self.metrics.reload(Ok(()));
-                tracing::info!(target: "semel", "the config was read anew");
+                tracing::info!(target: "semel", "configuration reloaded");
                 self.audit_reload("reload").await;
             }
             Err(error) => {
@@ -288,13 +288,13 @@ impl Server {
                 for line in format!("{error:#}").lines() {
                     tracing::error!(target: "semel", "{line}");
                 }
-                tracing::error!(target: "semel", "the new config is refused; the old one stays in force");
+                tracing::error!(target: "semel", "configuration reload refused; the old configuration stays in use");
                 self.audit_reload("reload refused").await;
             }
         }
     }
 
-    /// A reload is a change by hand too: tokens and targets may be others from now on.
+    /// A reload goes to the audit log, because it can change tokens and targets.
     async fn audit_reload(&self, action: &str) {
         let Some(pipeline) = &self.pipeline else { return };
         let line = AuditLine {
@@ -304,7 +304,7 @@ impl Server {
             reason: "SIGHUP".to_owned(),
         };
         if let Err(error) = pipeline.ledger.audit(line).await {
-            tracing::warn!(target: "semel", %error, "the audit log does not have this reload");
+            tracing::warn!(target: "semel", %error, "cannot write the reload to the audit log");
         }
     }
 
@@ -312,13 +312,14 @@ impl Server {
         let needs_restart = config.fixed() != self.fixed;
         self.budget.apply(&mut config);
         let config = &config;
-        // The old sockets stay open: rules that were checked against another address would not protect them.
+        // The old sockets stay open, so rules that were validated for another address would not protect them.
         self.sockets.check_same(&config.sockets())?;
         let access = Access::new(&config.admin, self.admin_at, &config.tokens)?;
         if self.sealed.is_some() != config.sealing.is_some() {
-            anyhow::bail!("encryption is switched on or off only with a restart");
+            anyhow::bail!("enabling or disabling encryption requires a restart");
         }
-        // First what can fail: an upstream's certificates were not read before. Those of the listeners were, with the config.
+        // Steps that can fail come first: certificates of upstreams are read here for the first time. Those of the listeners were read
+        // with the config.
         self.replace_routes(config)?;
         if let Some(tls) = &self.admin_tls {
             tls.reload().context(ADMIN_CERTIFICATE)?;
@@ -328,7 +329,7 @@ impl Server {
         }
         if let (Some(sealed), Some(sealing)) = (&self.sealed, &config.sealing) {
             sealed.rotate(sealing.ring.clone());
-            tracing::info!(target: "semel", key = sealing.ring.current_id(), "outcomes are sealed with this key");
+            tracing::info!(target: "semel", key = sealing.ring.current_id(), "encrypting outcomes with this key");
         }
         self.admin.replace_access(access);
         for warning in config.admin.warnings() {
@@ -337,7 +338,7 @@ impl Server {
         if needs_restart {
             tracing::warn!(
                 target: "semel",
-                "the new config changes what only a restart can: the listeners' limits, the store, logs, drain"
+                "the new configuration changes settings that require a restart: the listeners' limits, the store, logs, drain"
             );
         }
         Ok(())
@@ -353,10 +354,10 @@ impl Server {
         Ok(())
     }
 
-    /// Closes the listeners and waits until what is under way has ended and is written, but no longer than `limit`.
+    /// Closes the listeners and waits until requests in progress have ended and are stored, for at most `limit`.
     pub(crate) async fn stop(self, limit: Duration) {
         let Self { engine, closing, listeners, exporter, pipeline, .. } = self;
-        // Without receivers there is nobody left to tell.
+        // Sending fails only without receivers.
         let _ = closing.send(true);
         let served = async {
             for listener in listeners {
@@ -366,14 +367,14 @@ impl Server {
         };
         let delivered = async {
             if let Some(pipeline) = &pipeline {
-                // A little less than there is, so that what is left over is counted and told.
+                // A little less than `limit`, so that unfinished deliveries are still counted and logged.
                 pipeline.stop(limit.mul_f64(0.95)).await;
             }
         };
         let drained = async { tokio::join!(served, delivered) };
         if tokio::time::timeout(limit, drained).await.is_err() {
             let left = engine.in_flight();
-            tracing::warn!(target: "semel", left, "draining took longer than {limit:?}; what is left may end in doubt");
+            tracing::warn!(target: "semel", left, "drain timeout of {limit:?} exceeded; remaining requests may end in doubt");
         }
         if let Some(exporter) = exporter {
             exporter.flush().await;
@@ -381,18 +382,18 @@ impl Server {
     }
 }
 
-/// A listener, until it is closed and drained.
+/// Runs a listener until it is closed and drained.
 async fn listen(serving: impl Future<Output = Drained>) {
     if let Drained::Forced(cut) = serving.await {
-        tracing::warn!(target: "semel", cut, "connections were cut when the time to drain was over");
+        tracing::warn!(target: "semel", cut, "drain timeout: open connections were closed");
     }
 }
 
 async fn close(mut closed: watch::Receiver<bool>) {
-    // Without a sender it is the end as well.
+    // A dropped sender also means the end.
     let _ = closed.wait_for(|closing| *closing).await;
 }
 
 async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("the {what} listener cannot have {address}"))
+    TcpListener::bind(address).await.with_context(|| format!("the {what} listener cannot bind {address}"))
 }

@@ -4,16 +4,16 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What somebody wants of the process.
+/// A request to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// Read the config again: SIGHUP.
+    /// Reload the config: SIGHUP.
     Reload,
-    /// Finish what is under way and end: SIGTERM, or Ctrl-C.
+    /// Finish requests in progress and exit: SIGTERM, or Ctrl-C.
     Stop,
 }
 
-/// Listens from the moment it is made.
+/// Receives signals from the moment it is created.
 pub(crate) struct Signals {
     hangup: Signal,
     interrupt: Signal,
@@ -21,10 +21,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Listens.
+    /// Starts receiving signals.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses the handler.
     pub(crate) fn listen() -> io::Result<Self> {
         Ok(Self {
             hangup: signal(SignalKind::hangup())?,
@@ -33,7 +33,7 @@ impl Signals {
         })
     }
 
-    /// The next wish. Cancel-safe.
+    /// The next signal. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Wish {
         tokio::select! {
             _ = self.hangup.recv() => Wish::Reload,
@@ -42,7 +42,7 @@ impl Signals {
         }
     }
 
-    /// The next wish to stop; others are overheard. Cancel-safe.
+    /// The next signal to stop; others are ignored. Cancel-safe.
     pub(crate) async fn stop(&mut self) {
         while self.next().await != Wish::Stop {}
     }

@@ -11,23 +11,23 @@ use semel::store::{
 
 use crate::config::{Coordinate, Loss, Place, Records};
 
-/// An open store, and what has to be said about it.
+/// An open store, and warnings about it.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
-    /// Where it is a Redis: it can tell whether it lost data.
+    /// Set for Redis: it detects a loss of data.
     pub(crate) redis: Option<Arc<RedisStore>>,
-    /// Where it is embedded: the ledger can live in the same file.
+    /// Set for embedded stores: the ledger can be in the same file.
     pub(crate) embedded: Option<Arc<EmbeddedStore>>,
-    /// Where new keys are limited: below everything but the store itself.
+    /// Set if new keys are limited: directly above the store.
     pub(crate) limited: Option<Arc<LimitedStore>>,
-    /// Weaker promises than one might expect, in plain words.
+    /// Warnings about settings that weaken a promise.
     pub(crate) warnings: Vec<String>,
 }
 
 /// Opens it.
 ///
 /// # Errors
-/// Says what is wrong with the store and what to do.
+/// The cause, with a hint how to fix it.
 pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
     let mut opened = open_unlimited(records).await?;
     if records.limits != StoreLimits::default() {
@@ -38,9 +38,9 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
     Ok(opened)
 }
 
-/// Measures what the store holds, for as long as the runtime lives.
+/// Measures the size of the store periodically, until the runtime ends.
 pub(crate) async fn measure(limited: Arc<LimitedStore>, place: Place) {
-    // A file and a table in memory are measured at once; a server has to be asked.
+    // Measuring a file or a table in memory is cheap; a server needs a query.
     let every = match place {
         Place::Memory | Place::Embedded { .. } => Duration::from_millis(200),
         Place::Redis { .. } | Place::Postgres { .. } => Duration::from_secs(3),
@@ -50,7 +50,7 @@ pub(crate) async fn measure(limited: Arc<LimitedStore>, place: Place) {
     loop {
         ticks.tick().await;
         if let Err(error) = limited.measure().await {
-            tracing::debug!(target: "semel", %error, "the size of the store was not measured");
+            tracing::debug!(target: "semel", %error, "cannot measure the size of the store");
         }
     }
 }
@@ -71,7 +71,7 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<Opened> {
         }
         Place::Embedded { folder, on_corruption } => {
             let builder = EmbeddedStore::builder(folder).on_corruption(*on_corruption);
-            // It reads the whole file: not on a thread that serves others.
+            // Opening reads the whole file, so it must not block a thread of the runtime.
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
             let store = Arc::new(store);

@@ -1,4 +1,4 @@
-//! Why there is no answer, in words that say what to do about it.
+//! Error messages for requests without an answer, with a hint how to fix the cause.
 
 use std::error::Error as _;
 use std::fmt;
@@ -11,7 +11,7 @@ use semel::client::Lost;
 
 use super::{ANSWER, CONNECT, Peer};
 
-/// Whom a client speaks to. Shown as host and port.
+/// The server of a client. Displayed as host and port.
 #[derive(Debug)]
 pub(super) struct Server {
     authority: String,
@@ -28,7 +28,7 @@ enum Scheme {
 }
 
 impl Server {
-    /// Of a URL that the client has accepted.
+    /// From a URL that the client has accepted.
     pub(super) fn new(url: &str, peer: Peer, ca: Option<&Path>) -> Self {
         let uri: Uri = url.parse().unwrap_or_default();
         let scheme = if uri.scheme_str() == Some("https") { Scheme::Https } else { Scheme::Http };
@@ -41,7 +41,7 @@ impl Server {
         self.scheme == Scheme::Https
     }
 
-    /// Nothing of a request went out.
+    /// The message for a request that was not sent.
     pub(super) fn not_sent(&self, lost: &Lost) -> String {
         match lost {
             Lost::Connect(error) => {
@@ -56,7 +56,7 @@ impl Server {
         }
     }
 
-    /// A request was sent, and nobody knows what came of it.
+    /// The message for a request that was sent and not answered.
     pub(super) fn unanswered(&self, lost: &Lost) -> String {
         match lost {
             Lost::Timeout => format!("{self} did not answer within {ANSWER:?}"),
@@ -75,7 +75,7 @@ impl Server {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<TlsError>());
         match cause {
             Some(TlsError::InvalidCertificate(why)) => self.not_trusted(why),
-            // The answer of a server of plain HTTP begins with a letter.
+            // The answer of a plain HTTP server begins with a letter.
             Some(TlsError::InvalidMessage(InvalidMessage::InvalidContentType)) => {
                 format!("{self} does not speak TLS; write http://{self}")
             }
@@ -91,13 +91,13 @@ impl Server {
     fn not_trusted(&self, why: &CertificateError) -> String {
         let certificate = format!("the certificate of {self}");
         match why {
-            // A bad signature is one of another authority of the same name.
+            // A bad signature means another authority with the same name.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 let setting = self.peer.ca_setting();
                 match &self.ca {
                     None => format!(
                         "{certificate} is signed by an authority that this machine does not trust; name a file with the \
-                         authority's certificate with {setting}"
+                         authority's certificate: {setting}"
                     ),
                     Some(ca) => format!(
                         "{certificate} is not signed by any authority in {}; give the right one with {setting}",
@@ -129,7 +129,7 @@ impl Server {
     }
 }
 
-/// A name as people write it: `DnsName("localhost")` is what TLS calls it.
+/// A name as users write it; TLS calls it `DnsName("localhost")`.
 fn bare(name: &str) -> &str {
     let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
     inner.unwrap_or(name).trim_matches('"')

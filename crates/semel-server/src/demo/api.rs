@@ -1,4 +1,4 @@
-//! A payments API as many are: every request charges, however often it is sent. It counts.
+//! A payments API without idempotency: every request charges. It counts the charges.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,31 +18,31 @@ use tokio::net::TcpListener;
 
 use crate::config::parse_duration;
 
-/// What was charged, by the key that came with it.
+/// The charges, by the key of their request.
 #[derive(Debug, Default)]
 pub(super) struct Charges {
     by_key: Mutex<HashMap<String, u32>>,
 }
 
 impl Charges {
-    /// Charges; the number of the charge.
+    /// Charges and returns the number of the charge.
     fn charge(&self, key: &str) -> usize {
         let mut by_key = self.by_key.lock();
         *by_key.entry(key.to_owned()).or_default() += 1;
         by_key.values().map(|count| *count as usize).sum()
     }
 
-    /// How often money moved.
+    /// Number of charges.
     pub(super) fn count(&self) -> usize {
         self.by_key.lock().values().map(|count| *count as usize).sum()
     }
 
-    /// How many keys were charged.
+    /// Number of charged keys.
     pub(super) fn keys(&self) -> usize {
         self.by_key.lock().len()
     }
 
-    /// How many keys were charged more than once. There should be none.
+    /// Number of keys that were charged more than once. It should be zero.
     pub(super) fn twice(&self) -> usize {
         self.by_key.lock().values().filter(|count| **count > 1).count()
     }
@@ -60,12 +60,12 @@ pub(super) async fn start(charges: Arc<Charges>) -> std::io::Result<SocketAddr> 
 #[derive(Deserialize)]
 struct Charge {
     amount: u64,
-    /// How long the acquirer takes.
+    /// Latency of the acquirer.
     slow: Option<String>,
 }
 
 async fn charge(State(charges): State<Arc<Charges>>, headers: HeaderMap, body: Bytes) -> Response {
-    // Whatever the content type: people try this with curl.
+    // Ignores the content type, because people try this with curl.
     let Ok(Charge { amount, slow }) = serde_json::from_slice(&body) else {
         return answer(StatusCode::BAD_REQUEST, &json!({ "error": "expected {\"amount\": 1200}" }));
     };

@@ -1,4 +1,4 @@
-//! What the demo's clients saw.
+//! The answers that the demo's clients got.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,18 +17,18 @@ pub(super) struct Tally {
     wrong: AtomicUsize,
 }
 
-/// How a request of the demo ended.
+/// The result of a request of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Charged, here and now.
+    /// Charged by this request.
     First,
-    /// An earlier answer again.
+    /// Answered from the record.
     Replayed,
-    /// Another payload under a known key.
+    /// Another payload with a known key.
     Conflict,
-    /// The client hung up.
+    /// The client disconnected.
     Gone,
-    /// Nothing that should be.
+    /// An unexpected answer.
     Wrong,
 }
 
@@ -49,7 +49,7 @@ impl Tally {
         counter.load(Ordering::Relaxed)
     }
 
-    /// One line, while it runs.
+    /// A progress line.
     pub(super) fn line(&self, charges: &Charges) -> String {
         format!(
             "{:>5} requests  {:>5} charges  {:>5} replays  {:>4} conflicts  {:>3} hung up   charged twice: {}",
@@ -62,7 +62,7 @@ impl Tally {
         )
     }
 
-    /// The end of it.
+    /// The summary at the end.
     pub(super) fn summary(&self, charges: &Charges) -> String {
         let (count, keys, twice) = (charges.count(), charges.keys(), charges.twice());
         let verdict = if count == keys { "one charge per key" } else { "NOT one charge per key" };
@@ -72,7 +72,7 @@ impl Tally {
         )
     }
 
-    /// The same for programs.
+    /// The summary as JSON.
     pub(super) fn json(&self, charges: &Charges) -> Value {
         json!({
             "requests": Self::of(&self.sent),

@@ -1,4 +1,4 @@
-//! Clients that behave as clients do: they retry, double-click, mix keys up, and hang up.
+//! Unreliable clients: they retry, double-click, mix up keys, and disconnect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::tally::{Seen, Tally};
 use crate::client::{Client, Request, Response};
 
-/// How many clients there are.
+/// Number of clients.
 const CLIENTS: usize = 4;
 
-/// What a client does next, each as often as it stands here.
+/// The actions of a client, as often as they are listed here.
 const HABITS: [Habit; 8] = [
     Habit::Charge,
     Habit::Charge,
@@ -29,17 +29,17 @@ const HABITS: [Habit; 8] = [
 enum Habit {
     /// A new payment.
     Charge,
-    /// The answer came, but the client did not see it: it asks twice more.
+    /// The client lost the answer and sends the request twice more.
     Retry,
-    /// Three at once.
+    /// Three concurrent requests.
     Double,
-    /// A used key for another amount.
+    /// A used key with another amount.
     Mix,
-    /// A slow payment; the client gives up and asks again later.
+    /// A slow payment; the client disconnects and retries later.
     HangUp,
 }
 
-/// Starts the clients; they end when `stop` turns true.
+/// Starts the clients; they end when `stop` becomes true.
 pub(super) fn start(
     gateway: &str,
     tally: &Arc<Tally>,
@@ -73,7 +73,7 @@ impl Customer {
             let habit = HABITS[rand::random_range(0..HABITS.len())];
             self.act(habit).await;
             let pause = Duration::from_millis(rand::random_range(40..160));
-            // A gentle stream: there is time to read what happens.
+            // A slow pace, so that people can read the output.
             if tokio::time::timeout(pause, stop.wait_for(|stop| *stop)).await.is_ok() {
                 return;
             }
@@ -103,7 +103,7 @@ impl Customer {
                 if given_up.is_err() {
                     self.tally.add(Seen::Gone);
                 }
-                // It waits for the effect that goes on without its first caller.
+                // It waits for the effect, which continues without its first caller.
                 self.send(&key, &slow).await;
             }
         }
@@ -114,7 +114,7 @@ impl Customer {
         self.tally.add(seen);
     }
 
-    /// The same request three times at once, on connections of their own.
+    /// Sends the same request three times concurrently, on separate connections.
     async fn at_once(&mut self, key: &str, body: &str) {
         let mut sends = JoinSet::new();
         for _ in 0..3 {

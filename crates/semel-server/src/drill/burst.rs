@@ -26,7 +26,11 @@ pub(super) async fn duplicate_messages(ground: &mut Ground) -> anyhow::Result<()
     ground.same("100 messages, 50 of them twice: 50 effects", &target.effects(), &50);
     ground.same("each was sent once", &target.calls().len(), &50);
     let letter = server.letters("pending").await?.remove(0);
-    ground.same("what cannot be read is a dead letter", &letter["cause"], &json!("undecodable"));
+    ground.same(
+        "the message that cannot be decoded is a dead letter",
+        &letter["cause"],
+        &json!("undecodable"),
+    );
     let pending = ground.redis()?.tell(&["XPENDING", &stream, "semel"]).await?;
     ground.check(
         "nothing is pending in the stream",
@@ -39,7 +43,7 @@ pub(super) async fn duplicate_messages(ground: &mut Ground) -> anyhow::Result<()
 pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     let gate = gate(ground, "threshold = 5\nwindow = \"1s\"\nhold = \"50ms\"\n")?;
-    // An embedded ledger belongs to one process.
+    // Only one process can open an embedded ledger.
     let processes = if ground.is_shared() { 3 } else { 1 };
     let mut servers = Vec::new();
     for _ in 0..processes {
@@ -51,13 +55,15 @@ pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
     };
     for round in 0..ROUNDS {
         let key = format!("key-{round}");
-        // Other keys come at the same time: one key alone is one run, which does not trip the gate.
+        // Other keys come at the same time: one key alone is one run, which does not close the gate.
         let (told, others) = tokio::join!(crowd(&servers, &key, 60), others(&servers, round));
         let (told, others) = (told?, others?);
-        let what =
-            format!("round {}: 60 triggers of one key {how}: one run, and one caller was first", round + 1);
+        let what = format!(
+            "round {}: 60 triggers of one key {how}: one run, and one caller was told that it is new",
+            round + 1
+        );
         ground.check(&what, told.is_one() && told.first == 1, &told);
-        ground.same("and of the other keys each is one run", &others.ids.len(), &OTHERS);
+        ground.same("each other key is one run", &others.ids.len(), &OTHERS);
     }
     let (mut buffered, mut direct) = (0.0, 0.0);
     for server in &servers {
@@ -66,7 +72,7 @@ pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
     }
     let runs = ROUNDS * (1 + OTHERS);
     ground.check(
-        "the gate has tripped: some runs were buffered, and the others went to the ledger",
+        "the gate closed: some runs were buffered, and the others went to the ledger",
         buffered > 0.0 && direct > 0.0 && buffered + direct == runs as f64,
         format!("{buffered} buffered, {direct} to the ledger"),
     );
@@ -75,13 +81,13 @@ pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often a burst comes.
+/// Number of bursts.
 const ROUNDS: usize = 5;
 
-/// Other keys in a burst of one key: more than the gate admits at once.
+/// Number of other keys in a burst of one key: more than the gate admits.
 const OTHERS: usize = 12;
 
-/// Triggers each of some other keys once, all at the same time.
+/// Triggers each of several other keys once, concurrently.
 async fn others(servers: &[Server], round: usize) -> anyhow::Result<Told> {
     let asked: Vec<_> = (0..OTHERS)
         .map(|number| {
@@ -104,15 +110,15 @@ pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Res
     let increments: Vec<_> =
         (0..50).map(|_| Box::pin(server.ask(Method::PATCH, &path, r#"{"increment":{"n":1}}"#))).collect();
     let applied = join_all(increments).await.iter().filter(|answer| answer.is_ok()).count();
-    ground.same("50 callers added one at once, and all were told yes", &applied, &50);
+    ground.same("50 concurrent increments were all accepted", &applied, &50);
     server.kill().await;
     let gate = self::gate(ground, SHUT)?;
     let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     until("it is drained", || async { Ok(server.get(&path).await?["buffered"] == false) }).await?;
     let shown = server.get(&path).await?;
     let sum = shown["metadata"]["n"].to_string();
-    ground.same("every one of them arrived, to the last digit", &sum, &"9007199254741043".to_owned());
-    ground.same("an empty array stayed one", &shown["metadata"]["list"], &json!([]));
+    ground.same("every increment arrived, to the last digit", &sum, &"9007199254741043".to_owned());
+    ground.same("an empty array stayed an empty array", &shown["metadata"]["list"], &json!([]));
     until("it is delivered", || async { Ok(target.effects() == 1) }).await?;
     let body = target.calls().first().map(|(_, body)| body.clone()).unwrap_or_default();
     ground.same("the payload was delivered byte for byte", &body, &trigger("key")["payload"].to_string());
@@ -126,7 +132,7 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
     let first = server.post("/v1/runs", &trigger("key")).await?;
     ground.same("it waits in the buffer", &first["buffered"], &json!(true));
     let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key" })).await?;
-    ground.same("the key was the first run's", &reset["id"], &first["id"]);
+    ground.same("the key named the first run", &reset["id"], &first["id"]);
     let second = server.post("/v1/runs", &trigger("key")).await?;
     ground.check("the next trigger is another run", second["id"] != first["id"], second["id"].clone());
     server.kill().await;
@@ -135,7 +141,7 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
     until("both are delivered", || async { Ok(target.effects() == 2) }).await?;
     ground.same("both arrived", &target.effects(), &2);
     let third = server.post("/v1/runs", &trigger("key")).await?;
-    ground.same("the key is the second one's", &third["id"], &second["id"]);
+    ground.same("the key names the second run", &third["id"], &second["id"]);
     Ok(())
 }
 
@@ -151,14 +157,14 @@ pub(super) async fn drainer_killed(ground: &mut Ground) -> anyhow::Result<()> {
     let busy = gate(ground, more)?;
     if ground.redis()?.port().is_some() {
         let wire = ground.wire().await?;
-        // The first that Redis says of a run to a server that only drains is what it has leased.
+        // The first message about a run from Redis to a server that only drains is the lease.
         wire.trap("key-", Side::Answered, Then::Hold);
         let near = gate_at(ground, &wire.url, more)?;
         let server = ground.serve(&[&target.config("crm"), &near]).await?;
-        wire.sprung("it has taken some").await?;
+        wire.sprung("it has leased some runs").await?;
         server.kill().await;
         let leased = ground.redis()?.buffered("leased").await?.len();
-        ground.check("the first was killed with runs in its hands", leased > 0, leased);
+        ground.check("the first process was killed while it held runs", leased > 0, leased);
     }
     for _ in 0..3 {
         let server = ground.serve(&[&target.config("crm"), &busy]).await?;
@@ -173,7 +179,7 @@ pub(super) async fn drainer_killed(ground: &mut Ground) -> anyhow::Result<()> {
         &target.effects(),
         &200,
     );
-    until("none is left over", || async {
+    until("nothing is left in the buffer", || async {
         Ok(server.deliveries("queued,running,retry_wait,idle").await? == 0)
     })
     .await?;

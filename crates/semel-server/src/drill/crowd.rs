@@ -1,4 +1,4 @@
-//! Triggers, alone and in crowds.
+//! Single triggers, and concurrent triggers of one key.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,46 +7,46 @@ use serde_json::{Value, json};
 
 use super::ground::{Ground, Server};
 
-/// A `[gate]` on the drill's Redis.
+/// A `[gate]` on the drill's Redis server.
 pub(super) fn gate(ground: &Ground, more: &str) -> anyhow::Result<String> {
     gate_at(ground, &ground.redis()?.url, more)
 }
 
-/// The same, over a wire.
+/// A `[gate]` on a Redis server behind a wire.
 pub(super) fn gate_at(ground: &Ground, url: &str, more: &str) -> anyhow::Result<String> {
     let prefix = &ground.redis()?.prefix;
     Ok(format!("[gate]\nmode = \"on\"\nbuffer = {url:?}\nprefix = \"{prefix}\"\n{more}\n"))
 }
 
-/// Everything is buffered.
+/// Buffers every run.
 pub(super) const SHUT: &str = "threshold = 0\n";
 
-/// Nothing is.
+/// Buffers no run.
 pub(super) const WIDE: &str = "threshold = 1000\n";
 
-/// So many callers of one key.
+/// Number of concurrent callers of one key.
 pub(super) const MANY: usize = 20;
 
 pub(super) fn trigger(key: &str) -> Value {
     json!({ "target": "crm", "payload": { "key": key, "empty": [], "big": 1 }, "idempotency_key": key })
 }
 
-/// What a crowd was told.
+/// The answers to concurrent triggers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) ids: BTreeSet<String>,
-    /// How often it was said to be new.
+    /// Number of answers that called the run new.
     pub(super) first: usize,
     pub(super) answers: usize,
 }
 
 impl Told {
-    /// Whether all were told the same run.
+    /// True if all answers name the same run.
     pub(super) fn is_one(&self) -> bool {
         self.ids.len() == 1 && self.ids.iter().all(|id| id.starts_with("run_"))
     }
 
-    /// With one more answer.
+    /// Adds one answer.
     pub(super) fn and(mut self, answer: &Value) -> Self {
         self.ids.insert(answer["id"].as_str().unwrap_or_default().to_owned());
         self.first += usize::from(answer["cached"] != true);
@@ -63,10 +63,10 @@ impl fmt::Display for Told {
     }
 }
 
-/// Triggers one key many times at once.
+/// Triggers one key many times concurrently.
 ///
 /// # Errors
-/// Somebody was not answered.
+/// A caller got no answer.
 pub(super) async fn crowd(servers: &[Server], key: &str, count: usize) -> anyhow::Result<Told> {
     let asked: Vec<_> = (0..count)
         .map(|number| {
@@ -77,7 +77,7 @@ pub(super) async fn crowd(servers: &[Server], key: &str, count: usize) -> anyhow
     join_all(asked).await.into_iter().try_fold(Told::default(), |told, answer| Ok(told.and(&answer?)))
 }
 
-/// Polls all of them until the last has ended.
+/// Polls all futures until the last one has ended.
 pub(super) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     let mut done: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
@@ -100,7 +100,7 @@ pub(super) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::O
 mod tests {
     use super::*;
 
-    // A drill must be able to fail: what is wrong with a crowd's answers is seen.
+    // A drill must be able to fail: wrong answers are detected.
     #[test]
     fn two_runs_two_firsts_and_no_run_are_seen() {
         let new = json!({ "id": "run_1", "cached": false });

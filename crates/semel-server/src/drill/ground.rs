@@ -1,4 +1,4 @@
-//! What drills stand on: servers, a Redis, a PostgreSQL, and the list of what was checked.
+//! The environment of a drill: servers, Redis, PostgreSQL, and the list of checks.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -19,33 +19,33 @@ use crate::cli::DrillArgs;
 use crate::client::{Client, Request};
 use crate::remote::ask_raw;
 
-/// How long anything may take before a drill fails.
+/// Timeout of every step of a drill.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Something that was checked.
+/// A check.
 pub(super) struct Check {
     pub(super) what: String,
     pub(super) passed: bool,
-    /// What was seen.
+    /// The observed value.
     pub(super) seen: String,
 }
 
-/// What a drill needs beside the servers.
+/// The requirements of a drill besides the servers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
     /// Nothing.
     Nothing,
     /// A Redis.
     Redis,
-    /// A Redis of its own, which it cuts off or kills; and a ledger that several processes share, where there is one.
+    /// A Redis server of its own, which it cuts off or kills, and a shared ledger if there is one.
     OwnRedis,
-    /// A Redis, and a ledger that several processes share, where there is one.
+    /// A Redis server, and a shared ledger if there is one.
     Several,
-    /// Both of its own.
+    /// Its own Redis and PostgreSQL servers.
     OwnBoth,
 }
 
-/// Why a drill did not take place here.
+/// Why a drill was skipped.
 #[derive(Debug)]
 pub(super) struct Skipped(pub(super) &'static str);
 
@@ -57,23 +57,23 @@ impl std::fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// Where a drill takes place.
+/// The environment of a drill.
 pub(super) struct Ground {
     folder: tempfile::TempDir,
     pub(super) redis: Option<Redis>,
-    /// A PostgreSQL that several processes share; without it they have an embedded ledger, one after the other.
+    /// A PostgreSQL database that several processes share. Without it they use an embedded ledger one after the other.
     pub(super) postgres: Option<Postgres>,
-    /// How long a server waits for its PostgreSQL.
+    /// Timeout of a server for its PostgreSQL.
     pub(super) patience: &'static str,
     checks: Vec<Check>,
     notes: Vec<String>,
 }
 
 impl Ground {
-    /// Starts what is needed.
+    /// Starts the requirements.
     ///
     /// # Errors
-    /// [`Skipped`] where something is not installed; otherwise why it did not start.
+    /// [`Skipped`] if something is not installed; otherwise the reason why it did not start.
     pub(super) async fn new(args: &DrillArgs, needs: Needs) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("semel-drill-").tempdir().context("a temporary folder")?;
@@ -89,21 +89,20 @@ impl Ground {
             (Needs::Several | Needs::OwnRedis | Needs::OwnBoth, None) => Postgres::start().await?,
         };
         if needs == Needs::OwnBoth && postgres.is_none() {
-            let why =
-                "it needs a PostgreSQL that it can start: install one (initdb and postgres on the path)";
+            let why = "it must start a PostgreSQL server: install one (initdb and postgres on the path)";
             return Err(Skipped(why).into());
         }
         let mut ground =
             Self { folder, redis, postgres, patience: "5s", checks: Vec::new(), notes: Vec::new() };
         if matches!(needs, Needs::Several | Needs::OwnRedis) && ground.postgres.is_none() {
             ground.note(
-                "no PostgreSQL is installed and --postgres names none: one process at a time, since an embedded ledger belongs to one",
+                "no PostgreSQL is installed and --postgres names none: one process at a time, because only one process can open an embedded ledger",
             );
         }
         Ok(ground)
     }
 
-    /// Ends it. What was checked, and what is to be said beside it.
+    /// Ends it and returns the checks and the notes.
     pub(super) async fn end(self) -> (Vec<Check>, Vec<String>) {
         if let Some(redis) = self.redis {
             redis.end().await;
@@ -114,33 +113,33 @@ impl Ground {
         (self.checks, self.notes)
     }
 
-    /// Says something that whoever reads the checks must know.
+    /// Adds a note for the reader of the checks.
     pub(super) fn note(&mut self, text: &str) {
         self.notes.push(text.to_owned());
     }
 
-    /// Whether several processes share the ledger.
+    /// True if several processes share the ledger.
     pub(super) fn is_shared(&self) -> bool {
         self.postgres.is_some()
     }
 
-    /// For a drill that is nothing in one process.
+    /// Skips a drill that needs several processes.
     pub(super) fn need_shared(&self) -> anyhow::Result<()> {
-        let why = "it needs a PostgreSQL, so that several processes share a ledger: install one, or name one with --postgres";
+        let why = "it needs PostgreSQL, so that several processes share a ledger: install it, or use --postgres URL";
         if self.is_shared() { Ok(()) } else { Err(Skipped(why).into()) }
     }
 
-    /// A wire to the Redis.
+    /// A wire to the Redis server.
     pub(super) async fn wire(&self) -> anyhow::Result<Wire> {
         Wire::to(self.redis()?.port().context("this drill has a Redis of its own")?).await
     }
 
-    /// Notes what was checked.
+    /// Records a check.
     pub(super) fn check(&mut self, what: &str, passed: bool, seen: impl std::fmt::Display) {
         self.checks.push(Check { what: what.to_owned(), passed, seen: seen.to_string() });
     }
 
-    /// Notes whether two things are the same.
+    /// Records whether two values are equal.
     pub(super) fn same<T: PartialEq + std::fmt::Display>(&mut self, what: &str, seen: &T, expected: &T) {
         let told = if seen == expected { seen.to_string() } else { format!("{seen} instead of {expected}") };
         self.check(what, seen == expected, told);
@@ -150,7 +149,7 @@ impl Ground {
         self.redis.as_ref().context("this drill has a Redis")
     }
 
-    /// Starts a server of its own process with this config behind the listeners and the store.
+    /// Starts a server process with this config, in addition to the listeners and the store.
     pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<Server> {
         let store = match &self.postgres {
             Some(Postgres { url, schema, .. }) => {
@@ -169,7 +168,7 @@ impl Ground {
     }
 }
 
-/// A `semel serve` of its own. Dropped, it is killed.
+/// A `semel serve` process. Dropping it kills it.
 pub(super) struct Server {
     child: tokio::process::Child,
     admin: String,
@@ -193,24 +192,24 @@ impl Server {
         let ready = tokio::time::timeout(PATIENCE, lines.next_line())
             .await
             .context("a server that is not ready")??;
-        let ready = ready.context("a server that ended at once: run `semel serve` to see why")?;
+        let ready = ready.context("the server ended immediately: run `semel serve` to see why")?;
         let admin = ready.split_whitespace().find_map(|word| word.strip_prefix("admin="));
         let admin = admin.with_context(|| format!("the ready line {ready:?}"))?.to_owned();
         Ok(Self { child, admin })
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, like a crash.
     pub(super) async fn kill(mut self) {
         // It may have ended already.
         let _ = self.child.kill().await;
     }
 
-    /// Freezes it: it keeps its connections and does nothing.
+    /// Stops it with a signal: it keeps its connections and does nothing.
     pub(super) fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Continues it.
     pub(super) fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -223,7 +222,7 @@ impl Server {
         }
     }
 
-    /// One of its metrics, by its name with labels; zero where it is not there.
+    /// The value of a metric, by its name with labels; zero if it is absent.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
         let reply = Client::own(&self.admin)?.send(&Request::get("/metrics")).await?;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
@@ -238,7 +237,7 @@ impl Server {
         Ok(items.iter().map(|item| item["id"].clone()).collect())
     }
 
-    /// Asks its admin side.
+    /// Sends a request to its admin API.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -256,13 +255,13 @@ impl Server {
         self.ask(Method::POST, path, body.to_string()).await
     }
 
-    /// Asks, and looks for the answer later: it may never come.
+    /// Sends a request whose answer is read later and may never come.
     pub(super) fn post_later(&self, path: &str, body: &Value) -> JoinHandle<anyhow::Result<Value>> {
         let (admin, path, body) = (self.admin.clone(), path.to_owned(), body.to_string());
         tokio::spawn(async move { ask_raw(&Client::own(&admin)?, Method::POST, &path, body).await })
     }
 
-    /// How many deliveries are in these states, up to a thousand.
+    /// Number of deliveries in these states, up to a thousand.
     pub(super) async fn deliveries(&self, states: &str) -> anyhow::Result<usize> {
         let page = self.get(&format!("/v1/deliveries?limit=1000&state={states}")).await?;
         Ok(page["items"].as_array().map_or(0, Vec::len))
@@ -275,10 +274,10 @@ impl Server {
     }
 }
 
-/// Asks again and again until the answer is yes.
+/// Polls until the condition is true.
 ///
 /// # Errors
-/// It is not, for too long.
+/// The condition was not true in time.
 pub(super) async fn until<F: Future<Output = anyhow::Result<bool>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
@@ -289,13 +288,13 @@ pub(super) async fn until<F: Future<Output = anyhow::Result<bool>>>(
             return Ok(());
         }
         if Instant::now() >= limit {
-            bail!("waited in vain: {what}");
+            bail!("timed out waiting for: {what}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// A child that is killed when it is dropped.
+/// A child process that is killed when it is dropped.
 pub(super) struct Killed(pub(super) Child);
 
 impl Drop for Killed {
@@ -306,7 +305,7 @@ impl Drop for Killed {
     }
 }
 
-/// Whether a program can be started.
+/// True if a program can be started.
 pub(super) fn exists(program: &str) -> bool {
     let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     version.is_ok_and(|status| status.success())

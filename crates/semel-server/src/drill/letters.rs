@@ -1,4 +1,4 @@
-//! Targets that are gone or refuse, dead letters, and their replay.
+//! Targets that are unavailable or refuse, dead letters, and their replay.
 
 use serde_json::{Value, json};
 
@@ -26,16 +26,16 @@ pub(super) async fn target_down(ground: &mut Ground) -> anyhow::Result<()> {
     until("dead letters", || async { Ok(server.letters("pending").await?.len() == 5) }).await?;
     let letters = server.letters("pending").await?;
     let tried = letters.iter().all(|letter| letter["attempts_made"] == 3 && letter["cause"] == "exhausted");
-    ground.check("every delivery was tried three times, then set aside", tried, letters.len());
+    ground.check("every delivery was attempted three times, then dead-lettered", tried, letters.len());
     until("the other target", || async { Ok(there.effects() == 5) }).await?;
-    ground.same("the other target was not held up", &there.effects(), &5);
+    ground.same("the other target was not delayed", &there.effects(), &5);
     gone.restart().await?;
     let plan =
         server.post("/v1/replays", &json!({ "status": "failed", "limit": 100, "dry_run": true })).await?;
     ground.same("the plan is to run all of them", &plan["run"], &json!(5));
     let job = replayed(&server, &json!({ "status": "failed", "limit": 100 })).await?;
     ground.same("all were replayed once the target was back", &job["counts"]["replayed"], &json!(5));
-    ground.same("the target took each once", &gone.effects(), &5);
+    ground.same("the target accepted each once", &gone.effects(), &5);
     ground.same("no dead letter is left", &server.letters("pending").await?.len(), &0);
     Ok(())
 }
@@ -47,11 +47,11 @@ pub(super) async fn broken_credentials(ground: &mut Ground) -> anyhow::Result<()
     server.post("/v1/events", &event("order-1")).await?;
     until("a dead letter", || async { Ok(server.letters("pending").await?.len() == 1) }).await?;
     let letter = server.letters("pending").await?.remove(0);
-    ground.same("what is refused with 401 is not tried again", &target.calls().len(), &1);
+    ground.same("a delivery refused with 401 is not retried", &target.calls().len(), &1);
     ground.same("its cause says so", &letter["cause"], &json!("non_retryable"));
     let text = letter.to_string();
     ground.check(
-        "the letter tells nothing of the answer's secrets",
+        "the dead letter contains no secret of the answer",
         !text.contains("whsec_"),
         "no secret in it",
     );
@@ -74,15 +74,19 @@ pub(super) async fn replay_dead_letter(ground: &mut Ground) -> anyhow::Result<()
     let job = replayed(&server, &ids).await?;
     ground.same("it was replayed", &job["counts"]["replayed"], &json!(1));
     let calls = target.calls();
-    ground.check("under the key of the first try", calls.windows(2).all(|two| two[0] == two[1]), calls.len());
+    ground.check(
+        "with the key of the first attempt",
+        calls.windows(2).all(|two| two[0] == two[1]),
+        calls.len(),
+    );
     let again = server
         .post("/v1/replays", &json!({ "event_id": letter["event_id"], "dry_run": true, "targets": ["crm"] }))
         .await?;
     ground.same("a second replay would skip it: it is done", &again["skip"], &json!(1));
     let shown =
         server.get(&format!("/v1/dead-letters/{}", letter["id"].as_str().unwrap_or_default())).await?;
-    ground.same("the letter is resolved", &shown["status"], &json!("replayed"));
+    ground.same("the dead letter is resolved", &shown["status"], &json!("replayed"));
     let attempts = shown["attempts"].as_array().map_or(0, Vec::len);
-    ground.same("and keeps every attempt", &attempts, &2);
+    ground.same("the dead letter lists every attempt", &attempts, &2);
     Ok(())
 }

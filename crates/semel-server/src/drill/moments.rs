@@ -1,4 +1,4 @@
-//! A process dies, or a key is reset, at the worst moment. It is not left to chance: a wire to Redis holds the moment.
+//! A process is killed, or a key is reset, at the worst moment. A wire to Redis makes that moment deterministic.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::ground::{Ground, Server, until};
 use super::target::Target;
 use super::wire::{COMPLETE, GATE, Side, Then};
 
-/// How many triggers of a server wait for another of the same key.
+/// Number of triggers of a server that wait for another one with the same key.
 pub(super) async fn waiting(server: &Server) -> anyhow::Result<usize> {
     Ok(server.metric("semel_trigger_waiters").await? as usize)
 }
@@ -27,7 +27,7 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
     wire.trap(GATE, Side::Asked, Then::Hold);
     let asked = winner.post_later("/v1/runs", &trigger("key"));
     wire.sprung("a caller has won the claim").await?;
-    // Its clocks stand still too: it does not give up while the others come.
+    // Its clocks stop too, so it does not give up while the others arrive.
     winner.pause();
     let (told, written) = if others.is_empty() {
         winner.kill().await;
@@ -54,7 +54,7 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
         if unanswered { "none" } else { "one" },
     );
     ground.check(
-        "all others were told one run, and at most one was first",
+        "all others got one run, and it was new for at most one",
         told.is_one() && told.first <= 1,
         &told,
     );
@@ -71,20 +71,20 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until a server has its Redis again.
+/// Waits until a server is connected to Redis again.
 pub(super) async fn again(server: &Server) -> anyhow::Result<()> {
     until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await?;
-    // Claims have a connection of their own. Whoever found Redis gone knocks again after 50 ms.
+    // Claims use another connection. A client that found Redis unavailable reconnects after 50 ms.
     tokio::time::sleep(Duration::from_millis(200)).await;
     Ok(())
 }
 
-/// How many runs are anywhere.
+/// Number of runs in the ledger and the buffer.
 async fn written(ground: &Ground, server: &Server) -> anyhow::Result<usize> {
     Ok(server.runs().await?.len() + ground.redis()?.buffered("runs").await?.len())
 }
 
-/// Waits until nothing is to be delivered any more.
+/// Waits until no delivery is pending.
 pub(super) async fn settled(server: &Server) -> anyhow::Result<()> {
     until("nothing is left to deliver", || async {
         Ok(server.deliveries("queued,running,retry_wait,idle").await? == 0)
@@ -95,7 +95,7 @@ pub(super) async fn settled(server: &Server) -> anyhow::Result<()> {
 pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
     let target = Target::start().await?;
     for (place, limit) in [("ledger", WIDE), ("buffer", SHUT)] {
-        // Who could only wait for the dead one's lease would wait in vain. The next place is not to feel this one's gate.
+        // With a long lease, a trigger that only waits for it times out. The short hold keeps this gate from affecting the next case.
         let more = format!("{limit}hold = \"1ms\"\ndrainers = 0\nlease = \"60s\"\nwait = \"1s\"\n");
         let wire = ground.wire().await?;
         let near = gate_at(ground, &wire.url, &more)?;
@@ -117,13 +117,13 @@ pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
             _ => ground.redis()?.buffered("queue").await?,
         };
         ground.check(
-            &format!("the run was in the {place} when the winner was killed, and nobody had heard its id"),
+            &format!("the run was in the {place} when the winner was killed, and its id was not published"),
             written.len() == 1 && unanswered,
             format!("{} there", written.len()),
         );
         let told = crowd(&others, &key, MANY).await?;
         ground.check(
-            &format!("{MANY} others are told that run, though the dead one's claim stands"),
+            &format!("{MANY} others get that run, although the dead process still holds the claim"),
             told.is_one() && told.first == 0 && told.ids.iter().eq(&written),
             &told,
         );
@@ -141,7 +141,7 @@ pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The winner lives on, and Redis does not take what it publishes.
+/// The winner stays alive, and Redis does not accept what it publishes.
 async fn published_in_vain(ground: &mut Ground, target: &Target) -> anyhow::Result<()> {
     let wire = ground.wire().await?;
     let near = gate_at(ground, &wire.url, &format!("{WIDE}drainers = 0\nlease = \"1s\"\nwait = \"5s\"\n"))?;
@@ -149,9 +149,9 @@ async fn published_in_vain(ground: &mut Ground, target: &Target) -> anyhow::Resu
     wire.trap(COMPLETE, Side::Asked, Then::Cut);
     let first = servers[0].post("/v1/runs", &trigger("key-alive")).await?;
     let first = Told::default().and(&first);
-    ground.check("a winner that cannot publish answers its caller all the same", first.first == 1, &first);
+    ground.check("a winner that cannot publish still answers its caller", first.first == 1, &first);
     let counted = servers[0].metric("semel_trigger_claims_total{outcome=\"unpublished\"}").await?;
-    ground.same("and counts it", &counted, &1.0);
+    ground.same("the failure is counted", &counted, &1.0);
     wire.open();
     again(&servers[0]).await?;
     let told = crowd(&servers, "key-alive", MANY).await?;
@@ -169,23 +169,23 @@ pub(super) async fn reset_while_draining(ground: &mut Ground) -> anyhow::Result<
     let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
     let first = server.post("/v1/runs", &trigger("key-of-both")).await?;
     let near = gate_at(ground, &wire.url, &format!("{SHUT}drainers = 1\n"))?;
-    // The first that Redis says of the run to a server that only drains is what it has leased.
+    // The first message about the run from Redis to a server that only drains is the lease.
     wire.trap("key-of-both", Side::Answered, Then::Hold);
     let drainer = ground.serve(&[&target.config("crm"), &near]).await?;
     wire.sprung("the run is leased").await?;
     let leased = ground.redis()?.buffered("leased").await?;
     ground.check(
-        "the run is in a drainer's hands, with its key",
+        "a drainer holds the run and its key",
         leased.len() == 1 && first["id"] == leased[0].as_str(),
         leased.len(),
     );
     let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key-of-both" })).await?;
-    ground.same("the key was that run's", &reset["id"], &first["id"]);
+    ground.same("the key named that run", &reset["id"], &first["id"]);
     let second = server.post("/v1/runs", &trigger("key-of-both")).await?;
     let other = second["id"] != first["id"] && second["cached"] == false;
     ground.check("the next trigger is another run", other, second["id"].clone());
     let on_its_way = ground.redis()?.buffered("leased").await?;
-    ground.same("the first was still on its way then", &on_its_way.len(), &1);
+    ground.same("the first run was still being moved at that time", &on_its_way.len(), &1);
     wire.open();
     until("both are delivered", || async { Ok(target.effects() >= 2) }).await?;
     until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })
@@ -194,7 +194,7 @@ pub(super) async fn reset_while_draining(ground: &mut Ground) -> anyhow::Result<
     ground.same("both arrived, each once", &target.effects(), &2);
     ground.same("both are in the ledger", &server.runs().await?.len(), &2);
     let third = server.post("/v1/runs", &trigger("key-of-both")).await?;
-    ground.same("the key is the second one's", &third["id"], &second["id"]);
-    ground.same("and it was there already", &third["cached"], &json!(true));
+    ground.same("the key names the second run", &third["id"], &second["id"]);
+    ground.same("the third trigger found an existing run", &third["cached"], &json!(true));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Redis or the database goes away while it is needed.
+//! Redis or the database fails while it is needed.
 
 use super::crowd::{MANY, SHUT, Told, crowd, gate, gate_at, trigger};
 use super::ground::{Ground, Server, until};
@@ -16,18 +16,18 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
     let mut known: Vec<(String, Told)> = Vec::new();
     let moments = [
-        ("at-claim", CLAIM, Then::Cut, "at claim: it goes as the claim is sent"),
+        ("at-claim", CLAIM, Then::Cut, "at claim: Redis fails when the claim is sent"),
         (
             "at-accept-never",
             &["key-at-accept-never"][..],
             Then::Cut,
-            "at accept: what was to be buffered never arrives",
+            "at accept: the run does not reach the buffer",
         ),
         (
             "at-accept-maybe",
             &["key-at-accept-maybe"],
             Then::CutTheAnswer,
-            "at accept: it is buffered, and the answer is lost",
+            "at accept: the run is buffered, and the answer is lost",
         ),
     ];
     for (name, says, then, about) in moments {
@@ -35,14 +35,14 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
         wire.trap_any(says, Side::Asked, then);
         let told = crowd(&servers, &key, MANY).await?;
         wire.sprung("the moment has come").await?;
-        let what = format!("{about}; {MANY} triggers of one key are one run, and one caller was first");
+        let what = format!("{about}; {MANY} triggers of one key are one run, and it was new for one caller");
         ground.check(&what, told.is_one() && told.first == 1, &told);
         known.push((key, told));
         wire.open();
         again(&servers[0]).await?;
     }
     let counted = servers[0].metric(FAILED_OPEN).await?;
-    ground.check("what went on without Redis is counted", counted > 0.0, counted);
+    ground.check("triggers without Redis are counted", counted > 0.0, counted);
     if ground.is_shared() {
         let others = [ground.serve(&[&target.config("crm"), &far]).await?];
         known.push(at_wait(ground, &wire, &servers[0], &others).await?);
@@ -53,7 +53,7 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     ground.redis.as_mut().map(super::redis::Redis::kill);
     let told = crowd(&servers, "key-without", MANY).await?;
     ground.check(
-        "without any Redis 20 triggers of one key are one run, and one caller was first",
+        "without any Redis 20 triggers of one key are one run, and it was new for one caller",
         told.is_one() && told.first == 1,
         &told,
     );
@@ -66,7 +66,7 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     settled(&servers[0]).await?;
     for (key, told) in &known {
         let now = crowd(&servers, key, 3).await?;
-        ground.check(&format!("{key} names the same run still"), now.ids == told.ids && now.first == 0, &now);
+        ground.check(&format!("{key} still names the same run"), now.ids == told.ids && now.first == 0, &now);
     }
     ground.same("as many runs as keys", &servers[0].runs().await?.len(), &known.len());
     ground.same("as many effects", &target.effects(), &known.len());
@@ -80,7 +80,7 @@ async fn back(ground: &mut Ground) -> anyhow::Result<()> {
     }
 }
 
-/// Redis dies while one process holds the claim and others wait for it in another.
+/// Redis fails while one process holds the claim and callers of another wait for it.
 async fn at_wait(
     ground: &mut Ground,
     wire: &Wire,
@@ -88,11 +88,11 @@ async fn at_wait(
     others: &[Server],
 ) -> anyhow::Result<(String, Told)> {
     let key = "key-at-wait";
-    // As it is to be buffered.
+    // When the run is about to be buffered.
     wire.trap(key, Side::Asked, Then::Hold);
     let asked = winner.post_later("/v1/runs", &trigger(key));
     wire.sprung("a caller has won the claim").await?;
-    // Its clocks stand still too: it does not give up while the others come.
+    // Its clocks stop too, so it does not give up while the others arrive.
     winner.pause();
     let outage = async {
         until("the others wait", || async { Ok(waiting(&others[0]).await? == MANY) }).await?;
@@ -107,7 +107,7 @@ async fn at_wait(
     outage?;
     let told = told?.and(&asked.await??);
     ground.check(
-        "at wait: it dies under a winner and 20 that wait for it; all are told one run, and one was first",
+        "at wait: Redis fails under a winner and 20 waiting callers; all get one run, and it was new for one",
         told.is_one() && told.first == 1,
         &told,
     );
@@ -119,7 +119,7 @@ async fn at_wait(
     Ok((key.to_owned(), told))
 }
 
-/// Runs in the drill.
+/// Number of runs in the drill.
 const RUNS: usize = 100;
 
 pub(super) async fn database_down(ground: &mut Ground) -> anyhow::Result<()> {
@@ -140,17 +140,17 @@ pub(super) async fn database_down(ground: &mut Ground) -> anyhow::Result<()> {
     let left = ground.redis()?.buffered("about").await?.len();
     ground.check("PostgreSQL died while runs were being drained, and others waited", left > 0, left);
     let failure = "semel_buffer_drained_total{outcome=\"failure\"}";
-    until("it is tried in vain", || async { Ok(server.metric(failure).await? >= 4.0) }).await?;
+    until("failed attempts to drain", || async { Ok(server.metric(failure).await? >= 4.0) }).await?;
     let tries = server.metric(failure).await?;
-    // Pauses grow: this many is far more than there can be, and a loop without them far beyond it.
-    ground.check("it was tried again and again, with pauses", tries < 100.0, tries);
+    // Pauses grow: the real number of attempts is far lower, and a loop without pauses would be far above.
+    ground.check("it was retried with backoff", tries < 100.0, tries);
     let about = ground.redis()?.buffered("about").await?;
     // `state|token|attempts|…`
     let burned = about.iter().filter(|run| run.split('|').nth(2) != Some("0")).count();
     ground.check(
-        "no attempt was burned, and what waited waits still",
+        "no attempt was used up, and all waiting runs still wait",
         burned == 0 && !about.is_empty(),
-        format!("{burned} of {} burned one", about.len()),
+        format!("{burned} of {} used one up", about.len()),
     );
     if let Some(postgres) = &mut ground.postgres {
         postgres.restart().await?;
@@ -164,7 +164,7 @@ pub(super) async fn database_down(ground: &mut Ground) -> anyhow::Result<()> {
         let (rows, keys) = ("count(*) FROM event", "count(DISTINCT dedupe) FROM event");
         let (rows, keys) = (postgres.count(rows).await?, postgres.count(keys).await?);
         let all = i64::try_from(RUNS).unwrap_or(i64::MAX);
-        ground.check("the database holds each once", rows == all && keys == all, format!("{rows} rows"));
+        ground.check("the database contains each once", rows == all && keys == all, format!("{rows} rows"));
     }
     ground.same("no dead letter", &server.letters("pending").await?.len(), &0);
     Ok(())

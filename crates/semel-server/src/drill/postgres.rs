@@ -1,4 +1,4 @@
-//! A PostgreSQL for a drill, so that several processes share a ledger: one that was named, or one that is started for it.
+//! A PostgreSQL database for a drill, so that several processes share a ledger: an existing one, or a server started for the drill.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -11,22 +11,22 @@ use semel::store::sqlx::{self, Connection as _, PgConnection, Row as _};
 
 use super::ground::until;
 
-/// A PostgreSQL refuses to run as root: then it is one of these.
+/// PostgreSQL refuses to run as root, so it runs as one of these users.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
-/// A PostgreSQL.
+/// A PostgreSQL database.
 pub(super) struct Postgres {
     pub(super) url: String,
-    /// All tables of this drill are here: a database that was named may hold others.
+    /// The schema of all tables of this drill: an existing database may contain others.
     pub(super) schema: String,
-    /// The drill's own.
+    /// The server, if the drill started it.
     own: Option<Own>,
 }
 
-/// A server that was started for the drill. Dropped, it is ended.
+/// A server that was started for the drill. Dropping it stops it.
 struct Own {
     programs: PathBuf,
-    /// The system user that it runs as, if not ours.
+    /// The system user of the server, if it is another one.
     user: Option<(u32, u32)>,
     folder: tempfile::TempDir,
     port: u16,
@@ -34,15 +34,15 @@ struct Own {
 }
 
 impl Postgres {
-    /// The one at `url`.
+    /// The database at `url`.
     pub(super) fn named(url: &str) -> Self {
         Self { url: url.to_owned(), schema: format!("semel_drill_{:08x}", rand::random::<u32>()), own: None }
     }
 
-    /// Starts one; `None` where none is installed.
+    /// Starts a server; `None` if PostgreSQL is not installed.
     ///
     /// # Errors
-    /// It is installed, and cannot be started.
+    /// It is installed, but cannot be started.
     pub(super) async fn start() -> anyhow::Result<Option<Self>> {
         let Some(programs) = programs() else { return Ok(None) };
         let user = user()?;
@@ -50,7 +50,7 @@ impl Postgres {
         if let Some((uid, gid)) = user {
             std::os::unix::fs::chown(folder.path(), Some(uid), Some(gid))?;
         }
-        // Free at this moment; nobody else is likely to take it in the next one.
+        // Free at this moment; another process is unlikely to take it.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut own = Own { programs, user, folder, port, server: None };
         let mut initdb = own.command("initdb");
@@ -70,19 +70,19 @@ impl Postgres {
         until("PostgreSQL answers", || async { Ok(PgConnection::connect(&self.url).await.is_ok()) }).await
     }
 
-    /// Ends it as a crash would: nothing is written any more, and nobody is told.
+    /// Kills it, like a crash.
     pub(super) fn kill(&mut self) -> anyhow::Result<()> {
         self.own.as_mut().context("it is somebody else's")?.kill();
         Ok(())
     }
 
-    /// Starts it again, with its data.
+    /// Starts it again with its data.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
         self.own.as_mut().context("it is somebody else's")?.start()?;
         self.ready().await
     }
 
-    /// Counts rows of the drill's own tables, past every server. `what` goes behind SELECT.
+    /// Counts rows of the drill's tables, directly in the database. `what` follows SELECT.
     pub(super) async fn count(&self, what: &str) -> anyhow::Result<i64> {
         let sql = format!("SET search_path = {}", self.schema);
         let mut connection = PgConnection::connect(&self.url).await?;
@@ -92,7 +92,7 @@ impl Postgres {
         Ok(row.try_get(0)?)
     }
 
-    /// Removes what the drill left in a database that was named.
+    /// Removes the drill's data from an existing database.
     pub(super) async fn end(self) {
         if self.own.is_some() {
             return;
@@ -105,7 +105,7 @@ impl Postgres {
 }
 
 impl Own {
-    /// One of its programs, on its data, shielded from what the environment says of other servers.
+    /// One of its programs, on its data, without the environment variables of other servers.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
         command.arg("-D").arg(self.folder.path().join("data"));
@@ -128,7 +128,7 @@ impl Own {
 
     fn kill(&mut self) {
         if let Some(mut server) = self.server.take() {
-            // Told so, its processes end at once, without a last checkpoint; they take their shared memory with them.
+            // SIGQUIT ends its processes immediately, without a checkpoint, and frees their shared memory.
             let _ = kill_process(Pid::from_child(&server), Signal::QUIT);
             let _ = server.wait();
         }
@@ -145,7 +145,7 @@ fn path() -> OsString {
     std::env::var_os("PATH").unwrap_or_default()
 }
 
-/// The folder with the programs of a PostgreSQL: on the path, or where packages put them. The last is the newest.
+/// The folder with the PostgreSQL programs: on the path, or where packages install them. The newest version is the last one.
 fn programs() -> Option<PathBuf> {
     let versions = ["/usr/lib/postgresql", "/opt/homebrew/opt", "/usr/local/opt"];
     let mut packaged: Vec<PathBuf> = versions
@@ -159,12 +159,12 @@ fn programs() -> Option<PathBuf> {
     all.rev().filter(|folder| folder.join("initdb").is_file()).find_map(|folder| home(&folder))
 }
 
-/// Where it really is: its programs look for their files beside themselves.
+/// The real path: the programs look for their files relative to it.
 fn home(folder: &Path) -> Option<PathBuf> {
     folder.join("postgres").canonicalize().ok()?.parent().map(Path::to_owned)
 }
 
-/// Who the server is to be, if it cannot be us.
+/// The user of the server, if it cannot run as the current one.
 fn user() -> anyhow::Result<Option<(u32, u32)>> {
     if !geteuid().is_root() {
         return Ok(None);

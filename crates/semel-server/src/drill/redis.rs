@@ -1,4 +1,4 @@
-//! A Redis for a drill: one that was named, or one that is started for it.
+//! A Redis server for a drill: an existing one, or one started for the drill.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,28 +10,28 @@ use semel::store::{Effect, RedisClient};
 
 use super::ground::{Killed, Skipped, exists, until};
 
-/// A Redis.
+/// A Redis server.
 pub(super) struct Redis {
     pub(super) url: String,
-    /// Keys and streams of this drill begin so: a Redis that was named may hold others.
+    /// Prefix of the drill's keys and streams: an existing server may contain others.
     pub(super) prefix: String,
-    /// Where it is, if it is the drill's own.
+    /// Port and folder, if the drill started it.
     own: Option<(u16, std::path::PathBuf)>,
     server: Option<Killed>,
 }
 
 impl Redis {
-    /// Uses the one at `url`, or starts `redis-server`.
+    /// Uses the server at `url`, or starts `redis-server`.
     pub(super) async fn find(url: Option<&str>, folder: &Path) -> anyhow::Result<Self> {
         let prefix = format!("semel-drill-{:08x}", rand::random::<u32>());
         if let Some(url) = url {
             return Ok(Self { url: url.to_owned(), prefix, own: None, server: None });
         }
         if !exists("redis-server") {
-            let why = "it needs a Redis: install redis-server; some drills can use one named with --redis";
+            let why = "it needs Redis: install redis-server; some drills accept --redis URL";
             return Err(Skipped(why).into());
         }
-        // Free at this moment; nobody else is likely to take it in the next one.
+        // Free at this moment; another process is unlikely to take it.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let server = Some(start(port, folder)?);
         let own = Some((port, folder.to_owned()));
@@ -63,12 +63,12 @@ impl Redis {
         Ok(self.client()?.query(&command, Effect::Writes).await?)
     }
 
-    /// Where it listens, if it is the drill's own and may be killed.
+    /// Its port, if the drill started it and may kill it.
     pub(super) fn port(&self) -> Option<u16> {
         self.own.as_ref().map(|(port, _)| *port)
     }
 
-    /// The members of a kind of key of the buffer (`queue`, `leased`, `runs`, `about`), for all tenants together.
+    /// The members of a kind of buffer key (`queue`, `leased`, `runs`, `about`) of all tenants.
     pub(super) async fn buffered(&self, part: &str) -> anyhow::Result<Vec<String>> {
         let (list, range) = match part {
             "queue" | "leased" => ("ZRANGE", &["0", "-1"][..]),
@@ -86,14 +86,14 @@ impl Redis {
         self.server = None;
     }
 
-    /// Starts it again, with its data.
+    /// Starts it again with its data.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
         let (port, folder) = self.own.as_ref().context("it is somebody else's")?;
         self.server = Some(start(*port, folder)?);
         self.ready().await
     }
 
-    /// Removes what the drill left in a Redis that was named.
+    /// Removes the drill's data from an existing server.
     pub(super) async fn end(self) {
         if self.own.is_some() {
             return;
@@ -106,7 +106,7 @@ impl Redis {
     }
 }
 
-/// The texts of a list.
+/// The strings of a list.
 fn texts(answer: Value) -> Vec<String> {
     let Value::Array(items) = answer else { return Vec::new() };
     let text = |item| match item {

@@ -1,4 +1,4 @@
-//! A target that counts what it is sent.
+//! A target that counts its deliveries.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use axum::routing::any;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 
-/// A target that counts, by the key of what it is sent.
+/// A target that counts deliveries by key.
 pub(super) struct Target {
     at: SocketAddr,
     shared: Arc<Shared>,
@@ -45,7 +45,7 @@ impl Target {
         self.serving = Some(tokio::spawn(async move { drop(axum::serve(listener, router).await) }));
     }
 
-    /// Nobody listens any more.
+    /// Stops listening.
     pub(super) async fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.abort();
@@ -53,7 +53,7 @@ impl Target {
         }
     }
 
-    /// At the same address again.
+    /// Listens at the same address again.
     pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.at).await.context("the target's port")?;
         self.serve(listener);
@@ -73,12 +73,12 @@ impl Target {
         )
     }
 
-    /// How many keys it took.
+    /// Number of keys that it accepted.
     pub(super) fn effects(&self) -> usize {
         self.shared.taken.lock().len()
     }
 
-    /// Every call: its key and its body.
+    /// The key and the body of every call.
     pub(super) fn calls(&self) -> Vec<(String, String)> {
         self.shared.calls.lock().clone()
     }

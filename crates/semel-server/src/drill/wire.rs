@@ -1,4 +1,4 @@
-//! A wire between a server and a Redis that a drill can hold or cut, at an exact moment: when something was said over it.
+//! A proxy between a server and Redis that a drill can hold or cut at an exact moment: when a given text passes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::sync::watch;
 
 use super::ground::until;
 
-/// Said in a claim on a key: by script, or without one.
+/// In a claim on a key: with a script, or without one.
 pub(super) const CLAIM: &[&str] = &["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\n"];
-/// Said where a run's id is published: alone, or together with others.
+/// In the publication of a run's id: alone, or with others.
 pub(super) const COMPLETE: &str = "\"buffered\":";
-/// Said by whoever has won a claim and asks the gate, before the run is anywhere.
+/// In the request to the gate, after the claim was won and before the run is stored.
 pub(super) const GATE: &str = ":admitted";
 
-/// Who says it.
+/// The sender of the text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// The server, to Redis.
@@ -27,31 +27,31 @@ pub(super) enum Side {
     Answered,
 }
 
-/// What happens when it is said.
+/// What happens when the text passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
-    /// It goes no further, and nothing does over this connection, until it is let go.
+    /// The text is held, with everything on this connection, until it is released.
     Hold,
-    /// It never arrives, and every connection is gone.
+    /// The text is dropped, and every connection is closed.
     Cut,
-    /// It arrives; its answer does not, and every connection is gone.
+    /// The text arrives, its answer is dropped, and every connection is closed.
     CutTheAnswer,
 }
 
-/// Waits for something to be said.
+/// Waits for a text.
 struct Trap {
     says: Vec<Vec<u8>>,
     side: Side,
     then: Then,
 }
 
-/// How the wire is.
+/// The state of the wire.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wired {
     Open,
     /// One connection is held.
     Held,
-    /// Nobody gets through.
+    /// All connections are refused.
     Down,
 }
 
@@ -61,9 +61,9 @@ struct Shared {
     wired: watch::Sender<Wired>,
 }
 
-/// A wire. Dropped, it is cut for good.
+/// A wire. Dropping it closes all connections.
 pub(super) struct Wire {
-    /// Where the server finds its Redis.
+    /// The Redis URL for the server.
     pub(super) url: String,
     shared: Arc<Shared>,
     listening: tokio::task::JoinHandle<()>,
@@ -77,7 +77,7 @@ impl Drop for Wire {
 }
 
 impl Wire {
-    /// A wire to the Redis at this port.
+    /// A wire to the Redis server at this port.
     pub(super) async fn to(port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("a port")?;
         let url = format!("redis://{}", listener.local_addr()?);
@@ -86,7 +86,7 @@ impl Wire {
         let of_all = Arc::clone(&shared);
         let listening = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // What is not taken up here is closed.
+                // A connection that is not accepted here is closed.
                 if *of_all.wired.borrow() != Wired::Down {
                     tokio::spawn(carry(client, Arc::clone(&of_all)));
                 }
@@ -95,50 +95,50 @@ impl Wire {
         Ok(Self { url, shared, listening })
     }
 
-    /// Waits for `says` from now on, once.
+    /// Waits once for `says`, from now on.
     pub(super) fn trap(&self, says: &str, side: Side, then: Then) {
         self.trap_any(&[says], side, then);
     }
 
-    /// Waits for any of these from now on, once.
+    /// Waits once for any of these, from now on.
     pub(super) fn trap_any(&self, says: &[&str], side: Side, then: Then) {
         let says = says.iter().map(|says| says.as_bytes().to_vec()).collect();
         *self.shared.trap.lock() = Some(Trap { says, side, then });
     }
 
-    /// Waits until it was said.
+    /// Waits until the text has passed.
     pub(super) async fn sprung(&self, what: &str) -> anyhow::Result<()> {
         until(what, || async { Ok(self.shared.trap.lock().is_none()) }).await
     }
 
-    /// Lets everything through again: what was held goes on, and new connections are taken.
+    /// Opens the wire: held bytes continue, and new connections are accepted.
     pub(super) fn open(&self) {
         self.shared.wired.send_replace(Wired::Open);
     }
 
-    /// Nobody gets through any more.
+    /// Closes all connections and refuses new ones.
     pub(super) fn cut(&self) {
         self.shared.wired.send_replace(Wired::Down);
     }
 }
 
-/// What one side has said lately: a word may come in two pieces.
+/// The last bytes of one side: a text may arrive in two pieces.
 #[derive(Default)]
 struct Said(Vec<u8>);
 
 impl Said {
-    /// Hears more. What is to happen, if it was waited for.
+    /// Adds bytes. Returns the action if the expected text was found.
     fn hear(&mut self, chunk: &[u8], side: Side, shared: &Shared) -> Option<Then> {
         self.0.extend_from_slice(chunk);
         let mut trap = shared.trap.lock();
         let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.as_slice());
         let is_said = |says: &Vec<u8>| self.0.windows(says.len()).any(|window| window == says.as_slice());
         let heard = says.unwrap_or_default().iter().any(is_said);
-        // Longer than any word that is waited for.
+        // Longer than any expected text.
         let keep = self.0.len().saturating_sub(64);
         self.0.drain(..keep);
         let then = if heard { trap.take()?.then } else { return None };
-        // Before anybody can know that it was said.
+        // Before anyone can observe that the text has passed.
         match then {
             Then::Hold => drop(shared.wired.send_replace(Wired::Held)),
             Then::Cut => drop(shared.wired.send_replace(Wired::Down)),
@@ -148,7 +148,7 @@ impl Said {
     }
 }
 
-/// Carries one connection until an end closes it or the wire is cut. An error is such an end.
+/// Copies one connection until an end closes it or the wire is cut. An error counts as the end.
 async fn carry(client: TcpStream, shared: Arc<Shared>) {
     let Ok(server) = TcpStream::connect(shared.to).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -185,7 +185,7 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
             }
             Some(Then::Cut) => return,
             Some(Then::CutTheAnswer) => {
-                // Redis does it before it answers: once it has answered, it is done.
+                // Redis acts before it answers: after the answer, the action is done.
                 if to_server.write_all(chunk).await.is_ok() {
                     let _ = from_server.read(&mut other).await;
                 }

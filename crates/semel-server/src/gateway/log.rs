@@ -1,4 +1,4 @@
-//! What the gateway says about answered requests: what somebody on call would ask about, aloud; the rest at `debug`.
+//! Log lines about answered requests: failures at level `info` or above, the rest at `debug`.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use parking_lot::Mutex;
 use semel_http::observe::{Exchange, Observer, Outcome};
 use tokio::time::Instant;
 
-/// How many refusals are logged in a second. A flood of them must not fill the disk by way of the log.
+/// Maximum number of refusals logged per second. A flood of them must not fill the disk.
 const REFUSALS_PER_SECOND: u32 = 20;
 
-/// Logs answers. Knows the routes' patterns, which are the operator's words, not a caller's.
+/// Logs answers with the pattern of their route, which comes from the operator and not from a caller.
 pub(super) struct Log {
     patterns: Vec<String>,
     refusals: Mutex<Refusals>,
 }
 
-/// The refusals of the present second.
+/// The refusals of the current second.
 #[derive(Default)]
 struct Refusals {
     since: Option<Instant>,
@@ -24,14 +24,14 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Whether one more is logged. Says how many were not, once their second is over.
+    /// True if one more may be logged. Logs the number of suppressed ones at the end of each second.
     fn is_logged(&mut self) -> bool {
         let now = Instant::now();
         let is_over = |since| now.saturating_duration_since(since) >= Duration::from_secs(1);
         if self.since.is_none_or(is_over) {
             if self.left_out > 0 {
                 let count = self.left_out;
-                tracing::info!(target: "semel::gateway", count, "more refused requests than are logged");
+                tracing::info!(target: "semel::gateway", count, "refused requests were not logged");
             }
             *self = Self { since: Some(now), logged: 0, left_out: 0 };
         }

@@ -1,14 +1,14 @@
-//! Which key the last requests came under, by their ids: for the story of an action.
+//! The keys of recent requests by request id, for the history of an action.
 //!
-//! A record shows the request that claimed it ([`semel::record::Owner::is_of_request`]). Those that were answered from it
-//! later, or refused, leave no trace in the store; they are found here, for as long as the process remembers them.
+//! A record shows the request that claimed it ([`semel::record::Owner::is_of_request`]). Requests that were answered from it later, or
+//! refused, leave no trace in the store; they are found here for as long as the process remembers them.
 
 use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 use semel::key::KeyId;
 
-/// How many requests are remembered: some MB of them.
+/// Number of remembered requests: a few MB.
 const KEPT: usize = 1 << 16;
 
 /// The requests that were answered last.
@@ -24,7 +24,7 @@ struct Kept {
     order: VecDeque<RequestHash>,
 }
 
-/// Ids are as long as their callers like; this is not.
+/// A hash, because the caller chooses the length of a request id.
 type RequestHash = [u8; 16];
 
 fn hash(request_id: &[u8]) -> RequestHash {
@@ -34,7 +34,7 @@ fn hash(request_id: &[u8]) -> RequestHash {
 }
 
 impl Requests {
-    /// A request with this id was answered under this key. Of two with the same id the last one counts.
+    /// Records that a request with this id was answered under this key. A later request with the same id replaces it.
     pub(super) fn note(&self, request_id: &[u8], key: KeyId) {
         let hash = hash(request_id);
         let mut kept = self.kept.lock();

@@ -1,4 +1,4 @@
-//! What ties together everything that is said about one request: its ids, in logs and traces (P12).
+//! The ids that connect all log lines and spans of one request.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) struct Story {
     traced: Option<Traced>,
 }
 
-/// A `traceparent` of the client's.
+/// The client's `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Parent {
     trace: u128,
@@ -26,7 +26,7 @@ struct Parent {
     sampled: bool,
 }
 
-/// A request whose span goes to a collector.
+/// A request with a span for a collector.
 struct Traced {
     exporter: Arc<Exporter>,
     trace: u128,
@@ -35,8 +35,8 @@ struct Traced {
 }
 
 impl Story {
-    /// Reads the ids of a request. Without a request id it gets one, which the upstream sees too; with a collector, the
-    /// upstream sees the gateway's span as its parent.
+    /// Reads the ids of a request. A request without an id gets one, which the upstream sees too. With a collector, the upstream sees
+    /// the gateway's span as its parent.
     pub(super) fn begin(headers: &mut HeaderMap, exporter: Option<&Arc<Exporter>>) -> Self {
         let given = headers.get(&REQUEST_ID).filter(|id| id.len() <= 128).and_then(|id| id.to_str().ok());
         let request_id = match given {
@@ -49,7 +49,7 @@ impl Story {
         };
         let parent = headers.get(&TRACE_PARENT).and_then(|value| Parent::read(value.to_str().ok()?));
         let traced = exporter.filter(|_| parent.is_none_or(|parent| parent.sampled)).map(|exporter| {
-            // Zero is no id.
+            // Zero is not a valid id.
             let trace = parent.map_or_else(|| rand::random::<u128>().max(1), |parent| parent.trace);
             let id = rand::random::<u64>().max(1);
             put(headers, TRACE_PARENT, &format!("00-{trace:032x}-{id:016x}-01"));
@@ -58,12 +58,12 @@ impl Story {
         Self { request_id, parent, traced }
     }
 
-    /// The caller's id, or the one it was given.
+    /// The caller's request id, or the generated one.
     pub(super) fn request_id(&self) -> &str {
         &self.request_id
     }
 
-    /// The span that log lines stand in.
+    /// The span of its log lines.
     pub(super) fn span(&self) -> tracing::Span {
         let trace =
             self.traced.as_ref().map(|traced| traced.trace).or(self.parent.map(|parent| parent.trace));
@@ -71,12 +71,12 @@ impl Story {
         tracing::info_span!(target: "semel", "request", request_id = self.request_id, trace_id)
     }
 
-    /// Whether a collector wants to know of it.
+    /// True if a collector gets its span.
     pub(super) fn is_traced(&self) -> bool {
         self.traced.is_some()
     }
 
-    /// The request was answered. `name` is its method and route: the operator's words, not a caller's.
+    /// Ends the span. `name` is the method and the route pattern, which the operator chooses.
     pub(super) fn end<B>(self, name: String, answer: &Response<B>) {
         let Some(Traced { exporter, trace, id, start }) = self.traced else { return };
         exporter.take(Span {
@@ -95,7 +95,7 @@ impl Story {
     }
 }
 
-/// What an answer says of itself.
+/// The outcome, read from the answer.
 fn outcome<B>(answer: &Response<B>) -> &'static str {
     if answer.headers().contains_key(REPLAYED) {
         "replayed"
@@ -107,7 +107,7 @@ fn outcome<B>(answer: &Response<B>) -> &'static str {
 }
 
 impl Parent {
-    /// Reads `00-TRACE-SPAN-FLAGS`. What is malformed is no parent.
+    /// Parses `00-TRACE-SPAN-FLAGS`. A malformed one is ignored.
     fn read(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

@@ -1,4 +1,4 @@
-//! What is counted of deliveries. Targets are the operator's words, so they may be labels.
+//! Metrics of deliveries. Names of targets come from the operator, so they may be labels.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use crate::pipeline::Pipeline;
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
     targets: RwLock<BTreeMap<String, Arc<OfTarget>>>,
-    /// As the ledger last counted.
+    /// The last counts of the ledger.
     totals: Mutex<Totals>,
 }
 
@@ -29,7 +29,7 @@ struct OfTarget {
 }
 
 impl Deliveries {
-    /// The ledger counted.
+    /// Stores the counts of the ledger.
     pub(crate) fn counted(&self, totals: Totals) {
         *self.totals.lock() = totals;
     }
@@ -43,7 +43,7 @@ impl Deliveries {
 
     pub(super) fn write(&self, text: &mut String, pipeline: &Pipeline) {
         let targets = self.targets.read();
-        head(text, "semel_deliveries_total", "counter", "Attempts to deliver, by how they ended.");
+        head(text, "semel_deliveries_total", "counter", "Delivery attempts, by result.");
         for (target, counted) in targets.iter() {
             for (class, count) in Class::ALL.iter().zip(&counted.classes) {
                 let (class, count) = (class.as_str(), count.load(Ordering::Relaxed));
@@ -51,27 +51,17 @@ impl Deliveries {
                     writeln!(text, "semel_deliveries_total{{target=\"{target}\",class=\"{class}\"}} {count}");
             }
         }
-        head(text, "semel_attempt_seconds", "histogram", "How long attempts to deliver took.");
+        head(text, "semel_attempt_seconds", "histogram", "Duration of delivery attempts.");
         for (target, counted) in targets.iter() {
             counted.took.write_lines(text, "semel_attempt_seconds", &format!("target=\"{target}\""));
         }
         let totals = self.totals.lock();
-        head(
-            text,
-            "semel_deliveries",
-            "gauge",
-            "Deliveries in the ledger, by state; those that are done are not counted.",
-        );
+        head(text, "semel_deliveries", "gauge", "Deliveries in the ledger that have not ended, by state.");
         for (target, state, count) in &totals.deliveries {
             let _ = writeln!(text, "semel_deliveries{{target=\"{target}\",state=\"{state}\"}} {count}");
         }
         let oldest = totals.oldest_due.unwrap_or_default().as_secs_f64();
-        gauge(
-            text,
-            "semel_deliveries_oldest_due_seconds",
-            "How long the oldest delivery that is due has waited.",
-            oldest,
-        );
+        gauge(text, "semel_deliveries_oldest_due_seconds", "Age of the oldest due delivery.", oldest);
         head(text, "semel_dead_letters", "gauge", "Dead letters, by status.");
         for (status, count) in &totals.letters {
             let _ = writeln!(text, "semel_dead_letters{{status=\"{}\"}} {count}", status.as_str());
@@ -79,10 +69,15 @@ impl Deliveries {
         gauge(
             text,
             "semel_deliveries_in_hand",
-            "Deliveries that this process has taken.",
+            "Deliveries in progress in this process.",
             pipeline.in_hand(),
         );
-        head(text, "semel_breaker_state", "gauge", "How a target's breaker stands: 1 where it stands so.");
+        head(
+            text,
+            "semel_breaker_state",
+            "gauge",
+            "State of a target's circuit breaker: 1 for the current state.",
+        );
         for state in pipeline.destinations.states() {
             for name in ["closed", "half_open", "open"] {
                 let stands = u8::from(state.circuit.name() == name);
@@ -93,7 +88,7 @@ impl Deliveries {
                 );
             }
         }
-        head(text, "semel_breaker_opened_total", "counter", "How often a target's breaker opened.");
+        head(text, "semel_breaker_opened_total", "counter", "Times that a target's circuit breaker opened.");
         for state in pipeline.destinations.states() {
             let _ =
                 writeln!(text, "semel_breaker_opened_total{{target=\"{}\"}} {}", state.name, state.opened);

@@ -1,4 +1,4 @@
-//! Who is told of attempts: the counters, a collector of traces where there is one, and callers that wait for a run.
+//! Observers of attempts: the metrics, a collector of traces if there is one, and callers that wait for a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::waiters::RunWaiters;
 use crate::metrics::Deliveries;
 use crate::otlp::{Exporter, Kind, Span};
 
-/// Tells all of them.
+/// Notifies all of them.
 pub(crate) struct Telling {
     pub(crate) counters: Arc<Deliveries>,
     pub(crate) exporter: Option<Arc<Exporter>>,
@@ -22,7 +22,7 @@ pub(crate) struct Telling {
 impl Observer for Telling {
     fn attempted(&self, attempted: &Attempted<'_>) {
         self.counters.attempted(attempted);
-        // What was not sent is no call.
+        // An attempt that was not sent has no span.
         if let Some(exporter) = self.exporter.as_ref().filter(|_| attempted.took > Duration::ZERO) {
             let span = attempted.work.span();
             if span.sampled == Sampled::Yes {
@@ -36,7 +36,7 @@ impl Observer for Telling {
     }
 }
 
-/// An attempt as a trace shows it.
+/// An attempt as a span.
 fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::Span) -> Span {
     let work = attempted.work;
     let end = SystemClock.now().as_micros();
@@ -45,7 +45,7 @@ fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::Span) -> Span
         trace: span.trace,
         id: span.id,
         parent: span.parent,
-        // The operator's words: a target's name.
+        // The operator chooses the target's name.
         name: format!("deliver {}", work.target),
         kind: Kind::Client,
         start: end.saturating_sub(took),

@@ -1,7 +1,7 @@
-//! Callers that wait for a run to end (`?wait=true`): how many there are, how long they may wait, and what wakes them.
+//! Callers that wait for a run to end (`?wait=true`): their number, their maximum wait, and how they are woken.
 //!
-//! The worker of this process wakes them as soon as the ledger has written how an attempt ended. Another process may deliver
-//! the run instead, so each waiter also reads the ledger, less and less often.
+//! The worker of this process wakes them when the ledger has stored the result of an attempt. Another process may deliver the run
+//! instead, so each waiter also polls the ledger, with growing pauses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ pub(crate) struct RunWaiters {
     runs: Mutex<HashMap<EventId, Watched>>,
 }
 
-/// A run that somebody waits for.
+/// A run with waiting callers.
 #[derive(Debug)]
 struct Watched {
     changed: watch::Sender<()>,
     waiters: usize,
 }
 
-/// A caller's place among the waiters. Dropped, it is free again.
+/// A slot among the waiters. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct Place {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Hears of changes of one run.
+/// Receives changes of one run.
 #[derive(Debug)]
 pub(crate) struct RunWatch<'a> {
     waiters: &'a RunWaiters,
@@ -50,7 +50,7 @@ pub(crate) struct RunWatch<'a> {
 }
 
 impl RunWaiters {
-    /// At most `most` callers, each for at most `longest`.
+    /// Allows `most` callers, each for at most `longest`.
     pub(crate) fn new(most: usize, longest: Duration) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
         Self {
@@ -63,32 +63,32 @@ impl RunWaiters {
         }
     }
 
-    /// The longest that a caller may wait.
+    /// Maximum wait of a caller.
     pub(crate) fn longest(&self) -> Duration {
         self.longest
     }
 
-    /// How many callers may wait at once.
+    /// Maximum number of waiting callers.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// How many callers wait now.
+    /// Number of waiting callers.
     pub(crate) fn waiting(&self) -> usize {
         self.most - self.places.available_permits()
     }
 
-    /// How many callers found no place.
+    /// Number of refused callers.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// How often a run was read for a caller that waits.
+    /// Number of reads of the ledger for waiting callers.
     pub(crate) fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// Takes a place; `None` where all are taken.
+    /// Takes a slot; `None` if all are taken.
     pub(crate) fn enter(&self) -> Option<Place> {
         match Arc::clone(&self.places).try_acquire_owned() {
             Ok(permit) => Some(Place { _permit: permit }),
@@ -99,7 +99,7 @@ impl RunWaiters {
         }
     }
 
-    /// Listens for changes of a run.
+    /// Subscribes to changes of a run.
     pub(crate) fn watch(&self, run: EventId) -> RunWatch<'_> {
         let mut runs = self.runs.lock();
         let new = || Watched { changed: watch::Sender::new(()), waiters: 0 };
@@ -108,7 +108,7 @@ impl RunWaiters {
         RunWatch { waiters: self, run, changed: watched.changed.subscribe(), pause: PAUSE.0 }
     }
 
-    /// A run may have changed.
+    /// Signals that a run may have changed.
     pub(crate) fn wake(&self, run: EventId) {
         if let Some(watched) = self.runs.lock().get(&run) {
             watched.changed.send_replace(());
@@ -117,13 +117,13 @@ impl RunWaiters {
 }
 
 impl RunWatch<'_> {
-    /// To be called before the run is read: a change from here on ends the next wait.
+    /// Call it before reading the run: a change after this call ends the next wait.
     pub(crate) fn mark_seen(&mut self) {
         self.waiters.reads.fetch_add(1, Ordering::Relaxed);
         self.changed.mark_unchanged();
     }
 
-    /// Waits until the run should be read again, but not beyond the deadline.
+    /// Waits until the run should be read again, at most until the deadline.
     pub(crate) async fn changed(&mut self, deadline: Instant) {
         let pause = self.pause.min(deadline.saturating_duration_since(Instant::now()));
         if tokio::time::timeout(pause, self.changed.changed()).await.is_err() {

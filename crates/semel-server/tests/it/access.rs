@@ -106,7 +106,7 @@ fn tokens_are_read_anew() {
     assert_eq!(viewer.get("/v1/keys").status, 200);
     std::fs::write(folder.path().join("semel.toml"), "[admin]\nlisten = 5\n").unwrap();
     semel.signal(Signal::HUP);
-    semel.logged("the new config is refused");
+    semel.logged("configuration reload refused");
     semel.logged("semel.toml:2:10: listen: expected text in quotes");
     assert_eq!(viewer.get("/v1/keys").status, 200, "the old one stays in force");
     config(folder.path(), &["admin"]);

@@ -26,7 +26,7 @@ fn routes_are_read_anew_and_a_bad_file_is_refused() {
 
     write("no-such-profile");
     semel.signal(Signal::HUP);
-    semel.logged("the new config is refused");
+    semel.logged("configuration reload refused");
     assert_eq!(gateway.post("/pay", "b").status, 422, "the old one stays in force");
 
     write("stripe");
@@ -54,6 +54,6 @@ fn a_change_that_needs_a_restart_is_named() {
     let semel = Semel::with_config(&file, &[]);
     write("embedded:elsewhere");
     semel.signal(Signal::HUP);
-    semel.logged("the new config changes what only a restart can");
+    semel.logged("the new configuration changes settings that require a restart");
     assert!(!folder.path().join("elsewhere").exists());
 }

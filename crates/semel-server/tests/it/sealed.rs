@@ -41,7 +41,7 @@ fn answers_are_sealed_and_keys_rotate() {
     assert_eq!(answered(&semel, "one").text(), "{\"call\": 1}");
     config(folder.path(), &upstream.url(), &[NEW, OLD]);
     semel.signal(Signal::HUP);
-    semel.logged("outcomes are sealed with this key");
+    semel.logged("encrypting outcomes with this key");
     answered(&semel, "two").expect(201);
     semel.kill();
     assert!(!on_disk(folder.path(), "{\"call\": 1}") && !on_disk(folder.path(), "content-type"));

@@ -69,7 +69,7 @@ fn the_gateway_speaks_tls_and_takes_a_new_certificate() {
     let key = std::fs::read(folder.path().join("key.pem")).unwrap();
     std::fs::write(folder.path().join("key.pem"), "nonsense").unwrap();
     semel.signal(Signal::HUP);
-    semel.logged("the new config is refused");
+    semel.logged("configuration reload refused");
     std::fs::write(folder.path().join("key.pem"), key).unwrap();
     assert!(curl(folder.path(), &url).0);
 

@@ -29,7 +29,7 @@ fn a_reload_cannot_expose_the_admin_api() {
     // The file on its own is fine: a listener on loopback needs no token. The socket is not on loopback.
     write(&file, "127.0.0.1:0", false);
     semel.signal(Signal::HUP);
-    semel.logged("the new config is refused");
+    semel.logged("configuration reload refused");
     assert_eq!(admin.get("/v1/keys").status, 401, "the socket still listens on all addresses");
     semel.logged("[admin] listen: changing 0.0.0.0:0 to 127.0.0.1:0 requires a restart");
     let with_token = admin.with("authorization", &format!("Bearer {TOKEN}"));
@@ -61,6 +61,6 @@ fn a_reload_that_moves_the_gateway_changes_nothing_else() {
     write("127.0.0.2:0", "stripe");
     semel.signal(Signal::HUP);
     semel.logged("[gateway] listen: changing 127.0.0.1:0 to 127.0.0.2:0 requires a restart");
-    semel.logged("the new config is refused");
+    semel.logged("configuration reload refused");
     assert_eq!(gateway.post("/pay", "b").status, 422, "as the old profile answers");
 }

@@ -154,7 +154,7 @@ fn a_reload_adds_a_target() {
     publish(&admin, &event("a", "1"));
     bench.configure(&[target("one", &one, ""), target("two", &two, "")].concat());
     semel.signal(Signal::HUP);
-    semel.logged("the config was read anew");
+    semel.logged("configuration reloaded");
     let answer = admin.post("/v1/events", &event("a", "2").to_string()).expect(201);
     assert_eq!(answer["targets"], json!(["one", "two"]));
     wait::until("both have it", PATIENCE, || one.calls() == 2 && two.calls() == 1).unwrap();

@@ -165,7 +165,7 @@ fn a_caller_may_wait_for_its_run() {
         semel.admin_url(),
     ]);
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(told.contains("was triggered before") && told.contains("done"), "{told}");
+    assert!(told.contains("already triggered") && told.contains("done"), "{told}");
     sink.be_slow(Duration::from_secs(5));
     let late = admin.post("/v1/runs?wait=true&timeout=50ms", r#"{"target":"crm","payload":2}"#).expect(201);
     assert_ne!(late["status"], "done", "{late}");
