@@ -1,4 +1,4 @@
-//! An answer, and what is read out of it: the payload, the error, when to come back.
+//! An answer and its parts: the payload, the error, the time to retry.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub enum Extraction {
     StructuredContent,
     /// JSON in MCP's text content.
     TextFallback,
-    /// The answer is an error of the protocol.
+    /// The answer is a protocol error.
     Error,
     /// There is no payload.
     None,
@@ -30,15 +30,15 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// What paths are read in; null if there is none.
+    /// The document that paths refer to; null if there is none.
     pub(crate) payload: Value,
-    /// What is around the payload.
+    /// The document around the payload.
     pub(crate) envelope: Value,
     pub(crate) extraction: Extraction,
     pub(crate) error: Option<Fault>,
 }
 
-/// How an answer says that it is an error.
+/// How an answer reports an error.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fault {
     pub(crate) code: Option<String>,
@@ -46,7 +46,7 @@ pub(crate) struct Fault {
 }
 
 impl Answer {
-    /// For a step that asks nobody.
+    /// For a step that sends no request.
     pub(crate) fn none() -> Self {
         Self::http(Received { status: 0, headers: HeaderMap::new(), body: Bytes::new() })
     }
@@ -121,7 +121,7 @@ impl Answer {
         self.status == 429 || self.code().is_some_and(|code| code.eq_ignore_ascii_case("RATE_LIMITED"))
     }
 
-    /// How long to wait for the first call with the same key, where this answer says that one is under way.
+    /// How long to wait for the first call with the same key, if this answer says that one is in progress.
     pub(crate) fn in_flight(&self) -> Option<Duration> {
         let error = self.error.as_ref()?;
         let told = match error.code.as_deref() {
@@ -134,7 +134,7 @@ impl Answer {
         told.map(seconds)
     }
 
-    /// When to come back.
+    /// When to retry.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         self.error.as_ref()?.retry_after.map(seconds)
     }
@@ -153,7 +153,7 @@ fn text_json(result: &Value) -> Option<Value> {
     })
 }
 
-/// Looks in every place an error may sit, in the order clients do.
+/// Looks for an error in every possible place, in the order in which clients look.
 fn find_fault(envelope: &Value, result: &Value, text: Option<&Value>, payload: &Value) -> Option<Fault> {
     let at = |root: &Value, path: &str| Path::parse(path).get(root).filter(Value::is_object);
     let null = Value::Null;
@@ -178,13 +178,13 @@ fn fault_of(found: &Value) -> Fault {
     Fault { code, retry_after: hint.and_then(Value::as_f64) }
 }
 
-/// The code of a problem document, where a proxy answered before the agent could.
+/// The code of a problem document, if a proxy answered instead of the agent.
 fn problem_code(body: &Bytes) -> Option<String> {
     let body: Value = serde_json::from_slice(body).ok()?;
     body.get("code").and_then(Value::as_str).map(str::to_owned)
 }
 
-/// The answer that no request got, for what is shown.
+/// The answer as shown in reports.
 pub(crate) fn shown(answer: &Answer) -> Value {
     let body = match serde_json::from_slice::<Value>(&answer.body) {
         Ok(body) => body,

@@ -1,4 +1,4 @@
-//! One call: a request made ready, sent, and its answer read.
+//! One call: prepares a request, sends it, and reads the answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mcp::{self, Session};
 use crate::path::same;
 use crate::wire::{Connection, Outgoing, Received, Target, WireError};
 
-/// What makes calls: the target, and the sessions with it.
+/// Makes calls: the target, and the sessions with it.
 #[derive(Debug)]
 pub(crate) struct Caller {
     target: Arc<Target>,
@@ -24,15 +24,15 @@ pub(crate) struct Caller {
     sessions: Mutex<HashMap<Option<String>, Session>>,
 }
 
-/// A request, ready to be sent as often as is wanted.
+/// A prepared request, which can be sent repeatedly.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     outgoing: Outgoing,
     /// The id of a JSON-RPC call.
     id: Option<u64>,
-    /// What is asked, for reports and for the search for secrets.
+    /// The content of the request, for reports and for the search for secrets.
     pub(crate) asked: Value,
-    /// What this call's correlation id was before it was told apart from its siblings.
+    /// The correlation id that was sent, and the original one, if it was changed to be unique.
     correlation: Option<(Value, Value)>,
 }
 
@@ -45,7 +45,7 @@ impl Caller {
         &self.target
     }
 
-    /// Makes a JSON-RPC call ready. A session must have been begun for the credential, except to begin one.
+    /// Prepares a JSON-RPC call. The credential must have a session, except to begin one.
     pub(crate) fn rpc(&self, method: &str, params: &Value, credential: Option<&str>) -> Result<Call, String> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
@@ -68,7 +68,7 @@ impl Caller {
         Ok(Call { outgoing, id: None, asked: message.clone(), correlation: None })
     }
 
-    /// Makes a tool call ready.
+    /// Prepares a tool call.
     pub(crate) fn tool(
         &self,
         name: &str,
@@ -96,7 +96,7 @@ impl Caller {
         self.sessions.lock().insert(whose, session);
         let done = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
         let call = self.message(&done, credential).map_err(WireError::Request)?;
-        // Its answer has no content; a server that refuses it will refuse the next call too.
+        // Its answer has no content. A server that refuses it will refuse the next call too.
         self.exchange(&call).await?;
         Ok(Begun::Session)
     }
@@ -106,7 +106,7 @@ impl Caller {
         self.sessions.lock().clear();
     }
 
-    /// Sends a call over a connection of its own.
+    /// Sends a call over a new connection.
     pub(crate) async fn send(&self, call: &Call) -> Result<Answer, WireError> {
         let (received, message) = self.exchange(call).await?;
         Ok(call.answer(received, message))
@@ -121,7 +121,7 @@ impl Caller {
     }
 }
 
-/// How the beginning of a session went.
+/// The result of beginning a session.
 #[derive(Debug)]
 pub(crate) enum Begun {
     Session,
@@ -129,12 +129,13 @@ pub(crate) enum Begun {
 }
 
 impl Call {
-    /// Makes an HTTP request ready.
+    /// Prepares an HTTP request.
     pub(crate) fn request(request: &Value, credential: Option<&str>) -> Result<Self, String> {
         let text = |name: &str| request.get(name).and_then(Value::as_str);
         let method = text("method").unwrap_or("POST");
-        let method = Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is no method"))?;
-        let path = text("path").ok_or("the request's path is no text")?.to_owned();
+        let method =
+            Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is not an HTTP method"))?;
+        let path = text("path").ok_or("the request's path is not a string")?.to_owned();
         if !path.starts_with('/') {
             return Err(format!("the path {path:?} does not begin with /"));
         }
@@ -181,7 +182,7 @@ impl Call {
             None => Answer::http(received),
             Some(_) => Answer::mcp(received, message),
         };
-        // Told apart on the wire, the same in checks.
+        // The id is unique on the wire and the original one in checks.
         if let Some((sent, written)) = &self.correlation
             && let Some(echoed) = answer.payload.pointer_mut("/context/correlation_id")
             && same(echoed, sent)
@@ -191,14 +192,14 @@ impl Call {
         answer
     }
 
-    /// Remembers that the correlation id was changed from `written` to `sent`.
+    /// Records that the correlation id was changed from `written` to `sent`.
     pub(crate) fn correlated(mut self, sent: Value, written: Value) -> Self {
         self.correlation = Some((sent, written));
         self
     }
 }
 
-/// Puts a credential in: as it is where it names its scheme, else as a bearer token.
+/// Adds a credential: unchanged if it names its scheme, else as a bearer token.
 fn authorize(headers: &mut HeaderMap, credential: Option<&str>) -> Result<(), String> {
     let Some(credential) = credential else { return Ok(()) };
     let text = if credential.contains(' ') { credential.to_owned() } else { format!("Bearer {credential}") };
@@ -210,13 +211,14 @@ fn authorize(headers: &mut HeaderMap, credential: Option<&str>) -> Result<(), St
 }
 
 fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header name"))?;
+    let name =
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
     let value = HeaderValue::from_bytes(value.as_bytes())
-        .map_err(|_| format!("the header {name} has no valid value"))?;
+        .map_err(|_| format!("the header {name} has an invalid value"))?;
     Ok((name, value))
 }
 
-/// Lays members over a mapping, one level deep.
+/// Merges members into a mapping, one level deep.
 pub(crate) fn overlay(base: &Value, over: &Value) -> Value {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {

@@ -1,4 +1,4 @@
-//! Checks: what is asked of an answer.
+//! Checks: conditions on answers.
 
 mod across;
 mod one;
@@ -12,7 +12,7 @@ pub(crate) use self::one::{View, one};
 
 use crate::substitute::{Scope, Unresolved};
 
-/// One check, as written.
+/// One check, as written in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     pub(crate) kind: Kind,
@@ -39,7 +39,7 @@ pub(crate) enum Severity {
     Advisory,
 }
 
-/// Which check it is.
+/// The kind of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     FieldPresent,
@@ -112,12 +112,12 @@ impl Kind {
         Self::NAMES.iter().find(|(known, _)| *known == name).map_or(Self::Unknown, |(_, kind)| *kind)
     }
 
-    /// Whether it compares several answers.
+    /// True if it compares several answers.
     pub(crate) fn crosses(self) -> bool {
         matches!(self, Self::CrossEqual | Self::CrossCount)
     }
 
-    /// Whether it says itself which status or error is right.
+    /// True if it defines which status or error is correct.
     pub(crate) fn judges_errors(self) -> bool {
         matches!(self, Self::HttpStatus | Self::HttpStatusIn | Self::StatusCode | Self::ErrorCode)
     }
@@ -129,19 +129,19 @@ impl Check {
         self.pattern.clone().or_else(|| self.value.as_ref().and_then(Value::as_str).map(str::to_owned))
     }
 
-    /// The step that is compared with.
+    /// The step to compare with.
     pub(crate) fn other_step(&self) -> Option<String> {
         self.step.clone().or_else(|| self.value.as_ref().and_then(Value::as_str).map(str::to_owned))
     }
 
-    /// What would be right: `value`, or any of `allowed_values`.
+    /// The accepted values: `value`, or any of `allowed_values`.
     pub(crate) fn wanted(&self) -> Vec<Value> {
         let mut wanted: Vec<Value> = self.allowed.clone().unwrap_or_default();
         wanted.extend(self.value.clone());
         wanted
     }
 
-    /// The same with every value filled in.
+    /// The same check with every value filled in.
     pub(crate) fn fill(&self, scope: &Scope<'_>) -> Result<Self, Unresolved> {
         let value = |value: &Option<Value>| value.as_ref().map(|value| scope.fill(value)).transpose();
         let text = |text: &Option<String>| text.as_deref().map(|text| scope.fill_text(text)).transpose();
@@ -149,7 +149,7 @@ impl Check {
         Ok(Self {
             path: text(&self.path)?,
             header: text(&self.header)?,
-            // A `$` in a pattern is its end.
+            // In a pattern, `$` marks the end.
             value: if is_pattern { self.value.clone() } else { value(&self.value)? },
             allowed: match &self.allowed {
                 Some(allowed) => {
@@ -165,11 +165,11 @@ impl Check {
     }
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
     Pass,
-    /// It held, and something should be known about it.
+    /// It passed, with a note.
     PassNoted(String),
     Fail {
         expected: Value,
@@ -188,7 +188,7 @@ impl Verdict {
     }
 }
 
-/// "One of these", the way it is shown.
+/// "One of these", for reports.
 fn one_of(wanted: &[Value]) -> Value {
     match wanted {
         [one] => one.clone(),
@@ -203,6 +203,6 @@ fn one_of(wanted: &[Value]) -> Value {
 fn matches(pattern: &str, text: &str) -> Result<bool, String> {
     match Regex::new(pattern) {
         Ok(regex) => Ok(regex.is_match(text)),
-        Err(error) => Err(format!("the pattern cannot be read: {error}")),
+        Err(error) => Err(format!("invalid pattern: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! Many calls at once: every connection open first, every request on the wire before the first answer is read.
+//! Concurrent calls: all connections are opened first, and all requests are written before the first answer is read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::answer::Answer;
 use crate::call::Call;
 use crate::wire::{Connection, Hold, Target, WireError};
 
-/// How often a call that is told to wait is sent again.
+/// How often a call is repeated that was told to wait.
 const AGAIN: usize = 5;
 
-/// How a dispatch ended.
+/// The result of a dispatch.
 #[derive(Debug)]
 pub(crate) enum Dispatched {
     /// Every call was answered, in the order of the calls.
     Answered(Vec<Answer>),
-    /// Not within the barrier time: no verdict on the rule.
+    /// Not within the barrier time: the rule cannot be graded.
     TimedOut(String),
     /// A connection could not be opened, or broke.
     Broken(WireError),
 }
 
-/// Sends all calls at the same time, each over its own connection, and resolves answers that say "in flight".
+/// Sends all calls concurrently, each over its own connection, and repeats those that are answered with "in flight".
 pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Duration) -> Dispatched {
     allow_many_connections(calls.len());
     let deadline = Instant::now() + within;
@@ -87,7 +87,7 @@ async fn open_all(target: &Arc<Target>, count: usize) -> Result<Vec<Connection>,
     Ok(open)
 }
 
-/// Sends a call; while it is told that the key is in flight, waits and sends it again. `None`: never resolved.
+/// Sends a call. While the key is in progress, waits and sends it again. `None`: it never ended.
 async fn resolve(
     target: &Arc<Target>,
     call: &Call,
@@ -107,14 +107,14 @@ async fn resolve(
     Ok(if answer.in_flight().is_some() { None } else { Some(answer) })
 }
 
-/// Raises this process's limit of open files where many connections need it.
+/// Raises this process's limit of open files if many connections need it.
 fn allow_many_connections(count: usize) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let needed = u64::try_from(count).unwrap_or(u64::MAX).saturating_add(200);
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < needed) {
         limit.current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
-        // Refused, opening the connections will say so.
+        // If this fails, opening the connections reports the error.
         let _ = setrlimit(Resource::Nofile, limit);
     }
 }

@@ -1,8 +1,8 @@
-//! What can be wrong with a file or a target, so that nothing can be graded.
+//! Errors of a file or a target that prevent grading.
 
 use std::fmt;
 
-/// A place in a file, counted from one.
+/// A position in a file, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The line.
@@ -16,10 +16,10 @@ impl Place {
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 }
 
-/// One mistake in a file, and what was expected there.
+/// One mistake in a file, and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where.
+    /// Its position.
     pub at: Place,
     /// What was expected.
     pub expected: String,
@@ -54,11 +54,11 @@ pub enum Error {
     Unreadable {
         /// The file's name.
         file: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The target's address is none, or nobody answers there.
-    #[error("the target cannot be used: {0}")]
+    /// The address of the target is invalid, or nothing answers there.
+    #[error("cannot use the target: {0}")]
     Target(String),
     /// A setting cannot be used.
     #[error("{0}")]

@@ -1,4 +1,4 @@
-//! Whether something applies: capabilities, requirements, conditions.
+//! Decides what applies: capabilities, requirements, conditions.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use crate::path::{Path, same};
 use crate::report::{Reason, Skip};
 use crate::storyboard::{Gate, Wants};
 
-/// Whether a capability gate is open; if not, why.
+/// The reason why a capability gate is closed, if it is.
 pub(crate) fn closed(gate: &Gate, capabilities: &Value) -> Option<Skip> {
     let found = Path::parse(&gate.path).get(capabilities);
     let items = found.as_ref().and_then(Value::as_array);
@@ -29,7 +29,7 @@ pub(crate) fn closed(gate: &Gate, capabilities: &Value) -> Option<Skip> {
     })
 }
 
-/// Why a requirement of a file is not met.
+/// The reason why a requirement of a file is not met, if it is not.
 pub(crate) fn unmet(requirement: &str, has_tool: impl Fn(&str) -> bool) -> Option<Skip> {
     match requirement {
         "real_wire" => None,
@@ -41,12 +41,12 @@ pub(crate) fn unmet(requirement: &str, has_tool: impl Fn(&str) -> bool) -> Optio
     }
 }
 
-/// A condition of a phase.
+/// The value of a condition of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     True,
     False,
-    /// It cannot be read.
+    /// It cannot be parsed.
     Unknown,
 }
 

@@ -1,11 +1,11 @@
-//! What must hold after every step, whatever the step was about.
+//! Invariants that must hold after every step.
 
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::redact::secrets_in;
 
-/// A conflict carries these and nothing else.
+/// The only members that a conflict may have.
 const OF_A_CONFLICT: &[&str] = &[
     "adcp_error",
     "adcp_version",
@@ -34,14 +34,14 @@ const OF_A_CONFLICT: &[&str] = &[
 const CONFLICTS: &[&str] =
     &["IDEMPOTENCY_CONFLICT", "CONFLICT", "conflict", "idempotency_conflict", "idempotency_error"];
 
-/// An invariant that does not hold: what was expected and what is there.
+/// A violated invariant: the expected and the actual value.
 pub(crate) struct Broken {
     pub(crate) expected: Value,
     pub(crate) actual: Value,
     pub(crate) pointer: Option<String>,
 }
 
-/// Looks at one answer. `None`: the invariant is not known.
+/// Checks one answer. `None`: the invariant is unknown.
 pub(crate) fn holds(
     name: &str,
     asked: &Value,
@@ -59,7 +59,7 @@ fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Box<Broken>> {
     if !answer.code().is_some_and(|code| CONFLICTS.contains(&code)) {
         return Ok(());
     }
-    // The context that came with this very request may go back with its answer.
+    // The answer may repeat the context of its own request.
     let context = asked.pointer("/arguments/context").or_else(|| asked.pointer("/body/context"));
     match stranger(&answer.payload, context, "") {
         None => Ok(()),
@@ -73,7 +73,7 @@ fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Box<Broken>> {
     }
 }
 
-/// The first member that a conflict has no business to carry.
+/// The first member that a conflict must not have.
 fn stranger(value: &Value, context: Option<&Value>, at: &str) -> Option<(String, Value)> {
     match value {
         Value::Object(members) => members.iter().find_map(|(name, member)| {
@@ -115,7 +115,7 @@ fn no_echo(asked: &Value, answer: &Answer, secrets: &[String]) -> Result<(), Box
     }
     if secret.iter().any(|secret| !secret.is_empty() && text.contains(secret.as_str())) {
         let expected = json!("an answer without any secret of the request");
-        // Which one it was is not told: a report is no place for it.
+        // The report does not say which secret it was.
         return Err(Box::new(Broken {
             expected,
             actual: json!("a secret of the request is in the answer"),

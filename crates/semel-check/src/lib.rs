@@ -1,7 +1,7 @@
-//! The tester: asks an API, over the wire, whether it is really idempotent.
+//! The tester: checks over the wire whether an API is idempotent.
 //!
-//! A **storyboard** is a YAML file of phases and steps: requests, what is captured from their answers, and checks on one
-//! answer or across many. The built-in **suites** are storyboards too, and can be read as documentation.
+//! A **storyboard** is a YAML file of phases and steps: requests, values captured from their answers, and checks on one or several
+//! answers. The built-in **suites** are storyboards too, and can be read as documentation.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), semel_check::Error> {
@@ -16,13 +16,13 @@
 //!
 //! # Layout
 //!
-//! - [`Storyboard`] (`storyboard`, `load`, `reader`, `yaml`): a file, read and checked; mistakes with their places.
-//! - `check`, `path`, `invariant`: what is asked of answers. `answer`: what is read out of them.
-//! - `substitute`: values in requests. `gate`: what applies at all.
-//! - [`Runner`] (`run`): phases and steps in order, cascades, captures, grades.
-//! - `call`, `mcp`, `wire`, `dispatch`: how requests travel, one at a time or all at once.
-//! - [`Report`] (`report`, `redact`): for people, as JSON, as JUnit; never a secret.
-//! - [`suite`] (`suites`): the built-in ones.
+//! - [`Storyboard`] (`storyboard`, `load`, `reader`, `yaml`): a file, parsed and validated; mistakes have positions.
+//! - `check`, `path`, `invariant`: conditions on answers. `answer`: the parts of an answer.
+//! - `substitute`: values in requests. `gate`: decides what applies.
+//! - [`Runner`] (`run`): phases and steps in order, dependencies, captures, grades.
+//! - `call`, `mcp`, `wire`, `dispatch`: sends requests, one at a time or concurrently.
+//! - [`Report`] (`report`, `redact`): for humans, as JSON, as JUnit; never with a secret.
+//! - [`suite`] (`suites`): the built-in suites.
 
 mod answer;
 mod call;

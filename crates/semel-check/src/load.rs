@@ -12,15 +12,15 @@ use crate::reader::{Log, Table};
 use crate::storyboard::{Dialect, Explain, Gate, Level, Phase, Seeding, Storyboard, Transport, Wants};
 use crate::yaml::{self, Kind, Node};
 
-/// Members that are documentation, or someone else's, at the top.
+/// Top-level members that are documentation, or for other runners.
 const TOP_DOCUMENTATION: &[&str] =
     &["version", "category", "narrative", "track", "introduced_in", "agent", "caller"];
 
 impl Storyboard {
-    /// Reads a file, with the test kit it names where that is at hand.
+    /// Reads a file, and the test kit that it names if it is present.
     ///
     /// # Errors
-    /// It cannot be read, or has mistakes: all are told with their places.
+    /// The file cannot be read, or has mistakes: all are reported with their positions.
     pub fn read(file: &FilePath) -> Result<Self, Error> {
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file)
@@ -28,10 +28,10 @@ impl Storyboard {
         Self::load(&name, &text, file.parent())
     }
 
-    /// Reads a storyboard from its text. `name` stands in messages.
+    /// Parses a storyboard. `name` is used in messages.
     ///
     /// # Errors
-    /// It has mistakes: all are told with their places.
+    /// All mistakes with their positions.
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
         Self::load(name, text, None)
     }
@@ -86,8 +86,7 @@ fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option
             match find_kit(&kit, folder) {
                 Some(found) => test_kit = found,
                 None => {
-                    notices
-                        .push(format!("the test kit `{kit}` is not at hand; credentials come from --auth"));
+                    notices.push(format!("the test kit `{kit}` was not found; credentials come from --auth"));
                 }
             }
         }
@@ -229,7 +228,7 @@ fn read_gate(mut table: Table<'_>, log: &Log) -> Option<Gate> {
     wants.pop().map(|wants| Gate { path, wants })
 }
 
-/// A test kit beside the file, or beside one of the folders above.
+/// A test kit in the folder of the file, or in one of the folders above.
 fn find_kit(kit: &str, folder: Option<&FilePath>) -> Option<Value> {
     folder?.ancestors().take(4).find_map(|folder| {
         let text = std::fs::read_to_string(folder.join(kit)).ok()?;
@@ -237,7 +236,7 @@ fn find_kit(kit: &str, folder: Option<&FilePath>) -> Option<Value> {
     })
 }
 
-/// Ids of phases, and of steps, name something: each once.
+/// Ids of phases and steps must be unique.
 fn repeated_ids(root: &Node, phases: &[Phase], log: &Log) {
     let mut seen = std::collections::BTreeSet::new();
     for phase in phases {
@@ -263,7 +262,7 @@ fn repeated_ids(root: &Node, phases: &[Phase], log: &Log) {
     }
 }
 
-/// `{{…}}` that nothing in this file, or this runner, can fill: the file does not apply.
+/// A `{{…}}` that neither this file nor this runner can fill: the file does not apply.
 fn unknown_references(root: &Node, phases: &[Phase]) -> Option<String> {
     let known: Vec<&str> =
         phases.iter().flat_map(|phase| &phase.steps).map(|step| step.id.as_str()).collect();

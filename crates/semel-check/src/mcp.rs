@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::answer::Answer;
 use crate::wire::Received;
 
-/// The version of the protocol we offer.
+/// The offered version of the protocol.
 const VERSION: &str = "2025-06-18";
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const PROTOCOL: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -25,7 +25,7 @@ impl Session {
         Self { id: answer.headers.get(&SESSION).cloned(), version: HeaderValue::from_str(version).ok() }
     }
 
-    /// What every further request of the session carries.
+    /// Adds the headers of the session.
     pub(crate) fn add(&self, headers: &mut HeaderMap) {
         for (name, value) in [(SESSION, &self.id), (PROTOCOL, &self.version)] {
             if let Some(value) = value {
@@ -49,7 +49,7 @@ fn is_stream(headers: &HeaderMap) -> bool {
     content_type.trim_start().to_ascii_lowercase().starts_with("text/event-stream")
 }
 
-/// Whether the answer to a call is there, though its stream may go on.
+/// True if the answer to a call has arrived, even if its stream continues.
 pub(crate) fn complete(id: Option<u64>, headers: &HeaderMap, bytes: &[u8]) -> bool {
     id.is_some() && is_stream(headers) && in_stream(id, bytes).is_some()
 }
@@ -65,7 +65,7 @@ pub(crate) fn message(id: Option<u64>, received: &Received) -> Option<Value> {
     }
 }
 
-/// Finds the response among events, each ended by an empty line.
+/// Finds the response among events, each terminated by an empty line.
 fn in_stream(id: Option<u64>, bytes: &[u8]) -> Option<Value> {
     let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n").replace('\r', "\n");
     text.split("\n\n").find_map(|event| {
@@ -76,7 +76,7 @@ fn in_stream(id: Option<u64>, bytes: &[u8]) -> Option<Value> {
     })
 }
 
-/// Whether it is a response, and to this call. An error may come without an id: the server could not read it.
+/// True if it is the response to this call. An error may have no id, if the server could not parse the request.
 fn answers(message: &Value, id: Option<u64>) -> bool {
     let same = id.is_some() && message.get("id").and_then(Value::as_u64) == id;
     let nobody = message.get("id").is_none_or(Value::is_null) && message.get("error").is_some();

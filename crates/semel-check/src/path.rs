@@ -1,4 +1,4 @@
-//! Paths into JSON: dotted with `[n]`, `[*]` and `.length`, or a JSON pointer; empty or `$` is the whole.
+//! Paths into JSON: dotted with `[n]`, `[*]` and `.length`, or a JSON pointer; empty or `$` is the whole document.
 
 use serde_json::{Map, Value};
 
@@ -17,7 +17,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Parses leniently: what is no index is a name.
+    /// Parses leniently: a part that is not an index is a name.
     pub(crate) fn parse(text: &str) -> Self {
         if let Some(pointer) = text.strip_prefix('/') {
             let names = pointer.split('/').map(|name| name.replace("~1", "/").replace("~0", "~"));
@@ -46,12 +46,12 @@ impl Path {
         Self { segments }
     }
 
-    /// Whether it can stand for several values.
+    /// True if it can match several values.
     pub(crate) fn has_wildcard(&self) -> bool {
         self.segments.contains(&Segment::Every)
     }
 
-    /// All values it leads to.
+    /// All matching values.
     pub(crate) fn all(&self, root: &Value) -> Vec<Value> {
         let mut found = vec![root.clone()];
         for segment in &self.segments {
@@ -60,12 +60,12 @@ impl Path {
         found
     }
 
-    /// The value it leads to; of several, the first.
+    /// The first matching value.
     pub(crate) fn get(&self, root: &Value) -> Option<Value> {
         self.all(root).into_iter().next()
     }
 
-    /// Puts a value there, making what is missing on the way. False if something else is in the way.
+    /// Sets a value and creates missing parents. False if a parent has another type.
     pub(crate) fn set(&self, root: &mut Value, value: Value) -> bool {
         let mut at = root;
         for segment in &self.segments {
@@ -97,7 +97,7 @@ impl Path {
         true
     }
 
-    /// As a JSON pointer (RFC 6901); a wildcard stays `*`.
+    /// The path as a JSON pointer (RFC 6901); a wildcard stays `*`.
     pub(crate) fn pointer(&self) -> String {
         let part = |segment: &Segment| match segment {
             Segment::Name(name) => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
@@ -122,7 +122,7 @@ fn step(value: &Value, segment: &Segment) -> Vec<Value> {
     }
 }
 
-/// Whether two values are the same; 1 and 1.0 are.
+/// True if two values are equal; 1 and 1.0 are.
 pub(crate) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
@@ -139,7 +139,7 @@ pub(crate) fn same(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Whether `part` is in `whole`: equal, or every member and every item of it is.
+/// True if `part` is contained in `whole`: equal, or every member and every item of it is contained.
 pub(crate) fn subset(part: &Value, whole: &Value) -> bool {
     match (part, whole) {
         (Value::Object(part), Value::Object(whole)) => {

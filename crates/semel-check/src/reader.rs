@@ -1,4 +1,4 @@
-//! Reads mappings of a file member by member. What nobody asks for is mentioned once per name.
+//! Reads mappings of a file member by member. Members that are not read are reported once per name.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::{Mistake, Place};
 use crate::yaml::{Kind, Member, Node};
 
-/// What was found on the way.
+/// The findings while reading.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     mistakes: RefCell<Vec<Mistake>>,
@@ -40,7 +40,7 @@ impl Log {
         let mut notices = self.notices.into_inner();
         for (name, (at, times)) in self.ignored.into_inner() {
             let times = if times == 1 { String::new() } else { format!(" ({times} times)") };
-            notices.push(format!("line {}: `{name}` is not known here and is ignored{times}", at.line));
+            notices.push(format!("line {}: `{name}` is unknown here and ignored{times}", at.line));
         }
         Ok(notices)
     }
@@ -56,7 +56,7 @@ pub(crate) struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// The node as a mapping; a mistake if it is none.
+    /// The node as a mapping; otherwise a mistake.
     pub(crate) fn of(node: &'a Node, what: impl Into<String>, log: &'a Log) -> Option<Self> {
         let what = what.into();
         match &node.kind {
@@ -89,13 +89,13 @@ impl<'a> Table<'a> {
         self.node(name).map(Node::json)
     }
 
-    /// The same, where a written `null` is a value.
+    /// The same, with a written `null` as a value.
     pub(crate) fn explicit(&mut self, name: &'static str) -> Option<Value> {
         self.asked.insert(name);
         self.members.iter().find(|member| member.name == name).map(|member| member.node.json())
     }
 
-    /// A mistake at one member.
+    /// Reports a mistake at one member.
     pub(crate) fn wrong(&self, node: &Node, name: &str, expected: &str) {
         self.log.mistake(node.at, format!("`{name}` of {} to be {expected}, not {}", self.what, node.what()));
     }
@@ -143,14 +143,14 @@ impl<'a> Table<'a> {
         number
     }
 
-    /// A list of texts; one text is a list of one.
+    /// A list of strings; a single string is a list of one.
     pub(crate) fn texts(&mut self, name: &'static str) -> Option<Vec<String>> {
         let node = self.node(name)?;
         let text = |node: &Node| match &node.kind {
             Kind::Scalar(Value::String(text)) => Some(text.clone()),
             Kind::Scalar(value) if !value.is_null() => Some(value.to_string()),
             _ => {
-                self.wrong(node, name, "a list of texts");
+                self.wrong(node, name, "a list of strings");
                 None
             }
         };
@@ -183,7 +183,7 @@ impl<'a> Table<'a> {
         items.filter_map(|item| Table::of(item, format!("an entry of `{name}`"), self.log)).collect()
     }
 
-    /// Mentions what nobody asked for.
+    /// Reports members that were not read.
     pub(crate) fn finish(self, documentation: &[&str]) {
         for member in self.members {
             let name = member.name.as_str();

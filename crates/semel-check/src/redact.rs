@@ -1,4 +1,4 @@
-//! Nothing secret leaves in a report.
+//! Removes secrets from reports.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -8,13 +8,13 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD
 use http::HeaderMap;
 use serde_json::{Map, Value};
 
-/// What stands for a secret.
+/// The replacement for a secret.
 pub(crate) const REDACTED: &str = "[redacted]";
 
-/// Anything shorter would be found by chance.
+/// A shorter secret would match by chance.
 pub(crate) const SHORTEST_SECRET: usize = 6;
 
-/// Parts of names whose values are secret, as they are written without `-` and `_`.
+/// Parts of names whose values are secret, without `-` and `_`.
 const SECRET_NAMES: &[&str] = &[
     "authorization",
     "credential",
@@ -27,7 +27,7 @@ const SECRET_NAMES: &[&str] = &[
     "privatekey",
 ];
 
-/// Names that merely sound secret.
+/// Names that only sound secret.
 const HARMLESS: &[&str] = &["tokencount", "maxtokens", "tokentype", "nextpagetoken"];
 
 /// Headers of an answer that may be shown.
@@ -52,22 +52,22 @@ const SHOWN_HEADERS: &[&str] = &[
     "x-request-id",
 ];
 
-/// Whether a member or header of this name is secret.
+/// True if a member or header of this name is secret.
 pub(crate) fn is_secret(name: &str) -> bool {
     let name: String =
         name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
     SECRET_NAMES.iter().any(|secret| name.contains(secret)) && !HARMLESS.contains(&name.as_str())
 }
 
-/// Takes secrets out, at any depth: by the name they stand under, and wherever a known one occurs, also encoded or cut.
+/// Removes secrets at any depth: by member name, and every occurrence of a known secret, even encoded or truncated.
 pub(crate) fn redact(value: &mut Value, known: &[String]) {
     Scrubber::new(known).scrub_value(value);
 }
 
-/// Finds known secrets in texts.
+/// Finds known secrets in strings.
 ///
-/// It looks for pieces instead of whole secrets: a target that cuts a token, or quotes it in the middle of something encoded,
-/// leaves a piece of one of its forms.
+/// It looks for pieces instead of whole secrets: a target may truncate a token, or quote it in the middle of encoded text, and then a
+/// piece of one of its forms remains.
 pub(crate) struct Scrubber {
     /// Every piece of every form, in lower case.
     pieces: HashSet<[u8; PIECE]>,
@@ -75,7 +75,7 @@ pub(crate) struct Scrubber {
     short: Vec<Vec<u8>>,
 }
 
-/// How long a piece is. Shorter ones would occur by chance.
+/// Length of a piece. Shorter ones would match by chance.
 const PIECE: usize = 8;
 
 impl Scrubber {
@@ -96,7 +96,7 @@ impl Scrubber {
         self.pieces.extend(form.windows(PIECE).filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok()));
     }
 
-    /// A text without any piece of a secret.
+    /// The text without any piece of a secret.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let lower = text.to_ascii_lowercase();
         let lower = lower.as_bytes();
@@ -151,7 +151,7 @@ impl Scrubber {
     }
 }
 
-/// A secret as others may write it.
+/// The encodings of a secret.
 fn forms(secret: &str) -> Vec<String> {
     let bytes = secret.as_bytes();
     let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
@@ -169,17 +169,17 @@ fn forms(secret: &str) -> Vec<String> {
         })
     };
     let mut forms = vec![secret.to_owned(), hex, percent(false), percent(true)];
-    // What stands before a secret moves it within the groups of three bytes that base64 encodes.
+    // Preceding bytes shift a secret within the groups of three bytes that base64 encodes.
     for before in 0..3_usize {
         let moved = [&vec![0; before][..], bytes].concat();
-        // The first and the last group also hold bytes of others.
+        // The first and the last group also contain other bytes.
         let whole = moved.len() / 3 * 4;
         let from = if before == 0 { 0 } else { 4 };
         for encoded in [STANDARD_NO_PAD.encode(&moved), URL_SAFE_NO_PAD.encode(&moved)] {
             forms.extend(encoded.get(from..whole).filter(|form| !form.is_empty()).map(str::to_owned));
         }
     }
-    // A credential of the scheme Basic is encoded itself: user and password are secret as well.
+    // A Basic credential is encoded itself: user and password are secret as well.
     let decoded = STANDARD.decode(bytes).ok().and_then(|decoded| String::from_utf8(decoded).ok());
     if let Some(decoded) = decoded.filter(|decoded| decoded.contains(':')) {
         forms.extend(decoded.split_once(':').map(|(_, password)| password.to_owned()));
@@ -188,13 +188,13 @@ fn forms(secret: &str) -> Vec<String> {
     forms
 }
 
-/// JSON written into a text, as MCP's text content is.
+/// JSON in a string, such as MCP's text content.
 fn inner_json(text: &str) -> Option<Value> {
     let looks = text.trim_start().starts_with(['{', '[']);
     serde_json::from_str(text).ok().filter(|_| looks)
 }
 
-/// The values of a request that must not come back: those under secret names.
+/// The values of a request that must not be in an answer: those with secret names.
 pub(crate) fn secrets_in(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
@@ -276,7 +276,7 @@ mod tests {
             let mut value = json!({ "debug": [format!("got {echo} here")], echo.as_str(): 1 });
             redact(&mut value, &[token.to_owned()]);
             let text = value.to_string();
-            // Three bytes at each end may be encoded together with what stands around them.
+            // Three bytes at each end may be encoded together with their neighbours.
             let inner: String = echo.chars().skip(4).take(echo.len().saturating_sub(10).max(5)).collect();
             assert!(!text.contains(&inner), "{inner} of {echo} in {text}");
             assert!(text.contains("got ") && text.contains(" here"), "{text}");

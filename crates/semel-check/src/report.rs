@@ -1,4 +1,4 @@
-//! What came out: per step, per file, and in sum.
+//! The results: per step, per file, and in total.
 
 mod explain;
 mod json;
@@ -20,11 +20,11 @@ use crate::storyboard::Level;
 /// A whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Where requests went.
+    /// URL of the target.
     pub target: String,
     /// Each file.
     pub storyboards: Vec<FileReport>,
-    /// All in numbers.
+    /// The totals.
     pub summary: Summary,
 }
 
@@ -35,12 +35,12 @@ pub struct FileReport {
     pub storyboard: String,
     /// Its title.
     pub title: String,
-    /// Where it was read.
+    /// The file.
     pub file: String,
-    /// Why all of it was skipped.
+    /// Why the whole file was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip: Option<Skip>,
-    /// What is odd and harmless.
+    /// Harmless oddities of the file.
     pub notices: Vec<String>,
     /// Its steps, in order.
     pub steps: Vec<StepReport>,
@@ -49,25 +49,25 @@ pub struct FileReport {
     pub cases: Vec<CaseReport>,
 }
 
-/// A case: what one phase is for.
+/// A case: the purpose of one phase.
 #[derive(Clone, Debug)]
 pub struct CaseReport {
     /// The phase's id.
     pub id: String,
     /// Its title.
     pub title: String,
-    /// How much it weighs.
+    /// Its level.
     pub level: Level,
-    /// What a client suffers where it fails, and what to do.
+    /// The harm to a client if it fails, and the fix.
     pub explain: Option<(String, String)>,
 }
 
 /// Why something was not graded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Skip {
-    /// One of few words.
+    /// The reason.
     pub reason: Reason,
-    /// The rest.
+    /// Details.
     pub detail: String,
 }
 
@@ -77,26 +77,26 @@ impl Skip {
     }
 }
 
-/// The reasons there are.
+/// The reasons for a skip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
-    /// It does not apply to this target, or cannot be judged.
+    /// It does not apply to this target, or cannot be graded.
     NotApplicable,
     /// The file has no phases.
     NoPhases,
-    /// Something it builds on failed.
+    /// A step that it depends on failed.
     PrerequisiteFailed,
-    /// The target has no such tool.
+    /// The target does not have this tool.
     MissingTool,
     /// The target has no test controller.
     MissingTestController,
-    /// A fixture could not be put in place.
+    /// A fixture could not be created.
     FixtureUnavailable,
-    /// It needs a contract that this runner does not fulfil.
+    /// It needs a contract that this runner does not support.
     UnsatisfiedContract,
-    /// It needs something that is not there.
+    /// A requirement is not available.
     RequirementUnmet,
 }
 
@@ -117,11 +117,11 @@ impl Reason {
     }
 }
 
-/// How a step came out.
+/// The grade of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
-    /// Every check held.
+    /// Every check passed.
     Passed,
     /// A required case failed.
     Failed,
@@ -144,13 +144,13 @@ pub struct StepReport {
     pub title: String,
     /// The tool, or `request`.
     pub task: String,
-    /// How much it weighs.
+    /// Its level.
     pub level: Level,
-    /// How it came out.
+    /// Its grade.
     pub grade: Grade,
-    /// Whether it passed.
+    /// True if it passed.
     pub passed: bool,
-    /// How long it took.
+    /// Its duration.
     pub duration_ms: u64,
     /// Each check.
     pub validations: Vec<Validation>,
@@ -158,24 +158,24 @@ pub struct StepReport {
     pub extraction_path: Extraction,
     /// Why it was not graded.
     pub skip: Option<Skip>,
-    /// What kept it from being answered.
+    /// Why it got no answer.
     pub error: Option<String>,
-    /// For a person to look at.
+    /// Checks for a human.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reviewer_checks: Vec<String>,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It held.
+    /// It passed.
     Passed,
-    /// It did not.
+    /// It failed.
     Failed,
-    /// It did not, and is only advice.
+    /// It failed, and is only advisory.
     Advisory,
-    /// It could not be judged.
+    /// It could not be graded.
     NotApplicable,
 }
 
@@ -184,55 +184,55 @@ pub enum Outcome {
 pub struct Validation {
     /// Its kind.
     pub check: String,
-    /// Its id, where it has one.
+    /// Its id, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// What it is for.
+    /// Its purpose.
     pub description: String,
-    /// How it came out.
+    /// Its result.
     pub outcome: Outcome,
-    /// Whether it held.
+    /// True if it passed.
     pub passed: bool,
-    /// Where in the payload.
+    /// Path in the payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_pointer: Option<String>,
-    /// What would be right.
+    /// The expected value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Value>,
-    /// What is there.
+    /// The actual value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actual: Option<Value>,
-    /// What was asked, without its secrets.
+    /// The request, without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Value>,
-    /// What was answered, without its secrets.
+    /// The answer, without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response: Option<Value>,
-    /// What else should be known.
+    /// A note.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// All in numbers.
+/// The totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// Steps.
+    /// Number of steps.
     pub total: usize,
-    /// Steps that passed.
+    /// Number of steps that passed.
     pub passed: usize,
-    /// Steps of required cases that failed.
+    /// Number of failed steps of required cases.
     pub failed: usize,
-    /// Steps that were not graded.
+    /// Number of steps that were not graded.
     pub skipped: usize,
     /// The same by reason.
     pub skipped_by_reason: BTreeMap<String, usize>,
-    /// Steps of recommended cases that failed.
+    /// Number of failed steps of recommended cases.
     pub recommended_not_met: usize,
-    /// Steps of optional cases that failed.
+    /// Number of failed steps of optional cases.
     pub optional_not_met: usize,
-    /// Checks that could not be judged.
+    /// Number of checks that could not be graded.
     pub validations_not_applicable: usize,
-    /// Checks that are only advice and did not hold.
+    /// Number of failed advisory checks.
     pub advisory_failures: usize,
 }
 
@@ -262,7 +262,7 @@ impl Report {
         Self { target, storyboards, summary }
     }
 
-    /// Whether nothing that is required failed.
+    /// True if no required case failed.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.summary.failed == 0

@@ -22,22 +22,22 @@ use crate::report::Report;
 use crate::storyboard::Storyboard;
 use crate::wire::{Hold, Target};
 
-/// What a run needs to know.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The target's address: `http://HOST[:PORT][/PATH]` or `https://…`.
     pub target: String,
-    /// Sent as a bearer token, or as it is where it names its scheme.
+    /// A bearer token; sent unchanged if it names its scheme.
     pub auth: Option<String>,
-    /// A second principal, for steps that ask for one.
+    /// Credential of a second principal, for steps that need one.
     pub other_auth: Option<String>,
-    /// Values that replace those of a file's `context`.
+    /// Values that override those of a file's `context`.
     pub set: Map<String, Value>,
-    /// A shell command that restarts the target and ends when it is up again.
+    /// A shell command that restarts the target and returns when it is up again.
     pub restart: Option<String>,
-    /// How long an answer may take.
+    /// Timeout for an answer.
     pub timeout: Duration,
-    /// PEM certificates to trust instead of the web's.
+    /// PEM certificates to trust instead of the public roots.
     pub roots: Option<PathBuf>,
 }
 
@@ -56,14 +56,14 @@ impl Options {
     }
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Steps that are done.
+    /// Number of finished steps.
     pub done: usize,
-    /// Steps in all files.
+    /// Number of steps in all files.
     pub total: usize,
-    /// The step that comes next: its phase and its id.
+    /// Phase and id of the next step.
     pub next: (&'a str, &'a str),
 }
 
@@ -78,7 +78,7 @@ impl Runner {
     /// A runner for a target.
     ///
     /// # Errors
-    /// The address is none, or the certificates cannot be read.
+    /// An invalid address, or certificates that cannot be read.
     pub fn new(options: Options) -> Result<Self, Error> {
         let roots = options.roots.as_ref().map(read_roots).transpose()?;
         let target = Target::new(&options.target, roots, options.timeout).map_err(Error::Target)?;
@@ -87,17 +87,16 @@ impl Runner {
 
     /// Runs the files one after the other.
     ///
-    /// Cancel-safe in that nothing is left running; what the target was asked to do stays done.
+    /// Cancel-safe: nothing keeps running. The effects on the target stay.
     ///
     /// # Errors
-    /// Nobody answers at the target, or it does not speak the file's protocol. What a target answers wrongly is no
-    /// error: it is in the report.
+    /// Nothing answers at the target, or it does not support the file's protocol. A wrong answer is not an error: it is in the report.
     pub async fn run(
         &self,
         storyboards: &[Storyboard],
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
-        // Fail early, and once, where there is nobody.
+        // Fails early if the target does not answer.
         let open = self.caller.target().open(Hold::released()).await;
         drop(open.map_err(|error| Error::Target(error.to_string()))?);
         let count = |file: &Storyboard| file.phases.iter().map(|phase| phase.steps.len()).sum::<usize>();
@@ -113,7 +112,7 @@ impl Runner {
         Ok(Report::new(self.options.target.clone(), files))
     }
 
-    /// What must not be shown, nor come back. A credential so short that it occurs by chance cannot be looked for.
+    /// Values that must not be shown or returned. A very short credential is skipped, because it would match by chance.
     fn secrets(&self) -> Vec<String> {
         let given = [&self.options.auth, &self.options.other_auth];
         let bare = |text: &String| text.rsplit(' ').next().unwrap_or(text).to_owned();

@@ -1,4 +1,4 @@
-//! What a storyboard says, read and checked.
+//! A parsed and validated storyboard.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::check::Check;
 /// A whole file.
 #[derive(Clone, Debug)]
 pub struct Storyboard {
-    /// Where it was read.
+    /// The file.
     pub file: String,
     /// Its id.
     pub id: String,
     /// Its title.
     pub title: String,
-    /// What it is about.
+    /// Its summary.
     pub summary: String,
     pub(crate) transport: Transport,
     pub(crate) dialect: Dialect,
@@ -24,19 +24,19 @@ pub struct Storyboard {
     pub(crate) tool_families: Vec<Vec<String>>,
     pub(crate) requires: Vec<String>,
     pub(crate) gates: Vec<Gate>,
-    /// Values that every step can use; set from outside by name.
+    /// Values that every step can use; the command line can override them.
     pub(crate) context: Map<String, Value>,
     pub(crate) seeding: Seeding,
     pub(crate) fixtures: Value,
     pub(crate) test_kit: Value,
     pub(crate) phases: Vec<Phase>,
-    /// What is odd and harmless.
+    /// Harmless oddities of the file.
     pub(crate) notices: Vec<String>,
-    /// Why the file cannot apply, known from reading it.
+    /// Why the file does not apply, if its content shows it.
     pub(crate) not_applicable: Option<String>,
 }
 
-/// How requests travel.
+/// The transport of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Plain HTTP.
@@ -45,27 +45,27 @@ pub enum Transport {
     Mcp,
 }
 
-/// Whose rules a file follows where they differ. A file that names its `transport` is written for this runner.
+/// The dialect of a file, where runners differ. A file with `transport` is written for this runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Own,
     Adcp,
 }
 
-/// Whether fixtures are put in place first.
+/// Whether fixtures are created first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seeding {
     None,
     Controller,
 }
 
-/// How much a case weighs.
+/// The level of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     /// A failure fails the run.
     Required,
-    /// A failure is shown; the run does not fail.
+    /// A failure is shown, but the run does not fail.
     Recommended,
     /// A failure is mentioned.
     Optional,
@@ -83,10 +83,10 @@ impl Level {
     }
 }
 
-/// What a failed case means, for people.
+/// The meaning of a failed case, for humans.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Explain {
-    /// What the client would have suffered.
+    /// The harm to the client.
     pub(crate) suffers: String,
     /// How to fix it.
     pub(crate) fix: String,
@@ -107,7 +107,7 @@ pub(crate) struct Phase {
     pub(crate) steps: Vec<Step>,
 }
 
-/// A condition on what the target says it can do.
+/// A condition on the capabilities of the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub(crate) path: String,
@@ -122,7 +122,7 @@ pub(crate) enum Wants {
     Present(bool),
 }
 
-/// One request, or a group of them, and what is checked.
+/// One request or a group of requests, and their checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) id: String,
@@ -151,11 +151,11 @@ pub(crate) enum Action {
     Request(Value),
     /// A tool and its arguments.
     Tool { name: String, arguments: Value },
-    /// Fresh keys until the limiter trips, then the tripped key again.
+    /// New keys until the rate limiter refuses, then the refused key again.
     Trip(Trip),
-    /// The hook command that restarts the target.
+    /// The command that restarts the target.
     Restart,
-    /// Only a look at which branches held.
+    /// Only checks which branches passed.
     Contributions,
 }
 
@@ -171,11 +171,11 @@ impl Action {
     }
 }
 
-/// How often, and how much at once.
+/// How often, and how many concurrently.
 #[derive(Clone, Debug)]
 pub(crate) enum Spread {
     Once,
-    /// One after the other, each over a connection of its own.
+    /// One after the other, each over a new connection.
     Repeat(usize),
     Parallel(Parallel),
 }
@@ -185,7 +185,7 @@ pub(crate) struct Parallel {
     pub(crate) count: usize,
     pub(crate) key: SharedKey,
     pub(crate) barrier: Duration,
-    /// What is laid over the request, by turns.
+    /// Variations of the request, in turn.
     pub(crate) vary: Vec<Value>,
 }
 
@@ -203,7 +203,7 @@ pub(crate) struct Trip {
     pub(crate) longest: Duration,
 }
 
-/// Which answer is the pass condition.
+/// Which answer is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expects {
     Success,
@@ -216,7 +216,7 @@ pub(crate) enum KeyRule {
     Omit,
 }
 
-/// Who asks.
+/// The credential of a step.
 #[derive(Clone, Debug)]
 pub(crate) enum Auth {
     /// `--auth`, or the test kit's.
@@ -224,11 +224,11 @@ pub(crate) enum Auth {
     None,
     /// `--other-auth`: a second principal.
     Other,
-    /// A credential of the step's own, with values filled in.
+    /// A credential of the step itself, with values filled in.
     Token(String),
     /// A credential of the test kit, by its path.
     Kit(String),
-    /// One that nobody gave.
+    /// An invalid one.
     Invalid(&'static str),
     Unknown(String),
 }

@@ -9,16 +9,16 @@ use serde_json::{Map, Value};
 
 use crate::path::Path;
 
-/// A token that nothing fills. It is never sent.
+/// A token that cannot be filled. It is never sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unresolved(pub(crate) String);
 
-/// What tokens can be filled with.
+/// The values for tokens.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     pub(crate) context: &'a Map<String, Value>,
     pub(crate) aliases: &'a Mutex<HashMap<String, String>>,
-    /// The payload of each step that was answered.
+    /// The payloads of answered steps.
     pub(crate) steps: &'a HashMap<String, Value>,
     pub(crate) test_kit: &'a Value,
 }
@@ -32,7 +32,7 @@ pub(crate) fn uuid_v4() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Calls with the inside of every `{{…}}`.
+/// Calls `tell` with the content of every `{{…}}`.
 pub(crate) fn each_reference(value: &Value, tell: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => {
@@ -44,7 +44,7 @@ pub(crate) fn each_reference(value: &Value, tell: &mut impl FnMut(&str)) {
             }
         }
         Value::Array(items) => items.iter().for_each(|item| each_reference(item, tell)),
-        // Prose may quote a token.
+        // Descriptions may quote a token.
         Value::Object(members) => members
             .iter()
             .filter(|(name, _)| !matches!(name.as_str(), "narrative" | "expected" | "description" | "title"))
@@ -54,7 +54,7 @@ pub(crate) fn each_reference(value: &Value, tell: &mut impl FnMut(&str)) {
 }
 
 impl Scope<'_> {
-    /// Fills every token in a value. A text that is nothing but one token takes the type of what fills it.
+    /// Fills every token in a value. A string that is exactly one token takes the type of its value.
     pub(crate) fn fill(&self, value: &Value) -> Result<Value, Unresolved> {
         Ok(match value {
             Value::String(text) => self.fill_string(text)?,
@@ -69,7 +69,7 @@ impl Scope<'_> {
         })
     }
 
-    /// The same for something that must stay a text.
+    /// Fills every token in a string that must stay a string.
     pub(crate) fn fill_text(&self, text: &str) -> Result<String, Unresolved> {
         Ok(match self.fill_string(text)? {
             Value::String(text) => text,
@@ -100,7 +100,7 @@ impl Scope<'_> {
         let found = match &token.kind {
             TokenKind::Context(name) => match self.context.get(name) {
                 Some(value) => Some(value.clone()),
-                // A dotted name reaches into a captured value; what follows a plain name may be prose.
+                // A dotted name reaches into a captured value; text after a plain name may be prose.
                 None => {
                     let (first, rest) = name.split_once('.')?;
                     Path::parse(rest).get(self.context.get(first)?)
@@ -138,7 +138,7 @@ impl Token {
         &whole[self.start..self.end]
     }
 
-    /// The first token in a text.
+    /// The first token in a string.
     fn first(text: &str) -> Option<Self> {
         let dollar =
             ["$context.", "$generate:", "$test_kit."].iter().filter_map(|start| text.find(start)).min();

@@ -2,16 +2,16 @@
 
 use crate::storyboard::Storyboard;
 
-/// One of them.
+/// A built-in suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// What it is called by.
+    /// Its name.
     pub name: &'static str,
     /// Its storyboard, readable as documentation.
     pub text: &'static str,
 }
 
-/// All of them.
+/// All built-in suites.
 pub const SUITES: [Suite; 7] = [
     Suite { name: "ietf", text: include_str!("../suites/ietf.yaml") },
     Suite { name: "stripe", text: include_str!("../suites/stripe.yaml") },
@@ -29,7 +29,7 @@ pub fn suite(name: &str) -> Option<Storyboard> {
     Some(Storyboard::parse(&format!("{name}.yaml"), suite.text).expect("a test reads every built-in suite"))
 }
 
-/// A storyboard to start one's own from.
+/// A storyboard to start from.
 #[must_use]
 pub fn template(name: &str) -> String {
     include_str!("../suites/template.yaml").replace("NAME", name)

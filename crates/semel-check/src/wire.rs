@@ -1,7 +1,7 @@
-//! Connections to the target: one per request, HTTP/1.1, TLS where the address says so.
+//! Connections to the target: one per request, HTTP/1.1, with TLS for https.
 //!
-//! A connection can be **held**: its request is written, and not a byte of the answer is read before it is let go. That
-//! is how many requests are all on the wire before the first answer is looked at.
+//! A connection can be **held**: its request is written, but no byte of the answer is read until it is released. This way all
+//! concurrent requests are on the wire before the first answer is read.
 
 mod held;
 
@@ -22,21 +22,21 @@ use tokio_rustls::TlsConnector;
 pub(crate) use self::held::Hold;
 use self::held::{Held, Sent};
 
-/// The longest answer that is read.
+/// Maximum size of an answer.
 const MOST: usize = 16 << 20;
 
-/// Where requests go.
+/// The target of requests.
 pub(crate) struct Target {
     host: String,
     port: u16,
-    /// What stands before every path.
+    /// Prefix of every path.
     base: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     connect: Duration,
     answer: Duration,
 }
 
-/// A request, ready to be sent.
+/// A prepared request.
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) method: Method,
@@ -45,7 +45,7 @@ pub(crate) struct Outgoing {
     pub(crate) body: Bytes,
 }
 
-/// What came back.
+/// A received answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     pub(crate) status: u16,
@@ -53,10 +53,10 @@ pub(crate) struct Received {
     pub(crate) body: Bytes,
 }
 
-/// Why nothing came back.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    #[error("{at} cannot be reached: {source}")]
+    #[error("cannot reach {at}: {source}")]
     Connect { at: String, source: std::io::Error },
     #[error("{at} does not accept connections within {within:?}")]
     ConnectTimeout { at: String, within: Duration },
@@ -66,7 +66,7 @@ pub(crate) enum WireError {
     Timeout(Duration),
     #[error("the connection broke: {0}")]
     Broken(String),
-    #[error("the request cannot be written: {0}")]
+    #[error("cannot write the request: {0}")]
     Request(String),
 }
 
@@ -81,11 +81,11 @@ pub(crate) struct Connection {
     answer: Duration,
 }
 
-/// When an answer is complete before its connection ends.
+/// Decides whether an answer is complete before its connection ends.
 pub(crate) type Complete<'a> = &'a (dyn Fn(&HeaderMap, &[u8]) -> bool + Sync);
 
 impl Target {
-    /// A target by its address, trusting the roots of the web, or those of a file instead.
+    /// A target by its address. Trusts the public roots, or those of a file instead.
     pub(crate) fn new(url: &str, roots: Option<RootCertStore>, answer: Duration) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not an address: {error}"))?;
         let tls = match uri.scheme_str() {
@@ -126,7 +126,7 @@ impl Target {
             Ok(Err(source)) => return Err(WireError::Connect { at, source }),
             Ok(Ok(stream)) => stream,
         };
-        // An answer is measured, not its segments' delays.
+        // Measures the answer, not the delay of its segments.
         let _ = stream.set_nodelay(true);
         let stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(stream),
@@ -142,12 +142,12 @@ impl Target {
         let hold = Arc::new(hold);
         let io = TokioIo::new(Held::new(stream, Arc::clone(&hold)));
         let (sender, connection) = handshake(io).await.map_err(|error| WireError::Broken(told(&error)))?;
-        // It ends when both sides are done; its errors are told by the request.
+        // It ends when both sides are done; the request reports its errors.
         tokio::spawn(connection);
         Ok(Connection { sender, hold, answer: self.answer })
     }
 
-    /// Sends one request over a connection of its own.
+    /// Sends one request over a new connection.
     pub(crate) async fn send(
         &self,
         request: Outgoing,
@@ -159,7 +159,7 @@ impl Target {
 }
 
 impl Connection {
-    /// What holds its answer.
+    /// The handle that holds its answer.
     pub(crate) fn hold(&self) -> Arc<Hold> {
         Arc::clone(&self.hold)
     }
@@ -194,7 +194,7 @@ impl Connection {
                     bytes.extend_from_slice(&data);
                 }
                 if bytes.len() > MOST {
-                    return Err(WireError::Broken(format!("the answer is longer than {MOST} bytes")));
+                    return Err(WireError::Broken(format!("the answer is larger than {MOST} bytes")));
                 }
                 if complete(&parts.headers, &bytes) {
                     break;
@@ -232,7 +232,7 @@ fn connector(roots: Option<RootCertStore>) -> Result<TlsConnector, String> {
 }
 
 fn server_name(host: &str) -> Result<ServerName<'static>, String> {
-    ServerName::try_from(host.to_owned()).map_err(|_| format!("{host:?} is no name a certificate can hold"))
+    ServerName::try_from(host.to_owned()).map_err(|_| format!("{host:?} is not a valid TLS server name"))
 }
 
 impl std::fmt::Debug for Target {

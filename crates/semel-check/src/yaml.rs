@@ -1,7 +1,7 @@
-//! YAML as a tree whose every node knows its place.
+//! YAML as a tree with the position of every node.
 //!
-//! Scalars follow the core schema of YAML 1.2: a bare `no` is a string. Aliases are expanded up to a limit, a name that
-//! occurs twice in one mapping is a mistake, and so is a second document.
+//! Scalars follow the core schema of YAML 1.2: a bare `no` is a string. Aliases are expanded up to a limit. A name that occurs twice in
+//! one mapping is a mistake, and so is a second document.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,12 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::{Mistake, Place};
 
-/// More nodes than any storyboard has; an alias bomb has more.
+/// Maximum number of nodes: more than any storyboard has, and fewer than an alias bomb.
 const MOST_NODES: usize = 200_000;
-/// Deeper than anybody nests.
+/// Maximum nesting depth.
 const MOST_DEPTH: usize = 100;
 
-/// A node and where it begins.
+/// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) at: Place,
@@ -37,7 +37,7 @@ pub(crate) struct Member {
 }
 
 impl Node {
-    /// The same without places.
+    /// The value without positions.
     pub(crate) fn json(&self) -> Value {
         match &self.kind {
             Kind::Scalar(value) => value.clone(),
@@ -49,7 +49,7 @@ impl Node {
         }
     }
 
-    /// What it is, for a message.
+    /// Its type, for messages.
     pub(crate) fn what(&self) -> String {
         match &self.kind {
             Kind::Scalar(Value::Null) => "nothing".to_owned(),
@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// Reads one document.
+/// Parses one document.
 pub(crate) fn parse(text: &str) -> Result<Node, Mistake> {
     let mut tree = Tree { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
     let mut document = None;
@@ -120,10 +120,7 @@ impl<'input> Tree<'input> {
             Event::MappingStart(anchor, _) => (anchor, Kind::Table(self.table(depth)?)),
             Event::Alias(anchor) => {
                 let Some(known) = self.anchors.get(&anchor).cloned() else {
-                    return Err(Mistake::new(
-                        at,
-                        "an alias of an anchor that stands before it and is complete",
-                    ));
+                    return Err(Mistake::new(at, "an alias of an earlier, complete anchor"));
                 };
                 self.count(size(&known), at)?;
                 return Ok(Node { at, ..known });

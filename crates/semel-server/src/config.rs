@@ -187,7 +187,7 @@ fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intak
         return;
     }
     root.problems().whole(format!(
-        "[store.encryption] seals outcomes, and {} would keep events, dead letters and buffered runs unencrypted: set ledger = \
+        "[store.encryption] encrypts outcomes, but {} would store events, dead letters and buffered runs unencrypted: set ledger = \
          \"plain\" in [store.encryption] to accept that, or remove them",
         asking.join(", ")
     ));

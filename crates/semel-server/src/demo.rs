@@ -125,23 +125,23 @@ fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
     let (first, slow) = (post("my-order-1"), post("my-order-2"));
     say(&format!(
         "\
-A payments API that knows nothing of idempotency runs at {api}.
-The gateway before it, at {gateway}, charges each key once. Its keys and numbers are at {admin}.
-Clients retry, send duplicates at once, reuse keys for other amounts, and hang up on slow answers.
+A payments API without idempotency runs at {api}.
+The gateway in front of it, at {gateway}, charges each key once. Its admin API is at {admin}.
+Clients retry, send concurrent duplicates, reuse keys for other amounts, and disconnect from slow answers.
 
 Try it, in another terminal:
 
   charge a card
     {first} -d '{{\"amount\": 1200}}'
-  the same again: the same answer, marked Idempotent-Replayed, and no second charge
+  send it again: the same answer, with the header Idempotent-Replayed, and no second charge
     {first} -d '{{\"amount\": 1200}}'
   the same key for another amount: refused as a conflict
     {first} -d '{{\"amount\": 9900}}'
-  a slow charge: start it, press Ctrl-C, ask again; it was finished without you
+  a slow charge: start it, press Ctrl-C, send it again; the gateway has finished it
     {slow} -d '{{\"amount\": 5, \"slow\": \"5s\"}}'
-  what the API really charged
+  the charges that the API made
     curl {api}/v1/charges
-  the keys, and the numbers for Prometheus
+  the keys, and the metrics for Prometheus
     curl '{admin}/v1/keys?hint=my-order'
     curl {admin}/metrics
 

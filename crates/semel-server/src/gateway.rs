@@ -177,7 +177,7 @@ impl Live {
         if is_jwt && !self.told_of_jwt.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "semel",
-                "clients send JWTs, and scope = \"authorization\" takes each token for a principal of its own: a retry \
+                "clients send JWTs, and with scope = \"authorization\" each token is another principal: a retry \
                  with a refreshed token runs again; use scope = \"jwt:sub\""
             );
         }

@@ -11,8 +11,8 @@ use crate::{
 const SLOTS: u16 = 16_384;
 const PRIMARIES: usize = 3;
 
-/// Six Redis servers that form a cluster: nodes 0 to 2 start as primaries, node 3 + n as the replica of node n. A node that
-/// is down for a second is failed over.
+/// Six Redis servers that form a cluster: nodes 0 to 2 start as primaries, node 3 + n as the replica of node n. A node that is down for
+/// a second is failed over.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<Redis>,
@@ -20,16 +20,15 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts the cluster in memory and without persistence, and waits until all nodes say that it is whole.
+    /// Starts the cluster in memory and without persistence, and waits until all nodes report that it is complete.
     ///
     /// # Errors
-    /// As [`Redis::start`], and [`Error::Timeout`] when it does not become whole.
+    /// As [`Redis::start`], and [`Error::Timeout`] if it does not become complete.
     pub fn start() -> Result<Self> {
         Self::start_with(&Redis::options().storage(Storage::Memory).persistence(Persistence::None))
     }
 
-    /// As [`start`](Self::start), with options for all nodes. With TLS, they have one certificate and speak it among
-    /// themselves too.
+    /// As [`start`](Self::start), with options for all nodes. With TLS they share one certificate, and also use TLS among themselves.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -53,7 +52,7 @@ impl RedisCluster {
         let share = SLOTS.div_ceil(u16::try_from(PRIMARIES).unwrap_or(u16::MAX));
         let mut first = 0;
         for (index, node) in self.nodes.iter().enumerate() {
-            // Distinct from the start: nodes that had to settle it themselves would need rounds.
+            // Distinct epochs from the start: otherwise the nodes would need several rounds to agree.
             node.tell(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
             if index < PRIMARIES {
                 let last = (first + share).min(SLOTS) - 1;
@@ -80,7 +79,7 @@ impl RedisCluster {
             })?;
         }
         self.wait_ok()?;
-        self.wait("the replicas are in step", |node| {
+        self.wait("the replicas are in sync", |node| {
             Ok(node.info("role")? == "master" || node.info("master_link_status")? == "up")
         })
     }
@@ -90,10 +89,10 @@ impl RedisCluster {
         &self.nodes
     }
 
-    /// One node, to kill, pause, restart or ask it. The numbers stay, whatever the roles become.
+    /// One node, to kill, pause, restart or query it. The numbers stay, whatever the roles become.
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn node(&self, index: usize) -> &Redis {
         &self.nodes[index]
     }
@@ -106,7 +105,7 @@ impl RedisCluster {
     /// Kills a node (SIGKILL).
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn kill(&self, index: usize) {
         self.nodes[index].kill();
     }
@@ -120,10 +119,10 @@ impl RedisCluster {
         reply.parse().map_err(|_| Error::Reply { asked: "CLUSTER KEYSLOT".to_owned(), answer: reply })
     }
 
-    /// The number of the running node that serves the slot, as the nodes agree.
+    /// The number of the running node that serves the slot.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when no running node says that it serves it.
+    /// [`Error::Timeout`] if no running node reports that it serves the slot.
     pub fn primary_of(&self, slot: u16) -> Result<usize> {
         wait::for_some(&format!("a node serves slot {slot}"), PATIENCE, || {
             for (index, node) in self.running() {
@@ -137,14 +136,13 @@ impl RedisCluster {
         })
     }
 
-    /// Waits until every running node says that the cluster is whole, and none counts a killed node as a primary with
-    /// slots.
+    /// Waits until every running node reports that the cluster is complete, and none lists a killed node as a primary with slots.
     ///
     /// # Errors
     /// [`Error::Timeout`].
     pub fn wait_ok(&self) -> Result<()> {
         let running: HashSet<&str> = self.running().map(|(index, _)| self.ids[index].as_str()).collect();
-        self.wait("the cluster is whole", |node| {
+        self.wait("the cluster is complete", |node| {
             let nodes = node.tell(&["CLUSTER", "NODES"])?.text();
             let settled = nodes.lines().filter(|line| line.contains("master") && line.split(' ').count() > 8);
             let settled =
@@ -153,19 +151,19 @@ impl RedisCluster {
         })
     }
 
-    /// Lets a replica take over in agreement with its primary, as for maintenance.
+    /// Makes a replica take over in agreement with its primary, as for maintenance.
     ///
     /// # Errors
-    /// As [`Redis::tell`]; [`Error::Timeout`] when it does not become a primary.
+    /// As [`Redis::tell`]; [`Error::Timeout`] if it does not become a primary.
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn failover_to(&self, replica: usize) -> Result<()> {
         let replica = &self.nodes[replica];
-        wait::for_some("the replica is in step", PATIENCE, || {
+        wait::for_some("the replica is in sync", PATIENCE, || {
             Ok((replica.info("master_link_status")? == "up").then_some(()))
         })?;
-        // Redis gives up by itself after five seconds, when the two did not agree; then it has to be asked again.
+        // Redis gives up after five seconds if the two nodes did not agree, so the command is repeated.
         wait::for_some("the replica has taken over", PATIENCE, || {
             replica.tell(&["CLUSTER", "FAILOVER"])?;
             Ok(wait::until("", Duration::from_secs(6), || {
@@ -179,22 +177,22 @@ impl RedisCluster {
     /// Moves a slot with all its keys to another primary.
     ///
     /// # Errors
-    /// As [`Redis::tell`]; [`Error::Timeout`] when the nodes do not come to agree.
+    /// As [`Redis::tell`]; [`Error::Timeout`] if the nodes do not agree.
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn move_slot(&self, slot: u16, to: usize) -> Result<()> {
         self.begin_move(slot, to)?;
         self.finish_move(slot, to)
     }
 
-    /// Begins to move a slot, and moves no key: the old primary answers for the keys it has, and with `ASK` for others.
+    /// Begins to move a slot without moving a key: the old primary answers for the keys that it has, and with `ASK` for others.
     ///
     /// # Errors
     /// As [`Redis::tell`].
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn begin_move(&self, slot: u16, to: usize) -> Result<()> {
         let from = self.primary_of(slot)?;
         let number = slot.to_string();
@@ -202,13 +200,13 @@ impl RedisCluster {
         self.nodes[from].tell(&["CLUSTER", "SETSLOT", &number, "MIGRATING", &self.ids[to]]).map(drop)
     }
 
-    /// Moves the keys of a slot whose move has begun, and ends the move: the old primary answers with `MOVED`.
+    /// Moves the keys of a slot whose move has begun, and ends the move: the old primary then answers with `MOVED`.
     ///
     /// # Errors
-    /// As [`Redis::tell`]; [`Error::Timeout`] when the nodes do not come to agree.
+    /// As [`Redis::tell`]; [`Error::Timeout`] if the nodes do not agree.
     ///
     /// # Panics
-    /// When there is no node of that number.
+    /// If there is no node with that number.
     pub fn finish_move(&self, slot: u16, to: usize) -> Result<()> {
         let from = self.primary_of(slot)?;
         let (number, target) = (slot.to_string(), &self.nodes[to]);
@@ -226,7 +224,7 @@ impl RedisCluster {
                 source.tell(&["MIGRATE", "127.0.0.1", &port, &key, "0", "5000", "AUTH2", user, user])?;
             }
         }
-        // The new one first: a client that is sent to it must find it willing.
+        // The new primary first, because it must accept clients that are redirected to it.
         target.tell(&["CLUSTER", "SETSLOT", &number, "NODE", &self.ids[to]])?;
         source.tell(&["CLUSTER", "SETSLOT", &number, "NODE", &self.ids[to]])?;
         self.wait("all nodes know where the slot is", |node| {
@@ -244,7 +242,7 @@ impl RedisCluster {
         self.running().next().map(|(_, node)| node).ok_or(Error::NotRunning { name: "redis-server" })
     }
 
-    /// Waits until it is true of every running node.
+    /// Waits until the condition is true for every running node.
     fn wait(&self, what: &str, is: impl Fn(&Redis) -> Result<bool>) -> Result<()> {
         for (index, node) in self.running() {
             wait::for_some(&format!("{what}, says node {index}"), PATIENCE, || Ok(is(node)?.then_some(())))?;
@@ -270,7 +268,7 @@ fn meeting_point(node: &Redis) -> Result<(String, String, String)> {
     Ok((addr.ip().to_string(), addr.port().to_string(), bus))
 }
 
-/// Whether a line of `CLUSTER NODES` lists the slot: single, or in a range. Slots under way stand in brackets.
+/// True if a line of `CLUSTER NODES` lists the slot, alone or in a range. Slots that are being moved are in brackets.
 fn serves(line: &str, slot: u16) -> bool {
     line.split(' ').skip(8).filter(|range| !range.starts_with('[')).any(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,4 +1,4 @@
-//! What all servers share: folder, port, log, and the process that may be running.
+//! Shared by all servers: folder, port, log, and the process.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
-/// How often a fresh server tries another port.
+/// How often a new server tries another port.
 const PORT_TRIES: usize = 8;
 
 /// A server that the test may kill and start again, with the same port and data.
@@ -30,12 +30,12 @@ pub(crate) struct Daemon {
     ending: Ending,
     port: Port,
     process: Mutex<Option<Process>>,
-    // Last: the process ends before its folder goes.
+    // The last field: the process ends before its folder is removed.
     folder: Folder,
 }
 
 impl Daemon {
-    /// Starts a fresh server on a free port. `command` gets folder and port; `ready` gets the process number.
+    /// Starts a new server on a free port. `command` gets folder and port; `ready` gets the process id.
     pub(crate) fn start(
         name: &'static str,
         ending: Ending,
@@ -56,7 +56,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the killed or stopped server again. Waits for its port if somebody has taken it meanwhile.
+    /// Starts the killed or stopped server again. Waits for its port if another process has taken it meanwhile.
     pub(crate) fn start_again(
         &self,
         mut command: impl FnMut() -> Result<Command>,

@@ -1,4 +1,4 @@
-//! What can go wrong in the harness, each as a sentence that says what to do.
+//! Errors of the test harness, each with a hint what to do.
 
 use std::{io, time::Duration};
 
@@ -14,35 +14,35 @@ pub enum Error {
         "`{program}` was not found. Run `./scripts/test`, which installs the Debian package `{package}`, or install it yourself."
     )]
     Missing {
-        /// The program that was looked for.
+        /// The program.
         program: String,
-        /// The Debian package that has it.
+        /// The Debian package of the program.
         package: &'static str,
     },
-    /// The operating system refused something.
+    /// The operating system returned an error.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The action.
         doing: String,
-        /// The refusal.
+        /// The cause.
         source: io::Error,
     },
     /// A server ended before it was ready.
     #[error("{name} ended before it was ready ({status}). The end of its log:\n{log}")]
     Start {
-        /// Which server.
+        /// The server.
         name: &'static str,
         /// How it ended.
         status: String,
         /// The last lines it wrote.
         log: String,
     },
-    /// A condition did not come true in time.
+    /// A condition was not true in time.
     #[error("not within {within:?}: {what}")]
     Timeout {
-        /// What was waited for.
+        /// The condition.
         what: String,
-        /// How long.
+        /// The timeout.
         within: Duration,
     },
     /// A helper program failed.
@@ -55,7 +55,7 @@ pub enum Error {
         /// What it wrote to its standard error.
         message: String,
     },
-    /// A server answered a command with an error, or with something else than expected.
+    /// A server answered a command with an error, or with an unexpected reply.
     #[error("{asked} was answered with: {answer}")]
     Reply {
         /// The command.
@@ -66,19 +66,19 @@ pub enum Error {
     /// The call needs a running server, and the test has killed or stopped it.
     #[error("{name} is not running: the test killed or stopped it. Call `restart()` first.")]
     NotRunning {
-        /// Which server.
+        /// The server.
         name: &'static str,
     },
 }
 
 impl Error {
-    /// Whether a server found its port taken, so that another port (or a moment of patience) helps.
+    /// True if the server's port was taken, so that another port or another attempt helps.
     pub(crate) fn is_port_clash(&self) -> bool {
         matches!(self, Error::Start { log, .. } if log.contains("Address already in use") || log.contains("Failed listening on port"))
     }
 }
 
-/// Names what was being done when the operating system refused.
+/// Adds the action to an error of the operating system.
 pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
 }

@@ -1,7 +1,7 @@
-//! A folder of its own for each server, and a watcher that cleans up when the test process can not.
+//! A folder for each server, and a watcher that cleans up when the test process cannot.
 //!
-//! A `Drop` does not run when the test process is killed. So a small shell waits on a pipe whose other end this process
-//! holds: at its end of file, whatever the reason, the shell kills the server it was told of and removes what it leaves.
+//! `Drop` does not run when the test process is killed. So a small shell waits on a pipe whose other end this process holds. When the
+//! pipe is closed, for whatever reason, the shell kills the server and removes its data.
 
 use std::{
     fs,
@@ -24,10 +24,10 @@ use crate::{
     process::{Ending, Owner},
 };
 
-/// Where a server keeps its data.
+/// Where a server stores its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
-    /// In the system's folder for temporary files: syncs cost what they cost.
+    /// In the system's folder for temporary files: syncs have their real cost.
     #[default]
     Disk,
     /// In `/dev/shm`: syncs are free, for tests that do not measure them.
@@ -65,7 +65,7 @@ pub(crate) struct Folder {
     // Its own drop removes what the watcher could not.
     dir: TempDir,
     watcher: Child,
-    // Closed, not killed, at the end: the shell then cleans up and goes.
+    // Closed, not killed, at the end: the shell then cleans up and exits.
     pipe: Mutex<Option<ChildStdin>>,
 }
 
@@ -91,7 +91,7 @@ impl Folder {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .current_dir("/")
-            // Its own group: what kills the test and its group must not kill the one that cleans up.
+            // A process group of its own: a signal to the test's group must not kill the watcher.
             .process_group(0)
             .spawn()
             .doing(|| "starting the watcher".to_owned())?;
@@ -103,19 +103,19 @@ impl Folder {
         self.dir.path()
     }
 
-    /// Tells the watcher which process to end with the test.
+    /// Tells the watcher which process to kill when the test ends.
     pub(crate) fn watch(&self, pid: Pid, ending: Ending) {
         self.tell(&format!("{} {}\n", pid.as_raw_nonzero(), ending.word()));
     }
 
-    /// Tells the watcher that the process is reaped: its number may soon be another's.
+    /// Tells the watcher that the process was reaped, because its id may be reused.
     pub(crate) fn unwatch(&self) {
         self.tell("0 -\n");
     }
 
     fn tell(&self, line: &str) {
         if let Some(pipe) = self.pipe.lock().as_mut() {
-            // A watcher that somebody killed costs the clean-up after a crash of the test, and nothing else.
+            // If the watcher was killed, only the clean-up after a crash of the test is lost.
             let _ = pipe.write_all(line.as_bytes());
         }
     }
@@ -124,12 +124,12 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         drop(self.pipe.lock().take());
-        // The watcher now cleans up. There is nobody to tell of a failure.
+        // The watcher now cleans up. A failure cannot be reported.
         let _ = self.watcher.wait();
     }
 }
 
-/// Copies a folder with all in it, for a new owner if one is given.
+/// Copies a folder with its content, for a new owner if one is given.
 pub(crate) fn copy_tree(from: &Path, to: &Path, owner: Option<Owner>) -> Result<()> {
     let doing = || format!("copying {} to {}", from.display(), to.display());
     fs::create_dir(to).doing(doing)?;

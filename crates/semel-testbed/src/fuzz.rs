@@ -1,7 +1,7 @@
-//! A fuzzer for stable Rust: mutates seeds, calls the code under test, and keeps inputs that behave in a new way.
+//! A fuzzer for stable Rust: mutates seeds, calls the code under test, and keeps inputs with a new behaviour.
 //!
-//! Seeds are kept beside the code, in `fuzz/NAME.seeds` of the crate: one seed a line, with `\r`, `\n`, `\t`, `\\` and `\xNN`
-//! for bytes that a text file cannot show. An input that fails is printed in the same form, already reduced: add it as a line.
+//! Seeds are stored with the code, in `fuzz/NAME.seeds` of the crate: one seed per line, with `\r`, `\n`, `\t`, `\\` and `\xNN` for
+//! special bytes. An input that fails is printed in the same form, already reduced: add it as a line.
 //!
 //! ```
 //! use semel_testbed::fuzz::Fuzz;
@@ -28,13 +28,13 @@ const SECONDS: f64 = 5.0;
 /// How long a target runs in the full form, unless `SEMEL_FUZZ_SECONDS` is set.
 const FULL_SECONDS: f64 = 120.0;
 
-/// The longest input.
+/// Maximum length of an input.
 const LONGEST: usize = 8 * 1024;
 
-/// The most inputs that are kept for their behaviour.
+/// Maximum number of inputs that are kept for their behaviour.
 const MOST: usize = 4096;
 
-/// One call that takes longer is a fault: inputs are short.
+/// A call that takes longer is a bug, because inputs are short.
 const SLOWEST: Duration = Duration::from_secs(20);
 
 /// Bytes that parsers treat specially.
@@ -50,14 +50,14 @@ pub struct Fuzz {
     seconds: f64,
 }
 
-/// What a run of the fuzzer did.
+/// The result of a run of the fuzzer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// How often the code under test was called.
+    /// Number of calls.
     pub executions: u64,
-    /// How many kinds of behaviour the calls showed.
+    /// Number of different behaviours.
     pub behaviours: usize,
-    /// How many of those the seeds alone showed.
+    /// Number of behaviours of the seeds alone.
     pub seeded: usize,
 }
 
@@ -77,32 +77,32 @@ impl Fuzz {
         Self { name, seeds, tokens: Vec::new(), seconds }
     }
 
-    /// Pieces that valid inputs are made of.
+    /// Tokens of valid inputs.
     #[must_use]
     pub fn tokens(mut self, tokens: &[&str]) -> Self {
         self.tokens.extend(tokens.iter().map(|token| token.as_bytes().to_vec()));
         self
     }
 
-    /// One more seed, made by the code under test.
+    /// Adds a seed that the code under test generated.
     #[must_use]
     pub fn seed(mut self, seed: impl Into<Vec<u8>>) -> Self {
         self.seeds.push(seed.into());
         self
     }
 
-    /// How long to run, instead of the default.
+    /// Overrides the duration.
     #[must_use]
     pub fn seconds(mut self, seconds: f64) -> Self {
         self.seconds = seconds;
         self
     }
 
-    /// Calls `test` with every seed, then with mutated inputs until the time is over. What `test` returns tells kinds of
-    /// behaviour apart: an input that shows a new kind becomes a seed.
+    /// Calls `test` with every seed, then with mutated inputs until the time is over. The return value of `test` identifies a
+    /// behaviour: an input with a new one becomes a seed.
     ///
     /// # Panics
-    /// `test` panicked, or one call took too long. The message holds the reduced input.
+    /// `test` panicked, or one call took too long. The message contains the reduced input.
     pub fn run<B: Hash>(self, test: impl Fn(&[u8]) -> B) -> Report {
         let Self { name, seeds, tokens, seconds } = self;
         let random_seed = std::env::var("SEMEL_FUZZ_SEED")
@@ -169,7 +169,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// A new input, made of one or two others.
+/// A new input, made from one or two others.
 fn mutate(pool: &[Vec<u8>], tokens: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> {
     let pick = |random: &mut StdRng| &pool[random.random_range(0..pool.len())];
     let mut input = pick(random).clone();
@@ -201,7 +201,7 @@ fn mutate(pool: &[Vec<u8>], tokens: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> 
                 input.splice(at..at, token.iter().copied());
             }
             8 => {
-                // A long run: depth and length limits.
+                // A long repetition, for limits on depth and length.
                 let piece = input[at..at + length].to_vec();
                 let times = random.random_range(1..=200);
                 input.splice(
@@ -217,7 +217,7 @@ fn mutate(pool: &[Vec<u8>], tokens: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> 
     input
 }
 
-/// The shortest input that still fails, as far as leaving pieces out finds it.
+/// A shorter input that still fails, found by removing pieces.
 fn reduce(input: &[u8], fails: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut input = input.to_vec();
     let mut size = input.len().div_ceil(2);

@@ -1,8 +1,7 @@
 //! Not shipped: real servers and a fault proxy for the tests of Semel.
 //!
-//! A test starts the servers it needs, each on a free port and with a folder of its own, and does to them what the world
-//! does to servers: kills, pauses, restarts and promotes them, and holds, cuts or delays what is on the wire. When the
-//! value is dropped, everything is gone: also when the test panics, and also when the test process itself is killed.
+//! A test starts the servers it needs, each on a free port and with its own folder. It can kill, pause, restart and promote them, and
+//! hold, cut or delay their traffic. Dropping the value removes everything, also when the test panics or the test process is killed.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -24,24 +23,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Calls block the thread for a moment. In an asynchronous test that is fine on a runtime of several threads; what must
-//! go on meanwhile (the proxy) has its own thread.
+//! Calls block the thread for a moment. In an asynchronous test use a multi-threaded runtime; the proxy has a thread of its own.
 //!
 //! # Layout
 //!
-//! - [`redis`]: one server; [`cluster`]: three primaries and three replicas; [`sentinel`]: who promotes by itself.
+//! - [`redis`]: one server; [`cluster`]: three primaries and three replicas; [`sentinel`]: automatic failover.
 //! - [`postgres`]: one server, and standbys of it.
 //! - [`proxy`]: the fault proxy.
-//! - [`resp`]: the least client for Redis, for the harness and for short questions in tests.
+//! - [`resp`]: a minimal client for Redis, for the harness and for short queries in tests.
 //! - [`fuzz`]: a fuzzer for stable Rust.
 //! - [`wait`]: waiting for a condition with a deadline.
-//! - `daemon`, `process`, `folder`, `ports`, `programs`: what all servers share: start and restart, the process tree,
-//!   the folder and its watcher, ports, and where the programs are.
+//! - `daemon`, `process`, `folder`, `ports`, `programs`: shared by all servers: start and restart, the process tree, the folder and its
+//!   watcher, ports, and the paths of the programs.
 //!
-//! # What it needs
+//! # Requirements
 //!
-//! Linux, `redis-server` 7.0 or newer and PostgreSQL 14 or newer; `./scripts/test` installs them. A missing one fails the
-//! test: nothing is skipped.
+//! Linux, `redis-server` 7.0 or newer and PostgreSQL 14 or newer; `./scripts/test` installs them. If one is missing, the test fails; it
+//! is never skipped.
 
 pub mod cluster;
 mod daemon;

@@ -1,7 +1,7 @@
-//! Ports for servers that take no port 0.
+//! Ports for servers that do not support port 0.
 //!
-//! They come from below the range that the kernel gives to outgoing connections: a server that a test kills finds its port
-//! still free when it is restarted. Two test processes may still pick the same one; the loser notices and picks again.
+//! They are below the range that the kernel uses for outgoing connections, so the port of a killed server is still free when it is
+//! restarted. Two test processes may pick the same port; then one of them picks another.
 
 use std::{
     collections::HashSet,
@@ -19,12 +19,12 @@ static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 const LOWEST: u16 = 10_000;
 const TRIES: u64 = 1_000;
 
-/// A port that nobody else in this process gets until it is dropped.
+/// A port that is reserved in this process until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Port(u16);
 
 impl Port {
-    /// Picks a port on which nobody listens.
+    /// Picks a port without a listener.
     pub(crate) fn pick() -> Result<Self> {
         let highest = first_outgoing().max(LOWEST + 1_000);
         let random = RandomState::new();

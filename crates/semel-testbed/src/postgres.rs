@@ -21,10 +21,10 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
-/// A PostgreSQL server of its own for one test. Dropping it ends it and removes its data.
+/// A PostgreSQL server for one test. Dropping it stops it and removes its data.
 ///
-/// It has a superuser `postgres` and a database `postgres`. All methods block for a moment and take `&self`: share it in
-/// an `Arc` with whatever puts load on it.
+/// It has a superuser `postgres` and a database `postgres`. All methods block for a moment and take `&self`: share it in an `Arc` with
+/// the code that puts load on it.
 #[derive(Debug)]
 pub struct Postgres {
     daemon: Daemon,
@@ -43,7 +43,7 @@ impl Postgres {
         Self::options().start()
     }
 
-    /// What can be chosen before the start.
+    /// The options for a start.
     pub fn options() -> Options {
         Options::default()
     }
@@ -56,7 +56,7 @@ impl Postgres {
         Self::standby_via(primary, primary.addr())
     }
 
-    /// As [`standby_of`](Self::standby_of), streaming over an address: of a [`FaultProxy`](crate::FaultProxy) before the
+    /// As [`standby_of`](Self::standby_of), streaming from another address, such as a [`FaultProxy`](crate::FaultProxy) in front of the
     /// primary.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Postgres {
         primary.options.start_standby(primary, stream)
     }
 
-    /// Where it listens.
+    /// Its listen address.
     pub fn addr(&self) -> SocketAddr {
         self.daemon.addr()
     }
@@ -80,14 +80,14 @@ impl Postgres {
         self.url_at(self.addr(), "postgres")
     }
 
-    /// As [`url`](Self::url), for another database and by way of another address: of a
-    /// [`FaultProxy`](crate::FaultProxy) before the server.
+    /// As [`url`](Self::url), for another database and another address, such as a [`FaultProxy`](crate::FaultProxy) in front of the
+    /// server.
     pub fn url_at(&self, addr: SocketAddr, database: &str) -> String {
         let password = self.options.password.as_ref().map(|word| format!(":{word}")).unwrap_or_default();
         format!("postgres://postgres{password}@{addr}/{database}")
     }
 
-    /// Creates an empty database, and gives its name.
+    /// Creates an empty database and returns its name.
     ///
     /// # Errors
     /// As [`sql`](Self::sql).
@@ -97,12 +97,12 @@ impl Postgres {
         Ok(name)
     }
 
-    /// Its major and minor version as the programs name it, such as `postgres (PostgreSQL) 15.13`.
+    /// Its version as the programs print it, such as `postgres (PostgreSQL) 15.13`.
     pub fn version(&self) -> &str {
         &self.programs.version
     }
 
-    /// The process number of the postmaster.
+    /// The process id of the postmaster.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -110,12 +110,12 @@ impl Postgres {
         self.daemon.pid()
     }
 
-    /// All it has logged since its first start.
+    /// Its log since the first start.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// Processor time of the server and all its backends since it was last started, also of those that have ended.
+    /// CPU time of the server and all its backends since the last start, including those that have ended.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -123,11 +123,11 @@ impl Postgres {
         self.daemon.cpu_time()
     }
 
-    /// Runs SQL in the database `postgres` as the superuser, over its own socket and never through a proxy. Answers with
-    /// one line per row, columns parted by `|`.
+    /// Runs SQL in the database `postgres` as the superuser, over its own socket and never through a proxy. Returns one line per row,
+    /// with columns separated by `|`.
     ///
     /// # Errors
-    /// [`Error::Command`] with what the server said.
+    /// [`Error::Command`] with the message of the server.
     pub fn sql(&self, sql: &str) -> Result<String> {
         self.sql_in("postgres", sql)
     }
@@ -144,8 +144,8 @@ impl Postgres {
         run(&mut psql).map(|answer| answer.trim_end().to_owned())
     }
 
-    /// Changes a setting of `postgresql.conf` for new and old sessions (`ALTER SYSTEM` and a reload). It stays over a
-    /// restart; some settings need one.
+    /// Changes a setting of `postgresql.conf` for new and existing sessions (`ALTER SYSTEM` and a reload). It survives a restart; some
+    /// settings need one.
     ///
     /// # Errors
     /// As [`sql`](Self::sql).
@@ -154,8 +154,8 @@ impl Postgres {
         self.sql("SELECT pg_reload_conf()").map(drop)
     }
 
-    /// Ends the client backends for which the condition on `pg_stat_activity` holds, such as `datname = 'fresh_0'`, and
-    /// says how many there were. The one that asks is never among them.
+    /// Terminates the client backends that match the condition on `pg_stat_activity`, such as `datname = 'fresh_0'`, and returns their
+    /// number. The calling backend is excluded.
     ///
     /// # Errors
     /// As [`sql`](Self::sql).
@@ -167,13 +167,12 @@ impl Postgres {
         Ok(self.sql(&sql)?.lines().filter(|line| *line == "t").count())
     }
 
-    /// Kills the whole server as a power cut would (SIGKILL), and reaps it. Does nothing if it does not run.
+    /// Kills the whole server like a power cut (SIGKILL), and reaps it. Does nothing if it is not running.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Stops it in good order, with a last checkpoint, without waiting for clients (SIGINT). Does nothing if it does not
-    /// run.
+    /// Shuts it down with a checkpoint, without waiting for clients (SIGINT). Does nothing if it is not running.
     pub fn stop(&self) {
         self.daemon.stop(Signal::INT);
     }
@@ -186,7 +185,7 @@ impl Postgres {
         self.daemon.pause()
     }
 
-    /// Lets it run on after [`pause`](Self::pause).
+    /// Continues it after [`pause`](Self::pause).
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -194,7 +193,7 @@ impl Postgres {
         self.daemon.resume()
     }
 
-    /// Starts it on the same port and data, and waits until it has recovered. One that still runs is killed first.
+    /// Starts it with the same port and data, and waits until it has recovered. Kills it first if it is running.
     ///
     /// # Errors
     /// Why it did not start, with the end of its log.
@@ -206,10 +205,10 @@ impl Postgres {
         )
     }
 
-    /// Waits until this standby has replayed all that the primary has written so far.
+    /// Waits until this standby has applied everything that the primary has written so far.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when it does not get there.
+    /// [`Error::Timeout`] if it does not catch up.
     pub fn catch_up(&self, primary: &Postgres) -> Result<()> {
         let goal = primary.sql("SELECT pg_current_wal_lsn()")?;
         wait::for_some("the standby has replayed all", PATIENCE, || {
@@ -217,10 +216,10 @@ impl Postgres {
         })
     }
 
-    /// Makes a standby a primary, and waits until it takes writes.
+    /// Promotes a standby to primary, and waits until it accepts writes.
     ///
     /// # Errors
-    /// [`Error::Reply`] when it did not become one within ten seconds; [`Error::Command`] when it is none.
+    /// [`Error::Reply`] if it did not become a primary within ten seconds; [`Error::Command`] if it is not a standby.
     pub fn promote(&self) -> Result<()> {
         match self.sql("SELECT pg_promote(true, 10)")?.as_str() {
             "t" => Ok(()),
@@ -229,7 +228,7 @@ impl Postgres {
     }
 }
 
-/// Shields a program of PostgreSQL from what the caller's environment says of other servers.
+/// Removes environment variables about other servers from a PostgreSQL program.
 fn plain(command: &mut Command) -> &mut Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command.env_clear().env("PATH", path).env("LC_ALL", "C").env("TZ", "UTC").current_dir("/")

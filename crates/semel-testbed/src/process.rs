@@ -1,4 +1,4 @@
-//! One server process with its children: spawned here, reaped here.
+//! One server process with its children: started and reaped here.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
-/// A system user that a server runs as, because it refuses to run as root.
+/// The system user of a server that refuses to run as root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) uid: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The first of the named users that this system has; none when this process is not root and so needs none.
+    /// The first of these users that exists; `None` if this process is not root.
     pub(crate) fn unless_user(names: &[&str]) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Owner {
         })
     }
 
-    /// Lets the command run as this user.
+    /// Makes the command run as this user.
     pub(crate) fn apply(owner: Option<Self>, command: &mut Command) {
         if let Some(owner) = owner {
             command.uid(owner.uid).gid(owner.gid);
@@ -53,12 +53,12 @@ impl Owner {
     }
 }
 
-/// How a server is ended when nobody needs what it holds.
+/// How a server is ended when its data is not needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ending {
     /// Killed: it leaves nothing outside of its folder.
     Kill,
-    /// Asked to go at once, then killed: PostgreSQL so removes its shared memory, which outlives processes.
+    /// Asked to exit immediately, then killed: PostgreSQL then removes its shared memory, which outlives processes.
     Quit,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Spawns the server and tells the folder's watcher of it.
+    /// Starts the server and registers it with the folder's watcher.
     pub(crate) fn spawn(command: &mut Command, folder: &Folder, ending: Ending) -> Result<Self> {
         let child = command
             .process_group(0)
@@ -94,12 +94,12 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// How it ended, if it did by itself.
+    /// Its exit status, if it ended by itself.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Stops the whole tree from running. It keeps its connections and answers nothing.
+    /// Stops the whole process tree. It keeps its connections and answers nothing.
     pub(crate) fn pause(&self) {
         self.stop_tree();
     }
@@ -110,20 +110,20 @@ impl Process {
         }
     }
 
-    /// Kills the whole tree as a power cut would, and reaps it.
+    /// Kills the whole process tree like a power cut, and reaps it.
     pub(crate) fn kill(mut self) {
         let all = self.stop_tree();
         for pid in &all {
             send(*pid, Signal::KILL);
         }
         let _ = self.child.wait();
-        // The children are reaped by the system; a server started anew must not meet them.
+        // The system reaps the children; a restarted server must not meet them.
         let _ = wait::until("the killed processes end", PATIENCE, || {
             all.iter().all(|pid| !procfs::is_running(*pid))
         });
     }
 
-    /// Asks with a signal, and kills what has not gone in time.
+    /// Sends a signal, and kills the processes that have not ended in time.
     pub(crate) fn end_with(mut self, signal: Signal, within: Duration) {
         self.resume();
         send(self.pid(), signal);
@@ -132,7 +132,7 @@ impl Process {
         }
     }
 
-    /// Ends it when nobody needs what it holds.
+    /// Ends it when its data is not needed.
     pub(crate) fn discard(self) {
         match self.ending {
             Ending::Kill => self.kill(),
@@ -140,7 +140,7 @@ impl Process {
         }
     }
 
-    /// Processor time of the tree so far, of children that ended too.
+    /// CPU time of the process tree so far, including children that have ended.
     pub(crate) fn cpu_time(&self) -> Duration {
         tree(self.pid()).into_iter().map(procfs::cpu_time).sum()
     }
@@ -161,12 +161,12 @@ impl Process {
     }
 }
 
-/// A process that has gone needs no signal.
+/// A process that has ended needs no signal.
 fn send(pid: Pid, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
-/// The process and all that descend from it, parents first.
+/// The process and all its descendants, parents first.
 fn tree(root: Pid) -> Vec<Pid> {
     let mut all = vec![root];
     let mut next = 0;
@@ -177,7 +177,7 @@ fn tree(root: Pid) -> Vec<Pid> {
     all
 }
 
-/// Runs a helper program to its end.
+/// Runs a helper program until it ends.
 pub(crate) fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().display().to_string();
     let Output { status, stdout, stderr } = command.output().doing(|| format!("running {program}"))?;
@@ -189,7 +189,7 @@ pub(crate) fn run(command: &mut Command) -> Result<String> {
 }
 
 mod procfs {
-    //! What `/proc` says of a process. One that has gone has no children and no time.
+    //! Reads `/proc`. A process that has ended has no children and no CPU time.
 
     use std::{fs, time::Duration};
 
@@ -204,12 +204,12 @@ mod procfs {
         found
     }
 
-    /// Whether it still runs; one that only waits to be reaped does not.
+    /// True if it is running; a zombie is not.
     pub(super) fn is_running(pid: Pid) -> bool {
         fields(pid).first().is_some_and(|state| state != "Z" && state != "X")
     }
 
-    /// Its own time to the nanosecond, and that of its reaped children to the clock tick.
+    /// Its own time in nanoseconds, and that of its reaped children in clock ticks.
     pub(super) fn cpu_time(pid: Pid) -> Duration {
         let own: u64 = tasks(pid)
             .filter_map(|task| {
@@ -231,7 +231,7 @@ mod procfs {
         list.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
     }
 
-    /// The fields of its `stat` line from the state on: the name before it may hold spaces.
+    /// The fields of its `stat` line from the state on: the name before it may contain spaces.
     fn fields(pid: Pid) -> Vec<String> {
         let line = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
         let after_name = line.rsplit_once(')').map_or("", |(_, rest)| rest);

@@ -1,4 +1,4 @@
-//! Finding the programs of the servers.
+//! Finds the programs of the servers.
 
 use std::{
     env, fs,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, Result, process::run};
 
-/// The program's path, if one of the folders of `PATH` has it.
+/// The path of the program, if a folder of `PATH` contains it.
 pub(crate) fn on_path(program: &str, package: &'static str) -> Result<PathBuf> {
     path_folders()
         .map(|folder| folder.join(program))
@@ -20,12 +20,12 @@ pub(crate) fn on_path(program: &str, package: &'static str) -> Result<PathBuf> {
 #[derive(Clone, Debug)]
 pub(crate) struct PostgresPrograms {
     folder: PathBuf,
-    /// What `postgres --version` says, such as `postgres (PostgreSQL) 15.13`.
+    /// The output of `postgres --version`, such as `postgres (PostgreSQL) 15.13`.
     pub(crate) version: String,
 }
 
 impl PostgresPrograms {
-    /// The newest on this machine: of those on `PATH`, and those where Debian puts them.
+    /// The newest version on this machine: on `PATH`, or where Debian installs it.
     pub(crate) fn newest() -> Result<Self> {
         let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
         let debian = debian.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
@@ -41,7 +41,7 @@ impl PostgresPrograms {
             .ok_or_else(|| missing("postgres"))
     }
 
-    /// One of its programs; clients such as `psql` may also lie on `PATH` alone.
+    /// One of its programs; clients such as `psql` may be only on `PATH`.
     pub(crate) fn path(&self, program: &str) -> Result<PathBuf> {
         let own = self.folder.join(program);
         if own.is_file() { Ok(own) } else { on_path(program, "postgresql").map_err(|_| missing(program)) }
@@ -57,7 +57,7 @@ fn path_folders() -> impl Iterator<Item = PathBuf> {
     env::split_paths(&path).collect::<Vec<_>>().into_iter()
 }
 
-/// The major and minor version, to compare by.
+/// The major and minor version, for comparisons.
 fn numbers(version: &str) -> Vec<u32> {
     let numeric = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
     let word = version.split_whitespace().find(numeric).unwrap_or_default();

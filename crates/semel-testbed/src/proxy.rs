@@ -1,6 +1,6 @@
-//! A TCP proxy that does to connections what networks do.
+//! A TCP proxy that simulates network faults.
 //!
-//! It has a thread and a runtime of its own: a test that starves its own runtime still gets the fault it asked for.
+//! It has its own thread and runtime: it works even if a test starves its own runtime.
 
 mod connection;
 mod mode;
@@ -24,18 +24,18 @@ use self::{
 };
 use crate::{Error, Result, error::Doing, ports::Port};
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
     ToServer,
     /// From the server to the client.
     ToClient,
-    /// Both ways.
+    /// Both directions.
     Both,
 }
 
-/// What has passed so far.
+/// Counters of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -43,18 +43,17 @@ pub struct Counts {
     pub accepted: u64,
     /// Connections open now.
     pub open: u64,
-    /// Bytes given to the server.
+    /// Bytes sent to the server.
     pub to_server: u64,
-    /// Bytes given to clients.
+    /// Bytes sent to clients.
     pub to_client: u64,
-    /// Replies swallowed by [`FaultProxy::drop_reply_once`] and its like.
+    /// Replies dropped by [`FaultProxy::drop_reply_once`] and similar methods.
     pub dropped_replies: u64,
 }
 
-/// A TCP proxy before one server. Dropping it cuts all its connections.
+/// A TCP proxy in front of one server. Dropping it cuts all its connections.
 ///
-/// Every method takes effect before it returns, for open and for new connections. Faults add up until
-/// [`heal`](Self::heal).
+/// Every method takes effect before it returns, for open and new connections. Faults accumulate until [`heal`](Self::heal).
 #[derive(Debug)]
 pub struct FaultProxy {
     port: Port,
@@ -71,10 +70,10 @@ struct Order {
 }
 
 impl FaultProxy {
-    /// Starts a proxy on a free port that passes everything on to `target`.
+    /// Starts a proxy on a free port that forwards everything to `target`.
     ///
     /// # Errors
-    /// [`Error::Io`] when the system gives no port or thread.
+    /// [`Error::Io`] if the system provides no port or thread.
     pub fn before(target: SocketAddr) -> Result<Self> {
         let doing = || "starting the fault proxy".to_owned();
         let runtime = runtime::Builder::new_current_thread().enable_all().build().doing(doing)?;
@@ -99,49 +98,49 @@ impl FaultProxy {
         Ok(Self { port, counters, orders, thread: Some(thread) })
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port.number()).into()
     }
 
-    /// What has passed so far.
+    /// The current counters.
     pub fn counts(&self) -> Counts {
         self.counters.read()
     }
 
-    /// Passes nothing on in this direction. What is sent meanwhile is kept (up to some hundred KiB, then the sender has to
-    /// wait), ends of connections too.
+    /// Holds all bytes of this direction, and the end of connections. They are buffered up to a few hundred KiB, then the sender has to
+    /// wait.
     pub fn hold(&self, direction: Direction) {
         self.change_pace(direction, |pace| pace.held = mode::Held::Yes);
     }
 
-    /// Ends [`hold`](Self::hold) both ways: what was kept is delivered, in order.
+    /// Ends [`hold`](Self::hold) in both directions and delivers the held bytes in order.
     pub fn release(&self) {
         self.change_pace(Direction::Both, |pace| pace.held = mode::Held::No);
     }
 
-    /// Delivers everything in this direction so much later. A piece that waits already keeps its time.
+    /// Delays all bytes of this direction. Bytes that already wait keep their time.
     pub fn delay(&self, direction: Direction, by: Duration) {
         self.change_pace(direction, move |pace| pace.delay = by);
     }
 
-    /// Delivers so many bytes at a time in this direction, and waits between.
+    /// Delivers this number of bytes at a time in this direction, with pauses.
     pub fn trickle(&self, direction: Direction, bytes: usize, every: Duration) {
         self.change_pace(direction, move |pace| pace.trickle = Some((bytes.max(1), every)));
     }
 
-    /// Resets (RST) all connections on both sides. What was held is lost. New ones are accepted.
+    /// Resets (RST) all connections on both sides. Held bytes are lost. New connections are accepted.
     pub fn cut(&self) {
         self.order(|mode| mode.cut_before += 1);
     }
 
-    /// Refuses new connections (nobody listens). Open ones stay: [`cut`](Self::cut) ends them.
+    /// Refuses new connections (no listener). Open ones stay: [`cut`](Self::cut) ends them.
     pub fn refuse(&self) {
         self.order(|mode| mode.admission = Admission::Refuse);
     }
 
-    /// Half-open connections: clients stay connected, new ones too, but the server never hears of it or has forgotten
-    /// them. What clients send is swallowed, and nothing ever answers. [`heal`](Self::heal) helps new connections only.
+    /// Simulates half-open connections: clients stay connected, also new ones, but the server does not know them. Bytes from clients
+    /// are dropped, and nothing answers. [`heal`](Self::heal) affects new connections only.
     pub fn half_open(&self) {
         self.order(|mode| {
             mode.admission = Admission::HalfOpen;
@@ -149,24 +148,24 @@ impl FaultProxy {
         });
     }
 
-    /// Swallows the server's next reply to something a client sends from now on, and resets that connection. The server
-    /// has done what was asked; the client can not know.
+    /// Drops the server's next reply to a request that a client sends from now on, and resets that connection. The server has executed
+    /// the request, but the client cannot know.
     pub fn drop_reply_once(&self) {
         self.drop_reply_to(b"");
     }
 
-    /// As [`drop_reply_once`](Self::drop_reply_once), for the next piece from a client that contains these bytes.
+    /// As [`drop_reply_once`](Self::drop_reply_once), for the next request that contains these bytes.
     pub fn drop_reply_to(&self, needle: &[u8]) {
         let trap = Trap::new(needle);
         self.order(move |mode| mode.trap = trap);
     }
 
-    /// Connects new clients to another server from now on. Open connections stay where they are.
+    /// Connects new clients to another server from now on. Open connections stay.
     pub fn retarget(&self, target: SocketAddr) {
         self.order(move |mode| mode.target = target);
     }
 
-    /// Ends all faults, and delivers what was held. Connections that were cut or half-open stay so.
+    /// Ends all faults and delivers held bytes. Connections that were cut or half-open stay so.
     pub fn heal(&self) {
         self.order(|mode| *mode = mode.healed());
     }
@@ -182,18 +181,18 @@ impl FaultProxy {
         });
     }
 
-    /// Returns when the thread has carried it out.
+    /// Returns when the thread has executed it.
     fn order(&self, change: impl FnOnce(&mut Mode) + Send + 'static) {
         let (done, wait) = std::sync::mpsc::channel();
         let sent = self.orders.send(Order { change: Box::new(change), done });
-        // The thread answers every order unless it panicked, and then the test must not go on believing in its fault.
+        // The thread answers every order unless it panicked; then the test must not continue without its fault.
         assert!(sent.is_ok() && wait.recv().is_ok(), "the thread of the fault proxy is gone");
     }
 }
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        // A closed channel ends the thread.
+        // Closing the channel ends the thread.
         self.orders = mpsc::unbounded_channel().0;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -201,7 +200,7 @@ impl Drop for FaultProxy {
     }
 }
 
-/// Ports from the range of servers: `refuse` frees the port, and no outgoing connection may take it meanwhile.
+/// A port from the server range: `refuse` frees the port, and no outgoing connection may take it meanwhile.
 fn listen() -> Result<(Port, std::net::TcpListener)> {
     let doing = || "starting the fault proxy".to_owned();
     for _ in 0..8 {
@@ -214,7 +213,7 @@ fn listen() -> Result<(Port, std::net::TcpListener)> {
     Err(Error::Io { doing: doing(), source: std::io::ErrorKind::AddrInUse.into() })
 }
 
-/// What lives on the thread.
+/// The state of the thread.
 struct Proxy {
     addr: SocketAddr,
     listener: Option<TcpListener>,
@@ -226,7 +225,7 @@ impl Proxy {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
         loop {
             tokio::select! {
-                // Orders first: a connection that comes after `refuse` has returned must find nobody.
+                // Orders first: after `refuse` has returned, no new connection may be accepted.
                 biased;
                 order = inbox.recv() => match order {
                     Some(order) => self.obey(order).await,
@@ -253,7 +252,7 @@ impl Proxy {
         if admission == Admission::Refuse {
             self.listener = None;
         } else if self.listener.is_none() {
-            // Nobody else gets this port; the kernel may need a moment to give it back.
+            // The port stays reserved; the kernel may need a moment to release it.
             while self.listener.is_none() {
                 self.listener = TcpListener::bind(self.addr).await.ok();
                 tokio::task::yield_now().await;
@@ -262,11 +261,11 @@ impl Proxy {
         if cut {
             self.until_open(|open| open == 0).await;
         }
-        // Who waits has asserted that; one that went away needs no answer.
+        // An error means that the caller no longer waits.
         let _ = done.send(());
     }
 
-    /// Lets the connections run until so many are open. No new ones come: this task is the one that accepts.
+    /// Runs the connections until the number of open ones is right. No new ones arrive, because this task accepts them.
     async fn until_open(&self, enough: impl Fn(u64) -> bool) {
         while !enough(self.counters.open.load(Ordering::Relaxed)) {
             tokio::task::yield_now().await;
@@ -277,7 +276,7 @@ impl Proxy {
 async fn accept(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
     loop {
         match listener {
-            // An accept that fails (the client has gone, or too many files) is tried again.
+            // A failed accept (client gone, or too many open files) is repeated.
             Some(listener) => match listener.accept().await {
                 Ok((client, _)) => return client,
                 Err(_) => tokio::task::yield_now().await,

@@ -21,18 +21,18 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
-/// The user the harness itself logs in as, so that a test can do to the default user what it likes.
+/// The user of the harness itself, so that a test can change the default user.
 pub(crate) const HARNESS_USER: &str = "testbed";
 
-/// A Redis server of its own for one test. Dropping it ends it and removes its data.
+/// A Redis server for one test. Dropping it stops it and removes its data.
 ///
-/// All methods block for a moment and take `&self`: share it in an `Arc` with whatever puts load on it.
+/// All methods block for a moment and take `&self`: share it in an `Arc` with the code that puts load on it.
 #[derive(Debug)]
 pub struct Redis {
     daemon: Daemon,
     tls: Option<Port>,
     certificates: Option<PathBuf>,
-    // Kept, so that no other server of this process gets it while this one is down.
+    // Reserved, so that no other server of this process gets it while this one is down.
     _bus: Option<Port>,
 }
 
@@ -45,12 +45,12 @@ impl Redis {
         Self::options().start()
     }
 
-    /// What can be chosen before the start.
+    /// The options for a start.
     pub fn options() -> Options {
         Options::default()
     }
 
-    /// Where it listens.
+    /// Its listen address.
     pub fn addr(&self) -> SocketAddr {
         self.daemon.addr()
     }
@@ -65,27 +65,27 @@ impl Redis {
         format!("redis://{}", self.addr())
     }
 
-    /// Where it listens for TLS, if started [with it](Options::tls).
+    /// Its listen address for TLS, if started [with TLS](Options::tls).
     pub fn tls_addr(&self) -> Option<SocketAddr> {
         self.tls.as_ref().map(|port| (Ipv4Addr::LOCALHOST, port.number()).into())
     }
 
-    /// Its address for TLS as a URL, if started [with it](Options::tls). The certificate is for `localhost` and `127.0.0.1`.
+    /// Its URL for TLS, if started [with TLS](Options::tls). The certificate is for `localhost` and `127.0.0.1`.
     pub fn tls_url(&self) -> Option<String> {
         self.tls.as_ref().map(|port| format!("rediss://localhost:{}", port.number()))
     }
 
-    /// The certificate (PEM) of the authority that signed the server's, if started [with TLS](Options::tls).
+    /// The certificate (PEM) of the authority that signed the server's certificate, if started [with TLS](Options::tls).
     pub fn ca_cert(&self) -> Option<PathBuf> {
         self.certificates.as_deref().map(tls::ca_cert)
     }
 
-    /// Where its certificates lie, if started [with TLS](Options::tls).
+    /// The folder of its certificates, if started [with TLS](Options::tls).
     pub(crate) fn certificates(&self) -> Option<PathBuf> {
         self.certificates.clone()
     }
 
-    /// Its process number.
+    /// Its process id.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -93,12 +93,12 @@ impl Redis {
         self.daemon.pid()
     }
 
-    /// All it has logged since its first start.
+    /// Its log since the first start.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// Processor time of the server since it was last started, with that of its children.
+    /// CPU time of the server and its children since the last start.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -106,23 +106,23 @@ impl Redis {
         self.daemon.cpu_time()
     }
 
-    /// A fresh connection, logged in with all rights.
+    /// A new connection, logged in with all permissions.
     ///
     /// # Errors
-    /// [`Error::Io`] when it does not accept or answer.
+    /// [`Error::Io`] if it does not accept or answer.
     pub fn connect(&self) -> Result<Conn> {
         connect(self.addr())
     }
 
-    /// Sends one command over a fresh connection.
+    /// Sends one command over a new connection.
     ///
     /// # Errors
-    /// [`Error::Io`] when no answer comes, [`Error::Reply`] for an error answer.
+    /// [`Error::Io`] if no answer arrives, [`Error::Reply`] for an error reply.
     pub fn tell(&self, args: &[&str]) -> Result<Reply> {
         self.connect()?.tell(args)
     }
 
-    /// One field of `INFO`, empty if there is none of that name.
+    /// One field of `INFO`; empty if it does not exist.
     ///
     /// # Errors
     /// As [`tell`](Self::tell).
@@ -130,8 +130,8 @@ impl Redis {
         Ok(info_field(&self.tell(&["INFO", "everything"])?.text(), field))
     }
 
-    /// Changes a setting. A restart forgets it, unless [`replica_of`](Self::replica_of) or
-    /// [`promote`](Self::promote) came after.
+    /// Changes a setting. A restart resets it, unless [`replica_of`](Self::replica_of) or [`promote`](Self::promote) was called
+    /// afterwards.
     ///
     /// # Errors
     /// As [`tell`](Self::tell).
@@ -139,12 +139,12 @@ impl Redis {
         self.tell(&["CONFIG", "SET", name, value]).map(drop)
     }
 
-    /// Kills it as a power cut would (SIGKILL) and reaps it. Does nothing if it does not run.
+    /// Kills it like a power cut (SIGKILL), and reaps it. Does nothing if it is not running.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Stops it in good order (SIGTERM). Does nothing if it does not run.
+    /// Shuts it down (SIGTERM). Does nothing if it is not running.
     pub fn stop(&self) {
         self.daemon.stop(Signal::TERM);
     }
@@ -157,7 +157,7 @@ impl Redis {
         self.daemon.pause()
     }
 
-    /// Lets it run on after [`pause`](Self::pause).
+    /// Continues it after [`pause`](Self::pause).
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -165,7 +165,7 @@ impl Redis {
         self.daemon.resume()
     }
 
-    /// Starts it on the same port and data, and waits until it has loaded them. One that still runs is killed first.
+    /// Starts it with the same port and data, and waits until it has loaded them. Kills it first if it is running.
     ///
     /// # Errors
     /// Why it did not start, with the end of its log.
@@ -175,28 +175,28 @@ impl Redis {
         self.daemon.start_again(command, |pid| is_ready(self.addr(), pid))
     }
 
-    /// Makes it a replica of a primary, and waits until the two are in step. It stays one over a restart.
+    /// Makes it a replica of a primary, and waits until they are in sync. It stays a replica after a restart.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when the link does not come up.
+    /// [`Error::Timeout`] if the link is not established.
     pub fn replica_of(&self, primary: &Redis) -> Result<()> {
         self.replicate_from(primary.addr())
     }
 
-    /// As [`replica_of`](Self::replica_of), with an address: of a [`FaultProxy`](crate::FaultProxy) before the primary.
+    /// As [`replica_of`](Self::replica_of), with an address, such as a [`FaultProxy`](crate::FaultProxy) in front of the primary.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when the link does not come up.
+    /// [`Error::Timeout`] if the link is not established.
     pub fn replicate_from(&self, primary: SocketAddr) -> Result<()> {
         let (ip, port) = (primary.ip().to_string(), primary.port().to_string());
         self.tell(&["REPLICAOF", &ip, &port])?;
         self.tell(&["CONFIG", "REWRITE"])?;
-        wait::for_some("the replica is in step", PATIENCE, || {
+        wait::for_some("the replica is in sync", PATIENCE, || {
             Ok((self.info("master_link_status")? == "up").then_some(()))
         })
     }
 
-    /// Makes a replica a primary, as an operator or Sentinel would.
+    /// Promotes a replica to primary, as an operator or Sentinel would.
     ///
     /// # Errors
     /// As [`tell`](Self::tell).
@@ -206,7 +206,7 @@ impl Redis {
     }
 }
 
-/// A connection of the harness's own user.
+/// A connection of the harness's user.
 pub(crate) fn connect(addr: SocketAddr) -> Result<Conn> {
     let mut conn = Conn::connect(addr)?;
     conn.tell(&["AUTH", HARNESS_USER, HARNESS_USER])?;
@@ -219,7 +219,7 @@ pub(crate) fn command(config: PathBuf) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether the process itself, and not another that has its port, answers and has loaded its data.
+/// True if this process, and not another one on its port, answers and has loaded its data.
 pub(crate) fn is_ready(addr: SocketAddr, pid: u32) -> Result<bool> {
     let answer = connect(addr).and_then(|mut conn| conn.tell(&["INFO", "everything"]));
     let Ok(info) = answer else { return Ok(false) };
@@ -232,7 +232,7 @@ pub(crate) fn info_field(info: &str, field: &str) -> String {
     info.lines().find_map(find).unwrap_or_default()
 }
 
-/// What a start may fail with beside the server's own words.
+/// Explains common reasons of a failed start.
 fn explain(error: Error) -> Error {
     match error {
         Error::Start { name, status, log } if log.contains("tls-port") => Error::Start {

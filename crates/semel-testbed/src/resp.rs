@@ -1,4 +1,4 @@
-//! The least client that can speak to Redis: blocking, one command at a time. Tests of Semel use the real one.
+//! A minimal Redis client: blocking, one command at a time. Tests of Semel use the real one.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -10,7 +10,7 @@ use crate::{Error, Result, error::Doing};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An answer of Redis.
+/// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A status such as `OK`.
@@ -28,7 +28,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The answer as text: statuses, errors, numbers and bytes as they are, lists joined by spaces.
+    /// The reply as text: statuses, errors, numbers and bytes unchanged, lists joined by spaces.
     pub fn text(&self) -> String {
         match self {
             Self::Status(text) | Self::Error(text) => text.clone(),
@@ -47,18 +47,18 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// Connects. Every later wait for an answer is bounded by ten seconds.
+    /// Connects. Every wait for a reply is limited to ten seconds.
     ///
     /// # Errors
-    /// [`Error::Io`] when nobody accepts.
+    /// [`Error::Io`] if the server does not accept.
     pub fn connect(addr: SocketAddr) -> Result<Self> {
         Self::connect_within(addr, TIMEOUT)
     }
 
-    /// Connects, and waits for this long at most, now and for every answer.
+    /// Connects with a timeout, which also limits every wait for a reply.
     ///
     /// # Errors
-    /// [`Error::Io`] when nobody accepts.
+    /// [`Error::Io`] if the server does not accept.
     pub fn connect_within(addr: SocketAddr, timeout: Duration) -> Result<Self> {
         let connect = || {
             let stream = TcpStream::connect_timeout(&addr, timeout)?;
@@ -71,10 +71,10 @@ impl Conn {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    /// Sends a command and reads the answer. Error answers of Redis come back as [`Reply::Error`].
+    /// Sends a command and reads the reply. An error of Redis is returned as [`Reply::Error`].
     ///
     /// # Errors
-    /// [`Error::Io`] when the connection breaks or no answer comes in time.
+    /// [`Error::Io`] if the connection breaks or no reply arrives in time.
     pub fn ask(&mut self, args: &[&str]) -> Result<Reply> {
         let mut command = format!("*{}\r\n", args.len());
         for arg in args {
@@ -90,7 +90,7 @@ impl Conn {
     /// Sends a command that must not fail.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask), and [`Error::Reply`] for an error answer.
+    /// As [`ask`](Self::ask), and [`Error::Reply`] for an error reply.
     pub fn tell(&mut self, args: &[&str]) -> Result<Reply> {
         match self.ask(args)? {
             Reply::Error(answer) => Err(Error::Reply { asked: args.join(" "), answer }),

@@ -1,4 +1,4 @@
-//! A Redis Sentinel: watches a primary, and promotes a replica when it is gone.
+//! A Redis Sentinel: watches a primary, and promotes a replica when the primary fails.
 
 use std::{
     fs,
@@ -17,23 +17,23 @@ use crate::{
     wait,
 };
 
-/// The name under which the Sentinel of [`Sentinel::watch`] knows the primary.
+/// The name of the primary for the Sentinel of [`Sentinel::watch`].
 pub const SERVICE: &str = "semel";
 
-/// How long a Sentinel may take to see a change. It looks for replicas only every ten seconds.
+/// How long a Sentinel may take to notice a change. It looks for replicas only every ten seconds.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// One Sentinel that decides alone (a quorum of one), half a second after its primary has gone silent.
+/// One Sentinel that decides alone (a quorum of one), half a second after its primary stopped answering.
 #[derive(Debug)]
 pub struct Sentinel {
     daemon: Daemon,
 }
 
 impl Sentinel {
-    /// Starts a Sentinel for a running primary, and waits until it knows all its replicas. Start those before.
+    /// Starts a Sentinel for a running primary, and waits until it knows all its replicas. Start those first.
     ///
     /// # Errors
-    /// As [`Redis::start`]; [`Error::Timeout`] when it does not find the replicas.
+    /// As [`Redis::start`]; [`Error::Timeout`] if it does not find the replicas.
     pub fn watch(primary: &Redis) -> Result<Self> {
         let folder = Folder::create("sentinel", Storage::Memory, None)?;
         let (ip, watched) = (primary.addr().ip(), primary.port());
@@ -65,25 +65,25 @@ impl Sentinel {
         Ok(sentinel)
     }
 
-    /// Where it listens.
+    /// Its listen address.
     pub fn addr(&self) -> SocketAddr {
         self.daemon.addr()
     }
 
-    /// The address that it names as the primary's at present.
+    /// The address of the current primary.
     ///
     /// # Errors
-    /// [`Error::Io`] when it does not answer.
+    /// [`Error::Io`] if it does not answer.
     pub fn primary(&self) -> Result<SocketAddr> {
         let reply = self.tell(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?.text();
         let unclear = |_| Error::Reply { asked: "the primary's address".to_owned(), answer: reply.clone() };
         reply.replace(' ', ":").parse().map_err(unclear)
     }
 
-    /// Waits until it names another primary than this one, and gives its address.
+    /// Waits until it reports another primary than this one, and returns its address.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when nobody was promoted.
+    /// [`Error::Timeout`] if no replica was promoted.
     pub fn wait_for_other_than(&self, old: SocketAddr) -> Result<SocketAddr> {
         wait::for_some("the Sentinel has promoted a replica", PATIENCE, || {
             Ok(Some(self.primary()?).filter(|now| *now != old))
@@ -93,12 +93,12 @@ impl Sentinel {
     /// Sends one command to the Sentinel itself.
     ///
     /// # Errors
-    /// [`Error::Io`] when no answer comes, [`Error::Reply`] for an error answer.
+    /// [`Error::Io`] if no answer arrives, [`Error::Reply`] for an error reply.
     pub fn tell(&self, args: &[&str]) -> Result<Reply> {
         Conn::connect(self.addr())?.tell(args)
     }
 
-    /// All it has logged.
+    /// Its log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }

@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline: the one place of the harness that looks at a clock.
+//! Waiting for a condition with a deadline: the only place of the harness that reads a clock.
 
 use std::{
     thread,
@@ -7,23 +7,23 @@ use std::{
 
 use crate::{Error, Result};
 
-/// How long a server may take for anything before a test fails. Generous: the machine may be busy.
+/// Timeout for every action of a server. Generous, because the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 const STEP: Duration = Duration::from_millis(5);
 
-/// Blocks until `ready` is true, looking every few milliseconds.
+/// Blocks until `ready` is true, polling every few milliseconds.
 ///
 /// # Errors
-/// [`Error::Timeout`], naming `what`, when it is not true within the given time.
+/// [`Error::Timeout`] with `what`, if it is not true in time.
 pub fn until(what: &str, within: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
     for_some(what, within, || Ok(ready().then_some(())))
 }
 
-/// Blocks until `look` has found something, looking every few milliseconds.
+/// Blocks until `look` returns a value, polling every few milliseconds.
 ///
 /// # Errors
-/// The first error of `look`, or [`Error::Timeout`] when it found nothing within the given time.
+/// The first error of `look`, or [`Error::Timeout`] if it returned no value in time.
 #[expect(clippy::disallowed_methods, reason = "real servers live in real time")]
 pub fn for_some<T>(what: &str, within: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();

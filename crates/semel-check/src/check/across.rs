@@ -1,4 +1,4 @@
-//! Checks over several answers.
+//! Checks on several answers.
 
 use serde_json::{Value, json};
 
@@ -6,14 +6,14 @@ use super::{Check, Kind, Verdict};
 use crate::answer::Answer;
 use crate::path::{Path, same};
 
-/// Judges all answers of one step together.
+/// Checks all answers of one step together.
 pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
     if answers.len() < 2 {
         return Verdict::NotApplicable("compares several answers; this step has one".to_owned());
     }
     let path_text = check.path.as_deref().unwrap_or_default();
     let path = Path::parse(path_text);
-    // The status is no part of a payload, and yet the answer to "did some succeed and some not?".
+    // The status is not part of a payload, but a check may compare it across answers.
     let read = |answer: &&Answer| match path_text {
         "http_status" => Some(Value::from(answer.status)),
         _ => path.get(&answer.payload).filter(|value| !value.is_null()),
@@ -48,7 +48,7 @@ pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
     }
 }
 
-/// The tripped answer and the answer to the same key after the wait.
+/// Compares the rate-limited answer with the answer to the same key after the wait.
 pub(crate) fn rate_limit(tripped: &Answer, replayed: &Answer) -> Verdict {
     let both = tripped.is_rate_limited() && replayed.is_rate_limited();
     let expected = || json!("an answer of its own after the limit was lifted");

@@ -10,13 +10,13 @@ use crate::path::{Path, same, subset};
 use crate::redact::SHORTEST_SECRET;
 use crate::storyboard::Dialect;
 
-/// What a check may look at.
+/// The data that a check can use.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) answer: &'a Answer,
     pub(crate) context: &'a Map<String, Value>,
     pub(crate) dialect: Dialect,
-    /// Branches that held so far.
+    /// Branches that passed so far.
     pub(crate) contributions: &'a BTreeSet<String>,
     /// The bodies of earlier steps' answers.
     pub(crate) bodies: &'a HashMap<String, bytes::Bytes>,
@@ -24,7 +24,7 @@ pub(crate) struct View<'a> {
     pub(crate) schema: Option<&'a Value>,
 }
 
-/// Judges one answer. The check's values are filled in.
+/// Checks one answer. The check's values are filled in.
 pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
     let answer = view.answer;
     let payload = &answer.payload;
@@ -58,7 +58,7 @@ pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
         }
         Kind::ArrayLength => length(check, &path, payload),
         Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
-            // A list in `value` is a list of what is allowed.
+            // A list in `value` is a list of accepted values.
             let wanted: Vec<Value> = wanted
                 .into_iter()
                 .flat_map(|value| match value {
@@ -116,7 +116,7 @@ pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
         }),
         Kind::ResponseSchema => {
             match check.schema.as_ref().filter(|schema| schema.is_object()).or(view.schema) {
-                None => Verdict::NotApplicable("no schema at hand".to_owned()),
+                None => Verdict::NotApplicable("no schema available".to_owned()),
                 Some(known) => schema::validate(known, payload),
             }
         }
@@ -124,7 +124,7 @@ pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
             Verdict::NotApplicable("compares several answers; this step has one".to_owned())
         }
         Kind::RateLimitNotReplayed => Verdict::NotApplicable("only for a rate-limit trip".to_owned()),
-        Kind::Unknown => Verdict::NotApplicable(format!("the check `{}` is not known", check.name)),
+        Kind::Unknown => Verdict::NotApplicable(format!("unknown check `{}`", check.name)),
     }
 }
 
@@ -150,7 +150,7 @@ fn absent(path: &Path, root: &Value) -> Verdict {
 
 fn value(path: &Path, root: &Value, wanted: &[Value]) -> Verdict {
     let found = if path.has_wildcard() { path.all(root) } else { path.get(root).into_iter().collect() };
-    // Of several, each must be right.
+    // Every one of several values must match.
     let held = !found.is_empty() && found.iter().all(|found| wanted.iter().any(|wanted| same(wanted, found)));
     Verdict::judge(held, || one_of(wanted), || found.first().cloned().unwrap_or(Value::Null))
 }
@@ -190,7 +190,7 @@ fn length(check: &Check, path: &Path, root: &Value) -> Verdict {
     )
 }
 
-/// A number, `"2xx"`, or a number as text.
+/// A number, `"2xx"`, or a number as a string.
 fn status_is(wanted: &Value, status: u16) -> bool {
     match wanted {
         Value::Number(number) => number.as_u64() == Some(u64::from(status)),
@@ -229,7 +229,7 @@ fn body_equals(check: &Check, view: View<'_>) -> Verdict {
     Verdict::judge(held, || json!(String::from_utf8_lossy(known)), || json!(String::from_utf8_lossy(body)))
 }
 
-/// Nothing of these may stand anywhere in the body or in a header.
+/// None of these values may occur in the body or in a header.
 fn excludes(answer: &Answer, wanted: &[Value]) -> Verdict {
     let mut text = String::from_utf8_lossy(&answer.body).into_owned();
     for (_, value) in &answer.headers {
@@ -238,14 +238,14 @@ fn excludes(answer: &Answer, wanted: &[Value]) -> Verdict {
     }
     let found = wanted.iter().find(|wanted| match wanted {
         Value::String(wanted) if wanted.len() >= SHORTEST_SECRET => text.contains(wanted.as_str()),
-        // What is short occurs by chance: only as a whole value.
+        // A short string would match by chance, so only a whole value counts.
         Value::String(wanted) if wanted.is_empty() => false,
         wanted => holds_value(&answer.payload, wanted),
     });
     Verdict::judge(found.is_none(), || json!({"without": wanted}), || json!(found))
 }
 
-/// Whether a value stands anywhere in another.
+/// True if a value occurs anywhere in another.
 fn holds_value(whole: &Value, value: &Value) -> bool {
     same(whole, value)
         || match whole {
@@ -298,7 +298,7 @@ fn compare(
     }
 }
 
-/// With a captured value. Where a capture is absent, the other dialect passes with a note; ours fails.
+/// With a captured value. If the capture is absent, the other dialect passes with a note; this one fails.
 fn with_context(check: &Check, view: View<'_>, judge: impl FnOnce(&Value) -> Verdict) -> Verdict {
     let key = check.context_key.as_deref().unwrap_or_default();
     match (view.context.get(key), view.dialect) {

@@ -1,13 +1,12 @@
-//! The part of JSON Schema (draft-07) that describes answers: types, members, items, numbers, texts, and their
-//! combinations, with references inside the same schema. A word outside it makes the check not applicable: said, never
-//! passed over.
+//! The part of JSON Schema (draft-07) that describes answers: types, members, items, numbers, strings, and their combinations, with
+//! references inside the same schema. An unsupported keyword makes the check not applicable; it is never ignored.
 
 use serde_json::{Map, Value, json};
 
 use super::{Verdict, matches};
 use crate::path::same;
 
-/// Words that say nothing about validity.
+/// Keywords that do not affect validity.
 const ANNOTATIONS: &[&str] = &[
     "$schema",
     "$id",
@@ -25,11 +24,11 @@ const ANNOTATIONS: &[&str] = &[
     "contentMediaType",
     "contentEncoding",
 ];
-/// References can go round in circles.
+/// Maximum depth, because references can be circular.
 const DEEPEST: usize = 64;
 
 enum Trouble {
-    /// Where, what was expected, what is there.
+    /// Position, expected value, actual value.
     Broken(Box<(String, Value, Value)>),
     Unknown(String),
 }
@@ -75,7 +74,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    /// Whether one word of a schema holds. What is wrong deeper down is told there.
+    /// Checks one keyword of a schema. A violation deeper down is reported there.
     fn word(
         &self,
         word: &str,
@@ -167,7 +166,7 @@ impl Validator<'_> {
                 Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
             },
             word if ANNOTATIONS.contains(&word) || word.starts_with("x-") => true,
-            word => return Err(Trouble::Unknown(format!("`{word}`, which is not validated here"))),
+            word => return Err(Trouble::Unknown(format!("`{word}`, which is not supported"))),
         })
     }
 

@@ -7,12 +7,12 @@ use crate::check::{Check, Kind, Severity};
 use crate::reader::{Log, Table};
 use crate::storyboard::Dialect;
 
-/// Reads checks where they stand.
+/// Reads the checks of a step.
 #[derive(Clone, Copy)]
 pub(super) struct Checks<'a> {
     pub(super) log: &'a Log,
     pub(super) dialect: Dialect,
-    /// The step gets several answers.
+    /// True if the step gets several answers.
     pub(super) several: bool,
     pub(super) tripping: bool,
 }
@@ -74,7 +74,7 @@ impl Checks<'_> {
         }
     }
 
-    /// What the check cannot do without.
+    /// The missing member of a check.
     fn missing(self, check: &Check) -> Option<&'static str> {
         let wanted = check.value.is_some() || check.allowed.is_some();
         let has_path = check.path.is_some();
@@ -90,10 +90,10 @@ impl Checks<'_> {
                 if !has_path {
                     return Some("`path`");
                 }
-                // Another runner's dialect of patterns may know more than ours: not applicable, at run time.
+                // Other runners may support more patterns: then the check is not applicable at run time.
                 let broken =
                     self.dialect == Dialect::Own && !pattern.contains('$') && Regex::new(&pattern).is_err();
-                broken.then_some("a regular expression that can be read in `value`")
+                broken.then_some("a valid regular expression in `value`")
             }
             Kind::FieldValue | Kind::FieldValueOrAbsent | Kind::FieldContains => {
                 (!has_path || !wanted).then_some("`path`, and `value` or `allowed_values`")
@@ -113,7 +113,7 @@ impl Checks<'_> {
             Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
                 (!wanted).then_some("`value` or `allowed_values`")
             }
-            // Without a value, any code will do.
+            // Without a value, every code is accepted.
             Kind::ErrorCode => None,
             Kind::HeaderPresent | Kind::HeaderAbsent => check.header.is_none().then_some("`header`"),
             Kind::HeaderValue => {

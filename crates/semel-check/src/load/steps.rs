@@ -12,7 +12,7 @@ use crate::storyboard::{
     Transport, Trip,
 };
 
-/// Members of a step that are documentation, or steer other runners.
+/// Members of a step that are documentation, or for other runners.
 const DOCUMENTATION: &[&str] = &[
     "narrative",
     "schema_ref",
@@ -26,7 +26,7 @@ const DOCUMENTATION: &[&str] = &[
     "expected_arm",
 ];
 
-/// Reads steps as the file's transport and dialect want them.
+/// Reads steps according to the file's transport and dialect.
 pub(super) struct Steps<'a> {
     pub(super) log: &'a Log,
     pub(super) transport: Transport,
@@ -68,7 +68,7 @@ impl Steps<'_> {
             inputs: Self::inputs(&mut table),
             expects,
             key,
-            // In files of our own every step builds on those before it, unless it says otherwise.
+            // In files of this dialect every step depends on the earlier ones, unless it says otherwise.
             stateful: table.flag("stateful").unwrap_or(self.dialect == Dialect::Own),
             requires_tool: table.text("requires_tool"),
             requires_contract: table.text("requires_contract"),
@@ -86,7 +86,7 @@ impl Steps<'_> {
             return Action::Restart;
         }
         if let Some(trip) = table.table("rate_limit_trip") {
-            // The name of the task says nothing more.
+            // The name of the task has no further meaning.
             table.has("task");
             return self.trip(trip);
         }
@@ -142,7 +142,7 @@ impl Steps<'_> {
             drop(headers);
         }
         for name in ["headers", "body", "body_raw"] {
-            // Asked, so that they are not mentioned as unknown.
+            // Read, so that they are not reported as unknown.
             request.has(name);
         }
         let whole = step.json("request").unwrap_or(Value::Null);
@@ -153,7 +153,7 @@ impl Steps<'_> {
         whole.insert("method".to_owned(), Value::String(method));
         for name in whole.keys() {
             if !["method", "path", "headers", "body", "body_raw"].contains(&name.as_str()) {
-                self.log.notice(request.at(), &format!("`{name}` of a request is not known and is ignored"));
+                self.log.notice(request.at(), &format!("`{name}` of a request is unknown and ignored"));
             }
         }
         Value::Object(whole)

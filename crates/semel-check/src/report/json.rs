@@ -1,4 +1,4 @@
-//! For programs.
+//! The report as JSON.
 
 use super::Report;
 

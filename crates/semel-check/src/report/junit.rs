@@ -1,11 +1,11 @@
-//! For build servers: JUnit's XML.
+//! The report as JUnit XML, for CI servers.
 
 use std::fmt::Write as _;
 
 use super::{Grade, Outcome, Report, StepReport};
 
-/// The report as JUnit XML: a file is a suite, a step is a test case. What is recommended or optional and not met is
-/// told as skipped, so that a build server does not fail on it.
+/// The report as JUnit XML: a file is a suite, a step is a test case. A recommended or optional case that failed is reported as
+/// skipped, so that the build does not fail.
 #[must_use]
 pub fn junit(report: &Report) -> String {
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
@@ -13,7 +13,7 @@ pub fn junit(report: &Report) -> String {
     let spent: u64 =
         report.storyboards.iter().flat_map(|file| &file.steps).map(|step| step.duration_ms).sum();
     let skipped = all.skipped + all.recommended_not_met + all.optional_not_met;
-    // Writing to a text cannot fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         xml,
         "<testsuites name=\"semel check\" tests=\"{}\" failures=\"{}\" skipped=\"{skipped}\" time=\"{}\">",
@@ -76,7 +76,7 @@ fn case(xml: &mut String, step: &StepReport) {
     }
 }
 
-/// Why a step failed, a line for each reason.
+/// Why a step failed, one line per reason.
 pub(super) fn reasons(step: &StepReport) -> String {
     let mut lines: Vec<String> = step.error.iter().cloned().collect();
     for validation in step.validations.iter().filter(|validation| validation.outcome == Outcome::Failed) {
@@ -101,7 +101,7 @@ fn seconds(milliseconds: u64) -> String {
     format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000)
 }
 
-/// Text in XML; characters that XML cannot hold are left out.
+/// Escapes text for XML; drops characters that XML does not allow.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

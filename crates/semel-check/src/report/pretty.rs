@@ -1,4 +1,4 @@
-//! For people.
+//! The report for humans.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::junit::reasons;
 use super::{FileReport, Grade, Outcome, Report, StepReport};
 use crate::storyboard::Level;
 
-/// Whether colours are wanted.
+/// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
     /// On a terminal.
@@ -16,12 +16,12 @@ pub enum Paint {
     Plain,
 }
 
-/// How much is said of a failed case.
+/// The amount of detail for a failed case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
-    /// What was expected and what came.
+    /// The expected and the actual value.
     Short,
-    /// Also what a client would have suffered, how to fix it, and the request and answer.
+    /// Also the harm to a client, the fix, the request and the answer.
     Explained,
 }
 
@@ -34,7 +34,7 @@ impl Paint {
     }
 }
 
-/// The report for people: cases with their marks, what is wrong with those that failed, and a line in sum.
+/// The report for humans: the cases with their grades, the reasons of failures, and a summary line.
 #[must_use]
 pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
     let mut text = String::new();
@@ -64,13 +64,13 @@ pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
     }
     let verdict = match (report.is_good(), all.passed) {
         (false, _) => paint.paint("31;1", "FAILED"),
-        // Nothing failed because nothing applied: no reason to be glad.
+        // Nothing failed because nothing applied, which is not a success.
         (true, 0) => paint.paint("33;1", "nothing graded"),
         (true, _) => paint.paint("32;1", "ok"),
     };
     let _ = writeln!(text, "{verdict}: {} steps against {}: {}", all.total, report.target, parts.join(", "));
     if !report.is_good() && telling == Telling::Short {
-        let _ = writeln!(text, "`--explain` tells what a client would suffer, and how to fix it.");
+        let _ = writeln!(text, "`--explain` shows the harm to a client, and how to fix it.");
     }
     text
 }
@@ -103,7 +103,7 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Tellin
             other => paint.paint("2", &format!(" ({})", other.name())),
         };
         let _ = writeln!(text, "  {mark} {}: {}{level}", case.id, case.title);
-        // A case that was skipped as a whole says so once.
+        // A case that was skipped as a whole is reported once.
         let first = steps.first().and_then(|step| step.skip.as_ref());
         if let Some(skip) = first.filter(|skip| steps.iter().all(|step| step.skip.as_ref() == Some(*skip))) {
             let _ = writeln!(
@@ -122,7 +122,7 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Tellin
         if let Some(step) = unmet.filter(|_| telling == Telling::Explained) {
             let told = case.explain.as_ref().map(|(suffers, fix)| (suffers.as_str(), fix.as_str()));
             let (suffers, fix) = told.unwrap_or_else(|| explain(step));
-            let _ = writeln!(text, "      {} {}", paint.paint("1", "what a client suffers:"), suffers.trim());
+            let _ = writeln!(text, "      {} {}", paint.paint("1", "harm to a client:"), suffers.trim());
             let _ = writeln!(text, "      {} {}", paint.paint("1", "how to fix it:"), fix.trim());
         }
     }
@@ -168,10 +168,10 @@ fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Tellin
 }
 
 fn tell_reviewer(text: &mut String, check: &str, paint: Paint) {
-    let _ = writeln!(text, "      {} {check}", paint.paint("2", "for a person:"));
+    let _ = writeln!(text, "      {} {check}", paint.paint("2", "for a human:"));
 }
 
-/// One line of at most so many characters.
+/// One line, truncated to a maximum length.
 pub(super) fn short(text: &str) -> String {
     const MOST: usize = 400;
     let line = text.replace('\n', " ");

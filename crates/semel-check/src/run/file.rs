@@ -1,4 +1,4 @@
-//! One storyboard: does it apply, and its phases in order.
+//! Runs one storyboard: decides whether it applies, and runs its phases in order.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,7 +18,7 @@ use crate::storyboard::{Action, Level, Phase, Seeding, Source, Step, Storyboard,
 use crate::substitute::{Scope, uuid_v4};
 use crate::wire::WireError;
 
-/// How far the file is, and what comes next.
+/// Reports the number of finished steps, and the next step.
 pub(super) type Tell<'a> = &'a (dyn Fn(usize, (&str, &str)) + Sync);
 
 /// The state of one file's run.
@@ -31,15 +31,15 @@ pub(super) struct File<'a> {
     pub(super) payloads: HashMap<String, Value>,
     /// The body of each step's answer.
     pub(super) bodies: HashMap<String, Bytes>,
-    /// The tools the target has, with their schemas.
+    /// The tools of the target, with their schemas.
     pub(super) tools: HashMap<String, Value>,
     pub(super) contributions: BTreeSet<String>,
     pub(super) secrets: Vec<String>,
-    /// A credential that nobody gave, the same all run long.
+    /// An invalid credential, the same for the whole run.
     pub(super) invalid: String,
     notices: Vec<String>,
     capabilities: Option<Value>,
-    /// Phases in which the chain of state is broken, and by which step.
+    /// Phases in which a failed step broke the state, and that step.
     broken: HashMap<String, String>,
 }
 
@@ -111,7 +111,7 @@ impl<'a> File<'a> {
             if !["idempotency.conflict_no_payload_leak", "context.no_secret_echo"]
                 .contains(&invariant.as_str())
             {
-                notices.push(format!("the invariant `{invariant}` is not known and is not checked"));
+                notices.push(format!("the invariant `{invariant}` is unknown and not checked"));
             }
         }
         Self {
@@ -140,7 +140,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The credential of steps that say nothing about it.
+    /// The default credential of steps.
     pub(super) fn credential(&self) -> Option<String> {
         let kit =
             || self.storyboard.test_kit.pointer("/auth/api_key").and_then(Value::as_str).map(str::to_owned);
@@ -151,7 +151,7 @@ impl<'a> File<'a> {
         self.tools.contains_key(name)
     }
 
-    /// Everything before the first phase. The reason why the file does not apply, if there is one.
+    /// Everything before the first phase. Returns the reason if the file does not apply.
     async fn prepare(&mut self) -> Result<Option<Skip>, Error> {
         let storyboard = self.storyboard;
         if storyboard.phases.is_empty() {
@@ -192,7 +192,7 @@ impl<'a> File<'a> {
         Ok(None)
     }
 
-    /// Begins the session and learns the tools. A target that refuses is not usable.
+    /// Begins the session and lists the tools. A target that refuses is not usable.
     async fn begin(&mut self) -> Result<(), Error> {
         let credential = self.credential();
         let unusable = |error: WireError| Error::Target(error.to_string());
@@ -223,7 +223,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// What the target says it can do, asked once. Null if it does not say.
+    /// The declared capabilities of the target, requested once. Null if it declares none.
     async fn capabilities(&mut self) -> Value {
         if let Some(known) = &self.capabilities {
             return known.clone();
@@ -247,7 +247,7 @@ impl<'a> File<'a> {
         told
     }
 
-    /// Why a phase does not apply.
+    /// The reason why a phase does not apply, if it does not.
     async fn phase_closed(&mut self, phase: &Phase) -> Option<Skip> {
         if let Some(closed) = &phase.gate {
             let capabilities = self.capabilities().await;
@@ -273,24 +273,24 @@ impl<'a> File<'a> {
             Condition::False => None,
             Condition::Unknown => {
                 self.notices
-                    .push(format!("phase `{}`: the condition `{text}` cannot be read; it is run", phase.id));
+                    .push(format!("phase `{}`: the condition `{text}` is invalid; the phase runs", phase.id));
                 None
             }
         }
     }
 
-    /// Runs a step, unless what it builds on failed.
+    /// Runs a step, unless a step that it depends on failed.
     async fn step_of(&mut self, phase: &Phase, step: &Step) -> StepReport {
         if step.stateful
             && let Some(culprit) = self.broken_before(phase)
         {
-            let skip = Skip::new(Reason::PrerequisiteFailed, format!("builds on `{culprit}`"));
+            let skip = Skip::new(Reason::PrerequisiteFailed, format!("depends on `{culprit}`"));
             return self.skipped(phase, step, skip);
         }
         super::step::run(self, phase, step).await
     }
 
-    /// The step that broke the chain of state this phase hangs on.
+    /// The step that broke the state that this phase depends on.
     fn broken_before(&self, phase: &Phase) -> Option<String> {
         if let Some(culprit) = self.broken.get(&phase.id) {
             return Some(culprit.clone());
@@ -303,7 +303,7 @@ impl<'a> File<'a> {
             .find_map(|other| self.broken.get(&other.id).cloned())
     }
 
-    /// Notes what a step's end means for those after it.
+    /// Records the consequences of a step for later ones.
     fn cascade(&mut self, phase: &Phase, step: &Step, report: &StepReport) {
         if !step.stateful {
             return;
@@ -311,11 +311,11 @@ impl<'a> File<'a> {
         let only = phase.steps.iter().filter(|step| step.stateful).count() == 1;
         let breaks = match (report.grade, &report.skip) {
             (Grade::Failed, _) => true,
-            // A step that weighs less than its phase is an aside: nothing hangs on it.
+            // No step depends on one with a lower level than its phase.
             (Grade::NotMet, _) => step.level.is_none_or(|level| level <= phase.level),
             (Grade::Skipped, Some(skip)) => match skip.reason {
                 Reason::MissingTool | Reason::MissingTestController => !only,
-                // What follows in this phase has nothing to stand on; other phases have their own reasons.
+                // Later steps of this phase have no state to use; other phases have their own dependencies.
                 Reason::PrerequisiteFailed => true,
                 _ => false,
             },
@@ -326,7 +326,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// A report of a step that was not run.
+    /// The report of a step that was not run.
     pub(super) fn skipped(&self, phase: &Phase, step: &Step, skip: Skip) -> StepReport {
         StepReport {
             storyboard: self.storyboard.id.clone(),
@@ -352,7 +352,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// What to give where a condition only asks whether something was given: `!context.a || !context.b`.
+/// The missing settings, if a condition only asks whether values are set: `!context.a || !context.b`.
 fn missing_values(condition: &str) -> Option<String> {
     let name = |term: &str| {
         let name = term.trim().strip_prefix("!context.")?;
@@ -362,7 +362,7 @@ fn missing_values(condition: &str) -> Option<String> {
     names.map(|names| names.join(" "))
 }
 
-/// Of a set of branches one is taken: the failures of its peers say nothing.
+/// Only one branch of a set is taken: failures of the others do not count.
 fn take_branches(storyboard: &Storyboard, contributions: &BTreeSet<String>, steps: &mut [StepReport]) {
     for phase in &storyboard.phases {
         let Some(branch) = phase.branch.as_ref().filter(|branch| contributions.contains(*branch)) else {
@@ -378,7 +378,7 @@ fn take_branches(storyboard: &Storyboard, contributions: &BTreeSet<String>, step
     }
 }
 
-/// Takes secrets out of sentences that may quote the target.
+/// Removes secrets from texts that may quote the target.
 fn scrub_words(steps: &mut [StepReport], scrubber: &Scrubber) {
     let scrub = |text: &mut String| *text = scrubber.scrub(text);
     for step in steps {

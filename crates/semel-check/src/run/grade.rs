@@ -1,4 +1,4 @@
-//! Grades the answers of a step: each check, what goes without saying, and the invariants.
+//! Grades the answers of a step: each check, the implicit checks, and the invariants.
 
 use serde_json::{Value, json};
 
@@ -13,17 +13,17 @@ use crate::report::{Outcome, Validation};
 use crate::storyboard::{Expects, Step};
 use crate::substitute::Unresolved;
 
-/// Longer texts are cut in reports.
+/// Longer strings are truncated in reports.
 const LONGEST_TEXT: usize = 4000;
 
-/// A question and its answer.
+/// A request and its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange {
     pub(super) asked: Value,
     pub(super) answer: Answer,
 }
 
-/// The validations of a step.
+/// The results of all checks of a step.
 #[derive(Default)]
 pub(super) struct Graded {
     pub(super) validations: Vec<Validation>,
@@ -70,7 +70,7 @@ fn blank(check: &str, description: &str) -> Validation {
     }
 }
 
-/// Grades all answers of a step. `judged` is the verdict of a step that judges itself.
+/// Grades all answers of a step. `judged` is the result of a step that grades itself.
 pub(super) fn grade(
     file: &File<'_>,
     step: &Step,
@@ -79,7 +79,7 @@ pub(super) fn grade(
 ) -> Graded {
     let grader = Grader { file, step, exchanges };
     let mut graded = Graded::default();
-    // What goes without saying is told only where it does not hold: it is no check of the file's.
+    // Implicit checks are reported only if they fail, because they are not in the file.
     graded.validations.extend(grader.implicit());
     for check in &step.checks {
         graded.validations.push(grader.check(check, judged));
@@ -88,7 +88,7 @@ pub(super) fn grade(
         && !step.checks.iter().any(|check| check.kind == Kind::RateLimitNotReplayed)
     {
         let validation =
-            blank("replay_not_cached_rate_limit", "a rate limit is not kept as the answer to its key");
+            blank("replay_not_cached_rate_limit", "a rate limit is not stored as the answer to its key");
         graded.validations.push(grader.told(
             validation,
             verdict.clone(),
@@ -140,7 +140,7 @@ impl Grader<'_> {
             let verdict = one(&filled, self.view(&nothing));
             return self.told(validation, verdict, None, check.severity);
         }
-        // On each of several answers: the first that is wrong is told.
+        // With several answers, the first failure is reported.
         let mut so_far = Verdict::Pass;
         let mut about = self.exchanges.first();
         for (index, exchange) in self.exchanges.iter().enumerate() {
@@ -171,7 +171,7 @@ impl Grader<'_> {
         }
     }
 
-    /// Success where nothing else is said, an error where one is expected.
+    /// Success by default, or an error if one is expected.
     fn implicit(&self) -> Option<Validation> {
         let wrong =
             |exchange: &&Exchange| exchange.answer.error.is_some() != (self.step.expects == Expects::Error);
@@ -207,7 +207,7 @@ impl Grader<'_> {
         None
     }
 
-    /// Puts the verdict in; a failure carries what was asked and answered, without secrets.
+    /// Sets the result; a failure carries the request and the answer, without secrets.
     fn told(
         &self,
         mut validation: Validation,
@@ -231,7 +231,7 @@ impl Grader<'_> {
                 };
                 let mut known = self.file.secrets.clone();
                 if let Some(exchange) = about {
-                    // The answer may repeat them under a name that tells nothing.
+                    // The answer may repeat them under another name.
                     secrets_in(&exchange.asked, &mut known);
                 }
                 let clean = |value| clean(value, &known);
@@ -247,14 +247,14 @@ impl Grader<'_> {
     }
 }
 
-/// Without secrets, and not too long. In this order: a secret that is cut would not be found.
+/// Removes secrets, then truncates. In this order, because a truncated secret would not be found.
 fn clean(mut value: Value, known: &[String]) -> Value {
     redact(&mut value, known);
     cut(&mut value);
     value
 }
 
-/// Cuts long texts.
+/// Truncates long strings.
 fn cut(value: &mut Value) {
     match value {
         Value::String(text) if text.len() > LONGEST_TEXT => {

@@ -1,4 +1,4 @@
-//! Makes the calls of a step ready: values filled in, keys added, credentials found.
+//! Prepares the calls of a step: fills in values, adds keys, finds credentials.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) fn missing(tool: &str) -> Skip {
     Skip::new(reason, format!("the target has no tool `{tool}`"))
 }
 
-/// What is sent: the request or the arguments with every value filled in.
+/// The request or the arguments, with every value filled in.
 pub(super) fn filled(
     file: &File<'_>,
     step: &Step,
@@ -29,7 +29,7 @@ pub(super) fn filled(
     let inject = |into: &mut Value| {
         for input in &step.inputs {
             let Some(value) = file.context.get(&input.key) else {
-                // The other dialect lets an input without a value be.
+                // The other dialect ignores an input without a value.
                 if file.storyboard.dialect == Dialect::Own {
                     return Err(Sent::Unresolved(Unresolved(format!("$context.{}", input.key))));
                 }
@@ -77,7 +77,7 @@ pub(super) fn filled(
     }
 }
 
-/// Where an input goes: in the arguments; over HTTP in the body, unless it names another part of the request.
+/// The place of an input: in the arguments; over HTTP in the body, unless it names another part of the request.
 fn inject_at(path: &str, action: &Action) -> Path {
     let part = path.split(['.', '[']).next().unwrap_or_default();
     let named = ["method", "path", "headers", "body", "body_raw"].contains(&part);
@@ -99,7 +99,7 @@ pub(super) fn set_key_header(request: &mut Value, key: &str) {
     }
 }
 
-/// Whether a tool changes something, and so wants a key: by its schema, else by its name.
+/// True if a tool changes something and so needs a key: by its schema, else by its name.
 fn wants_key(name: &str, schema: Option<&Value>) -> bool {
     let schema = schema.unwrap_or(&Value::Null);
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
@@ -113,7 +113,7 @@ fn wants_key(name: &str, schema: Option<&Value>) -> bool {
     !strict && !reads.iter().any(|start| name.starts_with(start))
 }
 
-/// Makes a call ready.
+/// Prepares a call.
 pub(super) async fn call(file: &File<'_>, step: &Step, action: &Action) -> Result<Call, Sent> {
     let credential = match credential(file, &step.auth) {
         Ok(credential) => credential,
@@ -126,7 +126,7 @@ pub(super) async fn call(file: &File<'_>, step: &Step, action: &Action) -> Resul
         Action::Tool { name, arguments } => {
             match caller.begin(credential).await {
                 Err(error) => return Err(Sent::Failed(error.to_string())),
-                // A credential that may not even begin a session was refused: that is the answer.
+                // A credential that cannot begin a session was refused: that is the answer.
                 Ok(Begun::Refused(answer)) => {
                     let asked = json!({"tool": name, "arguments": arguments});
                     return Err(Sent::Answered(vec![Exchange { asked, answer: *answer }]));
@@ -188,7 +188,7 @@ fn basic_credential(kit: &Value) -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair))
 }
 
-/// Changes the correlation id, where there is one. What it is now, and what it was.
+/// Changes the correlation id, if there is one. Returns the new and the original value.
 pub(super) fn tell_apart(arguments: &mut Value, suffix: &str) -> Option<(Value, Value)> {
     let id = arguments.pointer_mut("/context/correlation_id")?;
     let written = id.clone();

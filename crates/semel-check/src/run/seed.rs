@@ -1,4 +1,4 @@
-//! Puts fixtures in place through the target's test controller.
+//! Creates fixtures through the target's test controller.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::wire::WireError;
 
 const CONTROLLER: &str = "comply_test_controller";
 
-/// Kinds of fixtures in the order they build on each other: the list's name, the scenario, the name of the id.
+/// Kinds of fixtures in order of dependency: the name of the list, the scenario, the name of the id.
 const KINDS: [(&str, &str, &str); 6] = [
     ("accounts", "seed_account", "account_id"),
     ("products", "seed_product", "product_id"),
@@ -18,7 +18,7 @@ const KINDS: [(&str, &str, &str); 6] = [
     ("media_buys", "seed_media_buy", "media_buy_id"),
 ];
 
-/// Seeds every fixture. The reason why the file does not apply, if there is one.
+/// Creates every fixture. Returns the reason if the file does not apply.
 pub(super) async fn seed(file: &mut File<'_>) -> Result<Option<Skip>, WireError> {
     if !file.has_tool(CONTROLLER) {
         return Ok(Some(Skip::new(
@@ -65,10 +65,10 @@ pub(super) async fn seed(file: &mut File<'_>) -> Result<Option<Skip>, WireError>
     Ok(None)
 }
 
-/// The ids of a fixture, and the rest of it.
+/// The ids of a fixture, and its other members.
 fn params(fixture: &Value, id: &str) -> Value {
     let mut params = serde_json::Map::new();
-    // A pricing option is named together with its product.
+    // A pricing option is identified together with its product.
     for name in [id, "product_id"] {
         if let Some(value) = fixture.get(name) {
             params.insert(name.to_owned(), value.clone());
@@ -88,7 +88,7 @@ fn params(fixture: &Value, id: &str) -> Value {
     Value::Object(params)
 }
 
-/// Scenarios come as a list of names, of objects with a name, or as an object by name.
+/// Scenarios are a list of names, a list of objects with a name, or an object by name.
 fn lists(known: &Value, scenario: &str) -> bool {
     match known {
         Value::Array(items) => items.iter().any(|item| {
@@ -104,7 +104,7 @@ fn lists(known: &Value, scenario: &str) -> bool {
     }
 }
 
-/// Calls the controller: its payload, or its error's code.
+/// Calls the controller and returns its payload, or the code of its error.
 async fn call(file: &File<'_>, arguments: &Value) -> Result<Result<Value, String>, WireError> {
     let caller = &file.runner.caller;
     let credential = file.credential();

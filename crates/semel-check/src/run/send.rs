@@ -1,4 +1,4 @@
-//! Sends the calls of a step: one after the other, all at once, until a limit trips; or restarts the target.
+//! Sends the calls of a step: sequentially, concurrently, until a rate limit; or restarts the target.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::storyboard::{Action, Parallel, SharedKey, Step, Trip};
 use crate::substitute::uuid_v4;
 use crate::wire::Hold;
 
-/// How long a restarted target may take until it accepts connections.
+/// How long a restarted target may take to accept connections.
 const UP_AGAIN: Duration = Duration::from_secs(60);
 
-/// One after the other, each over a connection of its own.
+/// Sends sequentially, each over a new connection.
 pub(super) async fn several(file: &File<'_>, step: &Step, action: &Action, times: usize) -> Sent {
     let mut exchanges = Vec::new();
     let action = match filled(file, step, action, None) {
@@ -41,7 +41,7 @@ pub(super) async fn several(file: &File<'_>, step: &Step, action: &Action, times
     Sent::Answered(exchanges)
 }
 
-/// All at once.
+/// Sends concurrently.
 pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, parallel: &Parallel) -> Sent {
     let base = match filled(file, step, action, None) {
         Ok(action) => action,
@@ -97,7 +97,7 @@ pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, paral
     }
 }
 
-/// Fresh keys until the limiter trips; then, after the wait it asks for, the tripped key again.
+/// Sends new keys until the rate limiter refuses one; then, after the requested wait, the refused key again.
 pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
     let caller = &file.runner.caller;
     for _ in 0..trip.attempts {
@@ -120,12 +120,12 @@ pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
         let exchange = |answer: &Answer| Exchange { asked: first.asked.clone(), answer: answer.clone() };
         let fail = |expected: Value, actual: &str| Verdict::Fail { expected, actual: json!(actual) };
         let Some(wait) = tripped.retry_after().filter(|wait| !wait.is_zero()) else {
-            let verdict = fail(json!("a hint when to come back"), "missing_retry_after");
+            let verdict = fail(json!("a retry hint"), "missing_retry_after");
             return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
         };
         if wait > trip.longest {
             let verdict =
-                fail(json!(format!("a hint of at most {:?}", trip.longest)), "replay_wait_exceeded");
+                fail(json!(format!("a retry hint of at most {:?}", trip.longest)), "replay_wait_exceeded");
             return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
         }
         sleep(wait).await;
@@ -151,7 +151,7 @@ pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
     Sent::Skipped(Skip::new(Reason::NotApplicable, "rate_limit_not_triggered"))
 }
 
-/// Runs the hook, and waits until the target accepts connections again.
+/// Runs the command, and waits until the target accepts connections again.
 pub(super) async fn restart(file: &mut File<'_>) -> Sent {
     let Some(command) = &file.runner.options.restart else {
         return Sent::Skipped(Skip::new(Reason::NotApplicable, "no --restart command"));
@@ -161,7 +161,7 @@ pub(super) async fn restart(file: &mut File<'_>) -> Sent {
     let deadline = Instant::now() + UP_AGAIN;
     match tokio::time::timeout_at(deadline, child.kill_on_drop(true).status()).await {
         Err(_) => return Sent::Failed(format!("the restart command did not end within {UP_AGAIN:?}")),
-        Ok(Err(error)) => return Sent::Failed(format!("the restart command cannot be run: {error}")),
+        Ok(Err(error)) => return Sent::Failed(format!("cannot run the restart command: {error}")),
         Ok(Ok(status)) if !status.success() => {
             return Sent::Failed(format!("the restart command failed: {status}"));
         }

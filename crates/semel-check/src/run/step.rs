@@ -1,4 +1,4 @@
-//! One step: its request or requests, its checks, its captures.
+//! One step: its requests, its checks, its captures.
 
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -13,18 +13,18 @@ use crate::report::{Grade, Outcome, Reason, Skip, StepReport};
 use crate::storyboard::{Action, Level, Phase, Source, Spread, Step, Transport};
 use crate::substitute::Unresolved;
 
-/// The contracts this runner fulfils.
+/// The contracts that this runner supports.
 const CONTRACTS: [&str; 2] = ["parallel_dispatch_runner", "rate_limit_trip_runner"];
 
-/// How the sending went.
+/// The result of sending.
 pub(super) enum Sent {
     Answered(Vec<Exchange>),
     Skipped(Skip),
     /// A value is missing: nothing was sent.
     Unresolved(Unresolved),
-    /// No answer, or not what the step is about.
+    /// No answer, or one that the step is not about.
     Failed(String),
-    /// The step judged itself.
+    /// The step graded itself.
     Judged(Vec<Exchange>, Box<Verdict>),
 }
 
@@ -90,7 +90,7 @@ pub(super) async fn run(file: &mut File<'_>, phase: &Phase, step: &Step) -> Step
     report
 }
 
-/// Keeps the first answer for later steps, whatever the checks said of it.
+/// Stores the first answer for later steps, whatever its grade.
 fn remember(file: &mut File<'_>, step: &Step, exchanges: &[Exchange], report: &mut StepReport) {
     let Some(first) = exchanges.first() else { return };
     report.extraction_path = first.answer.extraction;
@@ -98,7 +98,7 @@ fn remember(file: &mut File<'_>, step: &Step, exchanges: &[Exchange], report: &m
     file.bodies.insert(step.id.clone(), first.answer.body.clone());
 }
 
-/// Captures values; what cannot be captured fails the step.
+/// Captures values; a failed capture fails the step.
 fn capture(file: &mut File<'_>, step: &Step) -> Vec<crate::report::Validation> {
     let mut failed = Vec::new();
     for output in &step.outputs {
@@ -131,7 +131,7 @@ async fn send(file: &mut File<'_>, step: &Step) -> Sent {
             Err(unresolved) => return unresolved.into(),
             Ok(value) => match duration(&value) {
                 Some(duration) => wait = Some(duration),
-                None => return Sent::Failed(format!("`wait` is no duration: {value}")),
+                None => return Sent::Failed(format!("`wait` is not a duration: {value}")),
             },
         }
     }
@@ -150,13 +150,13 @@ async fn send(file: &mut File<'_>, step: &Step) -> Sent {
     }
 }
 
-/// Whether a step's answer is judged by an implicit check: over HTTP a status, over MCP an error.
+/// True if an implicit check grades the answer of a step: over HTTP by status, over MCP by error.
 pub(super) fn judges_itself(step: &Step) -> bool {
     step.checks.iter().any(|check| check.kind.judges_errors() || check.kind == Kind::RateLimitNotReplayed)
         || step.checks.iter().flat_map(|check| &check.nested).any(|check| check.kind.judges_errors())
 }
 
-/// How an answer without a body of its own is told of.
+/// The expected answer of an implicit check, in words.
 pub(super) fn transport_word(transport: Transport) -> &'static str {
     match transport {
         Transport::Http => "a status below 400",

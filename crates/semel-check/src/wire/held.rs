@@ -1,4 +1,4 @@
-//! A stream whose answer waits until it is let go, and a body that tells when all of it was taken.
+//! A stream whose answer is held until it is released, and a body that reports when it was taken completely.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-/// What both halves share.
+/// State shared by both halves.
 #[derive(Debug)]
 pub(crate) struct Hold {
     released: AtomicBool,
     reader: Mutex<Option<Waker>>,
-    /// The body's last byte was handed to the connection.
+    /// The last byte of the body was passed to the connection.
     taken: AtomicBool,
-    /// Something was written to the stream.
+    /// Bytes were written to the stream.
     wrote: AtomicBool,
-    /// All of the request was written and flushed.
+    /// The whole request was written and flushed.
     written: AtomicBool,
     told: Notify,
 }
@@ -37,17 +37,17 @@ impl Hold {
         }
     }
 
-    /// One that holds nothing back.
+    /// A hold that is already released.
     pub(crate) fn released() -> Self {
         Self::new(AtomicBool::new(true))
     }
 
-    /// One whose answer waits.
+    /// A hold that holds the answer.
     pub(crate) fn held() -> Self {
         Self::new(AtomicBool::new(false))
     }
 
-    /// Lets the answer be read.
+    /// Releases the answer.
     pub(crate) fn release(&self) {
         self.released.store(true, Ordering::SeqCst);
         if let Some(waker) = self.reader.lock().take() {
@@ -77,7 +77,7 @@ impl Hold {
     }
 }
 
-/// The stream.
+/// The stream with a hold.
 pub(super) struct Held<S> {
     stream: S,
     hold: Arc<Hold>,
@@ -97,7 +97,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
     ) -> Poll<std::io::Result<()>> {
         if !self.hold.released.load(Ordering::SeqCst) {
             *self.hold.reader.lock() = Some(context.waker().clone());
-            // It may have been let go in between.
+            // It may have been released meanwhile.
             if !self.hold.released.load(Ordering::SeqCst) {
                 return Poll::Pending;
             }
@@ -120,7 +120,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        // The connection flushes only after it has written everything it was given.
+        // The connection flushes only after it has written everything.
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         if matches!(flushed, Poll::Ready(Ok(()))) {
             self.hold.flushed();
@@ -142,7 +142,7 @@ pub(super) struct Sent {
 
 impl Sent {
     pub(super) fn new(body: Bytes, hold: Arc<Hold>) -> Self {
-        // Without a body the head is all there is.
+        // Without a body, the head is the whole request.
         hold.taken.store(body.is_empty(), Ordering::SeqCst);
         Self { rest: Some(body).filter(|body| !body.is_empty()), hold }
     }

@@ -70,7 +70,7 @@ fn mistakes_are_told_with_file_line_column_and_what_was_expected() {
         ),
         (
             "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - id: s\n        request: {path: /}\n        validations: [{check: field_pattern, path: a, value: '('}]\n",
-            "expected a regular expression that can be read",
+            "expected a valid regular expression",
         ),
         (
             "id: t\ntransport: http\nrequires_capability: {path: a}\nphases: []\n",
@@ -100,8 +100,8 @@ async fn unknown_members_are_mentioned_once_and_ignored() {
                 - {id: b, request: {path: /}, zz: 2}\n";
     let report = run_text(&server.url(), text).await;
     let notices = report.storyboards[0].notices.join("\n");
-    assert!(notices.contains("`mood` is not known here"), "{notices}");
-    assert!(notices.contains("line 7: `zz` is not known here and is ignored (2 times)"), "{notices}");
+    assert!(notices.contains("`mood` is unknown here"), "{notices}");
+    assert!(notices.contains("line 7: `zz` is unknown here and ignored (2 times)"), "{notices}");
     assert!(report.is_good() && report.summary.passed == 2);
 }
 

@@ -168,7 +168,7 @@ async fn gates_and_conditions_close_what_does_not_apply() {
         Some(Reason::NotApplicable),
     ];
     assert_eq!(reasons, expected);
-    assert!(report.storyboards[0].notices.iter().any(|notice| notice.contains("cannot be read")));
+    assert!(report.storyboards[0].notices.iter().any(|notice| notice.contains("is invalid")));
     for (requirement, reason) in
         [("moonlight", Reason::RequirementUnmet), ("controller", Reason::MissingTestController)]
     {

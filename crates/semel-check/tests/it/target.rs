@@ -24,7 +24,7 @@ async fn nobody_there() {
     let nobody = StdListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", nobody.local_addr().unwrap());
     drop(nobody);
-    assert!(unusable(try_text(&url, ONE).await).contains("cannot be reached"));
+    assert!(unusable(try_text(&url, ONE).await).contains("cannot reach"));
     for url in ["not a url", "ftp://x", "http://", "/path"] {
         assert!(!unusable(try_text(url, ONE).await).is_empty());
     }

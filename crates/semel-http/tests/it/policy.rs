@@ -38,7 +38,7 @@ fn sentences() {
             refused("POST /a", |route| route.probe(Probe { call: call("GET /x"), absent: Absent::Unknown })),
             "put {key} into its path",
         ),
-        (refused("POST /a", |route| route.expired(StatusCode::NOT_FOUND)), "410 or 412, not as 404"),
+        (refused("POST /a", |route| route.expired(StatusCode::NOT_FOUND)), "410 or 412, not 404"),
         (refused("POST /a", |route| route.key_length(0, 5)), "at least 1 and at most 1024"),
         (refused("POST /a", |route| route.key_length(1, 2000)), "at least 1 and at most 1024"),
         (refused("POST /a", |route| route.body_timeout(Duration::ZERO)), "body_timeout is zero"),

@@ -97,7 +97,7 @@ impl Server {
                 match &self.ca {
                     None => format!(
                         "{certificate} is signed by an authority that this machine does not trust; name a file with the \
-                         authority's certificate with {setting}"
+                         authority's certificate: {setting}"
                     ),
                     Some(ca) => format!(
                         "{certificate} is not signed by any authority in {}; give the right one with {setting}",

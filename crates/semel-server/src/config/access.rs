@@ -88,7 +88,7 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
             problems.at(
                 &span,
                 format!(
-                    "value: the token is shorter than {SHORTEST_TOKEN} bytes and could be found by trying; make one with \
+                    "value: the token is shorter than {SHORTEST_TOKEN} bytes and could be guessed; generate one with \
                      `openssl rand -hex 32`"
                 ),
             );
@@ -134,7 +134,7 @@ impl Admin {
         // Without tokens the admin API is for local callers only.
         if tokens.is_empty() && !admin.listen.ip().is_loopback() {
             let why = format!(
-                "the admin side may not listen on {} without tokens: anybody who reaches it could forget keys; \
+                "the admin API may not listen on {} without tokens: any caller could remove records; \
                  listen on 127.0.0.1, or add [[token]] entries",
                 admin.listen.ip()
             );
@@ -150,7 +150,7 @@ impl Admin {
     pub(crate) fn warnings(&self) -> Vec<String> {
         let open = self.tls.is_none() && !self.listen.ip().is_loopback();
         let warning = format!(
-            "the admin side listens on {} without TLS: tokens and what is done with them can be read on the way; set \
+            "the admin API listens on {} without TLS: others on the network can read tokens, requests and answers; set \
              tls in [admin]",
             self.listen
         );

@@ -161,22 +161,22 @@ impl Gateway {
         }
         if self.tls.is_none() && !self.listen.ip().is_loopback() {
             warn(format!(
-                "the gateway listens on {} without TLS: keys, credentials and answers can be read on the way",
+                "the gateway listens on {} without TLS: others on the network can read keys, credentials and answers",
                 self.listen
             ));
         }
         for (place, scope) in scopes {
             if scope.is_freely_chosen() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": any client can write what is there, so a client that sends another's name, key \
+                    "{place}scope = \"{scope}\": clients can choose its value, so a client that sends another's value, key \
                      and request gets the other's answer; add \"authorization\" as the first part, or let a proxy in front \
                      set it"
                 ));
             }
             if scope.takes_any_token() {
                 warn(format!(
-                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, also one that was made \
-                     for another service; set `issuer` or `audience` in `jwt`"
+                    "{place}scope = \"{scope}\": every token that one of the keys has signed is accepted, even one for \
+                     another service; set `issuer` or `audience` in `jwt`"
                 ));
             }
         }
@@ -191,22 +191,22 @@ impl Gateway {
             }
             if route.store_down() == StoreDown::Open {
                 warn(format!(
-                    "{pattern}: store_down = \"open\": while the store is away, requests run unprotected and retries \
+                    "{pattern}: store_down = \"open\": while the store is unavailable, requests are unprotected and retries \
                      run again"
                 ));
             }
             if route.on_doubt() == OnDoubt::Release {
                 warn(format!(
-                    "{pattern}: on_doubt = \"release\": a call whose fate is unknown is run again, which is at least \
+                    "{pattern}: on_doubt = \"release\": a call with an unknown result is executed again, which means at least \
                      once"
                 ));
             }
             match route.terms().mode {
                 semel::Mode::Rerun => warn(format!(
-                    "{pattern}: mode = \"rerun\": a call whose owner was lost is run again, which is at least once"
+                    "{pattern}: mode = \"rerun\": a call whose owner was lost is executed again, which means at least once"
                 )),
                 semel::Mode::Keyed => warn(format!(
-                    "{pattern}: mode = \"keyed\": one effect only if the upstream honours the derived key it is sent"
+                    "{pattern}: mode = \"keyed\": one effect only if the upstream honours the derived key that it gets"
                 )),
                 semel::Mode::Marked | semel::Mode::Atomic => {}
             }

@@ -101,7 +101,7 @@ impl Intake {
         let sources = sources(root, environment);
         if !ledger && !sources.is_empty() {
             problems.whole(
-                "[[source]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                "[[source]] needs a ledger, which a memory or Redis store cannot contain: set `url` in [ledger] to \
                  embedded:PATH or postgres://…"
                     .to_owned(),
             );

@@ -106,7 +106,7 @@ impl Pipeline {
         let targets = targets::read(root, u32::try_from(crashes).unwrap_or(u32::MAX), environment);
         if ledger.is_none() && !targets.is_empty() {
             problems.whole(
-                "[[target]] needs a ledger, and a store in memory or on Redis holds none: set `url` in [ledger] to \
+                "[[target]] needs a ledger, which a memory or Redis store cannot contain: set `url` in [ledger] to \
                  embedded:PATH or postgres://…"
                     .to_owned(),
             );

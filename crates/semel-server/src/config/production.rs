@@ -42,7 +42,7 @@ pub(super) fn gaps(config: &Config, path: &Path, text: &str) -> Vec<String> {
         }
         if security.allow_link_local {
             add(&format!(
-                "[[target]] {name:?} allow_link_local: true; a name that leads to the cloud's metadata service would be \
+                "[[target]] {name:?} allow_link_local: true; a name that resolves to the cloud's metadata service would be \
                  called; remove it"
             ));
         }
@@ -155,19 +155,19 @@ fn store(config: &Config, add: &mut impl FnMut(&str)) {
         );
     }
     match &config.sealing {
-        None => add(
-            "[store.encryption]: not set; answers are readable to all who get the store's files or a backup; add \
-             [[store.encryption.key]]",
-        ),
+        None => {
+            add("[store.encryption]: not set; answers can be read from the store's files or a backup; add \
+             [[store.encryption.key]]")
+        }
         Some(sealing) if sealing.plain == Plain::Read => add(
-            "[store.encryption] plain: read; outcomes that were not sealed are believed; set plain = \"refuse\" one \
-             retention after encryption was switched on",
+            "[store.encryption] plain: read; unencrypted outcomes are accepted; set plain = \"refuse\" one \
+             retention after encryption was enabled",
         ),
         Some(_) => {}
     }
     if config.pipeline.ledger.is_none() {
         add(
-            "[ledger] url: not set; changes by hand are in the log only and not in a durable audit log; set url = \
+            "[ledger] url: not set; changes by operators are only in the log, not in a durable audit log; set url = \
              \"embedded:PATH\" or \"postgres://…\"",
         );
     }

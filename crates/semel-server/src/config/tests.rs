@@ -210,10 +210,7 @@ fn mistakes_are_told_with_their_place() {
         ("[gateway]\nupstream = \"http://h\"\ntls = { cert = \"/no\" }\n", &["needs `key`"]),
         ("[admin]\ntls = { key = \"/no\" }\n", &["needs `cert`"]),
         ("[admin]\ntls = { cert = \"/no\", key = \"/no\" }\n", &["semel.toml:2:7: tls: cannot read /no"]),
-        (
-            "[admin]\nlisten = \"0.0.0.0:80\"\n",
-            &["semel.toml:2:10: the admin side may not listen on 0.0.0.0"],
-        ),
+        ("[admin]\nlisten = \"0.0.0.0:80\"\n", &["semel.toml:2:10: the admin API may not listen on 0.0.0.0"]),
         ("[store]\nurl = \"mysql://x\"\n", &["semel.toml:2:7: url: expected memory:, embedded:PATH"]),
         ("[store]\nurl = \"embedded:\"\n", &["semel.toml:2:7: url: expected"]),
         (
@@ -262,7 +259,7 @@ fn mistakes_are_told_with_their_place() {
         ),
         (
             "[store.encryption]\n[[store.encryption.key]]\nid = \"a\"\nvalue = { env = \"SEALING_KEY\" }\n[ledger]\n",
-            &["[ledger] would keep events, dead letters and buffered runs unencrypted"],
+            &["[ledger] would store events, dead letters and buffered runs unencrypted"],
         ),
         (
             "[[downstream]]\nname = \"a\"\npattern = \"guess\"\n",
@@ -291,7 +288,7 @@ fn mistakes_are_told_with_their_place() {
         ("[gateway]\nupstream = \"http://h\"\nscope = []\n", &["semel.toml:3:9: scope: "]),
         (
             "[gateway]\nupstream = \"http://h\"\nupgrades = [\"h2c\"]\n",
-            &["semel.toml:3:12: upgrades: \"h2c\" would let requests pass every policy"],
+            &["semel.toml:3:12: upgrades: \"h2c\" would let requests bypass every policy"],
         ),
         (
             "[gateway]\nupstream = \"http://h\"\nhosts = [\"http://a\"]\n",
@@ -388,7 +385,7 @@ fn targets_are_checked() {
         ),
         (
             "name = \"a\"\nurl = \"http://h\"\nretry = { timeout = \"0s\" }",
-            "timeout: expected more than nothing",
+            "timeout: expected a value above 0",
         ),
         (
             "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_percent = 101 }",
@@ -400,7 +397,7 @@ fn targets_are_checked() {
         ),
         (
             "name = \"a\"\nurl = \"http://h\"\nbreaker = { window = \"0s\" }",
-            "semel.toml:4:22: window: expected more than nothing",
+            "semel.toml:4:22: window: expected a value above 0",
         ),
         (
             "name = \"a\"\nurl = \"http://h\"\nbreaker = { rest = \"10s\", longest_rest = \"5s\" }",
@@ -459,7 +456,7 @@ fn weaker_promises_are_named() {
     let warnings = parse(text).unwrap().gateway.unwrap().warnings().join("\n");
     for expected in [
         "scope = \"jwt:sub,header:x-tenant\": every token that one of the keys has signed is accepted",
-        "POST /a: scope = \"header:x-tenant\": any client can write",
+        "POST /a: scope = \"header:x-tenant\": clients can choose its value",
         "POST /a: fingerprint_headers_exclude: requests that differ only in cookie",
     ] {
         assert!(warnings.contains(expected), "{expected} in {warnings}");
@@ -473,7 +470,7 @@ fn weaker_promises_are_named() {
     assert!(warnings.contains("0.0.0.0:1 without TLS"), "{warnings}");
 }
 
-// R7, R17: the bounds of what is published hold at start, and weaker promises are named.
+// Published bounds are enforced at start, and settings that weaken a promise cause warnings.
 #[test]
 fn adcp_mcp_has_bounds_and_says_what_it_promises() {
     let text = |rest: &str| format!("[gateway]\nupstream = \"http://h\"\nprofile = \"adcp-mcp\"\n{rest}");
@@ -506,7 +503,7 @@ fn adcp_mcp_has_bounds_and_says_what_it_promises() {
     assert!(unknown[0].starts_with("semel.toml:3:9: tools: "), "{unknown:?}");
 }
 
-// R6: a store that cannot tell "never seen" from "lost" is not trusted where replay is promised.
+// After a loss of data, a missing record does not prove that a key is new.
 #[test]
 fn adcp_mcp_refuses_after_a_loss_unless_told_otherwise() {
     let loss = |profile: &str, rest: &str| {

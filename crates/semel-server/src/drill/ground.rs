@@ -192,7 +192,7 @@ impl Server {
         let ready = tokio::time::timeout(PATIENCE, lines.next_line())
             .await
             .context("a server that is not ready")??;
-        let ready = ready.context("a server that ended at once: run `semel serve` to see why")?;
+        let ready = ready.context("the server ended immediately: run `semel serve` to see why")?;
         let admin = ready.split_whitespace().find_map(|word| word.strip_prefix("admin="));
         let admin = admin.with_context(|| format!("the ready line {ready:?}"))?.to_owned();
         Ok(Self { child, admin })

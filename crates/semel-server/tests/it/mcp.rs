@@ -71,7 +71,7 @@ fn the_sample_agent_conforms_behind_the_gateway() {
     let store = format!("embedded:{}", folder.path().join("data").display());
     let args = ["--profile", "adcp-mcp", "--store", &store, "--upstream", &url];
     let semel = Semel::start(&args);
-    semel.logged("which is at least once");
+    semel.logged("which means at least once");
     let mut buys = 0;
     for (number, accept) in FORMS.into_iter().enumerate() {
         let alice = client(&semel, "alice", accept);

@@ -30,7 +30,7 @@ fn a_port_that_is_taken_is_named() {
     let second = run(&["serve", "--store", "memory:", "--admin", at]);
     assert_eq!(second.status.code(), Some(1));
     let said = String::from_utf8_lossy(&second.stderr);
-    assert!(said.contains("the admin listener cannot have 127.0.0.1:"), "{said}");
+    assert!(said.contains("the admin listener cannot bind 127.0.0.1:"), "{said}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What can be chosen before a PostgreSQL starts.
+//! Options of a PostgreSQL server.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
 /// PostgreSQL refuses to run as root.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
-/// What can be chosen before a PostgreSQL starts: see [`Postgres::options`].
+/// Options of a PostgreSQL server: see [`Postgres::options`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     storage: Storage,
@@ -30,20 +30,20 @@ pub struct Options {
 }
 
 impl Options {
-    /// Where the data lie; on disk unless chosen. Syncs are made in both cases.
+    /// Where the data is stored; on disk by default. Syncs are made in both cases.
     pub fn storage(mut self, storage: Storage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// A setting of `postgresql.conf`; it wins over those of the harness.
+    /// A setting of `postgresql.conf`; it overrides those of the harness.
     pub fn config(mut self, name: &str, value: &str) -> Self {
         self.lines.push(format!("{name} = '{}'", value.replace('\'', "''")));
         self
     }
 
-    /// Asks every client over TCP for a password, and gives this one to the superuser. Letters and digits only: it goes
-    /// into URLs. Without it nobody is asked.
+    /// Requires a password from every client over TCP, and sets it for the superuser. Letters and digits only, because it goes into
+    /// URLs. By default no password is required.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
@@ -57,7 +57,7 @@ impl Options {
     pub fn start(&self) -> Result<Postgres> {
         let server = self.start_on(template::copy_to, "")?;
         if let Some(password) = &self.password {
-            // Not to wait for a synchronous standby that the test has yet to start.
+            // Must not wait for a synchronous standby that the test has not started yet.
             server
                 .sql(&format!("SET synchronous_commit = local; ALTER USER postgres PASSWORD '{password}'"))?;
         }
@@ -74,7 +74,7 @@ impl Options {
             run(&mut backup)?;
             write(&data.join("standby.signal"), "", owner)
         };
-        // The reconnect is quick, because tests cut this stream on purpose.
+        // Reconnects quickly, because tests cut this stream on purpose.
         let lines = format!(
             "primary_conninfo = 'host={} port={} user=postgres application_name=standby'\nwal_retrieve_retry_interval = 200ms\n",
             stream.ip(),
@@ -106,7 +106,7 @@ impl Options {
         Ok(Postgres { daemon, programs, owner, options: self.clone(), databases: AtomicU32::new(0) })
     }
 
-    /// Who may log in how. The harness comes by the socket in its own folder, standbys by TCP; neither needs a password.
+    /// The access rules. The harness uses the socket in its own folder, standbys use TCP; neither needs a password.
     fn access(&self) -> &'static str {
         match self.password {
             None => {
@@ -119,7 +119,7 @@ impl Options {
     }
 
     fn lines(&self, folder: &Path, port: u16, more: &str) -> String {
-        // Shared memory for parallel queries lies in the folder, so that it goes with it also after a kill.
+        // Shared memory for parallel queries is in the folder, so that it is removed with it even after a kill.
         format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{folder}'\n\
              dynamic_shared_memory_type = mmap\nmax_connections = 300\nshared_buffers = 64MB\n\
@@ -130,7 +130,7 @@ impl Options {
     }
 }
 
-/// The server itself, never `pg_ctl`: only a parent can reap it, and one not reaped blocks a restart.
+/// Starts the server itself, never `pg_ctl`: only a parent can reap it, and a zombie blocks a restart.
 pub(super) fn command(programs: &PostgresPrograms, folder: &Folder, owner: Option<Owner>) -> Result<Command> {
     let mut command = Command::new(programs.path("postgres")?);
     command.arg("-D").arg(data(folder));
@@ -138,7 +138,7 @@ pub(super) fn command(programs: &PostgresPrograms, folder: &Folder, owner: Optio
     Ok(command)
 }
 
-/// Whether this very process says that it takes connections: it writes so beside its data.
+/// True if this process accepts connections, according to the file that it writes to its data folder.
 pub(super) fn is_ready(folder: &Folder, pid: u32) -> bool {
     let status = fs::read_to_string(data(folder).join("postmaster.pid")).unwrap_or_default();
     let mut lines = status.lines();

@@ -1,4 +1,4 @@
-//! A freshly initialised data folder, made once for all test processes of a build, and copied for each server.
+//! An initialised data folder, created once for all test processes of a build, and copied for each server.
 
 use std::{
     env,
@@ -16,10 +16,10 @@ use crate::{
     programs::PostgresPrograms,
 };
 
-/// The settings of `initdb` are part of the name: raise it when they change.
+/// Part of the folder's name: increase it when the settings of `initdb` change.
 const SERIES: u32 = 1;
 
-/// Copies the template to `data`; makes the template first if there is none for this version.
+/// Copies the template to `data`. Creates the template first if there is none for this version.
 pub(super) fn copy_to(data: &Path, programs: &PostgresPrograms, owner: Option<Owner>) -> Result<()> {
     copy_tree(&template(programs, owner)?, data, owner)
 }
@@ -29,7 +29,7 @@ fn template(programs: &PostgresPrograms, owner: Option<Owner>) -> Result<PathBuf
     fs::create_dir_all(&home).doing(|| format!("creating {}", home.display()))?;
     let version: String = programs.version.chars().filter(char::is_ascii_alphanumeric).collect();
     let template = home.join(format!("{version}-{SERIES}"));
-    // Each test may be a process: whoever holds the lock makes the template, the others wait and find it.
+    // Each test may be a process of its own: the one with the lock creates the template, the others wait for it.
     let lock = home.join("lock");
     let lock = File::create(&lock).doing(|| format!("creating {}", lock.display()))?;
     lock.lock().doing(|| "waiting for another test to run initdb".to_owned())?;
@@ -59,7 +59,7 @@ fn template(programs: &PostgresPrograms, owner: Option<Owner>) -> Result<PathBuf
     Ok(template)
 }
 
-/// Beside what the build made, so that it goes when the build is cleaned.
+/// In the build folder, so that it is removed when the build is cleaned.
 fn home() -> Result<PathBuf> {
     let program = env::current_exe().doing(|| "looking for the test program".to_owned())?;
     let folder = program.parent().unwrap_or(Path::new("/tmp"));

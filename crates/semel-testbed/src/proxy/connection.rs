@@ -1,4 +1,4 @@
-//! One connection through the proxy: two directions, each a reader that stamps and a writer that paces.
+//! One connection through the proxy: two directions, each with a reader that adds timestamps and a writer that delays.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ use tokio::{
 
 use super::mode::{Admission, Counters, Held, Mode, Pace};
 
-/// Kept for each direction while it is held or delayed: after that the sender feels it.
+/// Maximum number of buffered pieces per direction. At the limit, the sender has to wait.
 const PIECES: usize = 64;
 const PIECE: usize = 16 * 1024;
 
-/// What was read and when: a piece, an empty one for the end of the stream, or how the connection broke. All of it goes the
-/// same way, so that a held direction also holds back the news that the other side has gone.
+/// What was read, and when: a piece, an empty piece for the end of the stream, or the error of the connection. All take the same path,
+/// so that a held direction also holds the end of the connection.
 type Piece = (Instant, io::Result<Vec<u8>>);
 
 pub(super) struct Connection {
@@ -41,9 +41,9 @@ pub(super) struct Connection {
 enum End {
     /// Both sides have finished.
     Done,
-    /// The other sides must see a reset.
+    /// Both sides must see a reset.
     Reset,
-    /// The server is to forget it, the client is not to notice.
+    /// The server drops it, and the client does not notice.
     HalfOpen,
 }
 
@@ -74,7 +74,7 @@ impl Connection {
             },
         };
         let Ok(mut server) = connected else { return reset(&self.client) };
-        // Small pieces must go as they came.
+        // Pieces must be forwarded as they arrive.
         let _ = (server.set_nodelay(true), self.client.set_nodelay(true));
         match self.pass(&mut server).await {
             End::Done => {}
@@ -93,7 +93,7 @@ impl Connection {
     async fn pass(&mut self, server: &mut TcpStream) -> End {
         let (client_in, client_out) = self.client.split();
         let (server_in, server_out) = server.split();
-        // Set when the trap has caught a piece of this client: the next reply is swallowed.
+        // Set when the trap has caught a request of this client: the next reply is dropped.
         let caught = AtomicBool::new(false);
         let (counters, mut mode) = (&self.counters, self.mode.clone());
         let trap_mode = self.mode.clone();
@@ -134,13 +134,13 @@ impl Connection {
         }
     }
 
-    /// Reads and forgets what the client sends, until it goes or is cut.
+    /// Reads and drops what the client sends, until it disconnects or is cut.
     async fn swallow(&mut self) {
         let mut mode = self.mode.clone();
         let mut forgotten = vec![0; PIECE];
         loop {
             tokio::select! {
-                // What is half-open already can not become more so.
+                // A half-open connection stays half-open.
                 _ = fault(&mut mode, self.cut_before, u64::MAX) => return reset(&self.client),
                 read = self.client.read(&mut forgotten) => if matches!(read, Ok(0) | Err(_)) { return },
             }
@@ -154,7 +154,7 @@ impl Drop for Connection {
     }
 }
 
-/// Closing it from now on sends a reset instead of an end.
+/// From now on, closing it sends a reset.
 fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
@@ -169,11 +169,11 @@ async fn fault(mode: &mut watch::Receiver<Mode>, cut_before: u64, half_open_befo
 
 enum Verdict {
     Pass,
-    /// Not delivered, and the connection is reset.
+    /// Dropped, and the connection is reset.
     Swallow,
 }
 
-/// Passes one direction on until its end. An error means that the connection is to be reset.
+/// Forwards one direction until its end. An error means that the connection must be reset.
 async fn direction(
     mut from: ReadHalf<'_>,
     to: WriteHalf<'_>,
@@ -191,7 +191,7 @@ async fn direction(
                 piece
             });
             let last = read.as_ref().map_or(true, Vec::is_empty);
-            // Once the writer has failed there is nobody to read for.
+            // If the writer has failed, the reader stops too.
             if queue.send((Instant::now(), read)).await.is_err() || last {
                 return io::Result::Ok(());
             }
@@ -250,7 +250,7 @@ impl Writer<'_> {
 
     async fn until_released(&mut self) {
         let pace = self.pace;
-        // It only fails when the proxy goes, and then this connection is cut.
+        // An error means that the proxy ends, and then this connection is cut.
         let _ = self.mode.wait_for(|mode| pace(mode).held == Held::No).await.map(drop);
     }
 }

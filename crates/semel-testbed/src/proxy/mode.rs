@@ -1,4 +1,4 @@
-//! What the proxy does at present, and what it has counted.
+//! The current faults and the counters of the proxy.
 
 use std::{
     net::SocketAddr,
@@ -11,16 +11,16 @@ use std::{
 
 use super::Counts;
 
-/// Read by all connections at each step.
+/// All connections read it at each step.
 #[derive(Clone, Debug)]
 pub(super) struct Mode {
     pub(super) target: SocketAddr,
     pub(super) to_server: Pace,
     pub(super) to_client: Pace,
     pub(super) admission: Admission,
-    /// Connections that began under a lower number are to be cut.
+    /// Connections with a lower number must be cut.
     pub(super) cut_before: u64,
-    /// Connections that began under a lower number are to be half-open.
+    /// Connections with a lower number must be half-open.
     pub(super) half_open_before: u64,
     pub(super) trap: Trap,
 }
@@ -38,7 +38,7 @@ impl Mode {
         }
     }
 
-    /// The same without faults; what was done to connections stays done.
+    /// The same mode without faults. Connections that were cut or half-open stay so.
     pub(super) fn healed(&self) -> Self {
         Self {
             cut_before: self.cut_before,
@@ -48,7 +48,7 @@ impl Mode {
     }
 }
 
-/// How bytes go in one direction.
+/// The faults of one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     pub(super) held: Held,
@@ -63,7 +63,7 @@ pub(super) enum Held {
     No,
 }
 
-/// What becomes of new connections.
+/// Handling of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Forward,
@@ -71,11 +71,11 @@ pub(super) enum Admission {
     HalfOpen,
 }
 
-/// Catches one piece from a client, whichever connection it comes on.
+/// Catches one request of any client.
 #[derive(Clone, Debug)]
 pub(super) struct Trap {
     needle: Arc<[u8]>,
-    // Shared by all copies of the mode: the first connection that takes it has it.
+    // Shared by all copies of the mode: the first connection that takes it owns it.
     armed: Arc<AtomicBool>,
 }
 
@@ -88,7 +88,7 @@ impl Trap {
         Self { needle: Arc::new([]), armed: Arc::default() }
     }
 
-    /// Whether this piece is the one.
+    /// True if this piece is the expected request.
     pub(super) fn catches(&self, piece: &[u8]) -> bool {
         let fits =
             self.needle.is_empty() || piece.windows(self.needle.len()).any(|part| part == &*self.needle);
@@ -96,7 +96,7 @@ impl Trap {
     }
 }
 
-/// Counted by the connections, read by the test.
+/// Updated by the connections, read by the test.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) accepted: AtomicU64,

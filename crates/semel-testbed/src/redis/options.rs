@@ -1,4 +1,4 @@
-//! What can be chosen before a Redis starts.
+//! Options of a Redis server.
 
 use std::{
     fs,
@@ -11,19 +11,19 @@ use crate::{Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports
 
 pub(super) const CONFIG: &str = "redis.conf";
 
-/// When Redis has an accepted write on disk.
+/// When Redis writes an accepted change to disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Persistence {
-    /// Never: a restart comes back empty.
+    /// Never: the server is empty after a restart.
     None,
     /// Once a second. A killed process loses nothing that the kernel has; a power cut may lose a second.
     #[default]
     EverySecond,
-    /// Before the answer.
+    /// Before the reply.
     Always,
 }
 
-/// What can be chosen before a Redis starts: see [`Redis::options`].
+/// Options of a Redis server: see [`Redis::options`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     storage: Storage,
@@ -49,19 +49,19 @@ enum Transport {
 }
 
 impl Options {
-    /// Where the data lie; on disk unless chosen.
+    /// Where the data is stored; on disk by default.
     pub fn storage(mut self, storage: Storage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// When writes are on disk; once a second unless chosen.
+    /// When changes are written to disk; once a second by default.
     pub fn persistence(mut self, persistence: Persistence) -> Self {
         self.persistence = persistence;
         self
     }
 
-    /// One more line of `redis.conf`; it wins over those of the harness.
+    /// Another line of `redis.conf`; it overrides those of the harness.
     pub fn config(mut self, name: &str, value: &str) -> Self {
         self.lines.push(format!("{name} {value}"));
         self
@@ -77,19 +77,19 @@ impl Options {
         self.config("user", &format!("{name} {rules}"))
     }
 
-    /// A second port that speaks TLS, with a certificate made by `openssl` for this server.
+    /// A second port with TLS, with a certificate that `openssl` creates for this server.
     pub fn tls(mut self) -> Self {
         self.transport = Transport::PlainAndTls;
         self
     }
 
-    /// The certificates of another server instead of own ones: nodes that talk to each other trust one authority.
+    /// Uses the certificates of another server, so that nodes trust the same authority.
     pub(crate) fn certificates(mut self, folder: Option<PathBuf>) -> Self {
         self.certificates = folder;
         self
     }
 
-    /// A node that can become part of a cluster, with a port for the bus between the nodes.
+    /// A cluster node, with a port for the cluster bus.
     pub(crate) fn cluster_node(mut self) -> Self {
         self.role = Role::ClusterNode;
         self
@@ -125,7 +125,7 @@ impl Options {
                     let port = bus.insert(Port::pick()?).number();
                     lines.push_str(&format!("cluster-enabled yes\ncluster-port {port}\n"));
                     if certificates.is_some() {
-                        // Only then do nodes tell clients of their ports for TLS.
+                        // Without these settings, nodes do not announce their TLS ports to clients.
                         lines.push_str("tls-cluster yes\ntls-replication yes\n");
                     }
                 }
@@ -148,7 +148,7 @@ impl Options {
             Persistence::EverySecond => "appendonly yes\nappendfsync everysec\nauto-aof-rewrite-percentage 0",
             Persistence::Always => "appendonly yes\nappendfsync always\nauto-aof-rewrite-percentage 0",
         };
-        // Replication at once and in small waits: tests have no time for the delays that fit data centres.
+        // Replication without delays: the defaults are for data centres and too slow for tests.
         format!(
             "bind 127.0.0.1\nport {port}\ndir {dir}\ndaemonize no\nsave \"\"\n{persistence}\n\
              user {HARNESS_USER} on >{HARNESS_USER} ~* &* +@all\nmasteruser {HARNESS_USER}\nmasterauth {HARNESS_USER}\n\

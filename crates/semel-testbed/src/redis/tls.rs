@@ -1,4 +1,4 @@
-//! Certificates for one server, made by the `openssl` program.
+//! Certificates for one server, created by the `openssl` program.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Result, error::Doing, process::run, programs};
 
-// Self-contained: what the system's own openssl.cnf says must not matter.
+// Self-contained, so that the system's own openssl.cnf has no effect.
 const OPENSSL_CONFIG: &str = "\
 [req]
 distinguished_name = name
@@ -29,7 +29,7 @@ pub(super) fn ca_cert(folder: &Path) -> PathBuf {
     folder.join("ca.crt")
 }
 
-/// Writes an authority and a server certificate signed by it, good for two days.
+/// Creates an authority and a server certificate that it signs, valid for two days.
 pub(super) fn make_certificates(folder: &Path) -> Result<()> {
     let config = folder.join("openssl.cnf");
     fs::write(&config, OPENSSL_CONFIG).doing(|| format!("writing {}", config.display()))?;

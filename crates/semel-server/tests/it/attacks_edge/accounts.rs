@@ -104,7 +104,7 @@ fn a_header_of_the_scope_cannot_be_removed_or_spelled_otherwise() {
 fn a_scope_that_any_client_can_choose_is_warned_about() {
     let upstream = Upstream::start();
     let (_folder, semel) = gateway(&upstream.url(), "scope = \"header:x-tenant\"", "");
-    semel.logged("scope = \\\"header:x-tenant\\\": any client can write");
+    semel.logged("scope = \\\"header:x-tenant\\\": clients can choose its value");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn a_plain_ledger_beside_sealed_outcomes_has_to_be_accepted() {
     let file = config(folder.path(), OLD, "", target);
     let refused = semel().arg("serve").arg("--config").arg(&file).env(OLD.0, OLD.1).output().unwrap();
     let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("[[target]] would keep events"), "{told}");
+    assert!(!refused.status.success() && told.contains("[[target]] would store events"), "{told}");
     assert!(told.contains("ledger = \"plain\""), "the way out: {told}");
 
     let accepted = config(folder.path(), OLD, "ledger = \"plain\"", target);
