@@ -49,7 +49,7 @@ impl Step<'_> {
         let next = match (wish, self.world.ledger.event(run)) {
             (_, None) => Client::Buffer { run, misses },
             (ChangeKind::Cancel, Some(_)) => {
-                // A run that was executed cannot be cancelled; the client is told so.
+                // A run that was executed cannot be cancelled; the client gets that answer.
                 if self.cancel_in_ledger(run) == Some(true) {
                     self.acknowledge(wish, run);
                 }
@@ -76,7 +76,7 @@ impl Step<'_> {
                 self.mark(Milestone::CancelWaited);
                 Client::InTransit(run)
             }
-            // It is cancelled already.
+            // It is already cancelled.
             Some(entry) if wish == ChangeKind::Cancel && entry.cancel != 0 => {
                 self.acknowledge(wish, run);
                 Client::Idle

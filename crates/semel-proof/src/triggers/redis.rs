@@ -63,7 +63,7 @@ impl Step<'_> {
         }
     }
 
-    /// The same if the key belongs to another payload: the claim must not stay bound to the caller's payload.
+    /// As `give_back`, if the key belongs to another payload: the claim must not stay bound to the caller's payload.
     pub(super) fn give_up(&mut self, caller: u8, generation: u8) {
         if self.holds(caller, generation) {
             *self.world.redis.claim_mut(generation) = ClaimState::Free;
@@ -76,7 +76,7 @@ impl Step<'_> {
         }
     }
 
-    /// Forgets a claim that leads nowhere.
+    /// Forgets a claim without a run.
     pub(super) fn forget(&mut self, generation: u8) {
         let claim = self.world.redis.claim_mut(generation);
         if matches!(claim, ClaimState::Done { .. }) {
@@ -221,7 +221,7 @@ impl Step<'_> {
         self.world.redis.part = TenantPart::Closed(token);
     }
 
-    /// Leases a run unless another lease stands.
+    /// Leases a run unless it has another lease.
     pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRun> {
         let entry = self.world.redis.entry_mut(run).as_mut()?;
         if entry.lease.is_some() {
