@@ -278,7 +278,7 @@ mod tests {
         let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
         let may = |counts| allowed(&job(pace, counts), &account(0.0), Instant::now());
         assert_eq!(may(counts(1000, 0, 0, 0)), 3);
-        assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is under way");
+        assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is in progress");
         assert_eq!(may(counts(997, 1, 2, 0)), 0, "not all of it has ended");
         assert_eq!(may(counts(997, 0, 3, 0)), 1, "then it ramps");
         assert_eq!(may(counts(990, 0, 4, 0)), 5);
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(narrow, 2);
         let sure = Pace { canary: 0, ..pace };
         let sure = allowed(&job(sure, counts(1000, 0, 0, 0)), &account(0.0), Instant::now());
-        assert_eq!(sure, 100, "nobody wants a ramp");
+        assert_eq!(sure, 100, "without a ramp");
     }
 
     /// Runs a job of 100,000 items for a given time, checked as often as the replayer does, and returns the

@@ -122,7 +122,7 @@ async fn check(servers: Arc<Servers>, ground: Ground, case: &'static str) -> (&'
                 .downcast_ref::<String>()
                 .cloned()
                 .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-                .unwrap_or_else(|| "it panicked without a word".to_owned()),
+                .unwrap_or_else(|| "it panicked without a message".to_owned()),
             Err(error) => error.to_string(),
         }),
     };

@@ -259,7 +259,7 @@ fn replayed(outcome: &Outcome) -> Answered {
 async fn pause() {
     let line = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
     let read: Result<io::Result<usize>, _> = line.await;
-    assert!(matches!(read, Ok(Ok(1..))), "whoever paused this process went away: {read:?}");
+    assert!(matches!(read, Ok(Ok(1..))), "the process that paused this one has ended: {read:?}");
 }
 
 /// Waits for a condition; the parent process limits the time.
@@ -275,5 +275,5 @@ pub(super) fn devour() -> ! {
     while eaten.len() < 1 << 14 {
         eaten.push(vec![1; 1 << 20]);
     }
-    panic!("16 GiB, and nobody minds: {:?}", eaten.last().map(Vec::len))
+    panic!("16 GiB allocated without a limit: {:?}", eaten.last().map(Vec::len))
 }

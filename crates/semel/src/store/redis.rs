@@ -403,7 +403,7 @@ async fn claim_shortly(
             return Ok(ruling);
         }
     }
-    Err(script::strange("rules on nothing"))
+    Err(script::strange("lacks a ruling"))
 }
 
 impl Store for RedisStore {

@@ -123,7 +123,7 @@ impl Faults {
         Fault::new(
             ErrorKind::Poisoned,
             format!(
-                "{file}: a sync failed, so nobody knows what is on disk. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
+                "{file}: a sync failed, so the state on disk is unknown. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
             ),
         )
     }

@@ -38,7 +38,7 @@ impl Folder {
             Err(TryLockError::Error(error)) => {
                 return Err(setup(
                     &lock_path,
-                    "the file system knows no locks, so nothing would keep a second process out",
+                    "the file system does not support locks, so a second process could open the store",
                     error,
                 ));
             }

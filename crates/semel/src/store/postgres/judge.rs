@@ -133,7 +133,7 @@ impl Group {
                 if base.version != attempt.seen && !repeatable(&item.command) {
                     item.tell(Err(Error::new(
                         ErrorKind::Ambiguous,
-                        "the connection broke while the record was written, and somebody changed it since; whether the command was executed is unknown",
+                        "the connection broke while the record was written, and another process changed it since; whether the command was executed is unknown",
                     )));
                     continue;
                 }

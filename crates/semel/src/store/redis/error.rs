@@ -28,7 +28,7 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("TRYAGAIN", ErrorKind::Unavailable, "the slot is being moved"),
     ("MOVED", ErrorKind::Unavailable, "the slot was moved; use a redis-cluster:// URL for a cluster"),
     ("ASK", ErrorKind::Unavailable, "the slot is being moved; use a redis-cluster:// URL for a cluster"),
-    ("BUSY", ErrorKind::Unavailable, "somebody's script blocks the server"),
+    ("BUSY", ErrorKind::Unavailable, "another client's script blocks the server"),
     ("UNBLOCKED", ErrorKind::Unavailable, "the server became a replica while it waited"),
     (
         "NOREPLICAS",

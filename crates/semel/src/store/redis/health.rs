@@ -134,9 +134,9 @@ impl Shared {
         if state.unfit != unfit {
             match &unfit {
                 Some(why) => {
-                    tracing::error!(store = %self.name, why, "the Redis server is unfit: no claims are granted");
+                    tracing::error!(store = %self.name, why, "the Redis server's settings are unsafe: no claims are granted");
                 }
-                None => tracing::info!(store = %self.name, "the Redis server is fit again"),
+                None => tracing::info!(store = %self.name, "the Redis server's settings are safe again"),
             }
         }
         state.unfit = unfit;

@@ -224,7 +224,9 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
     let word = answer.text()?;
     Ok(match word.as_str() {
         "won" => {
-            let Command::Claim(claim) = command else { return Err(strange("won what nobody claimed")) };
+            let Command::Claim(claim) = command else {
+                return Err(strange("grants a claim that was not sent"));
+            };
             Ruling::Won(Win {
                 grant: Grant::from_parts(claim.owner, Fence::new(answer.number()?)),
                 attempt: u32::try_from(answer.number()?).unwrap_or(u32::MAX),
@@ -250,7 +252,7 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
             _ => return Err(strange("names a winner that is not done")),
         },
         "refused" => Ruling::Refused { phase: phase(&answer.text()?)? },
-        _ => return Err(strange("answers with a word nobody knows")),
+        _ => return Err(strange("contains an unknown ruling")),
     })
 }
 
@@ -264,7 +266,7 @@ fn phase(word: &str) -> Result<Phase, Error> {
         "in_doubt" => Phase::InDoubt,
         "done" => Phase::Done,
         "expired" => Phase::Expired,
-        _ => return Err(strange("names a phase nobody knows")),
+        _ => return Err(strange("names an unknown phase")),
     })
 }
 
@@ -275,7 +277,7 @@ impl Answer {
     pub(super) fn new(answer: Value) -> Result<Self, Error> {
         match answer {
             Value::Array(members) => Ok(Self(members.into_iter())),
-            _ => Err(strange("answers with something else than a list")),
+            _ => Err(strange("is not a list")),
         }
     }
 

@@ -94,7 +94,7 @@ pub async fn released_key_is_free_for_any_payload(context: &Context) {
     let first = context.win(id, &ask_and_begin(terms)).await;
     accepted(context.apply(id, Command::Release(first.grant)).await);
     let second = context.win(id, &ask_otherwise(terms)).await;
-    assert_eq!(second.attempt, 1, "a new life of the record counts anew");
+    assert_eq!(second.attempt, 1, "a new life of the record starts a new count");
     assert!(second.grant.fence() > first.grant.fence());
     assert_eq!(context.ask(id, &ask(terms)).await, Ruling::Conflict, "it is the new payload's now");
 }
