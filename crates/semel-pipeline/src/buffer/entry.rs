@@ -201,7 +201,7 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
     let dedupe = match head.dedupe {
         None => None,
         Some(key) => {
-            let print = unhex(&key.print).ok_or("its fingerprint is not one")?;
+            let print = unhex(&key.print).ok_or("its fingerprint is invalid")?;
             let fingerprint = Fingerprint::from_bytes(print);
             Some(Dedupe {
                 id: key.id,

@@ -196,7 +196,7 @@ async fn a_stop_waits_for_what_was_sent() {
     });
     let worker = start(&ledger, targets(handler, Policy { concurrency: 2, ..quick() }, Limits::default()));
     ledger.add("t", 10);
-    until("two are under way", || worker.in_hand() == 2).await;
+    until("two are in progress", || worker.in_hand() == 2).await;
     let stopping = tokio::spawn(worker.stop(PATIENCE));
     tokio::task::yield_now().await;
     gate.add_permits(100);
@@ -384,7 +384,7 @@ async fn a_stop_leaves_suspects_to_others() {
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
-    until("one is under way", || worker.in_hand() == 1).await;
+    until("one is in progress", || worker.in_hand() == 1).await;
     ledger.add_with("t", |work| work.crashes = 2);
     until("the suspect is given back", || ledger.count(|settle| matches!(settle, Settle::Defer(_))) == 1)
         .await;

@@ -62,7 +62,7 @@ pub enum Order {
 /// Whether the owner dies in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deaths {
-    /// No: leases are so long that only a notification ends a wait.
+    /// No: leases are long, so that only a notification ends a wait.
     None,
     /// The owner dies: leases are short, since a dead owner sends no notification.
     Owner,

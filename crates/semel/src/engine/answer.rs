@@ -87,10 +87,10 @@ pub enum RunError<E> {
     )]
     InDoubt,
     /// The retention of the outcome has passed.
-    #[error("this key was used before and its outcome is no longer kept: use a new key for a new request")]
+    #[error("this key was used before and its outcome has expired: use a new key for a new request")]
     Expired,
     /// The effect happened and its outcome was not stored.
-    #[error("the effect happened, but its outcome was not kept: {0}")]
+    #[error("the effect happened, but its outcome was not stored: {0}")]
     NotKept(String),
     /// The limit on waiting callers is reached.
     #[error("too many callers wait: try again with the same key in {retry_after:?}")]

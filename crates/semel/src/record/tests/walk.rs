@@ -142,7 +142,7 @@ impl Walk {
         }
         if let Ruling::Won(win) = &ruling {
             let known = self.grants.contains(&win.grant);
-            assert!(known || win.grant.fence > self.highest, "an old fence was granted anew");
+            assert!(known || win.grant.fence > self.highest, "an old fence was granted again");
             assert!(matches!(self.slot.phase(), Phase::Claimed | Phase::Begun) || win.lease_left.is_zero());
             if !known {
                 self.grants.push(win.grant);

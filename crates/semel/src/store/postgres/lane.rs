@@ -146,7 +146,7 @@ impl Runner {
             Some(fault) => fault,
             None => {
                 busy = Fault::unavailable(format!(
-                    "{}: others change the same record again and again; try again",
+                    "{}: other processes change the same record repeatedly; try again",
                     self.shared.settings.target
                 ));
                 &busy

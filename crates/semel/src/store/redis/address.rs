@@ -129,7 +129,7 @@ impl Address {
             }
             other => Err(setup(
                 format!(
-                    "{other}:// is no Redis URL; there are redis://, rediss://, redis-cluster:// and redis-sentinel://"
+                    "{other}:// is not a Redis URL: use redis://, rediss://, redis-cluster:// or redis-sentinel://"
                 ),
                 None,
             )),

@@ -83,7 +83,7 @@ impl Link {
             Ok(opened) => opened.map_err(|error| error::of(error, Sent::Read)),
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("the Redis server took no connection within {limit:?}"),
+                format!("the Redis server accepted no connection within {limit:?}"),
             )),
         };
         let mut open = self.open.lock();

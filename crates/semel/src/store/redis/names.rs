@@ -17,7 +17,7 @@ impl Names {
         let fine =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
         if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(fine) {
-            return Err("the prefix is 1 to 64 letters, digits and : - _ . /, without braces");
+            return Err("the prefix must be 1 to 64 letters, digits and : - _ . /, without braces");
         }
         Ok(Self { prefix: prefix.to_owned() })
     }

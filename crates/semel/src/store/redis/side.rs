@@ -159,7 +159,7 @@ impl Side {
             });
             answered
                 .await
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Closed, "the thread beside the store ended")))
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Closed, "the thread for Redis has ended")))
         })
     }
 }

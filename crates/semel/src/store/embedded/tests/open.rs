@@ -55,7 +55,7 @@ fn a_path_that_is_a_file() {
 fn a_path_below_a_file() {
     let place = Place::new();
     fs::write(place.path(), "hello").unwrap();
-    refused(EmbeddedStore::open(place.path().join("below")), ErrorKind::Setup, "folder cannot be made");
+    refused(EmbeddedStore::open(place.path().join("below")), ErrorKind::Setup, "folder cannot be created");
 }
 
 /// A file system in memory, unmounted on drop.
