@@ -163,7 +163,7 @@ pub enum Mutant {
     NumberInsteadOfToken,
     /// Numbers of announcements start again after Redis lost its data.
     NumbersStartAgain,
-    /// A caller whose rounds are exhausted goes on without a claim.
+    /// A caller whose rounds are exhausted continues without a claim.
     RoundsBypassClaim,
     /// The first winner of a claim does not read the ledger.
     WinnerSkipsLedger,

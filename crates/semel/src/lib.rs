@@ -34,11 +34,11 @@
 //! - [`downstream`]: calls to other people's systems, once.
 //! - `client`: a client for other people's services (feature `client`).
 //! - [`window`]: duplicates of a replicated log, refused in bounded memory.
-//! - [`outcome`], [`time`]: what is kept, and by which clock.
+//! - [`outcome`], [`time`]: stored outcomes, and the clocks.
 //!
 //! # Features
 //!
-//! | feature | what you get | default |
+//! | feature | contents | default |
 //! |---|---|---|
 //! | `client` | the client for other people's services: keys, retries, TLS (hyper, rustls) | no |
 //! | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// An arbitrary moment of the store's clock, well after the epoch.
+/// An arbitrary time on the store's clock, well after the epoch.
 const START: Timestamp = Timestamp::from_micros(1_000_000_000_000_000);
 
 const A: Owner = Owner::from_bytes([0xa; 16]);

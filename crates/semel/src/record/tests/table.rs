@@ -250,7 +250,7 @@ fn a_repeated_claim_knows_itself() {
         "the lease is not extended"
     );
 
-    // The begin-mark of a repeated claim counts, and a repeated claim without it does not take it away.
+    // The begin mark of a repeated claim counts, and a repeated claim without it does not remove it.
     let begin = claim(A, SAME, slot.terms, Begin::WithClaim);
     assert_eq!(won(&slot.apply(&begin)), again.grant);
     assert_eq!(slot.phase(), Phase::Begun);

@@ -19,7 +19,7 @@ use crate::store::{BoxFuture, Error, ErrorKind, Wakeups};
 /// Whether a change wakes the waiters of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Wake {
-    /// All who wait for the key.
+    /// All waiters of the key.
     Waiters,
     /// Nobody waits for this kind of change.
     Nobody,
