@@ -39,7 +39,6 @@ const MADE_UP: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Replayer {
     ledger: Arc<dyn Ledger>,
-    /// The accounts of running jobs.
     accounts: HashMap<JobId, Account>,
 }
 
@@ -103,7 +102,6 @@ impl Schedule {
         self.started = started;
     }
 
-    /// How many items may be started now.
     fn allows(&self, now: Instant) -> u64 {
         let Some(late) = self.elapsed(now).checked_sub(self.next) else { return 0 };
         let more = late.checked_div(self.step()).and_then(|more| u64::try_from(more).ok());
@@ -115,7 +113,6 @@ impl Schedule {
     }
 }
 
-/// The result of checking a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
     /// Items were released, or some are in progress.
@@ -152,7 +149,6 @@ impl Replayer {
         }
     }
 
-    /// Checks every running job once.
     async fn round(&mut self) -> Result<Looked, Error> {
         let running = self.ledger.running().await?;
         // A job that is resumed later begins a new account.

@@ -100,7 +100,6 @@ impl Servers {
         with(&self.redis, Redis::start, |redis| Ok(redis.url()))
     }
 
-    /// A fresh database.
     fn database(&self) -> Result<String> {
         with(&self.postgres, Postgres::start, |server| {
             Ok(server.url_at(server.addr(), &server.fresh_database()?))

@@ -151,7 +151,6 @@ fn is_first(generation: &Generation) -> bool {
     *generation == Generation::FIRST
 }
 
-/// A run in bytes.
 pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
     let dedupe = run.dedupe.as_ref().map(|dedupe| Key {
         id: dedupe.id,

@@ -108,7 +108,6 @@ struct Scripts {
     forget: RedisScript,
 }
 
-/// The position of the consumer.
 struct Place {
     group: Group,
     /// The last of its own messages that it read again; `None` once it has read all of them.

@@ -10,7 +10,6 @@ use semel::time::Timestamp;
 use super::world::{Made, NOW, Stage, Verdict, World, fingerprint, number, token};
 
 impl World {
-    /// The canonical form of this state.
     #[must_use]
     pub(super) fn canonical(mut self) -> Self {
         self.shift_time();

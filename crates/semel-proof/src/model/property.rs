@@ -56,7 +56,6 @@ fn sometimes(name: &'static str, condition: fn(&Protocol, &World) -> bool) -> Pr
     Property::sometimes(name, condition)
 }
 
-/// The properties of a mode.
 pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
     let mut properties = vec![
         always(name::ONE_ANSWER, |_, world| world.keeps(Rule::Answers)),

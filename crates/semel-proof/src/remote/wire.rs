@@ -52,7 +52,6 @@ pub(super) enum Answer {
     Failed { kind: String, message: String },
 }
 
-/// Owner and fence.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Grant(Id, u64);
 

@@ -3,7 +3,6 @@
 use super::world::{ClaimState, Client, Resetter, Rule};
 use super::{Milestone, Mutant, Step};
 
-/// A change of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChangeKind {
     Cancel,
@@ -108,7 +107,6 @@ impl Step<'_> {
         }
     }
 
-    /// Sends the next command of a reset.
     pub(super) fn reset_key(&mut self) -> Option<()> {
         self.world.resetter = match self.world.resetter {
             Resetter::Idle => {

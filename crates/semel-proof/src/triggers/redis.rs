@@ -3,7 +3,6 @@
 use super::world::{Caller, ClaimAnswer, ClaimState, Drainer, Entry, LeaseHolder, LeasedRun, TenantPart};
 use super::{Milestone, Mutant, Step};
 
-/// Answer of the buffer to a put.
 pub(super) enum PutResult {
     /// The run is buffered.
     Taken,
@@ -17,7 +16,6 @@ pub(super) enum PutResult {
     NotListed(u8),
 }
 
-/// Answer of the buffer to an acknowledgement.
 pub(super) enum AckResult {
     /// The run has left the buffer.
     Gone,
@@ -101,7 +99,6 @@ impl Step<'_> {
         }
     }
 
-    /// Puts a caller's run into the buffer.
     pub(super) fn put(&mut self, run: u8) -> PutResult {
         let caller = self.world.callers[usize::from(run)];
         if self.model.is_keyed(run)

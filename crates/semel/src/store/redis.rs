@@ -91,7 +91,6 @@ async fn begin(mut calls: UnboundedReceiver<Call>) {
     }
 }
 
-/// How a claim is applied.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// As an answer from the record, by GET.
@@ -261,7 +260,6 @@ impl Shared {
         ruling
     }
 
-    /// One script call.
     async fn execute(&self, numbered: &mut Numbered, key: &[u8], command: &Command) -> Result<Ruling, Error> {
         if matches!(command, Command::Claim(_))
             && let Some(refusal) = self.refusal()
@@ -315,7 +313,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a message to every process.
     async fn tell_all(&self, id: KeyId) -> Result<Told, Error> {
         let receipt = [self.process, rand::random()].concat();
         let mut publish = self.publish();

@@ -129,7 +129,6 @@ struct Tenure {
     terms: Arc<Terms>,
 }
 
-/// The settings.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     /// The maximum validity of a busy entry.

@@ -118,7 +118,6 @@ impl Context {
         }
     }
 
-    /// Accepts a new event.
     pub(super) async fn accept(&self, event: NewEvent) -> EventId {
         let id = event.id;
         let answers = self.ledger().accept(vec![event]).await.expect("it is accepted");
@@ -148,7 +147,6 @@ impl Context {
         taken.remove(0)
     }
 
-    /// Settles a delivery that is held.
     pub(super) async fn settle(&self, holding: Holding, settle: Settle) {
         assert_eq!(self.say(holding, settle).await, Said::Kept);
     }
@@ -285,7 +283,6 @@ pub(super) fn ordered(key: &str, target: &str) -> NewEvent {
     NewEvent { order_key: Some(key.to_owned()), ..event(target) }
 }
 
-/// A run.
 pub(super) fn run() -> NewEvent {
     NewEvent { id: EventId::new(EventKind::Run, SystemClock.now()), ..event(TARGET) }
 }
@@ -319,7 +316,6 @@ pub(super) fn new_job(selection: Selection, mode: Mode) -> NewJob {
     NewJob { id: JobId::new(SystemClock.now()), selection, mode, reason, by: "ann".to_owned(), pace }
 }
 
-/// All failed deliveries.
 pub(super) fn all_failed() -> Selection {
     Selection::Failed { limit: 1_000, tenant: None, targets: Vec::new(), signature: None }
 }

@@ -23,7 +23,6 @@ pub(super) enum Fate {
     Unknown,
 }
 
-/// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cure {
     /// Retry: another transaction was in the way.
@@ -86,7 +85,6 @@ impl Fault {
         }
     }
 
-    /// Translates the error of a statement.
     pub(super) fn statement(target: &str, error: &sqlx::Error) -> Self {
         let sqlx::Error::Database(database) = error else {
             return match error {

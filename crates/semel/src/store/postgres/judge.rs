@@ -61,7 +61,6 @@ struct Base {
 }
 
 impl Group {
-    /// Splits a sorted batch.
     pub(super) fn split(batch: Vec<Item>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::with_capacity(batch.len());
         for item in batch {

@@ -37,7 +37,6 @@ pub(super) enum Lane {
     Writes,
 }
 
-/// The task of one lane.
 #[derive(Debug)]
 pub(super) struct Runner {
     pub(super) lane: Lane,

@@ -128,7 +128,6 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     Ok(())
 }
 
-/// The server's properties.
 #[derive(Debug)]
 struct Facts {
     standby: bool,

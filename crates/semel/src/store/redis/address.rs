@@ -21,7 +21,6 @@ use crate::store::{Error, ErrorKind};
 /// How many commands the connection queues before it writes them. It limits the number of commands in a packet.
 pub(super) const QUEUED: usize = 4096;
 
-/// The timeouts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) connect: Duration,

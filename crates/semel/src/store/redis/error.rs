@@ -58,7 +58,6 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("SEMELDAMAGED", ErrorKind::Corrupt, "the record is damaged"),
 ];
 
-/// The error for the caller.
 pub(super) fn of(error: RedisError, sent: Sent) -> Error {
     let (kind, message) = describe(&error, sent);
     Error::new(kind, message).with_source(error)

@@ -68,7 +68,6 @@ impl Window {
     }
 }
 
-/// Lists one page.
 pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
     let (ids, end) = following(shared, query.after).await?;
     let mut page = Page::default();

@@ -5,7 +5,6 @@ use crate::hex;
 use crate::key::KeyId;
 use crate::store::MarkId;
 
-/// Names under one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -27,7 +26,6 @@ impl Names {
         format!("{}:{{{id}}}", self.prefix).into_bytes()
     }
 
-    /// The id in a record's key.
     pub(super) fn id(&self, key: &[u8]) -> Option<KeyId> {
         let tagged = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b":{")?.strip_suffix(b"}")?;
         hex::read(tagged).map(KeyId::from_bytes)
@@ -55,12 +53,10 @@ impl Names {
         format!("{}:probe", self.prefix).into_bytes()
     }
 
-    /// The deployment's secret.
     pub(super) fn secret(&self) -> Vec<u8> {
         format!("{}:secret", self.prefix).into_bytes()
     }
 
-    /// A high-water mark.
     pub(super) fn mark(&self, mark: MarkId) -> Vec<u8> {
         format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
     }

@@ -76,7 +76,6 @@ pub(super) struct Rules {
     marker: Script,
 }
 
-/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// One server, with or without replicas.
@@ -138,7 +137,6 @@ impl Rules {
         &self.completions
     }
 
-    /// Raises a high-water mark.
     pub(super) fn marks(&self) -> &Script {
         &self.marks
     }
@@ -218,7 +216,6 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).min(FOREVER_MICROS)
 }
 
-/// Parses the script's answer to a command.
 pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> {
     let mut answer = Answer::new(answer)?;
     let word = answer.text()?;

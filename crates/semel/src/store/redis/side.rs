@@ -78,7 +78,6 @@ impl Side {
         let _ = self.calls.send(Box::pin(task));
     }
 
-    /// The value of a key.
     pub(in crate::store) fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Vec<u8>>, Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {
@@ -108,7 +107,6 @@ impl Side {
         })
     }
 
-    /// Removes the value of a key.
     pub(in crate::store) fn remove(&self, id: KeyId, wake: Wake) -> BoxFuture<'_, Result<(), Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {

@@ -54,7 +54,6 @@ pub(super) fn complete(grant: Grant, outcome: &Arc<Outcome>) -> Command {
     Command::Complete { grant, fingerprint: PAYLOAD, outcome: Arc::clone(outcome), retention: None }
 }
 
-/// Every write that needs a grant.
 pub(super) fn writes(grant: Grant, outcome: &Arc<Outcome>) -> [Command; 6] {
     [
         Command::Begin(grant),
@@ -77,7 +76,6 @@ pub(super) struct Placed {
 }
 
 impl Context {
-    /// Claims a key that must be free.
     pub(super) async fn win(&self, id: KeyId, claim: &Claim) -> Win {
         won(self.apply(id, Command::Claim(claim.clone())).await)
     }

@@ -44,7 +44,6 @@ impl Gate {
         let _ = state.wait_for(|state| state.waiting >= count).await;
     }
 
-    /// Waits until the gate is open.
     pub(super) async fn pass(&self) {
         let mut state = self.state.subscribe();
         self.state.send_modify(|state| state.waiting += 1);
