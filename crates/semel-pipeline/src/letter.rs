@@ -209,7 +209,7 @@ pub struct NewLetter {
 /// A dead letter with its history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LetterStory {
-    /// The letter.
+    /// The dead letter.
     pub letter: Letter,
     /// All attempts to deliver it, replays included, the first one first.
     pub attempts: Vec<Attempt>,

@@ -39,7 +39,6 @@ const MADE_UP: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Replayer {
     ledger: Arc<dyn Ledger>,
-    /// The accounts of running jobs.
     accounts: HashMap<JobId, Account>,
 }
 
@@ -103,7 +102,6 @@ impl Schedule {
         self.started = started;
     }
 
-    /// How many items may be started now.
     fn allows(&self, now: Instant) -> u64 {
         let Some(late) = self.elapsed(now).checked_sub(self.next) else { return 0 };
         let more = late.checked_div(self.step()).and_then(|more| u64::try_from(more).ok());
@@ -115,7 +113,6 @@ impl Schedule {
     }
 }
 
-/// The result of checking a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
     /// Items were released, or some are in progress.
@@ -152,7 +149,6 @@ impl Replayer {
         }
     }
 
-    /// Checks every running job once.
     async fn round(&mut self) -> Result<Looked, Error> {
         let running = self.ledger.running().await?;
         // A job that is resumed later begins a new account.
@@ -278,7 +274,7 @@ mod tests {
         let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
         let may = |counts| allowed(&job(pace, counts), &account(0.0), Instant::now());
         assert_eq!(may(counts(1000, 0, 0, 0)), 3);
-        assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is under way");
+        assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is in progress");
         assert_eq!(may(counts(997, 1, 2, 0)), 0, "not all of it has ended");
         assert_eq!(may(counts(997, 0, 3, 0)), 1, "then it ramps");
         assert_eq!(may(counts(990, 0, 4, 0)), 5);
@@ -289,7 +285,7 @@ mod tests {
         assert_eq!(narrow, 2);
         let sure = Pace { canary: 0, ..pace };
         let sure = allowed(&job(sure, counts(1000, 0, 0, 0)), &account(0.0), Instant::now());
-        assert_eq!(sure, 100, "nobody wants a ramp");
+        assert_eq!(sure, 100, "without a ramp");
     }
 
     /// Runs a job of 100,000 items for a given time, checked as often as the replayer does, and returns the

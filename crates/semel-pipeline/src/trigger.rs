@@ -216,7 +216,6 @@ enum Known {
     Expired,
 }
 
-/// The result of placing a run.
 enum Placed {
     Done(Triggered),
     /// Its generation has ended, or its claim was taken over: start again.

@@ -1,6 +1,6 @@
-//! The stores that there are, each made fresh on servers that are started when they are first needed.
+//! All kinds of stores, each created fresh on servers that are started on first use.
 //!
-//! To add a store: a word in [`Ground`], its name, and how a fresh one is made.
+//! To add a store: add a variant to [`Ground`], its name, and its creation.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,12 +28,12 @@ pub enum Ground {
     Tiered,
     /// Outcomes sealed, over the embedded store.
     Encrypted,
-    /// A memory store that keeps no outcome, so that whoever checks stores can be checked.
+    /// A memory store that loses outcomes, to test the tests of stores.
     Broken,
 }
 
 impl Ground {
-    /// All that are meant to hold.
+    /// All that must meet the contract.
     pub const ALL: [Self; 7] = [
         Self::Memory,
         Self::Embedded,
@@ -58,13 +58,13 @@ impl Ground {
         }
     }
 
-    /// The one of that name.
+    /// The kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().chain([Self::Broken]).find(|ground| ground.name() == name)
     }
 }
 
-/// Servers, started when they are first asked for and gone with this value.
+/// Servers, started on first use and stopped with this value.
 #[derive(Debug, Default)]
 pub struct Servers {
     redis: Mutex<Option<Redis>>,
@@ -76,11 +76,11 @@ pub struct Servers {
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Servers {
-    /// A place that nobody has used, on a store that several processes can share; `None` for one that has one opener.
-    /// Blocks while a server starts.
+    /// A fresh place, on a store that several processes can share; `None` for a store with one opener. Blocks while a
+    /// server starts.
     ///
     /// # Errors
-    /// Where a server cannot be started.
+    /// A server cannot be started.
     pub fn place(&self, ground: Ground) -> Result<Option<Place>> {
         let prefix = format!("place-{}", self.places.fetch_add(1, Ordering::Relaxed));
         Ok(Some(match ground {
@@ -100,18 +100,17 @@ impl Servers {
         with(&self.redis, Redis::start, |redis| Ok(redis.url()))
     }
 
-    /// A database that nobody has used.
     fn database(&self) -> Result<String> {
         with(&self.postgres, Postgres::start, |server| {
             Ok(server.url_at(server.addr(), &server.fresh_database()?))
         })
     }
 
-    /// What the contract suite needs of a fresh store: two handles where there can be two, a clock that can be moved
-    /// where there is one, and how to open it again.
+    /// The context of the contract suite for a fresh store: two handles if possible, a movable clock if there is one,
+    /// and how to open the store again.
     ///
     /// # Errors
-    /// Where a server cannot be started or a store cannot be opened.
+    /// A server cannot be started or a store cannot be opened.
     pub async fn context(&self, ground: Ground) -> Result<Context> {
         if let Some(place) = tokio::task::block_in_place(|| self.place(ground))? {
             let context = Context::new(place.open().await?).peer(place.open().await?);

@@ -1,22 +1,22 @@
-//! The claim protocol as a model, over the very transition function that the stores call.
+//! The claim protocol as a model, over the same transition function that the stores call.
 //!
 //! A [`World`] holds a real `Option<Record>`; every step that touches the store goes through
-//! [`semel::record::apply`]. Around it are workers that obey the protocol, and everything that may go wrong: they
-//! crash at every step, sleep through their leases and act late, are cancelled, lose replies, have old packets
-//! delivered again; time passes at any moment; operators settle, forget and re-execute; the store loses the record.
-//! stateright walks through every interleaving.
+//! [`semel::record::apply`]. Around it are workers that obey the protocol, and faults: workers crash at every step,
+//! pause for longer than their leases and act late, are cancelled, lose replies, and have old packets delivered
+//! again; time passes at any time; operators settle, forget and re-execute; the store loses the record. stateright
+//! walks through every interleaving.
 //!
 //! | file | what |
 //! |---|---|
-//! | `world` | the state: the record, the workers, and what an all-seeing witness knows |
-//! | `canon` | states that differ only in names and in times long past are one |
+//! | `world` | the state: the record, the workers, and the facts of an omniscient witness |
+//! | `canon` | the canonical form of states that differ only in names and in past times |
 //! | `store` | a command on the record, with the mutants around the rules and the checks on every transition |
-//! | `action`, `step` | what can happen, and what it does |
-//! | `property` | what must always hold, and what must be reachable so that a pass means something |
+//! | `action`, `step` | the possible actions, and their effects |
+//! | `property` | the properties that must always hold, and the states that must be reachable |
 //!
-//! **Time** is abstract. It stands still until an action moves it to where something ends; since that may happen
+//! **Time** is abstract. It does not advance until an action moves it to the end of something. Since that may happen
 //! between any two steps, every skew between the clocks of workers and store is covered. Durations are a few
-//! microseconds, and the state is kept relative to the present, so that it is finite.
+//! microseconds, and the state is relative to the current time, so that it is finite.
 
 mod action;
 mod canon;
@@ -35,16 +35,16 @@ pub use self::action::{Action, Attempt, Packet};
 pub use self::property::name;
 pub use self::world::{Life, Made, Slot, Stage, Verdict, Witness, Worker, World};
 
-/// A model to check: the mode, who takes part, what may go wrong, and what was broken on purpose.
+/// A model to check: the mode, the workers, the faults, and a mutant.
 #[derive(Clone, Debug)]
 pub struct Protocol {
     /// The mode of every claim.
     pub mode: Mode,
     /// The terms of every claim.
     terms: Arc<Terms>,
-    /// What each worker asks for. Two payloads under one key must never meet.
+    /// The payload of each worker. Two payloads under one key must never get the same outcome.
     pub payloads: Vec<u8>,
-    /// How often each thing may happen.
+    /// How often each event may happen.
     pub budget: Budget,
     /// A fault in rules or workers that some property must catch.
     pub mutant: Option<Mutant>,
@@ -52,82 +52,82 @@ pub struct Protocol {
     pub only: Option<&'static str>,
 }
 
-/// How often each thing may happen in one run. What is left is part of the state.
+/// How often each event may happen in one run. The rest is part of the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Budget {
     /// Claims granted.
     pub grants: u8,
     /// Workers that die, at any step.
     pub crashes: u8,
-    /// Callers that go away while their effect goes on.
+    /// Callers that are dropped while their effect continues.
     pub cancels: u8,
-    /// Handlers that give up without knowing.
+    /// Handlers that end without knowing the result.
     pub abandons: u8,
-    /// Claim packets delivered once more, late; also stands for lost replies.
+    /// Claim packets that are delivered once more, late; also represents lost replies.
     pub late_packets: u8,
-    /// Times half a lease passes and the owner may renew.
+    /// How often half a lease passes and the owner may renew.
     pub ticks: u8,
-    /// Callers that ask again after they were told no.
+    /// Callers that ask again after a refusal.
     pub asks: u8,
-    /// Lives of the key after its first: re-executed, forgotten, or its memory has ended.
+    /// Lives of the key after its first: re-executed, forgotten, or no longer known.
     pub lives: u8,
     /// Fault: the store loses the record and its floor.
     pub losses: u8,
-    /// Fault: an operator forgets by force, whoever may be at work.
+    /// Fault: an operator forgets by force, although a worker may be active.
     pub forced: u8,
     /// Fault: a person settles to run while the owner may still act.
     pub rash_settlements: u8,
-    /// Fault: the store's clock steps back by a lease.
+    /// Fault: the store's clock goes back by a lease.
     pub clock_steps: u8,
 }
 
-/// Something broken on purpose. A model that does not notice proves nothing.
+/// A deliberate defect. A model that does not detect it proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// Writes are taken from any owner with any fence.
+    /// Writes are accepted from any owner with any fence.
     FenceOff,
-    /// Begin says yes to everybody.
+    /// Begin is always accepted.
     BeginUnfenced,
-    /// Release deletes the record, whoever asks.
+    /// Any caller's release deletes the record.
     PlainDelete,
     /// A record that was lost or removed starts with fence 1 again.
     FenceReset,
-    /// A caller that goes away releases its claim.
+    /// A dropped caller releases its claim.
     ReleaseOnCancel,
     /// An owner whose complete was refused answers with its own outcome.
     ZombieAnswers,
-    /// Settling leaves the fence as it was.
+    /// Settling does not raise the fence.
     SettleKeepsFence,
     /// Begun in `marked` and owner lost: taken over, as in `rerun`.
     TakeoverOfBegun,
-    /// A claim takes the key from an owner whose lease still stands.
+    /// A claim takes the key from an owner with a valid lease.
     StealHeld,
-    /// Payloads are not compared while a claim stands or has lapsed.
+    /// Payloads are not compared while a claim is valid or has lapsed.
     ConflictSkippedInFlight,
-    /// Payloads are not compared on replay.
+    /// Payloads are not compared for a stored outcome.
     ConflictSkippedOnReplay,
     /// Release leaves no stub behind.
     StubDropped,
-    /// Giving up without knowing counts as nothing happened.
+    /// An unknown result counts as if nothing happened.
     AbandonReleases,
     /// The effect starts without waiting for the answer to begin.
     EffectBeforeBegin,
     /// A second complete overwrites the first.
     LastWriterWins,
-    /// An expired key runs again though it is still remembered.
+    /// An expired key runs again although it is still known.
     ExpiredRunsAgain,
-    /// Sweeping takes what is in doubt.
+    /// Sweeping removes a key in doubt.
     SweepDoubt,
-    /// A renewal knows no limit.
+    /// A renewal has no limit.
     RenewForEver,
 }
 
 impl Protocol {
-    /// A model of `mode` without faults; workers ask for one payload, the last of them for another.
+    /// A model of `mode` without faults; all workers have one payload, except the last.
     ///
     /// # Panics
-    /// If the store may both lose its record and step its clock back: nothing is left then that keeps fences
-    /// growing, so nothing is promised, and the model would not show it.
+    /// If the store may both lose its record and set its clock back: then nothing keeps fences growing, so nothing is
+    /// promised, and the model would not show it.
     pub fn new(mode: Mode, workers: usize, budget: Budget) -> Self {
         assert!(budget.losses == 0 || budget.clock_steps == 0, "a lost record and a clock step in one model");
         let payloads = (0..workers).map(|worker| u8::from(workers > 1 && worker + 1 == workers)).collect();
@@ -142,14 +142,14 @@ impl Protocol {
         Self { mode, terms: Arc::new(terms), payloads, budget, mutant: None, only: None }
     }
 
-    /// The same model, broken.
+    /// Adds a mutant.
     #[must_use]
     pub fn with(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
     }
 
-    /// The same model with one property to check.
+    /// Checks only one property.
     #[must_use]
     pub fn only(mut self, name: &'static str) -> Self {
         self.only = Some(name);
@@ -161,7 +161,7 @@ impl Protocol {
     }
 }
 
-/// All durations are made of this one: only their order matters.
+/// The base of all durations: only their order matters.
 const LEASE: Duration = Duration::from_micros(10);
 
 impl Model for Protocol {

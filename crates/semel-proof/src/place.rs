@@ -1,4 +1,4 @@
-//! Where a store lives, in words that can be handed to another process.
+//! The location of a store, in a form that can be passed to another process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use semel::store::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How to open a store. Opened twice it gives two handles on the same data, except for [`Place::Memory`].
+/// How to open a store. Opened twice it gives two handles to the same data, except for [`Place::Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// In this process.
     Memory,
     /// In a folder; one opener at a time.
     Embedded(PathBuf),
-    /// On Redis: one server or a cluster, as the URL says.
+    /// On Redis: one server or a cluster, depending on the URL.
     Redis {
         /// The URL.
         url: String,
-        /// What its keys begin with.
+        /// The prefix of its keys.
         prefix: String,
     },
     /// In a PostgreSQL database.
@@ -35,14 +35,14 @@ pub enum Place {
         postgres: String,
         /// The URL of Redis.
         redis: String,
-        /// What its keys begin with.
+        /// The prefix of its keys.
         prefix: String,
     },
     /// Outcomes sealed, over another place.
     Sealed {
-        /// The key that seals; whoever opens the place knows every key.
+        /// The key that seals; every process that opens the place knows all keys.
         key: SealedWith,
-        /// The store below.
+        /// The inner store.
         over: Box<Place>,
     },
 }
@@ -59,7 +59,7 @@ impl Place {
     /// Opens it.
     ///
     /// # Errors
-    /// What the store says.
+    /// The store's error.
     pub async fn open(&self) -> Result<Arc<dyn Store>, Error> {
         Ok(match self {
             Self::Memory => Arc::new(MemoryStore::new()),
@@ -68,7 +68,7 @@ impl Place {
             Self::Postgres { url } => Arc::new(PostgresStore::open(url).await?),
             Self::Tiered { postgres, redis, prefix } => {
                 let redis = RedisStore::builder(redis).prefix(prefix);
-                // As patient as a busy machine needs it: what is shown with it is not its speed.
+                // A generous timeout for a busy machine: this does not measure speed.
                 let postgres = PostgresStore::builder(postgres).patience(Duration::from_secs(20));
                 let tiered = TieredStore::builder(postgres, redis).redis_patience(Duration::from_secs(5));
                 Arc::new(tiered.open().await?)
@@ -85,7 +85,7 @@ impl SealedWith {
     /// A ring in the middle of a rotation: both keys open, one seals.
     ///
     /// # Errors
-    /// None, as long as the ids here are good ones.
+    /// None, while the ids here are valid.
     pub fn ring(self) -> Result<Keyring, KeyringError> {
         let key = |id: &str| SealingKey::from_passphrase(id.as_bytes());
         let (current, other) = match self {

@@ -1,8 +1,8 @@
 //! A store in another process: every call goes there, one line each way.
 //!
-//! With two of them the contract suite spans two real processes. The pipe keeps the order: a watch stands before the
-//! question that follows it. There is no order between two pipes: a cache says when it has dropped a record, and the other
-//! process goes on only then.
+//! With two of them the contract suite spans two real processes. The pipe preserves the order: a watch is registered
+//! before the request that follows it. There is no order between two pipes: a cache confirms that it has dropped a
+//! record, and the other process continues only then.
 
 mod serve;
 mod wire;
@@ -52,7 +52,7 @@ struct Caches {
     trust: Option<Trust>,
 }
 
-/// A panic elsewhere does not matter here: nothing is left half done under these locks.
+/// A panic elsewhere does not matter: nothing is left half done under these locks.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -61,10 +61,10 @@ impl RemoteStore {
     /// Starts `program` (`semel-victim`), which opens the place.
     ///
     /// # Errors
-    /// What the store says in this process.
+    /// The store's error in this process.
     ///
     /// # Panics
-    /// Where the program cannot be started.
+    /// The program cannot be started.
     pub async fn start(program: impl AsRef<OsStr>, place: &Place) -> Result<Self, Error> {
         let here = place.open().await?;
         let job = serde_json::to_string(&Job::Serve(place.clone())).expect("a job is plain data");
@@ -82,7 +82,7 @@ impl RemoteStore {
         Ok(Self { here, child: Mutex::new(child), input, next: AtomicU64::new(0), shared })
     }
 
-    /// The number of the other process.
+    /// The id of the other process.
     pub fn process(&self) -> u32 {
         lock(&self.child).id()
     }
@@ -113,14 +113,14 @@ fn write(input: &Mutex<ChildStdin>, number: u64, ask: &Ask) -> std::io::Result<(
 
 impl Shared {
     fn listen(&self, output: ChildStdout, back: &Mutex<ChildStdin>) {
-        // Where it cannot be written the process is gone, which the next line read says.
+        // If the write fails the process has ended, which the next read reports.
         let heard = |number| drop(write(back, number, &Ask::Heard));
         for line in BufReader::new(output).lines() {
             let Ok(Ok(told)) = line.map(|line| serde_json::from_str(&line)) else { break };
             match told {
                 Told::Answer(number, answer) => {
                     if let Some(waits) = lock(&self.waiting).remove(&number) {
-                        // Whoever asked may have gone away.
+                        // The caller may have been dropped.
                         let _ = waits.send(answer);
                     }
                 }
@@ -196,7 +196,7 @@ impl Store for RemoteStore {
     fn watch(&self, id: KeyId) -> Watch {
         let watch = self.shared.wakeups.watch(id);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Where it cannot be sent the next question says so.
+        // If this fails, the next request reports it.
         let _ = self.send(number, &Ask::Watch(*id.as_bytes()));
         watch
     }
@@ -214,7 +214,7 @@ impl Store for RemoteStore {
     }
 
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        // Nobody limits this store.
+        // This store has no limit.
         Box::pin(async { Ok(None) })
     }
 
@@ -226,7 +226,7 @@ impl Store for RemoteStore {
 impl Drop for RemoteStore {
     fn drop(&mut self) {
         let mut child = lock(&self.child);
-        // Either fails only where it has ended already.
+        // Both fail only if it has already ended.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -244,7 +244,7 @@ impl fmt::Display for RemoteStore {
     }
 }
 
-/// Hands every command, and every page of a listing, to the next of its stores in turn.
+/// Sends every command, and every page of a listing, to the next of its stores in turn.
 #[derive(Debug)]
 pub struct InTurn {
     stores: Vec<Arc<dyn Store>>,
@@ -252,7 +252,7 @@ pub struct InTurn {
 }
 
 impl InTurn {
-    /// Over these stores, which have the same data.
+    /// A store over these stores, which have the same data.
     pub fn new(stores: Vec<Arc<dyn Store>>) -> Self {
         Self { stores, next: AtomicUsize::new(0) }
     }

@@ -29,9 +29,9 @@
 //!
 //! # Final states
 //!
-//! A state is final when no process that has begun has a command left to send, no delivery is queued, and no lease of a
-//! dead process is left to expire. Faults and new callers may still come, but need not: what has not ended by then
-//! never ends.
+//! A state is final when no process that has begun has a command left to send, no delivery is queued, and no lease of
+//! a dead process is left to expire. Faults and new callers may still come, but need not: a run that has not ended by
+//! then never ends.
 
 mod action;
 mod caller;
@@ -65,7 +65,7 @@ pub struct TriggerModel {
     pub listed: bool,
     /// Decisions that the gate can take.
     pub gate: Gate,
-    /// How often each thing may happen.
+    /// How often each event may happen.
     pub budget: Budget,
     /// A step that is broken on purpose.
     pub mutant: Option<Mutant>,
@@ -95,7 +95,7 @@ pub enum Gate {
     Closed,
 }
 
-/// How often each thing may happen. What is left is part of the state.
+/// How often each event may happen. The rest is part of the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// Processes that die, at any step.
@@ -133,11 +133,11 @@ pub enum Mutant {
     WaitNotPromoted,
     /// Promotion reads the run, writes it to the ledger as live, and removes it, without a lease.
     PromoteWithoutLease,
-    /// A buffered run is inserted although its id is in the ledger already.
+    /// A buffered run is inserted although its id is already in the ledger.
     AcceptIgnoresId,
     /// A run that lost its key becomes an alias of the winner.
     CollisionAliases,
-    /// The same, and its increments overwrite those of the winner.
+    /// As `CollisionAliases`, and its increments overwrite those of the winner.
     CollisionOverwrites,
     /// Payloads are not compared.
     PayloadNotCompared,
@@ -163,7 +163,7 @@ pub enum Mutant {
     NumberInsteadOfToken,
     /// Numbers of announcements start again after Redis lost its data.
     NumbersStartAgain,
-    /// A caller whose rounds are exhausted goes on without a claim.
+    /// A caller whose rounds are exhausted continues without a claim.
     RoundsBypassClaim,
     /// The first winner of a claim does not read the ledger.
     WinnerSkipsLedger,
@@ -210,7 +210,7 @@ pub enum Milestone {
     LostKey,
     /// A caller was answered with a run that had lost its key.
     LostKeyFound,
-    /// A drainer wrote a run that was in the ledger already.
+    /// A drainer wrote a run that was already in the ledger.
     AcceptedTwice,
     /// A change came while the run was leased.
     ChangedInTransit,

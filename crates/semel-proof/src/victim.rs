@@ -1,8 +1,8 @@
-//! Processes that are made to die: what they are told, what they do, and what they report.
+//! Processes that die on purpose: their jobs and their reports.
 //!
-//! A test starts `semel-victim` with a [`Job`] and reads [`Report`]s from its standard output, one line each. A
-//! line is one write below the size a pipe takes whole, so a report arrives whole or not at all. What a killed
-//! victim reported did happen; what it did not report may have happened all the same: the word was not out yet.
+//! A test starts `semel-victim` with a [`Job`] and reads [`Report`]s from its standard output, one line each. A line
+//! is one write below the size that a pipe accepts atomically, so a report arrives completely or not at all. A
+//! reported event did happen; an event without a report may also have happened before the report was written.
 
 pub mod atomic;
 pub mod crowd;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::report::{Answered, Report};
 
-/// What a victim does with its life.
+/// The job of a victim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Opens a store and keeps it open until it is killed.
@@ -31,7 +31,7 @@ pub enum Job {
         /// The folder of the store.
         store: PathBuf,
     },
-    /// Runs one effect, and dies where it is told to.
+    /// Runs one effect, and dies at the configured point.
     Life(life::Life),
     /// Writes with many callers until it is killed.
     Flood(flood::Flood),
@@ -39,16 +39,16 @@ pub enum Job {
     Ledger(ledger::Post),
     /// Executes a script, one step after the other.
     Steady(steady::Steady),
-    /// Wants the same key with many callers at once, round by round.
+    /// Asks for the same key with many concurrent callers, round by round.
     Crowd(crowd::Crowd),
-    /// Executes what another process asks of a store.
+    /// Executes the requests of another process on a store.
     Serve(crate::place::Place),
 }
 
 impl Job {
     /// Does the job. Some jobs do not return.
     pub fn run(self) -> ExitCode {
-        // A test that is killed itself must not leave a victim behind.
+        // A test that is killed must not leave a victim behind.
         set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may name its own last signal");
         match self {
             Self::Hold { store } => match EmbeddedStore::open(&store) {
@@ -78,7 +78,7 @@ fn rest() -> ! {
     }
 }
 
-/// Ends this process as a crash does: no destructor runs, no buffer is flushed, no other thread goes on.
+/// Ends this process like a crash: no destructor runs, no buffer is flushed, no other thread continues.
 pub fn die() -> ! {
     kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
     rest()

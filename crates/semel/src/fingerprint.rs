@@ -49,7 +49,7 @@ impl Payload {
         Self::json_with(&mut Canonicalizer::new(), text, Limits::DEFAULT, exclusions)
     }
 
-    /// As [`json`](Self::json), with limits of its own and scratch space that is used again.
+    /// As [`json`](Self::json), with its own limits and reused scratch space.
     ///
     /// # Errors
     /// The text is not JSON, is ambiguous, or is beyond the limits; see [`canonical`](crate::canonical).
@@ -243,7 +243,7 @@ mod tests {
             // A part that spells the encoding of two.
             Payload::exact(&[b"a\x02\0\0\0\0\0\0\0bc"]),
             Payload::exact(&[NONE]),
-            // A long part and the digest that stands for it.
+            // A long part and its digest.
             Payload::exact(&[&long]),
             Payload::exact(&[&long[1..]]),
             Payload::exact(&[digest.as_bytes()]),

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | given by the client | the client alone knows what is one request to it | clients must keep it across retries |
 //! | a [`ContentHash`] of the payload | works for callers who know nothing of keys | two wanted equal requests are one; fields that change with every try must be excluded |
-//! | a [`BusinessKey`] | readable, the same from every caller and in every language | somebody must choose entity and version so that they name one effect |
+//! | a [`BusinessKey`] | readable, the same from every caller and in every language | entity and version must be chosen so that they name one effect |
 //!
 //! ```
 //! use semel::key::Key;

@@ -28,13 +28,13 @@
 //!
 //! - [`engine`]: the interface for callers. Claim, run, wait, answer from the record.
 //! - [`record`]: the rules, one pure function that everything else executes or calls.
-//! - [`store`]: where records live: memory, embedded disk, or your own.
-//! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: what names an effect, and what was asked.
-//! - [`outcome`], [`time`]: what is kept, and by which clock.
+//! - [`store`]: stores of records: memory, embedded disk, or your own.
+//! - [`key`], [`fingerprint`], [`canonical`], [`secret`]: the name of an effect, and its payload.
+//! - [`outcome`], [`time`]: stored outcomes, and the clocks.
 //!
 //! # Features
 //!
-//! | feature | what you get | default |
+//! | feature | contents | default |
 //! |---|---|---|
 //! | `embedded` | the embedded disk store and `run_in` (SQLite, bundled) | yes |
 //! | `encryption` | outcomes sealed at rest, over any store (XChaCha20-Poly1305) | no |

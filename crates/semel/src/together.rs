@@ -162,7 +162,7 @@ mod tests {
                         let (gate, under_way) = (Arc::clone(&gate), Arc::clone(&under_way));
                         async move {
                             let now = under_way.fetch_add(1, Ordering::SeqCst) + 1;
-                            assert!(now <= AT_ONCE, "{now} are under way");
+                            assert!(now <= AT_ONCE, "{now} are in progress");
                             gate.acquire().await.expect("it stays open").forget();
                             under_way.fetch_sub(1, Ordering::SeqCst);
                             questions

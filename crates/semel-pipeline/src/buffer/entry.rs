@@ -151,7 +151,6 @@ fn is_first(generation: &Generation) -> bool {
     *generation == Generation::FIRST
 }
 
-/// A run in bytes.
 pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
     let dedupe = run.dedupe.as_ref().map(|dedupe| Key {
         id: dedupe.id,
@@ -201,7 +200,7 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
     let dedupe = match head.dedupe {
         None => None,
         Some(key) => {
-            let print = unhex(&key.print).ok_or("its fingerprint is not one")?;
+            let print = unhex(&key.print).ok_or("its fingerprint is invalid")?;
             let fingerprint = Fingerprint::from_bytes(print);
             Some(Dedupe {
                 id: key.id,

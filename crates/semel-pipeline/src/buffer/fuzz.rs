@@ -45,7 +45,7 @@ fn fuzz_buffered_run() {
     fuzz.tokens(&["\"id\":", "\"dedupe\":", "null", "[]", "{\"secs\":1,\"nanos\":0}", "\"generation\":"])
         .run(|input| {
             let read = BufferedRun::read(&Bytes::copy_from_slice(input), &Bytes::new(), None);
-            // The reason without the place of the mistake.
+            // The reason without the position of the error.
             let read = read.map_err(|unreadable| {
                 unreadable.why.split(" at line").next().unwrap_or_default().to_owned()
             })?;

@@ -46,7 +46,6 @@ impl Putting {
     }
 }
 
-/// The result of each, in order.
 pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
     let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
     // On one connection this is written before a run can be drained, so that its drainer finds the entry to remove.

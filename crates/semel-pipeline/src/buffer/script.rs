@@ -305,7 +305,6 @@ local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
 return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 
-/// The scripts of the buffer.
 pub(super) struct Scripts {
     pub(super) put: RedisScript,
     pub(super) find: RedisScript,
@@ -378,7 +377,6 @@ pub(super) fn blobs<const N: usize>(parts: Vec<Value>) -> Result<[Blob; N], Erro
     parts.try_into().map_err(|_| strange())
 }
 
-/// A number in digits.
 pub(super) fn number(text: &Blob) -> Result<u64, Error> {
     std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or_else(strange)
 }

@@ -78,7 +78,7 @@ struct Fields {
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
     match place.replace(value) {
         None => Ok(()),
-        Some(_) => Err(format!("the field `{name}` is there twice")),
+        Some(_) => Err(format!("the field `{name}` occurs twice")),
     }
 }
 
@@ -98,7 +98,7 @@ fn text(name: &str, value: &Bytes) -> Result<String, String> {
     }
     let text = std::str::from_utf8(value).map_err(|_| format!("`{short}` is not UTF-8"))?;
     if text.chars().any(char::is_control) {
-        return Err(format!("`{short}` holds a control character"));
+        return Err(format!("`{short}` contains a control character"));
     }
     Ok(text.to_owned())
 }

@@ -157,7 +157,7 @@ impl Pump {
             count(&counters.began_anew, 1);
             tracing::error!(
                 target: "semel", source,
-                "the consumer group was gone and is made anew, from the beginning of the stream: was the server flushed? \
+                "the consumer group was missing and is created again, from the beginning of the stream: was the server flushed? \
                  Messages that were in the stream before that are lost; those that come again are known by their dedupe key"
             );
         }

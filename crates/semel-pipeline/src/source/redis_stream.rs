@@ -108,7 +108,6 @@ struct Scripts {
     forget: RedisScript,
 }
 
-/// The position of the consumer.
 struct Place {
     group: Group,
     /// The last of its own messages that it read again; `None` once it has read all of them.
@@ -167,7 +166,7 @@ impl RedisStreamBuilder {
     pub fn build(self) -> Result<RedisStream, Error> {
         for (what, name) in [("stream", &self.stream), ("group", &self.group)] {
             if name.is_empty() || name.chars().any(char::is_control) {
-                let why = format!("the name of the {what} is empty or holds a control character");
+                let why = format!("the name of the {what} is empty or contains a control character");
                 return Err(Error::new(ErrorKind::Setup, why));
             }
         }

@@ -147,7 +147,7 @@ impl HttpTarget {
                 Outcome::judged(judged, self.credentials.scrub(&format!("not sent: {lost}")))
             }
             Sent::Unknown(lost) => {
-                let error = format!("sent, and nobody knows what came of it: {lost}");
+                let error = format!("sent, and the result is unknown: {lost}");
                 Outcome::judged(judged, self.credentials.scrub(&error))
             }
             Sent::Answered(response) if response.status.is_success() => Outcome::judged(judged, ""),

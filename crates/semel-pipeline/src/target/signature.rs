@@ -8,7 +8,6 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-/// The prefix of a target's secret.
 const PREFIX: &str = "whsec_";
 
 /// The secret that a target shares with Semel, to verify a delivery. Never printed.

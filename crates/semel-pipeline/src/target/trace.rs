@@ -118,7 +118,7 @@ mod tests {
         assert!(one.to_string().ends_with("-00") && one.sampled == Sampled::No);
         assert_eq!((one.trace, one.parent), (two.trace, Some(0x00f0_67aa_0ba9_02b7)));
         assert_ne!(one.id, two.id);
-        assert_eq!(work(Some(parent), "d-1").span(), one, "the same for whoever asks");
+        assert_eq!(work(Some(parent), "d-1").span(), one, "deterministic");
         assert_eq!(work(Some(parent), "x").trace.trace_id(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
     }
 

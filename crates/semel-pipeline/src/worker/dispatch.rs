@@ -118,7 +118,6 @@ async fn is_over(future: &mut BoxFuture<'_, ()>) -> bool {
     }
 }
 
-/// How long until a delivery is due.
 async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
     // Targets with an open breaker are skipped: their deliveries must wait.
     let open = |registered: &Registered| super::room::is_open(registered);
@@ -203,7 +202,6 @@ fn is_suspect(work: &Work, registered: &Registered) -> bool {
     work.crashes >= SUSPECT && registered.policy.refuse(work).is_none()
 }
 
-/// Suspects, each to be sent alone.
 #[derive(Default)]
 struct Suspects {
     queue: VecDeque<DeliveryId>,

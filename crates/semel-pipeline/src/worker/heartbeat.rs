@@ -13,7 +13,6 @@ use crate::delivery::{Holding, Said};
 use crate::id::DeliveryId;
 use crate::ledger::Working;
 
-/// The leases of a worker.
 #[derive(Default)]
 pub(super) struct Leases {
     held: Mutex<HashMap<DeliveryId, Held>>,

@@ -74,12 +74,10 @@ impl Room {
         wanted
     }
 
-    /// A delivery was taken.
     pub(super) fn take(&self) {
         self.kept.lock().held += 1;
     }
 
-    /// An attempt starts.
     pub(super) fn start(&self, target: &Arc<str>) {
         *self.kept.lock().running.entry(Arc::clone(target)).or_default() += 1;
     }

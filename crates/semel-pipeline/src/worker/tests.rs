@@ -1,4 +1,4 @@
-//! The loop over a ledger that does what a test wants. What real ledgers do is in `tests/it`.
+//! The loop over a fake ledger. The tests of real ledgers are in `tests/it`.
 
 mod fake;
 
@@ -71,7 +71,7 @@ async fn what_is_due_is_delivered_and_written() {
     assert!(ledger.settle_calls() <= 100);
 }
 
-// Takes and settlements gather while the ledger is busy.
+// Takes and settlements are batched while the ledger is busy.
 #[tokio::test]
 async fn a_slow_ledger_gets_few_large_calls() {
     let ledger = Arc::new(Fake::slow(Duration::from_millis(5)));
@@ -134,7 +134,7 @@ async fn what_takes_too_long_is_cut_and_tried_again() {
     drop(worker);
 }
 
-// While the breaker is open nothing is taken, and no attempt is burned.
+// While the breaker is open nothing is taken, and no attempt is used.
 #[tokio::test]
 async fn an_open_breaker_burns_no_attempts() {
     let ledger = Arc::new(Fake::default());
@@ -181,7 +181,7 @@ async fn no_more_than_its_concurrency_is_under_way() {
     drop(worker);
 }
 
-// What was sent ends, nothing more is taken.
+// Sent deliveries end, and nothing more is taken.
 #[tokio::test]
 async fn a_stop_waits_for_what_was_sent() {
     let ledger = Arc::new(Fake::default());
@@ -196,7 +196,7 @@ async fn a_stop_waits_for_what_was_sent() {
     });
     let worker = start(&ledger, targets(handler, Policy { concurrency: 2, ..quick() }, Limits::default()));
     ledger.add("t", 10);
-    until("two are under way", || worker.in_hand() == 2).await;
+    until("two are in progress", || worker.in_hand() == 2).await;
     let stopping = tokio::spawn(worker.stop(PATIENCE));
     tokio::task::yield_now().await;
     gate.add_permits(100);
@@ -210,11 +210,11 @@ async fn a_stop_does_not_wait_for_ever() {
     let handler = Handler::new(async |_| std::future::pending::<Outcome>().await);
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
-    until("it is under way", || worker.in_hand() == 1).await;
+    until("it is in progress", || worker.in_hand() == 1).await;
     assert_eq!(worker.stop(Duration::from_millis(20)).await, Stopped::Left(1));
 }
 
-// What ended with its worker again and again is set aside unsent.
+// A delivery whose workers crashed repeatedly becomes a dead letter without being sent.
 #[tokio::test]
 async fn poison_and_what_expired_are_never_sent() {
     let ledger = Arc::new(Fake::default());
@@ -227,7 +227,7 @@ async fn poison_and_what_expired_are_never_sent() {
     drop(worker);
 }
 
-// Heartbeats go on while every thread of the runtime is busy.
+// Heartbeats continue while every thread of the runtime is busy.
 #[test]
 fn a_busy_runtime_does_not_lose_leases() {
     let ledger = Arc::new(Fake::default());
@@ -254,7 +254,8 @@ fn a_busy_runtime_does_not_lose_leases() {
     });
 }
 
-// The worker stands still between a take and its answer. The work is another's when it goes on: it sends nothing.
+// The worker pauses between a take and its answer. Another worker has the delivery when it continues: it sends
+// nothing.
 #[tokio::test]
 async fn what_comes_after_its_lease_is_not_sent() {
     let ledger = Arc::new(Fake::default());
@@ -278,7 +279,7 @@ async fn what_comes_after_its_lease_is_not_sent() {
     assert_eq!((ledger.settled(), ledger.waiting()), (0, 0), "nothing is written of what is another's");
 }
 
-// The same, and nobody else has come for it: it is given back untried, and then made.
+// As above, but no other worker has taken it: it is given back without an attempt, and then made.
 #[tokio::test]
 async fn what_is_given_up_and_nobody_took_is_made_later() {
     let ledger = Arc::new(Fake::default());
@@ -302,7 +303,8 @@ async fn what_is_given_up_and_nobody_took_is_made_later() {
     assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
 }
 
-// A handler that waits for something asks again before it acts: a heartbeat has learnt that the work is another's.
+// A handler that waits checks the lease again before it acts: a heartbeat has learnt that another worker has the
+// delivery.
 #[tokio::test]
 async fn a_handler_is_told_when_its_lease_is_lost() {
     let ledger = Arc::new(Fake::default());
@@ -324,8 +326,9 @@ async fn a_handler_is_told_when_its_lease_is_lost() {
     assert_eq!((ledger.settled(), ledger.taken()), (0, 1));
 }
 
-// What was in flight when a process ended twice is sent alone: the next crash is its own. Until its turn it is given back,
-// which is written before anything else is sent; and between two turns the others have theirs.
+// Deliveries that were in progress when a process crashed twice are sent alone: the next crash is their own. Until
+// its turn a suspect is given back, which is written before anything else is sent; between two turns the others have
+// theirs.
 #[tokio::test]
 async fn suspects_are_sent_alone() {
     let ledger = Arc::new(Fake::default());
@@ -337,7 +340,7 @@ async fn suspects_are_sent_alone() {
         async move {
             let crashes = call.work().crashes;
             let beside = counted.fetch_add(1, Ordering::SeqCst);
-            // What the ledger would count as crashed if the process ended now.
+            // The deliveries that the ledger would count as crashed if the process ended now.
             let held = ledger.held_by(|work| work.crashes >= 2);
             tokio::time::sleep(Duration::from_millis(5)).await;
             let joined = counted.fetch_sub(1, Ordering::SeqCst) - 1;
@@ -381,7 +384,7 @@ async fn a_stop_leaves_suspects_to_others() {
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
-    until("one is under way", || worker.in_hand() == 1).await;
+    until("one is in progress", || worker.in_hand() == 1).await;
     ledger.add_with("t", |work| work.crashes = 2);
     until("the suspect is given back", || ledger.count(|settle| matches!(settle, Settle::Defer(_))) == 1)
         .await;

@@ -1,4 +1,4 @@
-//! Runs the contract suite over stores and prints what holds where. See `scripts/contract`.
+//! Runs the contract suite over stores and prints a table of the results. See `scripts/contract`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IsTerminal as _, Write as _};
@@ -16,7 +16,7 @@ usage: scripts/contract [--case NAME]… [STORE…]
 Runs every case of the contract suite over every store, or over those named, on servers that it starts itself.
 Prints a table of cases and stores; exits with 1 where anything fails.";
 
-/// Most of a case over a server is waiting for leases to end, so several share the machine.
+/// Most of a case over a server is waiting for leases to expire, so several run concurrently.
 const AT_ONCE: usize = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // What a case has to say is in the list below the table.
+    // The message of a case is in the list below the table.
     std::panic::set_hook(Box::new(|_| ()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
     let verdicts = runtime.expect("a runtime can be started").block_on(run(&plan));
@@ -102,7 +102,7 @@ async fn run(plan: &Plan) -> Verdicts {
             verdicts.insert((case, ground.name()), verdict);
             progress(ground.name(), verdicts.len(), all);
         }
-        // A line of its own for each store, on whatever the progress is written to.
+        // One line for each store, on the stream of the progress.
         eprintln!("\r{:<14} {} cases checked{:20}", ground.name(), plan.cases.len(), "");
     }
     verdicts
@@ -122,14 +122,14 @@ async fn check(servers: Arc<Servers>, ground: Ground, case: &'static str) -> (&'
                 .downcast_ref::<String>()
                 .cloned()
                 .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-                .unwrap_or_else(|| "it panicked without a word".to_owned()),
+                .unwrap_or_else(|| "it panicked without a message".to_owned()),
             Err(error) => error.to_string(),
         }),
     };
     (case, verdict)
 }
 
-/// On a terminal only: elsewhere the line per store has to do.
+/// On a terminal only: elsewhere the line per store must suffice.
 fn progress(ground: &str, done: usize, all: usize) {
     let mut to = std::io::stderr();
     if to.is_terminal() {

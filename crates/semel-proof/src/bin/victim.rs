@@ -1,4 +1,4 @@
-//! Does one job, which its only argument names, and dies as it is told to. See `semel_proof::victim`.
+//! Executes one job, given by its only argument, and dies as configured. See `semel_proof::victim`.
 
 use std::process::ExitCode;
 

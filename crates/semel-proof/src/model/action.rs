@@ -1,14 +1,14 @@
-//! What can happen next.
+//! The possible actions.
 
 use semel::record::{Mode, Phase};
 
 use super::world::{Stage, Worker, World, number};
 use super::{Mutant, Protocol};
 
-/// One thing that happens. The numbers are workers.
+/// One action. The numbers are workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It claims, with the begin-mark.
+    /// It claims, with the begin mark.
     ClaimAndBegin(usize),
     /// It claims, and will begin later.
     Claim(usize),
@@ -16,25 +16,25 @@ pub enum Action {
     Begin(usize),
     /// Its effect happens; in `atomic` together with complete, or not at all.
     Effect(usize),
-    /// It keeps the outcome and answers.
+    /// It stores the outcome and answers.
     Complete(usize),
-    /// Its handler says that nothing happened, and it did not.
+    /// Its handler reports that nothing happened, which is true.
     Release(usize),
-    /// The same, and the key stays bound to the payload.
+    /// As `Release`, and the key stays bound to the payload.
     Bind(usize),
-    /// Its handler does not know what happened; the effect may be under way.
+    /// Its handler does not know the result; the effect may be in progress.
     Abandon(usize),
     /// It extends its lease.
     Renew(usize),
-    /// Its process dies, and with it what was not yet under way.
+    /// Its process dies, and with it an effect that was not yet in progress.
     Crash(usize),
-    /// Its process dies, its effect is under way and may still happen.
+    /// Its process dies; its effect is in progress and may still happen.
     CrashLoose(usize),
-    /// Its caller goes away; the effect goes on.
+    /// Its caller is dropped; the effect continues.
     Cancel(usize),
-    /// A claim packet of its present or former attempt arrives once more; nobody hears the answer.
+    /// A claim packet of its current or former attempt arrives once more; nobody receives the answer.
     LatePacket(usize, Attempt, Packet),
-    /// Its caller, who was told no, asks again.
+    /// Its caller, which was refused, asks again.
     AskAgain(usize),
     /// Half a lease passes.
     Tick,
@@ -42,44 +42,44 @@ pub enum Action {
     Pass,
     /// The store sweeps.
     Sweep,
-    /// A person looks at the witness and settles what is in doubt.
+    /// A person asks the witness and settles a key in doubt.
     Settle,
-    /// Fault: a person settles to run though the owner may still act.
+    /// Fault: a person settles to run although the owner may still act.
     SettleRashly,
-    /// An operator forgets what is over.
+    /// An operator forgets an ended record.
     Forget,
     /// Fault: an operator forgets by force.
     ForgetByForce,
-    /// An operator wants the effect once more.
+    /// An operator asks for the effect once more.
     Reexecute,
     /// Fault: the store comes back empty.
     Lose,
-    /// Fault: the store's clock steps back.
+    /// Fault: the store's clock goes back.
     ClockBack,
 }
 
-/// Whose packet it is.
+/// The attempt of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// The one the worker is in: also a first packet whose answer was lost.
+    /// The current attempt of the worker: also a first packet whose answer was lost.
     Present,
-    /// The one before, which has ended.
+    /// The previous attempt, which has ended.
     Former,
 }
 
-/// What a late claim packet asked for.
+/// The content of a late claim packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet {
-    /// The claim and the begin-mark.
+    /// The claim and the begin mark.
     WithBegin,
     /// The claim alone.
     Plain,
 }
 
-/// Everything that may happen in `world`. Some of it turns out to change nothing.
+/// All actions that may happen in `world`. Some of them turn out to change nothing.
 pub(super) fn possible(protocol: &Protocol, world: &World, actions: &mut Vec<Action>) {
     for (index, worker) in world.workers.iter().enumerate() {
-        // Of workers alike in everything but the name one stands for all; a name counts where the record has it.
+        // Of workers that differ only in their names one represents all; a name counts if the record contains it.
         let named = |owner: u8| world.slot.0.as_ref().is_some_and(|record| number(record.owner) == owner);
         let alike = |other: &Worker| {
             Worker { owner: worker.owner, ..*other } == *worker

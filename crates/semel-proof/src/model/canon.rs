@@ -1,8 +1,8 @@
-//! One form for all states that cannot be told apart by anything that may still happen.
+//! One canonical form for all states with the same future.
 //!
-//! Five things are only names: the absolute time (the rules compare differences), the numbers of fences (they
-//! compare order), the numbers of effects, the tokens of owners and the order of workers (they compare equality).
-//! Renaming them is what makes the model finite, and small.
+//! Five values are only names: the absolute time (the rules compare differences), the numbers of fences (they compare
+//! order), the numbers of effects, the tokens of owners and the order of workers (they compare equality). Renaming
+//! them makes the model finite, and small.
 
 use semel::record::{Fence, Phase, Record, State};
 use semel::time::Timestamp;
@@ -10,7 +10,6 @@ use semel::time::Timestamp;
 use super::world::{Made, NOW, Stage, Verdict, World, fingerprint, number, token};
 
 impl World {
-    /// The form of this state that stands for all like it.
     #[must_use]
     pub(super) fn canonical(mut self) -> Self {
         self.shift_time();
@@ -21,8 +20,8 @@ impl World {
         self
     }
 
-    /// Fences only have an order. The next one will be above all of them: the record and the floor know the highest,
-    /// and a store that lost both comes back at a later time than the highest.
+    /// Only the order of fences matters. The next one is above all of them: the record and the floor know the
+    /// highest, and a store that lost both comes back at a later time than the highest.
     fn rank_fences(&mut self) {
         let mut known: Vec<Fence> = Vec::with_capacity(8);
         self.each_fence(|fence| known.extend((*fence != Fence::default()).then_some(*fence)));
@@ -30,7 +29,7 @@ impl World {
         known.dedup();
         self.each_fence(|fence| {
             if *fence == Fence::default() {
-                // None was given yet.
+                // No fence was given yet.
                 return;
             }
             let above = known.partition_point(|other| other <= fence);
@@ -76,7 +75,7 @@ impl World {
         }
         if let Some(record) = &mut self.slot.0 {
             if self.floor <= record.fence {
-                // The record's own fence says as much, and will be the floor once it goes.
+                // The record's own fence implies it, and becomes the floor once the record is removed.
                 self.floor = Fence::default();
             }
             forget_details(record);
@@ -105,7 +104,7 @@ impl World {
         }
     }
 
-    /// Effects nobody speaks of any more need no number.
+    /// Effects that nothing refers to any more need no number.
     fn number_effects(&mut self) {
         let mut spoken_of: u32 = 0;
         self.each_made(|made| spoken_of |= 1 << made.effect);
@@ -134,7 +133,7 @@ impl World {
         }
     }
 
-    /// Sorts the workers and numbers the owners as they appear.
+    /// Sorts the workers and numbers the owners in the order of their appearance.
     fn name_workers(&mut self) {
         let record = self.slot.0.as_ref().map_or(0, |record| number(record.owner));
         let last = self.witness.last_owner.unwrap_or(0);
@@ -166,7 +165,7 @@ impl World {
 
 /// Fields that the rules do not read in this state.
 fn forget_details(record: &mut Record) {
-    // Only whether it was taken over is asked for.
+    // It only matters whether it was taken over.
     record.attempt = record.attempt.min(2);
     match record.state {
         State::Claimed | State::Begun => {}
@@ -183,14 +182,14 @@ fn forget_details(record: &mut Record) {
     }
 }
 
-/// Moments that are over are over: as long as the clock does not step back, how long ago does not matter.
+/// Past times are equivalent: while the clock does not go back, it does not matter how long ago they were.
 fn forget_past(record: &mut Record) {
     let in_flight = matches!(record.phase(NOW), Phase::Claimed | Phase::Begun);
     for moment in [&mut record.lease_until, &mut record.expires_at, &mut record.forget_at] {
         *moment = (*moment).max(NOW);
     }
     if !in_flight {
-        // Renewing is over; only the end of the stub still counts from here.
+        // Renewing has ended; only the end of the stub still counts from here.
         let stub = record.terms.in_flight_max.saturating_add(record.terms.lease);
         let oldest = NOW.as_micros() - u64::try_from(stub.as_micros()).unwrap_or(u64::MAX);
         record.changed_at = record.changed_at.max(Timestamp::from_micros(oldest));
@@ -237,7 +236,7 @@ mod tests {
             let mode = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun][walk % 4];
             let budget = if walk % 8 < 4 { budget } else { Budget { losses: 0, clock_steps: 2, ..budget } };
             let protocol = Protocol::new(mode, 4, budget);
-            // Never made canonical: time runs on, names pile up.
+            // Never made canonical: time continues and names accumulate.
             let mut world = World::new(&protocol);
             for _ in 0..60 {
                 let canonical = world.clone().canonical();

@@ -1,4 +1,5 @@
-//! What must always hold in a mode, and what must be reachable so that a pass is not an empty one.
+//! The properties that must always hold in a mode, and the states that must be reachable so that a pass is
+//! meaningful.
 
 use semel::record::{Mode, Phase};
 use stateright::Property;
@@ -11,9 +12,9 @@ use super::{Protocol, world};
 pub mod name {
     /// `marked`, `atomic`, and at the receiver of `keyed`.
     pub const ONE_EFFECT: &str = "at most one effect";
-    /// All who are answered in one life of a key are answered the same.
+    /// All answers within one life of a key are equal.
     pub const ONE_ANSWER: &str = "all answers agree";
-    /// Nobody is answered with what did not happen.
+    /// An answer is never given for an effect that did not happen.
     pub const ANSWER_MADE: &str = "an answer implies an effect";
     /// Another payload never gets the outcome.
     pub const OWN_PAYLOAD: &str = "another payload never gets the outcome";
@@ -29,9 +30,9 @@ pub mod name {
     pub const REFUSAL: &str = "a refusal changes nothing";
     /// In doubt is not run again unless it was settled.
     pub const DOUBT_HOLDS: &str = "in doubt is not run again";
-    /// A claim whose lease stands is not taken away.
+    /// A claim with a valid lease is not taken over.
     pub const HELD_STAYS: &str = "a held claim is not taken";
-    /// Expired is not run again while it is remembered.
+    /// An expired key is not run again while it is known.
     pub const EXPIRED_STAYS: &str = "expired is not run again";
     /// One payload per life of a record.
     pub const ONE_PAYLOAD: &str = "one payload per life";
@@ -43,7 +44,7 @@ pub mod name {
     pub const LATE_PACKET: &str = "a late packet of the last owner is refused";
     /// No claim outlives `in_flight_max`.
     pub const CLAIM_ENDS: &str = "a claim ends at in_flight_max";
-    /// `atomic` is never in doubt, nor is what can be taken over.
+    /// `atomic` is never in doubt, nor is a mode with takeover.
     pub const NO_DOUBT: &str = "never in doubt";
 }
 
@@ -55,7 +56,6 @@ fn sometimes(name: &'static str, condition: fn(&Protocol, &World) -> bool) -> Pr
     Property::sometimes(name, condition)
 }
 
-/// The properties of a mode.
 pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
     let mut properties = vec![
         always(name::ONE_ANSWER, |_, world| world.keeps(Rule::Answers)),
@@ -101,7 +101,7 @@ pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
     properties
 }
 
-/// What only a run with more than one life can reach.
+/// The states that only a run with more than one life can reach.
 pub(super) fn of_several_lives() -> Vec<Property<Protocol>> {
     vec![
         sometimes("expired", |_, world| told(world, Verdict::Expired)),

@@ -1,4 +1,4 @@
-//! What an action does to the world.
+//! The effect of an action on the world.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::store::Rule;
 use super::world::{LIVES, Made, Stage, Verdict, Worker, World, fingerprint, token};
 use super::{LEASE, Mutant, Protocol};
 
-/// The world after `action`; `None` where it cannot happen after all.
+/// The world after `action`; `None` if it cannot happen.
 pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Option<World> {
     let mut world = before.clone();
     let grant = |worker: usize| before.workers[worker].grant();
@@ -85,8 +85,8 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
         Action::Sweep => {
             let epoch = before.slot.0.as_ref().map_or(0, |record| record.epoch.get());
             world.sweep(protocol);
-            // Long after retention the epoch goes with its record, and with it the key that the receiver knew: what
-            // it did under that key protects the next life no longer.
+            // Long after retention the epoch is removed with its record, and with it the key that the receiver knew:
+            // its effect under that key no longer protects the next life.
             if protocol.mode == Mode::Keyed && epoch > 0 && world.slot.0.is_none() {
                 world.new_life()?;
             }
@@ -115,7 +115,7 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
             world.left.losses -= 1;
             world.slot.0 = None;
             world.floor = semel::record::Fence::default();
-            // Its packets went with its connections.
+            // Its packets were lost with its connections.
             world.witness.last_owner = None;
             // A store comes back later than its last grant: a restart takes more than a microsecond.
             world.now = world.now.max(Timestamp::from_micros(world.witness.highest.get() + 1));
@@ -164,7 +164,7 @@ impl World {
         Some(())
     }
 
-    /// A claim packet whose answer nobody hears.
+    /// A claim packet whose answer nobody receives.
     fn claim_unheard(&mut self, protocol: &Protocol, owner: u8, payload: u8, begin: Begin) -> Option<()> {
         let highest = self.witness.highest;
         let command = claim(protocol, owner, payload, begin);
@@ -175,7 +175,7 @@ impl World {
         matches!(ruling, Ruling::Won(_)).then_some(())
     }
 
-    /// Whether another grant is within the budget, or none is needed to be answered.
+    /// True if another grant is within the budget, or none is needed for an answer.
     fn may_grant(&self) -> bool {
         self.left.grants > 0
             || matches!(
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// The effect of a mode in which it is not one with complete.
+    /// The effect in a mode in which it is separate from complete.
     fn effect(&mut self, protocol: &Protocol, index: usize) -> Option<()> {
         let worker = self.workers[index];
         if matches!(worker.stage, Stage::Holding(_)) {
@@ -234,7 +234,7 @@ impl World {
         made
     }
 
-    /// Effect and complete in one transaction: refused, it never happened.
+    /// Effect and complete in one transaction: if it is refused, it never happened.
     fn commit(&mut self, protocol: &Protocol, index: usize, grant: Grant) {
         let worker = self.workers[index];
         let made = Made { effect: self.witness.effects + 1, payload: worker.payload, settled: false };
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// A late owner answers with the winner's outcome; where there is none yet it asks like everybody else.
+    /// A late owner answers with the winner's outcome; if there is none yet it asks like every other caller.
     fn refused(&mut self, protocol: &Protocol, index: usize, own: Made, ruling: Ruling) {
         match ruling {
             _ if protocol.broken_by(Mutant::ZombieAnswers) => self.answer(protocol, index, own),
@@ -264,7 +264,7 @@ impl World {
         }
     }
 
-    /// The handler's word that nothing happened. The caller may try once more, as a new attempt.
+    /// The handler reports that nothing happened. The caller may try once more, as a new attempt.
     fn end(&mut self, protocol: &Protocol, index: usize, command: &Command) {
         let _ = self.apply(protocol, command);
         self.ask_anew(index);
@@ -293,7 +293,7 @@ impl World {
             self.breaks(Rule::PayloadAnswer);
         }
         let life = usize::from(self.witness.life);
-        // A keyed receiver answers a later life with what it did in an earlier one.
+        // A keyed receiver answers a later life with its result of an earlier one.
         let happened = match protocol.mode {
             Mode::Keyed => made.effect <= self.witness.effects,
             Mode::Atomic | Mode::Marked | Mode::Rerun => self.witness.lives[life].effects > 0,
@@ -319,7 +319,7 @@ impl World {
             Phase::Vacant => self.sweep_at()?,
             Phase::InDoubt => return None,
         };
-        // What happened counts until the key is forgotten; that nothing happened counts for ever.
+        // An effect counts until the key is forgotten; the absence of an effect counts forever.
         let forgotten =
             matches!(record.state, State::Claimed | State::Begun | State::Done(_) | State::Expired);
         self.now = self.now.max(until);
@@ -329,7 +329,8 @@ impl World {
         Some(())
     }
 
-    /// A person settles what is in doubt: done if the witness saw it, run if it is certain that nobody still acts.
+    /// A person settles a key in doubt: done if the witness saw the effect, run if it is certain that no worker still
+    /// acts.
     fn settle(&mut self, protocol: &Protocol) -> Option<()> {
         let life = *self.life();
         let may_act = self.workers.iter().any(|worker| {

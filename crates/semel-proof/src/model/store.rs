@@ -1,4 +1,4 @@
-//! The store of the model: the real rules, the mutants around them, and a check on every transition.
+//! The store of the model: the real rules, the mutants around them, and a check of every transition.
 
 use std::sync::Arc;
 
@@ -8,26 +8,26 @@ use semel::time::Timestamp;
 use super::world::{World, number};
 use super::{Mutant, Protocol};
 
-/// What a transition can break. Each is a property of its own.
+/// The rules that a transition can break. Each is a property.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rule {
-    /// A granted fence is above all before it, and a record's fence never goes back.
+    /// A granted fence is above all earlier ones, and a record's fence never goes back.
     FenceGrows,
     /// A write with another grant than the record's changes nothing.
     OldFence,
-    /// What is refused changes nothing.
+    /// A refused command changes nothing.
     Refusal,
     /// A completed outcome never changes within its epoch.
     DoneStays,
-    /// What is in doubt is not run again.
+    /// A key in doubt is not run again.
     DoubtHolds,
-    /// A claim whose lease stands is not taken.
+    /// A claim with a valid lease is not taken over.
     HeldStays,
-    /// What is remembered as expired is not run again.
+    /// A key that is known as expired is not run again.
     ExpiredStays,
     /// One payload per life of a record.
     OnePayload,
-    /// Settling makes every grant old.
+    /// A settlement invalidates every grant.
     SettleFences,
     /// The last owner's late packet wins nothing.
     LatePacket,
@@ -35,7 +35,7 @@ pub(super) enum Rule {
     Answers,
     /// An outcome was given for another payload.
     PayloadAnswer,
-    /// An answer nobody made.
+    /// An answer without an effect.
     AnswerMade,
     /// The effect started without an accepted begin.
     BeginFirst,
@@ -46,12 +46,12 @@ impl World {
         self.witness.broken |= 1 << rule as u16;
     }
 
-    /// Whether no transition up to here broke `rule`.
+    /// True if no transition so far broke `rule`.
     pub(super) fn keeps(&self, rule: Rule) -> bool {
         self.witness.broken & (1 << rule as u16) == 0
     }
 
-    /// Executes a command as the store does, and watches what it did.
+    /// Executes a command as the store does, and checks the result.
     pub(super) fn apply(&mut self, protocol: &Protocol, command: &Command) -> Ruling {
         let before = self.slot.0.clone();
         let ruling = self.apply_mutated(protocol, command);
@@ -59,7 +59,7 @@ impl World {
         ruling
     }
 
-    /// The real rules, unless the model is to be broken.
+    /// The real rules, unless the model has a mutant.
     fn apply_mutated(&mut self, protocol: &Protocol, command: &Command) -> Ruling {
         let (now, floor, phase) = (self.now, self.floor, self.phase());
         let Some(mutant) = protocol.mutant else {
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    /// What a sweeping store does, now.
+    /// The sweep of a store, now.
     pub(super) fn sweep(&mut self, protocol: &Protocol) {
         let Some(record) = &self.slot.0 else { return };
         if protocol.broken_by(Mutant::SweepDoubt) && record.phase(self.now) == Phase::InDoubt {
@@ -232,27 +232,27 @@ impl World {
             Sweep::Shrink(shrunk) => self.slot.0 = Some(shrunk),
             Sweep::Remove => {
                 self.remove();
-                // The stub was kept for as long as a packet of its owner can be under way.
+                // The stub was stored for as long as a packet of its owner can be in transit.
                 self.witness.last_owner = None;
                 self.left.late_packets = 0;
             }
         }
     }
 
-    /// The floor is raised before a record goes.
+    /// The floor is raised before a record is removed.
     fn remove(&mut self) {
         if let Some(record) = self.slot.0.take() {
             self.floor = self.floor.max(record.fence);
         }
     }
 
-    /// From when on sweeping has something to do.
+    /// When a sweep next has work.
     pub(super) fn sweep_at(&self) -> Option<Timestamp> {
         self.slot.0.as_ref().and_then(Record::sweep_at)
     }
 }
 
-/// Shows the rules another record than the one that is kept; what they make of it counts only if it was a win.
+/// Applies the rules to another record than the stored one; the result counts only if it was a win.
 fn apply_to_changed(
     slot: &mut Option<Record>,
     command: &Command,

@@ -1,4 +1,4 @@
-//! The state of a model: what the store and the workers know, and what only a witness sees.
+//! The state of a model: the data of the store and the workers, and the facts that only a witness knows.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -10,120 +10,120 @@ use semel::time::Timestamp;
 
 use super::{Budget, Protocol};
 
-/// The present. It never moves: when time passes, everything else moves into the past.
+/// The current time. It never changes: when time passes, everything else moves into the past.
 pub(super) const NOW: Timestamp = Timestamp::from_micros(1_000_000);
 
-/// The most lives and epochs a run may have.
+/// The maximum number of lives and epochs in a run.
 pub(super) const LIVES: usize = 4;
 
 /// One state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
-    /// What the store keeps for the key.
+    /// The record of the key in the store.
     pub slot: Slot,
     /// The highest fence of any record the store has removed.
     pub floor: Fence,
-    /// The present moment: the same one in every state that the checker sees.
+    /// The current time: the same in every state that the checker sees.
     pub now: Timestamp,
-    /// Who wants the effect.
+    /// The workers.
     pub workers: Vec<Worker>,
-    /// What may still happen.
+    /// The remaining budget.
     pub left: Budget,
-    /// What the witness has seen.
+    /// The facts of the witness.
     pub witness: Witness,
 }
 
-/// What only an all-seeing witness knows: no step of a worker or of the store reads it.
+/// The facts that only an omniscient witness knows: no step of a worker or of the store reads them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Witness {
-    /// Which life the key is in. It changes only where a second effect is wanted or no longer promised against.
+    /// The life of the key. It changes only if a second effect is requested, or is no longer prevented.
     pub life: u8,
-    /// What happened in each life.
+    /// The events of each life.
     pub lives: [Life; LIVES],
-    /// What the receiver of keyed effects keeps for each epoch.
+    /// What the receiver of keyed effects stores for each epoch.
     pub receiver: [Option<Made>; LIVES],
     /// The number of the last effect.
     pub effects: u8,
     /// The highest fence ever given.
     pub highest: Fence,
-    /// Who won last, while its packets may still be under way.
+    /// The last winner, while its packets may still be in transit.
     pub last_owner: Option<u8>,
-    /// Which rules a transition has broken.
+    /// The rules that a transition has broken.
     pub broken: u16,
 }
 
-/// What happened in one life of the key.
+/// The events of one life of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Life {
-    /// How many effects; two stands for all above.
+    /// The number of effects; two means two or more.
     pub effects: u8,
-    /// What the last of them made, where a person may have to find out (`marked`).
+    /// The result of the last of them, which a person may have to find out (`marked`).
     pub made: Option<Made>,
-    /// What the first caller was answered.
+    /// The first answer to a caller.
     pub answer: Option<Made>,
 }
 
-/// What an effect made: no two effects make the same.
+/// The result of an effect, unique to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Made {
-    /// Which effect it was, counted from 1.
+    /// The number of the effect, counted from 1.
     pub effect: u8,
-    /// For which payload.
+    /// Its payload.
     pub payload: u8,
-    /// Whether a person wrote it down instead of the owner: other bytes for the same effect.
+    /// True if a person wrote it instead of the owner: other bytes for the same effect.
     pub settled: bool,
 }
 
-/// Somebody who wants the effect: a caller and the process that works for it.
+/// A worker: a caller and the process that works for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Worker {
-    /// What it asks for.
+    /// Its payload.
     pub payload: u8,
-    /// How far it is.
+    /// Its progress.
     pub stage: Stage,
-    /// Whether its caller went away. The work goes on, nobody is answered.
+    /// True if its caller was dropped. The work continues, without an answer.
     pub cancelled: bool,
-    /// The token of its present attempt; 0 where that no longer matters.
+    /// The token of its current attempt; 0 if that no longer matters.
     pub owner: u8,
-    /// The token of the attempt before, whose claim packet may still be under way; 0 where there is none.
+    /// The token of the previous attempt, whose claim packet may still be in transit; 0 if there is none.
     pub former: u8,
-    /// In which life of the key its claim was won.
+    /// The life of the key in which it won its claim.
     pub life: u8,
-    /// In which epoch its claim was won: part of the derived key.
+    /// The epoch in which it won its claim: part of the derived key.
     pub epoch: u8,
 }
 
-/// How far a worker is.
+/// The progress of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// It claims, or waits to claim again.
     Asking,
     /// It won; the effect may not start yet.
     Holding(Fence),
-    /// Its begin was taken; the effect may start.
+    /// Its begin was accepted; the effect may start.
     Ready(Fence),
-    /// The effect happened and it holds what came of it.
+    /// The effect happened, and it has the result.
     Acted(Fence, Made),
-    /// It is no longer there, but its effect is under way and may still happen.
+    /// It has died, but its effect is in progress and may still happen.
     Loose,
-    /// Its caller was given the outcome.
+    /// Its caller got the outcome.
     Answered,
-    /// Its caller was told no.
+    /// Its caller was refused.
     Told(Verdict),
-    /// It died, or nobody is there to be answered.
+    /// It died, or its caller was dropped.
     Gone,
 }
 
-/// What a caller can be told instead of an outcome.
+/// A refusal to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The key belongs to another payload.
+    /// The key was used with another payload.
     Conflict,
-    /// The key is remembered, its outcome is not.
+    /// The key is known, its outcome has expired.
     Expired,
-    /// Nobody knows whether it happened.
+    /// It is unknown whether it happened.
     InDoubt,
-    /// The handler failed without knowing more.
+    /// The handler failed without knowing the result.
     Failed,
 }
 
@@ -148,17 +148,17 @@ impl World {
         }
     }
 
-    /// The record's phase at present.
+    /// The record's current phase.
     pub fn phase(&self) -> Phase {
         self.slot.0.as_ref().map_or(Phase::Vacant, |record| record.phase(self.now))
     }
 
-    /// What happened in the present life.
+    /// The events of the current life.
     pub fn life(&self) -> &Life {
         &self.witness.lives[usize::from(self.witness.life)]
     }
 
-    /// A token that nobody has.
+    /// An unused token.
     pub(super) fn fresh_owner(&self) -> u8 {
         let record = self.slot.0.as_ref().map(|record| number(record.owner));
         let taken = |owner: u8| {
@@ -171,7 +171,7 @@ impl World {
 }
 
 impl Worker {
-    /// What it shows with its writes.
+    /// The grant of its writes.
     pub fn grant(&self) -> Option<Grant> {
         match self.stage {
             Stage::Holding(fence) | Stage::Ready(fence) | Stage::Acted(fence, _) => {
@@ -209,7 +209,7 @@ pub(super) fn fingerprint(payload: u8) -> Fingerprint {
     Fingerprint::from_bytes([payload; 32])
 }
 
-/// The real record, in the form a checker needs.
+/// The real record, in the form that a checker needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot(pub Option<Record>);
 

@@ -1,4 +1,4 @@
-//! The side that has the store.
+//! The side with the store.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, Write as _};
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::wire::{self, Answer, Ask, Told};
 use crate::place::Place;
 
-/// Executes what comes on standard input until that ends.
+/// Executes the requests on standard input until that ends.
 pub fn serve(place: &Place) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime can be started").block_on(listen(place))
@@ -44,7 +44,7 @@ async fn listen(place: &Place) -> ExitCode {
     while let Some((number, ask)) = asked.recv().await {
         let store = Arc::clone(&store);
         if let Ask::Watch(id) = ask {
-            // Before the next question is taken: whoever watches first and looks then misses nothing.
+            // Before the next request is read: a caller that watches first and then reads misses nothing.
             let mut watch = store.watch(KeyId::from_bytes(id));
             tokio::spawn(async move {
                 loop {
@@ -88,7 +88,7 @@ async fn execute(store: &dyn Store, ask: Ask) -> Result<Answer, Error> {
     })
 }
 
-/// A cache that hands on what it is told, and waits until the other side has done it.
+/// A cache that forwards its messages, and waits until the other side has handled them.
 #[derive(Default)]
 struct Tells {
     words: Mutex<Words>,
@@ -99,7 +99,7 @@ struct Tells {
 struct Words {
     said: u64,
     open: HashSet<u64>,
-    /// The other side is gone: nothing will be heard any more.
+    /// The other side has ended: there will be no more answers.
     over: bool,
 }
 
@@ -108,7 +108,7 @@ impl Tells {
         self.words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks for as long as a pipe and back take, which a real cache must not: here it stands for the cache's own work.
+    /// Blocks for a round trip of the pipe, which a real cache must not do: here it represents the cache's own work.
     fn say(&self, word: impl FnOnce(u64) -> Told) {
         let mut words = self.words();
         words.said += 1;
@@ -146,6 +146,6 @@ impl Invalidate for Tells {
 fn tell(told: &Told) {
     let mut line = serde_json::to_string(told).expect("answers are plain data");
     line.push('\n');
-    // Nobody listens any more: then nobody needs to know.
+    // If nobody listens any more, nobody needs the report.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

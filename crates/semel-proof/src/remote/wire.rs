@@ -1,4 +1,4 @@
-//! The words between the two sides: the library's own, as plain data.
+//! The messages between the two sides: the library's types as plain data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 type Id = [u8; 16];
 
-/// A question. Each has a number.
+/// A request. Each has a number.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     Apply(Id, Command),
@@ -28,18 +28,18 @@ pub(super) enum Ask {
     },
     Sweep(usize),
     Watch(Id),
-    /// A cache of this side has done what it was told. The number is that of the word to it.
+    /// A cache of this side has handled a message. The number is that of the message.
     Heard,
 }
 
-/// A line back.
+/// A line of the answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Told {
     Answer(u64, Answer),
     Woken(Id),
     /// To be answered by [`Ask::Heard`] with this number.
     Invalid(u64, Id),
-    /// To be answered as well.
+    /// Must be answered as well.
     Trust(u64, bool),
 }
 
@@ -52,7 +52,6 @@ pub(super) enum Answer {
     Failed { kind: String, message: String },
 }
 
-/// Owner and fence.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Grant(Id, u64);
 
@@ -130,7 +129,7 @@ pub(super) fn phase(number: usize) -> Phase {
     PHASES[number]
 }
 
-/// The error that the other side had.
+/// The error of the other side.
 pub(super) fn error(kind: &str, message: String) -> Error {
     let kinds = [
         ErrorKind::Unavailable,

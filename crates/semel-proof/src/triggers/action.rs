@@ -39,7 +39,7 @@ pub enum Action {
     Sweep,
     /// A caller's process dies.
     CallerDies(u8),
-    /// A drainer dies and another one takes its place.
+    /// A drainer dies and another one replaces it.
     DrainerDies(u8),
     /// The process that resets the key dies.
     ResetterDies,

@@ -328,7 +328,7 @@ impl Step<'_> {
         self.go(caller, Stage::Lease(run));
     }
 
-    /// Leases the run unless another lease stands. Starts again if the run is no longer in the buffer.
+    /// Leases the run unless it has another lease. Starts again if the run is no longer in the buffer.
     fn promote(&mut self, caller: u8, run: u8) -> Option<()> {
         let Some(entry) = self.world.redis.entry(run) else {
             self.restart(caller);

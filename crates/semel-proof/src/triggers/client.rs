@@ -3,7 +3,6 @@
 use super::world::{ClaimState, Client, Resetter, Rule};
 use super::{Milestone, Mutant, Step};
 
-/// A change of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChangeKind {
     Cancel,
@@ -49,7 +48,7 @@ impl Step<'_> {
         let next = match (wish, self.world.ledger.event(run)) {
             (_, None) => Client::Buffer { run, misses },
             (ChangeKind::Cancel, Some(_)) => {
-                // A run that was executed cannot be cancelled; the client is told so.
+                // A run that was executed cannot be cancelled; the client gets that answer.
                 if self.cancel_in_ledger(run) == Some(true) {
                     self.acknowledge(wish, run);
                 }
@@ -76,7 +75,7 @@ impl Step<'_> {
                 self.mark(Milestone::CancelWaited);
                 Client::InTransit(run)
             }
-            // It is cancelled already.
+            // It is already cancelled.
             Some(entry) if wish == ChangeKind::Cancel && entry.cancel != 0 => {
                 self.acknowledge(wish, run);
                 Client::Idle
@@ -108,7 +107,6 @@ impl Step<'_> {
         }
     }
 
-    /// Sends the next command of a reset.
     pub(super) fn reset_key(&mut self) -> Option<()> {
         self.world.resetter = match self.world.resetter {
             Resetter::Idle => {

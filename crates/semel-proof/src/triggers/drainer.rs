@@ -49,7 +49,6 @@ impl Step<'_> {
         Some(())
     }
 
-    /// A worker executes a delivery.
     pub(super) fn execute(&mut self, run: u8) -> Option<()> {
         let event = self.world.ledger.events[usize::from(run)].as_mut()?;
         if event.delivery != Delivery::Queued {

@@ -116,7 +116,6 @@ impl Step<'_> {
         self.placed(run, self.world.ledger.clock);
     }
 
-    /// Accepts a buffered run with its changes.
     pub(super) fn accept_buffered(&mut self, leased: LeasedRun) {
         let LeasedRun { run, generation, version, cancel } = leased;
         if self.world.ledger.event(run).is_some() && !self.broken_by(Mutant::AcceptIgnoresId) {

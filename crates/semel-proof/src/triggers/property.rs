@@ -67,7 +67,6 @@ pub(super) fn not_promised() -> Vec<Property<TriggerModel>> {
     vec![always(name::ONE_ID_WITHOUT_REDIS, one_id)]
 }
 
-/// Whether the state is final.
 fn is_final(model: &TriggerModel, world: &World) -> bool {
     let mut certain = Vec::new();
     action::certain(model, world, &mut certain);

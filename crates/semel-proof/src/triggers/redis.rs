@@ -3,7 +3,6 @@
 use super::world::{Caller, ClaimAnswer, ClaimState, Drainer, Entry, LeaseHolder, LeasedRun, TenantPart};
 use super::{Milestone, Mutant, Step};
 
-/// Answer of the buffer to a put.
 pub(super) enum PutResult {
     /// The run is buffered.
     Taken,
@@ -17,7 +16,6 @@ pub(super) enum PutResult {
     NotListed(u8),
 }
 
-/// Answer of the buffer to an acknowledgement.
 pub(super) enum AckResult {
     /// The run has left the buffer.
     Gone,
@@ -63,7 +61,7 @@ impl Step<'_> {
         }
     }
 
-    /// The same if the key belongs to another payload: the claim must not stay bound to the caller's payload.
+    /// As `give_back`, if the key belongs to another payload: the claim must not stay bound to the caller's payload.
     pub(super) fn give_up(&mut self, caller: u8, generation: u8) {
         if self.holds(caller, generation) {
             *self.world.redis.claim_mut(generation) = ClaimState::Free;
@@ -76,7 +74,7 @@ impl Step<'_> {
         }
     }
 
-    /// Forgets a claim that leads nowhere.
+    /// Forgets a claim without a run.
     pub(super) fn forget(&mut self, generation: u8) {
         let claim = self.world.redis.claim_mut(generation);
         if matches!(claim, ClaimState::Done { .. }) {
@@ -101,7 +99,6 @@ impl Step<'_> {
         }
     }
 
-    /// Puts a caller's run into the buffer.
     pub(super) fn put(&mut self, run: u8) -> PutResult {
         let caller = self.world.callers[usize::from(run)];
         if self.model.is_keyed(run)
@@ -221,7 +218,7 @@ impl Step<'_> {
         self.world.redis.part = TenantPart::Closed(token);
     }
 
-    /// Leases a run unless another lease stands.
+    /// Leases a run unless it has another lease.
     pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRun> {
         let entry = self.world.redis.entry_mut(run).as_mut()?;
         if entry.lease.is_some() {

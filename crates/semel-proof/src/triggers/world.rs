@@ -12,7 +12,7 @@ pub(super) const DRAINERS: usize = 2;
 /// One state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
-    /// The SQL ledger: durable, and the truth.
+    /// The SQL ledger: durable and authoritative.
     pub ledger: Ledger,
     /// Claims and buffer.
     pub redis: Redis,
@@ -74,7 +74,7 @@ pub struct Event {
 /// State of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// A worker executes it at any moment.
+    /// A worker may execute it at any time.
     Queued,
     /// It was executed.
     Executed,
@@ -224,7 +224,7 @@ pub enum Stage {
     Advance(u8),
     /// Wait until the claim is no longer held.
     Wait,
-    /// Promotion: lease the run as soon as no other lease stands.
+    /// Promotion: lease the run as soon as it has no other lease.
     Lease(u8),
     /// Promotion: write the leased run to the ledger.
     AcceptBuffered(LeasedRun),

@@ -9,7 +9,7 @@ use super::life::{CREDIT, DEBIT, Fate, Life, answered, devour, key, receipt};
 use super::witness::Witness;
 use super::{Answered, Report, die};
 
-/// What the witness is told when an effect starts: not the effect, which is in the store, but that it got there.
+/// What the witness records when an effect starts: not the effect, which is in the store, but its start.
 pub const TRIED: &str = "tried";
 
 impl Life {
@@ -56,10 +56,10 @@ impl Life {
     }
 }
 
-/// How often the ledger holds each of the effect's steps.
+/// How often the ledger contains each of the effect's steps.
 ///
 /// # Panics
-/// Where the store cannot be read.
+/// The store cannot be read.
 pub async fn ledger(store: &EmbeddedStore) -> (u32, u32) {
     let read = store.transact(|transaction| {
         let made = "SELECT count(*) FROM sqlite_master WHERE name = 'ledger'";

@@ -1,11 +1,11 @@
-//! Many callers of one process, who all want the same key at the same time.
+//! Many callers of one process that ask for the same key at the same time.
 //!
-//! The crowd is told what to do by lines on its standard input ([`Order`]). It says when every caller of a round waits
-//! or runs the effect, so that nothing has to be timed: only then the test opens the effect's gate.
+//! Lines on its standard input ([`Order`]) control the crowd. It reports when every caller of a round waits or runs
+//! the effect, so that no timing is needed: only then the test opens the effect's gate.
 //!
-//! Wake-ups are proven by leaving no other way: the backstop and, in rounds where nobody dies, the lease are far longer
-//! than any caller waits. A caller that hears of an outcome has heard of it by a push. The one question that is asked in
-//! any case, when somebody begins to lead the waiters, is over before the crowd says that all wait.
+//! Wake-ups are proven by excluding every other way: the backstop and, in rounds without a death, the lease are far
+//! longer than any caller waits. A caller that gets an outcome was therefore woken by a notification. The leader of
+//! the waiters asks the store once in any case; that request ends before the crowd reports that all wait.
 
 use std::collections::BTreeMap;
 use std::io::BufRead as _;
@@ -42,42 +42,42 @@ pub struct Crowd {
     pub callers: usize,
 }
 
-/// A line that a crowd is told.
+/// A command to a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// All callers want a key.
+    /// All callers ask for a key.
     Round {
         /// The key.
         key: String,
-        /// What is promised of the effect.
+        /// The mode of the effect.
         #[serde(with = "ModeName")]
         mode: Mode,
-        /// Whether somebody is going to die.
+        /// Whether the owner will die.
         deaths: Deaths,
     },
-    /// Effects may go on.
+    /// Effects may continue.
     Go,
 }
 
-/// Whether somebody dies in a round.
+/// Whether the owner dies in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deaths {
-    /// Nobody: leases are so long that only a push ends a wait.
+    /// No: leases are long, so that only a notification ends a wait.
     None,
-    /// The owner: leases are short, since a dead owner pushes nothing.
+    /// The owner dies: leases are short, since a dead owner sends no notification.
     Owner,
 }
 
-/// What came of a round, in one process.
+/// The result of a round in one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crowded {
-    /// How many callers got which answer; what is no value begins with `no: `.
+    /// Number of callers by answer; an answer without a value begins with `no: `.
     pub answers: BTreeMap<String, usize>,
-    /// How often the store was asked after all callers were waiting, and nobody's question was under way.
+    /// How often the store was asked after all callers were waiting and no request was in progress.
     pub asked: u64,
-    /// How many callers were waiting.
+    /// Number of waiting callers.
     pub waited: u64,
-    /// How many effects this process ran.
+    /// Number of effects that this process ran.
     pub won: u64,
 }
 
@@ -131,7 +131,7 @@ impl Crowd {
     }
 }
 
-/// The orders, read on a thread of their own: standard input knows no other way.
+/// The orders, read on their own thread, because standard input blocks.
 fn orders() -> mpsc::UnboundedReceiver<Order> {
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -162,14 +162,15 @@ struct Round {
     leader: Arc<Leader>,
 }
 
-/// Whoever leads the waiters of this process: it watches the key, asks the store once, and then waits for a push.
+/// The leader of the waiters in this process: it watches the key, asks the store once, and then waits for a
+/// notification.
 #[derive(Debug, Default)]
 struct Leader {
     /// The task that began to watch.
     task: Mutex<Option<Id>>,
-    /// Whether the store has answered it since.
+    /// True if the store has answered it since.
     settled: AtomicBool,
-    /// How many questions of anybody the store has answered.
+    /// How many requests the store has answered.
     answered: AtomicU64,
 }
 
@@ -188,8 +189,8 @@ impl Leader {
         store.script(Call::Claim, When::Always, settles);
     }
 
-    /// How many questions there were so far, if none of them is under way. A subscription that is confirmed late makes the
-    /// leader ask a second time; were that question answered after the effect, it would be the one that counts.
+    /// The number of requests so far, if none is in progress. A late confirmation of the subscription makes the
+    /// leader ask a second time; if that request were answered after the effect, it would be the one that counts.
     fn asked_so_far(&self, store: &FaultStore) -> Option<u64> {
         let asked = store.calls(Call::Claim);
         let answered = self.answered.load(Ordering::SeqCst);
@@ -260,7 +261,7 @@ struct Effect {
 }
 
 impl Effect {
-    /// Leaves a trace, and stands at the gate. The receipt names the attempt whose trace stands.
+    /// Leaves a trace, and waits at the gate. The receipt names the attempt whose trace is valid.
     async fn happen(mut self, attempt: &semel::Attempt) -> Result<String, Failure<std::io::Error>> {
         let mut witness = Witness::open(&self.witness).map_err(Failure::Unknown)?;
         let fence = attempt.fence().get();

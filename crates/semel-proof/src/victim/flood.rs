@@ -1,7 +1,6 @@
 //! Many callers that write as fast as they can, every write reported once the store acknowledged it.
 //!
-//! What an item writes follows from a seed and its number, so whoever knows both can say of every byte in the
-//! store whether it was sent.
+//! The writes of an item follow from a seed and its number, so a test can check every byte in the store.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,12 +18,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Report;
 
-/// How many callers there are, and from where they count.
+/// The number of callers, and the first number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Flood {
     /// The folder of the store.
     pub store: PathBuf,
-    /// From which everything that is written follows.
+    /// The seed of all writes.
     pub seed: u64,
     /// The number of the first item.
     pub first: u64,
@@ -39,11 +38,11 @@ pub struct Flood {
 pub enum Word {
     /// Once the store acknowledged it.
     Kept,
-    /// Before it was sent: what a store that acknowledges too early looks like. Whoever checks must notice.
+    /// Before it was sent, like a store that acknowledges too early. The test must detect it.
     Broken,
 }
 
-/// A key, and what is written to it, one write after the other.
+/// A key and its sequence of writes.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// The key.
@@ -74,7 +73,7 @@ impl Item {
             begin,
             hint: Hint::new(&number.to_string()),
         };
-        // Mostly small; some over a page, so that a torn one would show.
+        // Mostly small; some larger than a page, so that a torn one would show.
         let size = if rng.random_bool(0.05) { 20_000 } else { 400 };
         let size = rng.random_range(0..size);
         let body: Vec<u8> = (0..size).map(|_| rng.random()).collect();
@@ -111,7 +110,7 @@ impl Item {
         }
     }
 
-    /// Whether `found` is what the first `writes` writes leave, wholly.
+    /// True if `found` is exactly the result of the first `writes` writes.
     pub fn is_after(&self, writes: u32, found: Option<&Record>) -> bool {
         let Some(last) = self.plan[..writes as usize].last() else { return found.is_none() };
         let Some(record) = found else { return false };
@@ -159,7 +158,7 @@ impl Flood {
             })
             .collect();
         for caller in callers {
-            // A caller ends only by a panic, which says what the store answered.
+            // A caller ends only by a panic, which contains the store's answer.
             if runtime.block_on(caller).is_err() {
                 return ExitCode::FAILURE;
             }

@@ -1,7 +1,6 @@
 //! Many writers and workers on the embedded ledger: every call reported once the ledger acknowledged it.
 //!
-//! What becomes of an event follows from its number, so whoever knows the numbers can say of every delivery whether it
-//! stands where it must.
+//! The result of an event follows from its number, so a test can check the state of every delivery.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,10 +23,10 @@ use super::Report;
 /// The only target.
 pub const TARGET: &str = "victim";
 
-/// How long work is held: short, so that the next victim soon goes on with what this one had in hand.
+/// How long work is leased: short, so that the next victim soon continues the work of this one.
 pub const LEASE: Duration = Duration::from_millis(300);
 
-/// From where the writers count, and how many there are of both.
+/// The first number of the writers, and how many writers and workers there are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Post {
     /// The folder of the store.
@@ -40,11 +39,11 @@ pub struct Post {
     pub workers: u32,
 }
 
-/// What was acknowledged of an event, as the `write` of a [`Report::Acknowledged`].
+/// The acknowledged step of an event, as the `write` of a [`Report::Acknowledged`].
 pub mod word {
     /// It was accepted.
     pub const ACCEPTED: u32 = 1;
-    /// Its first attempt was written as failed, to be tried again.
+    /// Its first attempt was written as failed, to be retried.
     pub const RETRIED: u32 = 2;
     /// It was delivered.
     pub const DONE: u32 = 3;
@@ -69,7 +68,7 @@ fn event(number: u64) -> NewEvent {
         payload: number.to_string().into_bytes().into(),
         content_type: "text/plain".to_owned(),
         headers: Vec::new(),
-        // Some in order with others, so that fronts move under the kills too.
+        // Some have an order key, so that lanes advance during the kills too.
         order_key: number.is_multiple_of(4).then(|| format!("key-{}", number % 16)),
         origin: Origin::Api { principal: "victim".to_owned() },
         targets: vec![TARGET.to_owned()],
@@ -80,7 +79,7 @@ fn event(number: u64) -> NewEvent {
     }
 }
 
-/// What a worker says of its attempt at the event with this number, and the word for it.
+/// The result of a worker's attempt at the event with this number, and its word.
 pub fn ending(number: u64, attempt: u32) -> (Settle, u32) {
     let ending = |class, error: &str| Ending {
         class,
@@ -98,7 +97,7 @@ pub fn ending(number: u64, attempt: u32) -> (Settle, u32) {
     }
 }
 
-/// The number of the event that is to be delivered.
+/// The number of a delivery's event.
 pub fn number_of(work: &Work) -> u64 {
     let text = std::str::from_utf8(&work.payload).ok();
     text.and_then(|text| text.parse().ok()).expect("the payload is the number that was written")
@@ -127,7 +126,7 @@ impl Post {
             tasks.push(runtime.spawn(work(Arc::clone(&ledger))));
         }
         for task in tasks {
-            // A task ends only by a panic, which says what the ledger answered.
+            // A task ends only by a panic, which contains the ledger's answer.
             if runtime.block_on(task).is_err() {
                 return ExitCode::FAILURE;
             }
@@ -165,14 +164,15 @@ async fn work(ledger: Arc<EmbeddedLedger>) {
             .iter()
             .map(|work| {
                 let number = number_of(work);
-                // A crash before counts as an attempt too; what fails once fails in the first that ends.
+                // An earlier crash counts as an attempt too; an event that fails once fails in the first attempt that
+                // ends.
                 let (settle, word) = ending(number, work.attempt - work.crashes);
                 ((work.holding, settle), (number, word))
             })
             .unzip();
         let said = ledger.settle(settled).await.expect("work can be settled");
         for ((number, word), said) in words.into_iter().zip(said) {
-            // Lost is fair: the machine was busy for longer than the lease.
+            // Lost is allowed: the machine was busy for longer than the lease.
             if said == Said::Kept {
                 Report::Acknowledged { item: number, write: word, fence: 0 }.send();
             }

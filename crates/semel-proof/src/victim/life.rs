@@ -1,4 +1,4 @@
-//! One effect of two steps, run through the engine over the embedded store, with a death at any point of it.
+//! One effect of two steps, run with the engine over the embedded store; the process can die at any point.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,34 +21,34 @@ pub const DEBIT: &str = "debit";
 /// The second one.
 pub const CREDIT: &str = "credit";
 
-/// How the effect is run and what becomes of the process.
+/// How the effect runs and how the process ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Life {
     /// The folder of the store.
     pub store: PathBuf,
     /// The file that the effect writes to.
     pub witness: PathBuf,
-    /// What is promised of the effect.
+    /// The mode of the effect.
     #[serde(with = "ModeName")]
     pub mode: Mode,
-    /// How long a claim stands without a heartbeat.
+    /// How long a claim is valid without a heartbeat.
     pub lease: Duration,
-    /// When the begin-mark is set.
+    /// When the begin mark is set.
     pub start: Start,
     /// Where the life ends.
     pub fate: Fate,
 }
 
-/// When the begin-mark is set.
+/// When the begin mark is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Start {
     /// With the claim, as the library does.
     WithClaim,
-    /// As a step of its own, as the gateway does.
+    /// As a separate step, as the gateway does.
     Later,
 }
 
-/// Where a life ends, or stands still until a line comes on standard input.
+/// Where a life ends, or pauses until a line comes on standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each says it")]
 pub enum Fate {
@@ -59,11 +59,11 @@ pub enum Fate {
     DiesMidEffect,
     DiesAfterEffect,
     DiesAfterComplete,
-    /// Takes memory in the effect until the system ends it.
+    /// Allocates memory in the effect until the system kills the process.
     DevoursMemory,
     PausesBeforeBegin,
     PausesInEffect,
-    /// The same, and another caller of the same process wants the same key meanwhile.
+    /// As `PausesInEffect`, and another caller of the same process asks for the same key meanwhile.
     PausesInEffectWithRival,
 }
 
@@ -148,7 +148,7 @@ impl Life {
         ExitCode::SUCCESS
     }
 
-    /// Calls the effect once, as this life does.
+    /// Calls the effect once, as configured.
     pub async fn call(&self, engine: &Engine) -> Answered {
         match self.start {
             Start::WithClaim => {
@@ -163,7 +163,7 @@ impl Life {
         }
     }
 
-    /// The same, claiming, beginning and completing by hand.
+    /// As `call`, with separate claim, begin and complete.
     async fn call_stepwise(&self, engine: &Engine) -> Answered {
         loop {
             let once = engine.once(key()).fingerprint("17 euro").begin_later();
@@ -194,7 +194,7 @@ impl Life {
         }
     }
 
-    /// The effect: a debit, then a credit. The receipt names the attempt whose credit stands.
+    /// The effect: a debit, then a credit. The receipt names the attempt whose credit is valid.
     async fn transfer(&self, attempt: &Attempt) -> io::Result<String> {
         let mut witness = Witness::open(&self.witness)?;
         let fence = attempt.fence().get();
@@ -222,7 +222,7 @@ pub fn receipt(fence: u64) -> String {
     format!("receipt of {fence}")
 }
 
-/// The outcome that holds a receipt.
+/// The outcome that contains a receipt.
 pub fn outcome(receipt: &str) -> Arc<Outcome> {
     Arc::new(Outcome::new("json", serde_json::to_vec(receipt).expect("text is JSON")))
 }
@@ -230,7 +230,7 @@ pub fn outcome(receipt: &str) -> Arc<Outcome> {
 /// Opens the store of a life as the next process does.
 ///
 /// # Panics
-/// Where it cannot be opened.
+/// It cannot be opened.
 pub fn reopen(store: &Path) -> Arc<EmbeddedStore> {
     Arc::new(
         EmbeddedStore::open(store).unwrap_or_else(|error| panic!("the next process is refused: {error}")),
@@ -255,25 +255,25 @@ fn replayed(outcome: &Outcome) -> Answered {
     }
 }
 
-/// Stands still until a line comes. Heartbeats go on meanwhile: they are not this thread's business.
+/// Pauses until a line comes. Heartbeats continue meanwhile, on another thread.
 async fn pause() {
     let line = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
     let read: Result<io::Result<usize>, _> = line.await;
-    assert!(matches!(read, Ok(Ok(1..))), "whoever paused this process went away: {read:?}");
+    assert!(matches!(read, Ok(Ok(1..))), "the process that paused this one has ended: {read:?}");
 }
 
-/// Waits for a condition; whoever started this process knows for how long.
+/// Waits for a condition; the parent process limits the time.
 async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Takes memory, and uses it, until the system ends the process.
+/// Allocates memory, and uses it, until the system kills the process.
 pub(super) fn devour() -> ! {
     let mut eaten: Vec<Vec<u8>> = Vec::new();
     while eaten.len() < 1 << 14 {
         eaten.push(vec![1; 1 << 20]);
     }
-    panic!("16 GiB, and nobody minds: {:?}", eaten.last().map(Vec::len))
+    panic!("16 GiB allocated without a limit: {:?}", eaten.last().map(Vec::len))
 }

@@ -1,4 +1,4 @@
-//! What a victim says.
+//! The reports of a victim.
 
 use std::io::Write as _;
 
@@ -21,12 +21,12 @@ pub enum Report {
     },
     /// The effect was started.
     InEffect {
-        /// Under which fence.
+        /// The fence.
         fence: u64,
     },
     /// A claim was won and its effect not started.
     Claimed {
-        /// Under which fence.
+        /// The fence.
         fence: u64,
     },
     /// Another caller of the same process waits for the effect.
@@ -35,49 +35,49 @@ pub enum Report {
     Ended(Answered),
     /// The store acknowledged a write of a flood.
     Acknowledged {
-        /// Of which item.
+        /// The item.
         item: u64,
-        /// Which of its writes, counted from 1.
+        /// The number of the write, counted from 1.
         write: u32,
         /// The fence of the item's claim.
         fence: u64,
     },
     /// The store answered a step of a script.
     Answered {
-        /// Which step.
+        /// The step.
         step: usize,
-        /// What it said, in words that can be compared.
+        /// The answer, in a form that can be compared.
         answer: String,
     },
     /// The store refused a step of a script.
     Refused {
-        /// Which step.
+        /// The step.
         step: usize,
         /// The kind of the error.
         kind: String,
     },
-    /// A finished key was asked for while the disk was full.
+    /// A finished key was read while the disk was full.
     Replayed {
-        /// What the store said.
+        /// The store's answer.
         answer: String,
     },
-    /// Every caller of a crowd waits, or stands in the effect.
+    /// Every caller of a crowd waits, or is in the effect.
     AllWait {
-        /// Whether one of them stands in the effect.
+        /// True if one of them is in the effect.
         in_effect: bool,
     },
     /// Every caller of a crowd has its answer.
     Crowded(Crowded),
-    /// Said by the disk below: a fault hits.
+    /// From the disk: a fault occurs.
     Fault {
-        /// Whether it was a sync, and not a write, that failed.
+        /// True if a sync failed, and not a write.
         sync: bool,
         /// The number of the call.
         call: u64,
         /// The name of the file.
         file: String,
     },
-    /// Said by the disk below at the end: how many calls there were.
+    /// From the disk at the end: the number of calls.
     Calls {
         /// Writes of any kind.
         writes: u64,
@@ -93,9 +93,9 @@ pub enum Answered {
     Value {
         /// The receipt of the effect.
         receipt: String,
-        /// Whether it is somebody else's.
+        /// True if it is from another caller.
         replayed: bool,
-        /// Whether later callers get it too.
+        /// True if later callers get it too.
         stored: bool,
     },
     /// Without one; the reason.
@@ -107,7 +107,7 @@ impl Report {
     pub fn send(&self) {
         let mut line = serde_json::to_string(self).expect("reports are plain data");
         line.push('\n');
-        // Nobody listens any more: then nobody needs to know.
+        // If nobody listens any more, nobody needs the report.
         let _ = std::io::stdout().lock().write_all(line.as_bytes());
     }
 

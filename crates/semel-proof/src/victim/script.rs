@@ -1,7 +1,7 @@
-//! A script of commands, and the world it leaves behind according to the rules alone.
+//! A script of commands, and the world that results according to the rules alone.
 //!
-//! Everything follows from a seed, the clock included, so the state of a store after any number of steps is known
-//! to the last byte without asking it.
+//! Everything follows from a seed, including the clock, so the state of a store after any number of steps is known
+//! exactly without reading it.
 
 mod world;
 
@@ -19,37 +19,37 @@ use semel::time::Timestamp;
 
 pub use self::world::World;
 
-/// What is done, and when by the store's clock.
+/// An action, and its time on the store's clock.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The store's time.
     pub at: Timestamp,
-    /// What is done.
+    /// The action.
     pub deed: Deed,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Debug)]
 pub enum Deed {
     /// A command on a record.
     Apply(KeyId, Command),
     /// Raises a high-water mark.
     Raise(MarkId, u64),
-    /// Takes away what is over.
+    /// Removes expired records.
     Sweep,
 }
 
-/// How much a sweep may look at: more than a script has keys.
+/// The limit of a sweep: more than a script has keys.
 const SWEEP_LIMIT: usize = 1000;
 
-/// Keys of a script: few, so that they meet all their states, and fewer than one step of a sweep takes.
+/// Number of keys in a script: few, so that they reach all states, and fewer than one step of a sweep takes.
 const KEYS: u64 = 40;
 
 impl Step {
-    /// Executes the step; the answer in words that can be compared with those of [`World::execute`].
+    /// Executes the step; the answer can be compared with that of [`World::execute`].
     ///
     /// # Errors
-    /// What the store says.
+    /// The store's error.
     pub async fn run(&self, store: &EmbeddedStore) -> Result<String, Error> {
         Ok(match &self.deed {
             Deed::Apply(id, command) => format!("{:?}", store.apply(*id, command.clone()).await?),
@@ -59,12 +59,12 @@ impl Step {
     }
 }
 
-/// The key that the first two steps of every script finish, and that no other step touches.
+/// The key that the first two steps of every script finish, and that no other step uses.
 pub fn finished_key() -> KeyId {
     KeyId::from_bytes([0xf1; 16])
 }
 
-/// A claim on it by somebody else: nothing but a replay can come of it.
+/// A claim of it by another owner: it can only be answered from the record.
 pub fn ask_again() -> Command {
     Command::Claim(claim_on_finished(Owner::from_bytes([0xee; 16])))
 }
@@ -100,7 +100,7 @@ pub fn script(seed: u64, count: usize) -> Vec<Step> {
     (0..count).map(|number| author.next(number)).collect()
 }
 
-/// Writes a script: picks what makes sense in the world so far, mostly.
+/// Writes a script: mostly picks commands that are valid in the current world.
 struct Author {
     rng: StdRng,
     world: World,
@@ -145,7 +145,7 @@ impl Author {
     fn command(&mut self) -> Deed {
         let number = self.rng.random_range(0..KEYS);
         let mut bytes = [0; 16];
-        // Spread over the table, as hashes are.
+        // Spread over the table, like hashes.
         bytes[..8].copy_from_slice(&(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
         let id = KeyId::from_bytes(bytes);
         let record = self.world.record(id);
@@ -201,7 +201,7 @@ impl Author {
         }
     }
 
-    /// Mostly small, some over several pages, a few over many: so the log is moved within one script.
+    /// Mostly small, some with several pages, a few with many: so the log is checkpointed within one script.
     fn outcome(&mut self) -> Arc<Outcome> {
         let most = match self.rng.random_range(0..10) {
             0 => 120_000,

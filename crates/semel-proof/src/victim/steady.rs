@@ -1,4 +1,4 @@
-//! One caller that executes a script and reports every answer; the disk below it may fail.
+//! One caller that executes a script and reports every answer; the disk may fail.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 use super::Report;
 use super::script::{Step, ask_again, finished_key, script};
 
-/// Which script, and what to do when there is no room.
+/// The script, and what to do when the disk is full.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Steady {
     /// The folder of the store.
     pub store: PathBuf,
-    /// From which the script follows.
+    /// The seed of the script.
     pub seed: u64,
     /// How many steps of it.
     pub steps: usize,
-    /// Before which step the store is closed and opened again; not once it is poisoned, which a restart has to end.
+    /// Before which step the store is closed and opened again; not once it is poisoned, which only a restart ends.
     pub reopen_at: Option<usize>,
-    /// What to do when there is no room.
+    /// What to do when the disk is full.
     pub when_full: WhenFull,
 }
 
-/// What to do when there is no room.
+/// What to do when the disk is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WhenFull {
-    /// Report it and go on with the next step.
+    /// Report it and continue with the next step.
     GoOn,
-    /// Ask for a finished key, then try the same again until there is room.
+    /// Read a finished key, then retry until there is space.
     Insist,
 }
 
-/// How often a step is tried while there is no room.
+/// How often a step is tried while the disk is full.
 const TRIES: usize = 500;
 
 impl Steady {
@@ -98,7 +98,7 @@ impl Steady {
                 ErrorKind::Full if self.when_full == WhenFull::Insist => {}
                 _ => return Health::Sound,
             }
-            // There is something to replay from the third step on.
+            // There is a stored outcome from the third step on.
             if number >= 2 {
                 let answer = format!("{:?}", store.apply(finished_key(), ask_again()).await);
                 Report::Replayed { answer }.send();

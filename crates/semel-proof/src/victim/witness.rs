@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where effects leave their traces. In `keyed` it plays the receiver that honours keys.
+/// Where effects leave their traces. In `keyed` it acts as the receiver that honours keys.
 #[derive(Debug)]
 pub struct Witness {
     file: File,
@@ -16,28 +16,28 @@ pub struct Witness {
 /// A trace of an effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// Which of the effect's steps.
+    /// The step of the effect.
     pub step: String,
-    /// Under which name the effect asked for it: the key, or the derived key.
+    /// The name that the effect used: the key, or the derived key.
     pub name: String,
     /// The fence of the attempt that caused it.
     pub fence: u64,
 }
 
 impl Witness {
-    /// Opens the file; makes it where it is missing.
+    /// Opens the file; creates it if it is missing.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The error of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Self { file, rows: rows(path)? })
     }
 
-    /// Takes a step, whether it was taken before or not.
+    /// Takes a step, even if it was taken before.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The error of the file system.
     pub fn act(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
         let row = Row { step: step.to_owned(), name: name.to_owned(), fence };
         let mut line = serde_json::to_string(&row)?;
@@ -47,11 +47,11 @@ impl Witness {
         Ok(row)
     }
 
-    /// Takes a step unless it was taken under this name before, and answers with the one that was taken: what a
-    /// receiver does that honours keys.
+    /// Takes a step unless it was taken under this name before, and returns the step that was taken, like a receiver
+    /// that honours keys.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The error of the file system.
     pub fn act_once(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
         match self.rows.iter().find(|row| row.step == step && row.name == name) {
             Some(taken) => Ok(taken.clone()),
@@ -60,10 +60,10 @@ impl Witness {
     }
 }
 
-/// Every trace, oldest first. A file that is not there has none.
+/// Every trace, oldest first. A missing file has none.
 ///
 /// # Errors
-/// What the file system says, or a line that is none of ours.
+/// The error of the file system, or an invalid line.
 pub fn rows(path: &Path) -> io::Result<Vec<Row>> {
     match std::fs::read_to_string(path) {
         Ok(text) => text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect(),

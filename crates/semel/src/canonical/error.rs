@@ -2,7 +2,7 @@
 
 /// An input has no canonical form.
 ///
-/// Says what is wrong and where, and nothing of the content, so that it can be shown to whoever sent it.
+/// Names the problem and its position, and no content, so that it can be shown to the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the JSON can not be compared: {refusal}, at byte {position}")]
 pub struct CanonicalError {
@@ -15,20 +15,20 @@ impl CanonicalError {
         Self { refusal, position }
     }
 
-    /// What is wrong.
+    /// The problem.
     #[must_use]
     pub const fn refusal(&self) -> Refusal {
         self.refusal
     }
 
-    /// Where it is, in bytes from the start of the input.
+    /// The position, in bytes from the start of the input.
     #[must_use]
     pub const fn position(&self) -> usize {
         self.position
     }
 }
 
-/// What is wrong with an input.
+/// The problem of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -37,13 +37,13 @@ pub enum Refusal {
     TooLarge {
         /// The size of the input.
         size: usize,
-        /// The limit that was set.
+        /// The limit.
         limit: usize,
     },
-    /// Arrays and objects stand too deep inside each other.
+    /// Arrays and objects are nested too deeply.
     #[error("more than {limit} arrays and objects stand inside each other")]
     TooDeep {
-        /// The limit that was set.
+        /// The limit.
         limit: usize,
     },
     /// The input starts with a byte order mark.
@@ -55,25 +55,25 @@ pub enum Refusal {
     /// The input ends inside a value.
     #[error("it ends too early")]
     End,
-    /// Something else was due here.
+    /// Another token is expected here.
     #[error("here should be {0}")]
     Expected(&'static str),
-    /// Something follows the value.
+    /// Data follows the value.
     #[error("something follows the value")]
     TrailingData,
-    /// A string holds a control character as it is.
+    /// A string contains a raw control character.
     #[error("a string holds a control character; escape it")]
     ControlCharacter,
-    /// A string holds an escape that JSON does not know.
+    /// A string contains an escape that JSON does not know.
     #[error("a string holds an escape that JSON does not know")]
     Escape,
-    /// A string holds half of a surrogate pair.
+    /// A string contains half of a surrogate pair.
     #[error("a string holds half of a surrogate pair")]
     LoneSurrogate,
     /// A member name occurs twice in one object.
     #[error("a member name occurs twice in one object; send every name once")]
     DuplicateMember,
-    /// A number is not spelled as JSON spells numbers.
+    /// A number is not valid JSON.
     #[error("a number is not spelled as JSON spells numbers")]
     Number,
     /// A number's exponent has more than 18 digits.

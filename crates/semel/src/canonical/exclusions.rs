@@ -1,10 +1,10 @@
-//! The parts of a payload that do not count, by JSON pointer.
+//! The parts of a payload that are ignored, by JSON pointer.
 
-/// A set of JSON pointers (RFC 6901) to members and elements that do not count.
+/// A set of JSON pointers (RFC 6901) to members and elements that are ignored.
 ///
-/// Use it for what changes with every try of the same request: time stamps, correlation ids, retry counts. A pointer
-/// that points nowhere does nothing. What is excluded must still be valid JSON, and an excluded member name must still
-/// occur only once. An excluded element leaves its array, so the ones behind it move up.
+/// Use it for values that change with every retry of the same request: timestamps, correlation ids, retry counts. A
+/// pointer without a match has no effect. Excluded parts must still be valid JSON, and an excluded member name must
+/// still occur only once. An excluded element is removed from its array, so the following ones move up.
 ///
 /// ```
 /// use semel::canonical::{Exclusions, Limits, canonicalize};
@@ -17,7 +17,7 @@
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exclusions {
-    /// A tree of tokens; the root is first. Empty where nothing is excluded.
+    /// A tree of tokens; the root is first. Empty if nothing is excluded.
     nodes: Vec<Node>,
 }
 
@@ -30,7 +30,7 @@ struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Child {
     token: String,
-    /// The token as an array index, where it is one.
+    /// The token as an array index, if it is one.
     index: Option<usize>,
     node: Spot,
 }
@@ -55,10 +55,10 @@ impl Exclusions {
         Self { nodes: Vec::new() }
     }
 
-    /// Excludes what the pointers point to.
+    /// Excludes the parts that the pointers name.
     ///
     /// # Errors
-    /// The first pointer that is not one, or that points to the whole payload.
+    /// The first pointer that is invalid, or that names the whole payload.
     pub fn new<P: AsRef<str>>(pointers: impl IntoIterator<Item = P>) -> Result<Self, ExclusionError> {
         let mut exclusions = Self::none();
         for (index, pointer) in pointers.into_iter().enumerate() {
@@ -110,7 +110,7 @@ impl Exclusions {
         self.find(spot, |child| child.index == Some(index))
     }
 
-    /// Whether what stands at `spot` does not count.
+    /// True if the part at `spot` is ignored.
     pub(super) fn excludes(&self, spot: Spot) -> bool {
         self.nodes.get(spot.0 as usize).is_some_and(|node| node.excluded)
     }
@@ -150,7 +150,7 @@ fn array_index(token: &str) -> Option<usize> {
     if digits && plain { token.parse().ok() } else { None }
 }
 
-/// A pointer can not be used. Pointers are counted from 1.
+/// A pointer is invalid. Pointers are counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExclusionError {
@@ -159,19 +159,19 @@ pub enum ExclusionError {
         "exclusion {number} is empty and would exclude everything; use Payload::none() to compare nothing"
     )]
     Everything {
-        /// Which pointer.
+        /// The number of the pointer.
         number: usize,
     },
     /// The pointer does not start with a slash.
     #[error("exclusion {number} does not start with '/'; write a JSON pointer, as in /meta/sent_at")]
     NoSlash {
-        /// Which pointer.
+        /// The number of the pointer.
         number: usize,
     },
-    /// A tilde stands without 0 or 1.
+    /// A tilde without 0 or 1.
     #[error("exclusion {number} has a '~' that is not followed by 0 or 1; write ~0 for '~' and ~1 for '/'")]
     Tilde {
-        /// Which pointer.
+        /// The number of the pointer.
         number: usize,
     },
 }

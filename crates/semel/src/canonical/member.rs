@@ -2,16 +2,16 @@
 
 use std::cmp::Ordering;
 
-/// One member (or, under an exclusion, one element) of which the text already stands in the output.
+/// One member (or, under an exclusion, one element) whose text is already in the output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
-    /// The start of the name in sort order, eight bytes; decides almost every comparison without looking further.
+    /// The start of the name in sort order, eight bytes; it decides almost every comparison.
     prefix: u64,
     name: Name,
-    /// Where the text stands in the output.
+    /// The position of the text in the output.
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Where the name stands in the input, for errors.
+    /// The position of the name in the input, for errors.
     pub(super) position: usize,
     pub(super) excluded: bool,
 }
@@ -19,7 +19,7 @@ pub(super) struct Member {
 /// Where the unescaped bytes of a name are.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Name {
-    /// In the input, where the name stands without escapes.
+    /// In the input, if the name has no escapes.
     Input { at: usize, length: usize },
     /// In the buffer of unescaped names.
     Unescaped { at: usize, length: usize },
@@ -55,14 +55,15 @@ impl Member {
 
 /// The place of a UTF-8 byte in UTF-16 order.
 ///
-/// UTF-8 sorts as code points do. UTF-16 sorts the same, but for the characters above U+FFFF (lead bytes F0 to F4):
-/// their surrogates stand before U+E000 to U+FFFF (lead bytes EE and EF). So those two move behind all others.
+/// UTF-8 sorts as code points do. UTF-16 sorts the same, except for the characters above U+FFFF (lead bytes F0 to
+/// F4): their surrogates sort before U+E000 to U+FFFF (lead bytes EE and EF). Those two lead bytes therefore sort
+/// after all others.
 fn rank(byte: u8) -> u8 {
     if byte == 0xee || byte == 0xef { byte + 0x10 } else { byte }
 }
 
-/// The ranks of the first eight bytes as a number that sorts like them. Zeros behind a shorter name keep it before
-/// the longer ones; where that is not decided (a name may hold U+0000) the prefixes are equal.
+/// The ranks of the first eight bytes as a number that sorts like them. Zero padding sorts a shorter name before
+/// longer ones; if that is undecided (a name may contain U+0000) the prefixes are equal.
 fn prefix(name: &[u8]) -> u64 {
     let mut head = [0; 8];
     let length = name.len().min(8);

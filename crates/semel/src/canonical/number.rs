@@ -1,29 +1,29 @@
-//! Numbers: any spelling to the one text of its exact decimal value.
+//! Numbers: converts any spelling to the one text of its exact decimal value.
 //!
 //! A value other than zero is `0.D × 10^n`, where the digits D neither start nor end with 0. D and n are found in the
-//! text without any arithmetic on the value, so nothing is rounded. They are laid out as ECMAScript lays out the
-//! shortest digits of a double: plain up to 21 digits before the point and up to 6 behind it, with an exponent
-//! otherwise. The layout can be read back to D and n, so two values never share a text.
+//! text without any arithmetic on the value, so nothing is rounded. They are formatted as ECMAScript formats the
+//! shortest digits of a double: plain up to 21 digits before the point and up to 6 after it, with an exponent
+//! otherwise. The text can be parsed back to D and n, so two values never share a text.
 
 use std::io::Write as _;
 
 use super::error::Refusal;
 
-/// What a number in the input needs.
+/// What must be done with a number.
 pub(super) enum Number {
-    /// It is canonical as it stands.
+    /// It is already canonical.
     AsItStands,
-    /// It has to be written anew, by [`Spelling::write`].
+    /// It must be rewritten, by [`Spelling::write`].
     Rewritten(Spelling),
 }
 
-/// Where the pieces of a number stand in the input.
+/// The positions of the parts of a number in the input.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spelling {
     negative: bool,
     /// Digits before the point: start and end.
     whole: (usize, usize),
-    /// Digits behind the point: start and end.
+    /// Digits after the point: start and end.
     fraction: (usize, usize),
     exponent: Exponent,
 }
@@ -31,7 +31,7 @@ pub(super) struct Spelling {
 #[derive(Debug, Clone, Copy)]
 enum Exponent {
     Value(i64),
-    /// More than 18 digits. Only a zero can bear that.
+    /// More than 18 digits. Only a zero may have that.
     Absurd,
 }
 
@@ -40,7 +40,7 @@ const PLAIN_DIGITS: usize = 21;
 /// The most zeros between the point and the first other digit in a plain layout.
 const PLAIN_ZEROS: usize = 5;
 
-/// Reads the number at `at` and says what it needs and where it ends.
+/// Reads the number at `at` and returns what must be done and where it ends.
 #[inline]
 pub(super) fn scan(input: &[u8], at: usize) -> Result<(Number, usize), (Refusal, usize)> {
     let negative = byte(input, at) == b'-';
@@ -163,7 +163,7 @@ fn lay_out(digits: &[u8], n: i64, out: &mut Vec<u8>) {
     }
 }
 
-/// The byte at `at`, or 0 behind the end: no number holds a 0 byte.
+/// The byte at `at`, or 0 after the end: no number contains a 0 byte.
 #[inline(always)]
 fn byte(input: &[u8], at: usize) -> u8 {
     input.get(at).copied().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Strings: where they end, and how their characters are escaped.
+//! Strings: their end, and the escapes of their characters.
 
 use super::error::Refusal;
 use crate::hex;
@@ -6,7 +6,7 @@ use crate::hex;
 const ONES: u64 = u64::MAX / 255;
 const HIGH: u64 = ONES * 0x80;
 
-/// Where the next byte of a string stands that is not just copied: a quote, a backslash or a control character; or
+/// The position of the next byte of a string that cannot be copied: a quote, a backslash or a control character; or
 /// the end of the input.
 #[inline(always)]
 pub(super) fn plain_until(input: &[u8], mut at: usize) -> usize {
@@ -30,7 +30,7 @@ pub(super) fn plain_until(input: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Reads the `\u` escape at `at`, a pair of surrogates as one, and says where it ends.
+/// Reads the `\u` escape at `at`, a pair of surrogates as one, and returns where it ends.
 #[cold]
 pub(super) fn unicode_escape(input: &[u8], at: usize) -> Result<(char, usize), (Refusal, usize)> {
     let unit = code_unit(input, at).ok_or((Refusal::Escape, at))?;
@@ -72,7 +72,7 @@ pub(super) fn push_escaped(c: char, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the characters of a string that is canonical already, its escapes undone.
+/// Appends the unescaped characters of a canonical string.
 #[cold]
 pub(super) fn unescape_canonical(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;

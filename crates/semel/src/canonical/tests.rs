@@ -1,4 +1,4 @@
-//! Proofs of the canonical form: published vectors, the rows of the failure modes, oracles, and generated pairs.
+//! Tests of the canonical form: published vectors, known failures, oracles, and generated pairs.
 
 mod corpus;
 mod exclusions;
@@ -19,7 +19,7 @@ fn canon(text: impl AsRef<[u8]>) -> String {
     String::from_utf8(canonical).unwrap()
 }
 
-/// How much a generated test does: `short` in the normal run, `full` where `SEMEL_PROVE` is set.
+/// The number of rounds of a generated test: `short` in the normal run, `full` if `SEMEL_PROVE` is set.
 fn rounds(short: usize, full: usize) -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some() { full } else { short }
 }

@@ -1,9 +1,9 @@
-//! The one pass that reads JSON and writes its canonical form.
+//! Reads JSON and writes its canonical form in one pass.
 //!
-//! No tree is built. Stretches of the input that are canonical as they stand are copied in one piece, however many
-//! values they hold; white space, foreign escapes and foreign numbers end a stretch. The members of an object are
-//! noted while they are written. If they turn out not to be in order, their texts are put in order when the object
-//! ends. Depth costs no stack, only an entry in a vector.
+//! No tree is built. Parts of the input that are already canonical are copied in one piece, however many values they
+//! contain; white space and non-canonical escapes or numbers end such a part. The members of an object are recorded
+//! while they are written. If they are not in order, their texts are sorted when the object ends. Depth costs no
+//! stack, only an entry in a vector.
 
 use super::error::{CanonicalError, Refusal};
 use super::exclusions::{Exclusions, Spot};
@@ -11,7 +11,7 @@ use super::member::{Member, Name};
 use super::number::{self, Number};
 use super::{Limits, string};
 
-/// Writes canonical JSON and keeps its scratch space for the next time.
+/// Writes canonical JSON and reuses its scratch space.
 ///
 /// ```
 /// use semel::canonical::{Canonicalizer, Exclusions, Limits};
@@ -27,18 +27,18 @@ use super::{Limits, string};
 /// ```
 #[derive(Debug, Default)]
 pub struct Canonicalizer {
-    /// The arrays and objects that are open.
+    /// The open arrays and objects.
     frames: Vec<Frame>,
     /// The members of all open objects, those of the innermost last.
     members: Vec<Member>,
-    /// The unescaped names of members that stand with escapes in the input.
+    /// The unescaped names of members with escapes.
     names: Vec<u8>,
-    /// Members on their way to their place; the digits of a number.
+    /// Members while they are moved; the digits of a number.
     scratch: Vec<u8>,
 }
 
 impl Canonicalizer {
-    /// Makes one without scratch space; it grows with use.
+    /// A writer without scratch space; it grows with use.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -47,7 +47,7 @@ impl Canonicalizer {
     /// Appends the canonical form of `input` without the excluded parts to `out`.
     ///
     /// # Errors
-    /// The first thing in `input` that has no canonical form; `out` is then as it was.
+    /// The first part of `input` that has no canonical form; `out` is then unchanged.
     pub fn write(
         &mut self,
         input: &[u8],
@@ -84,7 +84,7 @@ impl Canonicalizer {
 struct Frame {
     kind: Kind,
     spot: Spot,
-    /// Where its members start in `members`. An array has entries only where an exclusion may lie in it.
+    /// Where its members start in `members`. An array has entries only if an exclusion may be in it.
     members: usize,
     /// Where the unescaped names of its members start in `names`.
     names: usize,
@@ -97,12 +97,12 @@ enum Kind {
     Object,
 }
 
-/// What has to be done with the members when their object ends.
+/// What must be done with the members when their object ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// They stand in order and none is excluded.
+    /// They are in order and none is excluded.
     Done,
-    /// Some have to move or to go.
+    /// Some must be moved or removed.
     Rearrange,
 }
 
@@ -111,9 +111,9 @@ struct Run<'a> {
     depth: usize,
     exclusions: &'a Exclusions,
     input: &'a [u8],
-    /// What is read next.
+    /// The next position to read.
     at: usize,
-    /// Everything before this is in `out`, as far as it belongs there. From here to `at` the input is canonical.
+    /// The input before this position is in `out`, without excluded parts. From here to `at` the input is canonical.
     copied: usize,
     out: &'a mut Vec<u8>,
 }
@@ -156,7 +156,8 @@ impl Run<'_> {
         }
     }
 
-    /// Goes on behind a value: closes what ends here, and says where the next value stands, if there is one.
+    /// Continues after a value: closes the containers that end here, and returns the place of the next value, if
+    /// there is one.
     #[inline]
     fn after_value(&mut self) -> Result<Option<Spot>, CanonicalError> {
         loop {
@@ -203,7 +204,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Leaves the innermost array or object at its last bracket.
+    /// Closes the innermost array or object at its last bracket.
     fn close(&mut self) {
         let frame = self.own.frames.pop().expect("what closes was opened");
         self.own.members.truncate(frame.members);
@@ -211,7 +212,7 @@ impl Run<'_> {
         self.at += 1;
     }
 
-    /// Reads a member's name and colon, notes the member, and says where its value stands.
+    /// Reads a member's name and colon, records the member, and returns the place of its value.
     #[inline]
     fn name(&mut self) -> Result<Spot, CanonicalError> {
         let position = self.at;
@@ -235,7 +236,7 @@ impl Run<'_> {
         if let Some(previous) = self.own.members[frame.members..].last()
             && previous.order(&member, self.input, &self.own.names).is_ge()
         {
-            // Equal names are found when the object is put in order.
+            // Duplicate names are found when the members are sorted.
             frame.order = Order::Rearrange;
         }
         self.own.members.push(member);
@@ -255,7 +256,7 @@ impl Run<'_> {
         Name::Unescaped { at, length: self.own.names.len() - at }
     }
 
-    /// Says where the array element that starts here stands, and notes it if an exclusion may lie in its array.
+    /// Returns the place of the array element that starts here, and records it if an exclusion may be in its array.
     #[inline]
     fn element(&mut self) -> Spot {
         let frame = self.own.frames.last_mut().expect("an element stands in an array");
@@ -281,7 +282,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts the members of the innermost object in order and drops what is excluded.
+    /// Sorts the members of the innermost object and removes the excluded ones.
     #[inline]
     fn arrange(&mut self) -> Result<(), CanonicalError> {
         let frame = self.own.frames.last().expect("what is arranged is open");
@@ -315,7 +316,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reads the string at `at`. Afterwards its canonical text is written.
+    /// Reads the string at `at` and writes its canonical text.
     #[inline]
     fn string(&mut self) -> Result<Text, CanonicalError> {
         let mut text = Text::Plain;
@@ -339,7 +340,7 @@ impl Run<'_> {
 
     fn escape(&mut self) -> Result<(), CanonicalError> {
         match self.input.get(self.at + 1) {
-            // Canonical as they stand.
+            // Already canonical.
             Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 2,
             Some(b'/') => {
                 self.flush(self.at);
@@ -385,7 +386,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The next byte; 0 at the end, which is nothing that JSON has outside of strings.
+    /// The next byte; 0 at the end, which JSON does not allow outside of strings.
     #[inline(always)]
     fn peek(&self) -> u8 {
         self.input.get(self.at).copied().unwrap_or(0)
@@ -409,14 +410,14 @@ impl Run<'_> {
         }
     }
 
-    /// Brings `out` up to `until`.
+    /// Copies the input up to `until` to `out`.
     #[inline]
     fn flush(&mut self, until: usize) {
         self.out.extend_from_slice(&self.input[self.copied..until]);
         self.copied = until;
     }
 
-    /// How long `out` will be once it is brought up to `at`.
+    /// The length of `out` after it is flushed up to `at`.
     #[inline(always)]
     fn written(&self) -> usize {
         self.out.len() + self.at - self.copied
@@ -427,7 +428,7 @@ impl Run<'_> {
         self.refused(Refusal::Expected(what), self.at)
     }
 
-    /// Whatever is wrong at the end is wrong because it ends there.
+    /// An error at the end of the input is always that it ends too early.
     #[cold]
     fn refused(&self, refusal: Refusal, at: usize) -> CanonicalError {
         if at >= self.input.len() {
@@ -437,7 +438,7 @@ impl Run<'_> {
     }
 }
 
-/// How a string stands in the input.
+/// The form of a string in the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Text {
     /// Without escapes.

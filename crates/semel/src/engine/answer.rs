@@ -64,7 +64,7 @@ pub enum RunError<E> {
     #[error("the effect failed, and nothing happened")]
     Failed(E),
     /// The effect failed, and it is unknown whether it happened.
-    #[error("the effect failed, and nobody knows whether it happened")]
+    #[error("the effect failed, and it is unknown whether it happened")]
     Unknown(E),
     /// The effect panicked. It is unknown how far it got.
     #[error("the effect panicked: {0}")]
@@ -83,14 +83,14 @@ pub enum RunError<E> {
     },
     /// An earlier call began, and its result is unknown.
     #[error(
-        "nobody knows whether an earlier call with this key took effect: settle the key before you try again"
+        "it is unknown whether an earlier call with this key took effect: settle the key before you retry"
     )]
     InDoubt,
     /// The retention of the outcome has passed.
-    #[error("this key was used before and its outcome is no longer kept: use a new key for a new request")]
+    #[error("this key was used before and its outcome has expired: use a new key for a new request")]
     Expired,
     /// The effect happened and its outcome was not stored.
-    #[error("the effect happened, but its outcome was not kept: {0}")]
+    #[error("the effect happened, but its outcome was not stored: {0}")]
     NotKept(String),
     /// The limit on waiting callers is reached.
     #[error("too many callers wait: try again with the same key in {retry_after:?}")]
@@ -111,7 +111,7 @@ pub enum RunError<E> {
     #[error("the store failed: {0}")]
     Store(#[from] store::Error),
     /// The stored outcome cannot be decoded as the requested type.
-    #[error("the kept outcome cannot be read as the asked type: {0}")]
+    #[error("the stored outcome cannot be decoded as the requested type: {0}")]
     Decode(#[from] DecodeError),
     /// `Mode::Atomic` was requested for an effect that runs outside the store's transaction.
     #[error(

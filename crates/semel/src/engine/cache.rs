@@ -48,7 +48,7 @@ impl Weighter<KeyId, Entry> for ByBytes {
     }
 }
 
-/// What the cache knows of a key.
+/// The cached state of a key.
 pub(super) enum Hit {
     Replay(Arc<Outcome>),
     /// The key was used with another payload.

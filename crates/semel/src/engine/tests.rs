@@ -1,4 +1,4 @@
-//! What the engine promises, row by row. Each file has one subject; tests are named after the rows they prove.
+//! The promises of the engine. Each file has one subject.
 
 mod answers;
 mod background;
@@ -26,7 +26,7 @@ use crate::time::ManualClock;
 
 const MODES: [Mode; 3] = [Mode::Keyed, Mode::Marked, Mode::Rerun];
 
-/// How long a test waits for what must come. Only a broken engine gets here.
+/// How long a test waits for an expected event. Only a broken engine reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const fn ms(millis: u64) -> Duration {
@@ -48,7 +48,7 @@ fn faulty() -> Faulty {
     Arc::new(FaultStore::new(Arc::new(MemoryStore::new())))
 }
 
-/// A store on a clock that the test moves, with a second way in for whoever is to be cut off from it.
+/// A store on a clock that the test moves, with a second handle for an engine that will be cut off from it.
 fn clocked() -> (ManualClock, Arc<MemoryStore>) {
     let clock = ManualClock::default();
     let store = Arc::new(MemoryStore::with_clock(clock.clone()));
@@ -64,7 +64,7 @@ fn over(store: &Arc<impl Store>) -> Builder {
     Engine::over(store).sweep_every(None)
 }
 
-/// An effect that a test counts and holds. Its value is the number of the run.
+/// An effect that a test counts and blocks. Its value is the number of the run.
 #[derive(Clone)]
 struct Effect {
     runs: Arc<AtomicU32>,
@@ -110,7 +110,7 @@ impl Effect {
         once.run(async move |_attempt| effect.run().await).await
     }
 
-    /// The same in a task of its own, and waits until the effect runs.
+    /// As `once`, in its own task; waits until the effect runs.
     async fn start(&self, engine: &Engine) -> tokio::task::JoinHandle<Run> {
         let before = self.runs();
         let task = self.spawn(engine.once(key()));
@@ -124,7 +124,7 @@ impl Effect {
     }
 }
 
-/// Waits for a condition. Panics with `what` if it does not come true.
+/// Waits for a condition. Panics with `what` if it does not become true.
 async fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = instant() + PATIENCE;
     while !condition() {
@@ -142,7 +142,7 @@ async fn joined<T>(task: tokio::task::JoinHandle<T>) -> T {
     soon(task).await.expect("the task came to its end")
 }
 
-/// What the store has of a key, faults aside.
+/// The phase in the store, without faults.
 async fn phase(engine: &Engine, store: &MemoryStore) -> Phase {
     let id = engine.id(&key()).await.expect("an id");
     store.get(id).await.expect("memory does not fail").map_or(Phase::Vacant, |snapshot| snapshot.phase())
@@ -168,7 +168,7 @@ async fn won(once: Once) -> Claim {
     }
 }
 
-/// Collects everything an engine tells.
+/// Collects all signals of an engine.
 #[derive(Default)]
 struct Heard(crate::sync::Mutex<Vec<String>>);
 

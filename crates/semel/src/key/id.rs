@@ -1,4 +1,4 @@
-//! What a store sees of a key: its id, and a hint for people.
+//! The parts of a key that a store sees: its id, and a hint for people.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;

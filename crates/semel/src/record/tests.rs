@@ -1,4 +1,4 @@
-//! The rules, cell by cell. What holds over all interleavings is proven by the model in `semel-proof`.
+//! The rules, cell by cell. The model in `semel-proof` proves the properties over all interleavings.
 
 mod codec;
 mod fence;
@@ -15,20 +15,20 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// An arbitrary moment of the store's clock, well after the epoch.
+/// An arbitrary time on the store's clock, well after the epoch.
 const START: Timestamp = Timestamp::from_micros(1_000_000_000_000_000);
 
 const A: Owner = Owner::from_bytes([0xa; 16]);
 const B: Owner = Owner::from_bytes([0xb; 16]);
 const C: Owner = Owner::from_bytes([0xc; 16]);
 
-/// What was asked first, and what somebody else asked under the same key.
+/// The first payload, and another one under the same key.
 const SAME: Fingerprint = Fingerprint::from_bytes([1; 32]);
 const OTHER: Fingerprint = Fingerprint::from_bytes([2; 32]);
 
 const MODES: [Mode; 4] = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun];
 
-/// What a store keeps for one key, with its clock and its fence floor.
+/// The record of one key, with the store's clock and fence floor.
 #[derive(Clone, Debug)]
 struct Slot {
     record: Option<Record>,
@@ -46,7 +46,7 @@ impl Slot {
         apply(&mut self.record, command, self.now, self.floor)
     }
 
-    /// Claims without the begin-mark.
+    /// Claims without the begin mark.
     fn claim(&mut self, owner: Owner) -> Ruling {
         self.apply(&claim(owner, SAME, self.terms, Begin::Later))
     }
@@ -82,7 +82,7 @@ impl Slot {
         self.record.as_ref().expect("the store knows the key")
     }
 
-    /// What a sweeping store does: the floor is raised before a record goes.
+    /// The sweep of a store: the floor is raised before a record is removed.
     fn sweep(&mut self) {
         match self.stored().sweep(self.now) {
             Sweep::Keep => {}

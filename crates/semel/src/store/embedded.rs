@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   callers ──► queue ──► writer thread: all that waits → one transaction → one sync ──► answers
-//!      └──────► readers: replays, refusals, listings; never behind a sync
+//!      └──────► readers: stored outcomes, refusals, listings; never behind a sync
 //! ```
 //!
 //! The writer executes the rules of [`crate::record`] inside a SQLite transaction. While one batch is synced the next

@@ -169,7 +169,7 @@ impl<S: Store + ?Sized> LimitedStore<S> {
                 *since = None;
                 let seconds = instant().saturating_duration_since(began).as_secs();
                 let refused = self.refused_for_bytes();
-                tracing::info!(target: "semel", store = %self.inner, bytes, seconds, refused, "the store takes new keys again");
+                tracing::info!(target: "semel", store = %self.inner, bytes, seconds, refused, "the store accepts new keys again");
             }
             (true, Some(_)) | (false, None) => {}
         }
@@ -189,14 +189,11 @@ impl<S: Store + ?Sized> LimitedStore<S> {
     fn refuse(&self, kind: ErrorKind) -> Error {
         if kind == ErrorKind::OverCapacity {
             self.refused_for_bytes.fetch_add(1, Ordering::Relaxed);
-            return Error::new(
-                kind,
-                "the store holds as much as it may (max_bytes): it takes no new keys now",
-            )
-            .with_retry_after(FULL_RETRY_AFTER);
+            return Error::new(kind, "the store has reached max_bytes: it accepts no new keys now")
+                .with_retry_after(FULL_RETRY_AFTER);
         }
         self.refused_for_rate.fetch_add(1, Ordering::Relaxed);
-        Error::new(kind, "more new keys come than the store may take (new_keys)")
+        Error::new(kind, "the rate of new keys is above the limit (new_keys)")
             .with_retry_after(RATE_RETRY_AFTER)
     }
 

@@ -92,7 +92,6 @@ async fn begin(mut calls: UnboundedReceiver<Call>) {
     }
 }
 
-/// How a claim is applied.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// As an answer from the record, by GET.
@@ -262,7 +261,6 @@ impl Shared {
         ruling
     }
 
-    /// One script call.
     async fn execute(&self, numbered: &mut Numbered, key: &[u8], command: &Command) -> Result<Ruling, Error> {
         if matches!(command, Command::Claim(_))
             && let Some(refusal) = self.refusal()
@@ -316,7 +314,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a message to every process.
     async fn tell_all(&self, id: KeyId) -> Result<Told, Error> {
         let receipt = [self.process, rand::random()].concat();
         let mut publish = self.publish();
@@ -404,7 +401,7 @@ async fn claim_shortly(
             return Ok(ruling);
         }
     }
-    Err(script::strange("rules on nothing"))
+    Err(script::strange("lacks a ruling"))
 }
 
 impl Store for RedisStore {

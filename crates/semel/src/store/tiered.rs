@@ -14,12 +14,12 @@
 //!
 //! # When an entry is used
 //!
-//! All of these conditions hold; otherwise PostgreSQL is asked:
+//! An entry is used if all of these conditions hold; otherwise PostgreSQL is asked:
 //! 1. It is stored under the id of this PostgreSQL database, which is part of its name.
 //! 2. It has the claim's fingerprint. Only PostgreSQL reports a conflict.
 //! 3. It has the current *generation* (below).
 //! 4. Its end is not reached, counted on PostgreSQL's clock: for a copy the end of its retention, by an estimate that
-//!   is early for the writer and late for the reader. Redis' own clock is not used.
+//!    is early for the writer and late for the reader. Redis' own clock is not used.
 //! 5. For busy: it is not the claimer's own. Only PostgreSQL recognises a repeated claim.
 //!
 //! # Why a forgotten outcome is not given again
@@ -129,7 +129,6 @@ struct Tenure {
     terms: Arc<Terms>,
 }
 
-/// The settings.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     /// The maximum validity of a busy entry.

@@ -1,5 +1,5 @@
-//! The registry of waiters, one thread at a time; its interleavings are proved under shuttle. Beside the source
-//! and not in it, because those proofs compile the source over another lock.
+//! The registry of waiters, one thread at a time; shuttle proves its interleavings. Not inside the source file,
+//! because those proofs compile the source with another lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -86,7 +86,7 @@ fn key(number: u32) -> KeyId {
     KeyId::from_bytes(bytes)
 }
 
-/// A waker that holds a watch of its own, as the waker of a task does whose future waits too.
+/// A waker that holds its own watch, like the waker of a task whose future waits too.
 struct Holder {
     _held: Watch,
 }
@@ -95,7 +95,7 @@ impl Wake for Holder {
     fn wake(self: Arc<Self>) {}
 }
 
-/// A waker that watches when it is woken, as an executor does that runs the task at once.
+/// A waker that watches when it is woken, like an executor that runs the task immediately.
 struct Watcher {
     wakeups: Wakeups,
     made: Mutex<Option<Watch>>,
@@ -107,8 +107,8 @@ impl Wake for Watcher {
     }
 }
 
-// Wakers used to be dropped while the registry's lock was held. Dropping one may be the end of a task, and so of
-// a watch, which needs the same lock: the thread waited for itself.
+// Wakers must not be dropped under the registry's lock. Dropping one may end a task, and so a watch, which needs the
+// same lock: the thread would wait for itself.
 #[test]
 fn wakers_are_dropped_and_woken_outside_the_lock() {
     let (done, ended) = mpsc::channel();

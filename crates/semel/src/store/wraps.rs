@@ -27,7 +27,6 @@ pub struct Veil {
 }
 
 impl Veil {
-    /// No transformation.
     pub(crate) const NONE: Self = Self {
         #[cfg(feature = "encryption")]
         sealer: None,

@@ -29,11 +29,11 @@ use crate::store::{
 };
 use crate::sync::Mutex;
 
-/// Forwards every call to the store below, except where its script says otherwise.
+/// Forwards every call to the inner store, unless its script contains a fault for it.
 pub struct FaultStore<S: ?Sized = dyn Store> {
     inner: Arc<S>,
     state: Mutex<State>,
-    /// Where watches wait that shall never fire.
+    /// The registry of watches that never fire.
     silence: Wakeups,
 }
 
@@ -48,27 +48,27 @@ struct Rule {
     call: Call,
     when: When,
     fault: Fault,
-    /// Calls of the kind since the rule was made.
+    /// Calls of the kind since the rule was added.
     seen: u64,
 }
 
 impl<S: Store + ?Sized> FaultStore<S> {
-    /// A wrapper that changes nothing yet.
+    /// A wrapper without faults.
     pub fn new(inner: Arc<S>) -> Self {
         Self { inner, state: Mutex::default(), silence: Wakeups::new() }
     }
 
-    /// The store below, to look behind the faults.
+    /// The inner store, without the faults.
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
     }
 
-    /// Adds a fault. Where several hit the same call they happen in the order they were added.
+    /// Adds a fault. Several faults of the same call occur in the order they were added.
     pub fn script(&self, call: Call, when: When, fault: Fault) {
         self.state.lock().rules.push(Rule { call, when, fault, seen: 0 });
     }
 
-    /// Holds every call that can wait from now on until the gate that is returned is opened, as if the network were cut.
+    /// Holds every call that can wait until the returned gate is opened, as in a network partition.
     #[must_use = "nobody else can open the gate"]
     pub fn partition(&self) -> Gate {
         let gate = Gate::closed();
@@ -78,34 +78,34 @@ impl<S: Store + ?Sized> FaultStore<S> {
         gate
     }
 
-    /// Takes all faults away, and delivers wake-ups again. Calls that are held stay held by their gate.
+    /// Removes all faults, and delivers wake-ups again. Held calls stay held by their gate.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.rules.clear();
         state.delivery = Delivery::Delivered;
     }
 
-    /// Says whether watches made from now on fire.
+    /// Sets whether new watches fire.
     pub fn deliver(&self, delivery: Delivery) {
         self.state.lock().delivery = delivery;
     }
 
-    /// How many calls of this kind came, executed or not.
+    /// Number of calls of this kind, executed or not.
     pub fn calls(&self, call: Call) -> u64 {
         self.state.lock().calls.get(&call).copied().unwrap_or(0)
     }
 
-    /// How many calls of any kind came.
+    /// Number of calls of any kind.
     pub fn all_calls(&self) -> u64 {
         self.state.lock().calls.values().sum()
     }
 
-    /// Starts counting anew. Scripted faults go on counting for themselves.
+    /// Restarts the counts. Scripted faults have their own counts.
     pub fn reset_calls(&self) {
         self.state.lock().calls.clear();
     }
 
-    /// Counts a call and finds what shall happen to it.
+    /// Counts a call and finds its faults.
     fn enter(&self, call: Call) -> Vec<Fault> {
         let mut state = self.state.lock();
         *state.calls.entry(call).or_default() += 1;

@@ -39,7 +39,6 @@ pub(super) fn streams(value: Value) -> Result<Vec<Entry>, Error> {
     entries(list.ok_or_else(|| strange("XREADGROUP"))?)
 }
 
-/// A list of messages.
 pub(super) fn entries(value: Value) -> Result<Vec<Entry>, Error> {
     let Value::Array(list) = value else { return Err(strange("a stream command")) };
     // Before 7.0 a deleted message was a bare nil without its id.

@@ -1,4 +1,4 @@
-//! What a case is given: a ledger, what it is able to do, and the words that cases share.
+//! The context of a case: a ledger, its capabilities, and shared helpers.
 
 use std::any::Any;
 use std::fmt;
@@ -22,22 +22,22 @@ use crate::replay::{Job, Mode, NewJob, Pace, Selection};
 /// Longer than any case takes: a lease that does not end.
 pub(super) const LONG: Duration = Duration::from_secs(600);
 
-/// A lease that a case waits for: cases that have to wait in real time wait no longer than this.
+/// A lease that a case waits for: the longest wait in real time.
 pub(super) const SHORT: Duration = Duration::from_millis(150);
 
 /// The target of cases that need one.
 pub(super) const TARGET: &str = "crm";
 
-/// A fresh ledger and what it is able to do. Made anew for every case.
+/// A fresh ledger and its capabilities. Created for every case.
 pub struct Context {
     handles: Mutex<Option<Handles>>,
     clock: Option<ManualClock>,
     reopen: Option<Reopen>,
-    /// Whatever must live as long as the ledger: its folder, its server.
+    /// Values that must live as long as the ledger: its folder, its server.
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// Two ways to the same data; the same handle twice where the ledger has only one.
+/// Two handles to the same data; the same handle twice if the ledger has only one.
 #[derive(Clone)]
 struct Handles {
     ledger: Arc<dyn Ledger>,
@@ -47,7 +47,7 @@ struct Handles {
 type Reopen = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Ledger>> + Send + Sync>;
 
 impl Context {
-    /// A context around a ledger that holds nothing. It is taken to be on a clock that cannot be moved until told otherwise.
+    /// A context for an empty ledger. By default its clock cannot be moved.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
         let handles = Handles { peer: Arc::clone(&ledger), ledger };
         Self { handles: Mutex::new(Some(handles)), clock: None, reopen: None, kept: Vec::new() }
@@ -60,7 +60,7 @@ impl Context {
         self
     }
 
-    /// A second handle on the same data, as another process would have it.
+    /// A second handle to the same data, like another process.
     #[must_use]
     pub fn peer(mut self, peer: Arc<dyn Ledger>) -> Self {
         if let Some(handles) = self.handles.get_mut() {
@@ -69,7 +69,7 @@ impl Context {
         self
     }
 
-    /// How to open the same data again. Called when no case holds the ledger any more.
+    /// How to open the same data again. Called when no case uses the ledger any more.
     #[must_use]
     pub fn reopen<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -102,7 +102,7 @@ impl Context {
         self.clock.as_ref()
     }
 
-    /// Gives the ledger up and opens its data again. Every ledger is durable: one that says no way fails.
+    /// Closes the ledger and opens its data again. Every ledger is durable: one without a way to do so fails.
     pub(super) async fn open_again(&self) {
         let open = self.reopen.as_ref().expect("a ledger is durable: say how it is opened again");
         drop(self.handles.lock().take());
@@ -110,7 +110,7 @@ impl Context {
         *self.handles.lock() = Some(Handles { peer: Arc::clone(&ledger), ledger });
     }
 
-    /// Lets the ledger's time pass: exactly where its clock can be moved, a little more where it cannot.
+    /// Lets the ledger's time pass: exactly if its clock can be moved, a little more if it cannot.
     pub(super) async fn pass(&self, by: Duration) {
         match &self.clock {
             Some(clock) => clock.advance(by),
@@ -118,7 +118,6 @@ impl Context {
         }
     }
 
-    /// Accepts an event that is new.
     pub(super) async fn accept(&self, event: NewEvent) -> EventId {
         let id = event.id;
         let answers = self.ledger().accept(vec![event]).await.expect("it is accepted");
@@ -126,34 +125,33 @@ impl Context {
         id
     }
 
-    /// Accepts an event for [`TARGET`], of no tenant in particular.
+    /// Accepts an event for [`TARGET`], without a tenant.
     pub(super) async fn publish(&self) -> EventId {
         self.accept(event(TARGET)).await
     }
 
-    /// Takes what is due for these targets, with a lease that does not end.
+    /// Takes the due deliveries for these targets, with a lease that does not end.
     pub(super) async fn take_for(&self, targets: &[&str], limit: u32) -> Vec<Work> {
         self.ledger().take(take(targets, limit, LONG)).await.expect("work can be taken")
     }
 
-    /// Takes what is due for [`TARGET`].
+    /// Takes the due deliveries for [`TARGET`].
     pub(super) async fn take(&self, limit: u32) -> Vec<Work> {
         self.take_for(&[TARGET], limit).await
     }
 
-    /// Takes the one delivery that is due for [`TARGET`].
+    /// Takes the one due delivery for [`TARGET`].
     pub(super) async fn take_one(&self) -> Work {
         let mut taken = self.take(10).await;
         assert_eq!(taken.len(), 1, "one delivery is due: {taken:?}");
         taken.remove(0)
     }
 
-    /// Settles a delivery that is held.
     pub(super) async fn settle(&self, holding: Holding, settle: Settle) {
         assert_eq!(self.say(holding, settle).await, Said::Kept);
     }
 
-    /// Says something of a delivery, held or not.
+    /// Reports a result of a delivery, held or not.
     pub(super) async fn say(&self, holding: Holding, settle: Settle) -> Said {
         let said = self.ledger().settle(vec![(holding, settle)]).await.expect("it can be settled");
         assert_eq!(said.len(), 1);
@@ -193,7 +191,7 @@ impl Context {
         (holding.delivery, told.delivery.letter.expect("a buried delivery has a letter"))
     }
 
-    /// Makes a job of these letters, with room for all.
+    /// Creates a job of these dead letters, without a limit.
     pub(super) async fn job_of(&self, letters: &[LetterId], mode: Mode) -> Job {
         self.job(Selection::Letters(letters.to_vec()), mode).await
     }
@@ -203,7 +201,7 @@ impl Context {
         self.ledger().create(job, vec![TARGET.to_owned()]).await.expect("a job can be made")
     }
 
-    /// Releases everything there is room for.
+    /// Releases as many items as allowed.
     pub(super) async fn release(&self, job: JobId) -> Job {
         self.ledger().release(job, 1_000).await.expect("a job can be released")
     }
@@ -212,7 +210,7 @@ impl Context {
         self.ledger().job(job).await.expect("it can be read").expect("the job is there").counts
     }
 
-    /// A delivery for [`TARGET`] in this state, and what its last worker held.
+    /// A delivery for [`TARGET`] in this state, and the lease of its last worker.
     pub(super) async fn bring_to(&self, state: State) -> (EventId, DeliveryId, Option<Holding>) {
         if state == State::Idle {
             let id = self.accept(NewEvent { delay: LONG, ..event(TARGET) }).await;
@@ -275,22 +273,21 @@ pub(super) fn event(target: &str) -> NewEvent {
     }
 }
 
-/// The same, of a tenant.
+/// As `event`, with a tenant.
 pub(super) fn event_of(tenant: &str, target: &str) -> NewEvent {
     NewEvent { tenant: tenant.to_owned(), ..event(target) }
 }
 
-/// The same, in order with others of its key.
+/// As `event`, with an order key.
 pub(super) fn ordered(key: &str, target: &str) -> NewEvent {
     NewEvent { order_key: Some(key.to_owned()), ..event(target) }
 }
 
-/// A run.
 pub(super) fn run() -> NewEvent {
     NewEvent { id: EventId::new(EventKind::Run, SystemClock.now()), ..event(TARGET) }
 }
 
-/// A key that no other case uses, and what was asked under it.
+/// A key that no other case uses, with a payload.
 pub(super) fn dedupe(asked: &str) -> Dedupe {
     let fingerprint: Fingerprint =
         Payload::exact(&[asked.as_bytes()]).fingerprint(&Secret::from_bytes([7; 32]));
@@ -319,7 +316,6 @@ pub(super) fn new_job(selection: Selection, mode: Mode) -> NewJob {
     NewJob { id: JobId::new(SystemClock.now()), selection, mode, reason, by: "ann".to_owned(), pace }
 }
 
-/// Everything that failed.
 pub(super) fn all_failed() -> Selection {
     Selection::Failed { limit: 1_000, tenant: None, targets: Vec::new(), signature: None }
 }
@@ -333,13 +329,13 @@ pub(super) fn line(action: &str, subject: &impl fmt::Display) -> AuditLine {
     }
 }
 
-/// The target took it.
+/// The target accepted it.
 pub(super) fn fine() -> Ending {
     let (error, excerpt) = (String::new(), "ok".to_owned());
     Ending { class: Class::Success, status: Some(200), error, excerpt, retry_after: None }
 }
 
-/// The target did not.
+/// The target did not accept it.
 pub(super) fn failed(error: &str) -> Ending {
     Ending {
         class: Class::Transient,

@@ -1,4 +1,4 @@
-//! Taking runs in from the buffer, and the generations of their keys.
+//! Accepting runs from the buffer, and the generations of their keys.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ async fn metadata(context: &Context, id: EventId) -> BTreeMap<String, String> {
     context.ledger().event(id).await.expect("it can be read").expect("it is there").new.notes.metadata
 }
 
-/// A run comes with its changes, and goes on counting versions where the buffer stopped.
+/// A run arrives with its changes, and continues the version count of the buffer.
 pub async fn a_drained_run_holds_its_key_and_its_changes(context: &Context) {
     let key = dedupe("a");
     let notes =
@@ -54,7 +54,7 @@ pub async fn a_drained_run_holds_its_key_and_its_changes(context: &Context) {
     assert_eq!(context.take_one().await.event, new.id);
 }
 
-/// However often a run is drained, each of its changes counts once, and what the ledger itself was told stays.
+/// However often a run is drained, each of its changes counts once, and direct changes in the ledger stay.
 pub async fn changes_are_applied_once_by_their_number(context: &Context) {
     let new = run();
     assert_eq!(drain(context, &new, vec![increment()]).await, Arrival::New);
@@ -67,7 +67,7 @@ pub async fn changes_are_applied_once_by_their_number(context: &Context) {
     assert_eq!(context.take(10).await.len(), 1, "it is one run");
 }
 
-/// An earlier version cancelled runs in the buffer: they are never taken.
+/// Runs that an earlier version cancelled in the buffer are never taken.
 pub async fn a_cancelled_run_arrives_cancelled(context: &Context) {
     let (one, two) = (run(), run());
     let answers = context
@@ -85,7 +85,7 @@ pub async fn a_cancelled_run_arrives_cancelled(context: &Context) {
     assert_eq!(metadata(context, two.id).await.get("n").map(String::as_str), Some("1"));
 }
 
-/// What is to be done to a run as it arrives is done in the same transaction, or nothing is.
+/// An action on an arriving run is applied in the same transaction, or not at all.
 pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
     let new = run();
     let cancel = |run: &NewEvent| DrainedRun {
@@ -116,7 +116,7 @@ pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
     assert_eq!(metadata(context, done.id).await.get("n"), None, "nothing of it was written");
 }
 
-/// A run that was buffered before its key was reset is delivered, and does not meet the next one.
+/// A run that was buffered before its key was reset is delivered, and does not conflict with the next one.
 pub async fn a_run_of_an_older_generation_holds_no_key(context: &Context) {
     let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };
     let old = NewEvent { dedupe: Some(key.clone()), ..run() };
@@ -137,7 +137,8 @@ pub async fn a_run_of_an_older_generation_holds_no_key(context: &Context) {
     assert_eq!(taken, all, "each is delivered");
 }
 
-/// Two runs of one key and generation: Redis did not answer for a while. The second is kept, and a person decides.
+/// Two runs of one key and generation, because Redis did not answer for a while: the second becomes a dead letter,
+/// and a person decides.
 pub async fn a_run_that_lost_its_key_can_be_replayed(context: &Context) {
     let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };
     let winner = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
@@ -183,7 +184,7 @@ pub async fn a_drained_key_expires_when_the_buffer_said(context: &Context) {
     assert_eq!(context.take_one().await.event, old.id, "it is delivered all the same");
 }
 
-/// An event that names a generation is written only while that one lasts.
+/// An event that names a generation is written only while that generation is current.
 pub async fn a_stale_generation_is_refused(context: &Context) {
     let first = Some(Generation::FIRST);
     let key = Dedupe { generation: first, lifetime: Some(SHORT), ..dedupe("a") };
@@ -205,7 +206,7 @@ pub async fn a_stale_generation_is_refused(context: &Context) {
     assert_eq!(accept(&late).await, Accepted::First(late.id));
 }
 
-/// Of all who end one generation, one does; the others are told what lasts.
+/// Of all callers that end one generation, one does; the others get the current one.
 pub async fn an_expired_generation_ends_once(context: &Context) {
     let key = dedupe("a");
     let calls: Vec<_> = (0..8)
@@ -225,7 +226,7 @@ pub async fn an_expired_generation_ends_once(context: &Context) {
     assert_eq!((found.generation, found.holder), (seen[0], None));
 }
 
-/// Two drainers that hold the same run, because a lease has expired: one run, each change once.
+/// Two drainers lease the same run, because a lease has expired: one run, each change once.
 pub async fn racing_drains_accept_a_run_once(context: &Context) {
     for round in 0..5 {
         let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };

@@ -1,4 +1,4 @@
-//! Taking events in.
+//! Accepting events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::delivery::State;
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::ledger::{KeyHolder, KeyState};
 
-/// Every word of an event is kept, and its bytes to the last.
+/// Every member of an event is stored unchanged, and its payload byte for byte.
 pub async fn an_event_is_kept_as_it_was_accepted(context: &Context) {
     let new = NewEvent {
         tenant: "acme".to_owned(),
@@ -46,7 +46,7 @@ pub async fn an_event_is_kept_as_it_was_accepted(context: &Context) {
     assert_eq!(context.ledger().event(none).await.expect("it can be read"), None);
 }
 
-/// One answer for each event of a call, in the order of the call; the first of two with one key counts.
+/// One answer for each event of a call, in the order of the call; the first of two with one key wins.
 pub async fn a_batch_is_answered_in_order(context: &Context) {
     let key = dedupe("a");
     let other = Dedupe { fingerprint: dedupe("b").fingerprint, ..key.clone() };
@@ -71,7 +71,7 @@ pub async fn a_batch_is_answered_in_order(context: &Context) {
     assert_eq!(context.ledger().accept(Vec::new()).await.expect("nothing is accepted"), []);
 }
 
-/// P7: the second event under a key is the first.
+/// The second event under a key is a duplicate of the first.
 pub async fn the_same_key_is_accepted_once(context: &Context) {
     let key = dedupe("a");
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
@@ -88,7 +88,7 @@ pub async fn the_same_key_is_accepted_once(context: &Context) {
     assert_eq!(context.take(10).await.len(), 1);
 }
 
-/// A key stands for what was asked with it first.
+/// A key belongs to its first payload.
 pub async fn another_payload_under_the_key_is_a_conflict(context: &Context) {
     let key = dedupe("a");
     context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
@@ -124,7 +124,7 @@ pub async fn a_key_is_free_after_its_lifetime(context: &Context) {
     assert!(context.ledger().event(first).await.expect("it can be read").is_some());
 }
 
-/// G1: of all who accept under one key one is told that it was first, and all are told one id.
+/// Of all concurrent accepts under one key exactly one is first, and all get the same id.
 pub async fn racing_accepts_have_one_first(context: &Context) {
     for _ in 0..5 {
         let key = dedupe("a");
@@ -149,7 +149,7 @@ pub async fn racing_accepts_have_one_first(context: &Context) {
     assert_eq!(context.take(100).await.len(), 5);
 }
 
-/// One delivery for each target, however often it is named; none is fine too.
+/// One delivery for each target, however often it is named; an event without targets is allowed.
 pub async fn each_target_has_one_delivery(context: &Context) {
     let targets = vec!["crm".to_owned(), "ledger".to_owned(), "mail".to_owned()];
     let named = [&targets[..], &targets[1..]].concat();
@@ -163,7 +163,7 @@ pub async fn each_target_has_one_delivery(context: &Context) {
     assert!(context.ledger().deliveries_of(id).await.expect("they can be read").is_empty());
 }
 
-/// Whoever waits for work hears of what is accepted, from when it began to wait.
+/// A worker that waits for work is notified of events accepted since it began to wait.
 pub async fn news_end_a_wait(context: &Context) {
     let ledger = context.ledger();
     let changed = ledger.changed();
@@ -185,7 +185,7 @@ pub async fn news_end_a_wait(context: &Context) {
     panic!("a thousand events, and no news");
 }
 
-/// What was acknowledged is there after the ledger was opened again.
+/// Acknowledged events exist after the ledger was opened again.
 pub async fn accepted_events_survive(context: &Context) {
     let key = dedupe("a");
     let id = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;

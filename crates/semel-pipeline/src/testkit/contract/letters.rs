@@ -25,7 +25,7 @@ fn raw(message: &str) -> NewLetter {
     }
 }
 
-/// P9: everything about what failed is in its letter.
+/// A dead letter contains everything about the failure.
 pub async fn a_burial_writes_a_letter(context: &Context) {
     let origin = Origin::Stream { stream: "orders".to_owned(), message: "7-0".to_owned() };
     let new =
@@ -52,7 +52,7 @@ pub async fn a_burial_writes_a_letter(context: &Context) {
     assert!(story.copies.is_empty());
 }
 
-/// P8: the same message is one letter, whoever writes it, however often.
+/// The same message is one dead letter, however often and by whichever process it is written.
 pub async fn a_message_is_put_once(context: &Context) {
     let (one, other) = (raw("1-0"), raw("2-0"));
     let ids =
@@ -65,7 +65,7 @@ pub async fn a_message_is_put_once(context: &Context) {
     assert_eq!((kept.cause, kept.error, kept.attempts), (one.cause, one.error, 2));
     let letters = context.ledger().letters(LetterFilter::default(), page(None, 10)).await;
     assert_eq!(letters.expect("they can be listed").items.len(), 2);
-    // A message can have letters of its deliveries beside the raw one.
+    // A message can have dead letters of its deliveries beside the raw one.
     let origin = Origin::Stream { stream: "orders".to_owned(), message: "1-0".to_owned() };
     context.accept(NewEvent { origin, ..event(TARGET) }).await;
     let held = context.take_one().await.holding;
@@ -110,7 +110,7 @@ pub async fn letters_are_found_by_what_they_are(context: &Context) {
     }
 }
 
-/// What differs from case to case does not make another group.
+/// Variable parts of an error do not make another group.
 pub async fn groups_gather_what_failed_alike(context: &Context) {
     let mut last = None;
     for (target, error) in [
@@ -145,7 +145,7 @@ pub async fn groups_gather_what_failed_alike(context: &Context) {
     assert_eq!(groups[0].counts, [(Status::Discarded, 1)]);
 }
 
-/// A letter that was given up can be taken back; both leave a line in the audit log, once.
+/// A discarded dead letter can be restored; both write a line in the audit log, once.
 pub async fn discarded_and_restored(context: &Context) {
     let (_, letter) = context.dead().await;
     let ledger = context.ledger();
@@ -167,7 +167,7 @@ pub async fn discarded_and_restored(context: &Context) {
     assert!(matches!(answer, Err(Error::NotFound { .. })), "{answer:?}");
 }
 
-/// What is being replayed, or was, is not given up.
+/// A dead letter that is being or was replayed cannot be discarded.
 pub async fn a_letter_in_flight_stays(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let job = context.job_of(&[letter], Mode::Resume).await;
@@ -189,7 +189,7 @@ pub async fn a_letter_in_flight_stays(context: &Context) {
     assert_eq!(context.state(delivery).await, State::Done);
 }
 
-/// An edited copy is an event of its own that waits in `dlq`; what it is a copy of is left as it was.
+/// An edited copy is a new event that waits in `dlq`; its original is unchanged.
 pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let of = context.told(delivery).await.delivery.event;
@@ -218,7 +218,7 @@ pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
     assert_eq!((work.payload, work.event, work.attempt), (payload, copy.id, 1));
     context.settle(work.holding, Settle::Done(fine())).await;
     assert_eq!(context.letter(made).await.status, Status::Replayed);
-    // A raw message has no event until somebody writes one.
+    // A raw message has no event until a person writes one.
     let raw = ledger.put(vec![raw("1-0")]).await.expect("it is kept")[0];
     let answer = ledger
         .plan(crate::replay::Selection::Letters(vec![raw]), Mode::Resume, vec![TARGET.to_owned()])
@@ -231,7 +231,7 @@ pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
     assert!(matches!(answer, Err(Error::Refused(_))), "{answer:?}");
 }
 
-/// P9: every letter of a stream reaches the dead-letter stream, and is then left out.
+/// Every dead letter of a stream reaches the dead-letter stream, and is then left out.
 pub async fn letters_are_mirrored_once(context: &Context) {
     let ledger = context.ledger();
     let first = ledger.put(vec![raw("1-0"), raw("2-0")]).await.expect("they are kept");

@@ -23,7 +23,7 @@ pub async fn random_commands_agree_with_the_model(context: &Context) {
 /// Sends `steps` random commands to the ledger and to a model, and compares every answer and every delivery. The same seed
 /// gives the same commands.
 ///
-/// Where the ledger's clock cannot be moved, no lease ends and no delay is over.
+/// If the ledger's clock cannot be moved, no lease and no delay ends.
 ///
 /// # Panics
 /// At the first difference, with the seed, the step and the commands that led there.
@@ -52,7 +52,7 @@ pub async fn agrees_with_the_model(context: &Context, seed: u64, steps: usize) {
     }
 }
 
-/// A generator of its own (splitmix64), so that a seed means the same commands for ever.
+/// A separate generator (splitmix64), so that a seed always means the same commands.
 struct Dice(u64);
 
 impl Dice {
@@ -74,7 +74,7 @@ impl Dice {
     }
 }
 
-/// What the model knows of a delivery.
+/// The model's state of a delivery.
 #[derive(Clone, Debug)]
 struct Known {
     /// Its place in the order of acceptance.
@@ -86,7 +86,7 @@ struct Known {
     crashes: u32,
     due_at: Timestamp,
     lease_until: Timestamp,
-    /// Who may speak of it, or spoke last.
+    /// The token of the current or last holder.
     token: Option<u128>,
     failed_replays: u32,
     was_buried: bool,
@@ -99,13 +99,13 @@ struct Run<'a> {
     targets: [String; 2],
     deliveries: BTreeMap<DeliveryId, Known>,
     accepted: Vec<(EventId, DeliveryId)>,
-    /// Everything that was ever held: most of it is stale, and must be refused.
+    /// All tokens so far: most are stale, and must be refused.
     held: Vec<Holding>,
     history: VecDeque<String>,
 }
 
 impl Run<'_> {
-    /// The ledger's time, or one moment where it cannot be moved.
+    /// The ledger's time, or a fixed time if it cannot be moved.
     fn now(&self) -> Timestamp {
         self.context.manual_clock().map_or(Timestamp::from_micros(1_000_000), Clock::now)
     }
@@ -160,7 +160,7 @@ impl Run<'_> {
         }
     }
 
-    /// Gives back what its worker lost.
+    /// Gives back the deliveries of lost workers.
     fn notice_the_lost(&mut self) {
         let now = self.now();
         for known in self.deliveries.values_mut() {
@@ -173,7 +173,7 @@ impl Run<'_> {
         }
     }
 
-    /// What can be taken at this moment.
+    /// The deliveries that can be taken now.
     fn eligible(&self) -> Vec<DeliveryId> {
         let now = self.now();
         let in_the_way = |of: &Known| {
@@ -237,7 +237,7 @@ impl Run<'_> {
         if self.held.is_empty() {
             return;
         }
-        // Mostly somebody who still holds it.
+        // Mostly a current holder.
         let current: Vec<_> = self
             .held
             .iter()

@@ -1,4 +1,4 @@
-//! Looking.
+//! Reading.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::id::EventKind;
 use crate::ledger::{DeliveryFilter, Error, EventFilter, LetterFilter};
 use crate::letter::Status;
 
-/// Rows that are added while somebody pages neither hide others nor show them twice.
+/// Rows that are added during paging neither hide others nor show them twice.
 pub async fn pages_have_no_gaps_and_no_doubles(context: &Context) {
     let events: Vec<_> = (0..25).map(|_| event(TARGET)).collect();
     let mut expected: Vec<_> = events.iter().map(|event| event.id).collect();
@@ -35,7 +35,7 @@ pub async fn pages_have_no_gaps_and_no_doubles(context: &Context) {
         context.publish().await;
     }
     assert_eq!(events, expected, "the newest first, each once");
-    // Deliveries of one call have no order among themselves that anybody could rely on.
+    // Deliveries of one call have no defined order among themselves.
     assert_eq!(deliveries.len(), 25);
     assert_eq!(deliveries.into_iter().collect::<HashSet<_>>(), expected.into_iter().collect());
 }
@@ -107,7 +107,7 @@ pub async fn deliveries_are_found_by_what_they_are(context: &Context) {
     }
 }
 
-/// P12: one id finds the story.
+/// One id finds all related records.
 pub async fn events_are_found_by_their_ids(context: &Context) {
     let key = dedupe("a");
     let trace = Trace { request_id: Some("req-1".to_owned()), traceparent: None };
@@ -126,7 +126,7 @@ pub async fn events_are_found_by_their_ids(context: &Context) {
     assert_eq!(find(None, None).await, []);
 }
 
-/// Numbers for the metrics are those of the rows.
+/// The numbers for the metrics match the rows.
 pub async fn totals_count_everything(context: &Context) {
     for state in State::ALL {
         context.bring_to(state).await;
@@ -165,7 +165,7 @@ pub async fn totals_count_everything(context: &Context) {
     assert_eq!(context.ledger().totals().await.expect("they can be read").oldest_due, None);
 }
 
-/// Who, what, to what, why, when.
+/// Actor, action, object, reason, time.
 pub async fn the_audit_log_keeps_every_line(context: &Context) {
     for number in 0..5 {
         let line = line("forget", &format!("key-{}", number % 2));
@@ -186,7 +186,7 @@ pub async fn the_audit_log_keeps_every_line(context: &Context) {
     assert_eq!(all[0].line, line("forget", &"key-0"));
     let of_one = context.ledger().audit_log(Some("key-1".to_owned()), page(None, 10)).await;
     assert_eq!(of_one.expect("it can be read").items.len(), 2);
-    // What people do leaves a line of itself.
+    // Commands of operators write a line.
     let id = context.publish().await;
     context.ledger().cancel(id, line("cancel", &id)).await.expect("it can be cancelled");
     let lines =
@@ -195,7 +195,7 @@ pub async fn the_audit_log_keeps_every_line(context: &Context) {
     assert_eq!(lines.items[0].line, line("cancel", &id));
 }
 
-/// A cursor that is none is said to be none.
+/// An invalid cursor is refused.
 pub async fn a_wrong_cursor_is_refused(context: &Context) {
     let wrong = page(Some("not a cursor".to_owned()), 10);
     let answer = context.ledger().events(EventFilter::default(), wrong).await;

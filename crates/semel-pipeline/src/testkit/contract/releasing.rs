@@ -1,4 +1,4 @@
-//! How replay jobs go about it: never more at once than was asked for, and in anybody's hands.
+//! Limits of replay jobs: never more items in progress than allowed, with any number of processes.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::ledger::{DeliveryFilter, Error};
 use crate::letter::{Cause, Status};
 use crate::replay::{ItemState, JobState, Mode, NewJob, Order, Pace};
 
-/// So many dead letters.
+/// This many dead letters.
 async fn dead(context: &Context, count: usize) {
     let events = (0..count).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
@@ -35,7 +35,7 @@ async fn in_flight(context: &Context) -> usize {
     context.ledger().deliveries(filter, page(None, 1_000)).await.expect("they can be listed").items.len()
 }
 
-/// What was released and has not ended never exceeds the limit.
+/// The number of released items in progress never exceeds the limit.
 pub async fn concurrency_is_never_exceeded(context: &Context) {
     dead(context, 10).await;
     let job = job(context, 3).await;
@@ -45,7 +45,7 @@ pub async fn concurrency_is_never_exceeded(context: &Context) {
     assert_eq!(in_flight(context).await, 3);
     let taken = context.take(10).await;
     assert_eq!((taken.len(), context.release(job).await.counts.released), (3, 3));
-    // One that is tried again still counts; one that has ended makes room.
+    // A retried item still counts; one that has ended does not.
     let later = Settle::Retry(failed("it is down"), super::context::LONG);
     context.settle(taken[0].holding, later).await;
     context.settle(taken[1].holding, Settle::Done(fine())).await;
@@ -57,7 +57,7 @@ pub async fn concurrency_is_never_exceeded(context: &Context) {
     assert_eq!(in_flight(context).await, 3);
 }
 
-/// Counted in one transaction, so no number of processes exceeds it.
+/// Counted in one transaction, so any number of processes respects the limit.
 pub async fn racing_releases_keep_the_limit(context: &Context) {
     dead(context, 40).await;
     let job = job(context, 5).await;
@@ -85,8 +85,8 @@ pub async fn racing_releases_keep_the_limit(context: &Context) {
     assert_eq!((job.state, job.counts.replayed, job.counts.released), (JobState::Done, 40, 0));
 }
 
-/// Several processes see a job as it is and release the next items: one of them does. And a process that repeats its call
-/// releases nothing more.
+/// Several processes read the same state of a job and release the next items: one of them succeeds. A process that
+/// repeats its call releases nothing more.
 pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
     dead(context, 12).await;
     let job = job(context, 1_000).await;
@@ -104,7 +104,7 @@ pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
             let counts = call.await.expect("no call panics").counts;
             assert_eq!((counts.started(), counts.pending), (3 * round, 12 - 3 * round));
         }
-        // Those that end stay started.
+        // Ended items still count as started.
         for work in context.take(2).await {
             context.settle(work.holding, Settle::Done(fine())).await;
         }
@@ -115,7 +115,7 @@ pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
     assert_eq!(answer.counts.started(), 9, "it is not as the caller saw it");
 }
 
-/// Two jobs want the same: each item is released by one of them.
+/// Two jobs with the same items: each item is released by one of them.
 pub async fn two_jobs_share_no_item(context: &Context) {
     dead(context, 20).await;
     let (one, other) = (job(context, 1_000).await, job(context, 1_000).await);
@@ -142,7 +142,7 @@ pub async fn two_jobs_share_no_item(context: &Context) {
     assert_eq!(one.skipped_inflight + other.skipped_inflight, 20);
 }
 
-/// Nothing is released while it is paused; cancelled is for good.
+/// Nothing is released while it is paused; a cancellation is final.
 pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
     dead(context, 6).await;
     let job = job(context, 2).await;
@@ -164,7 +164,7 @@ pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
     );
     assert_eq!(order(Order::Cancel).await.expect("twice too").state, JobState::Cancelled);
     assert_eq!(context.release(job).await.counts.released, 2);
-    // What was released goes on to its end, the rest is as it was.
+    // Released items continue to their end, the rest is unchanged.
     for work in context.take(10).await {
         context.settle(work.holding, Settle::Done(fine())).await;
     }
@@ -190,7 +190,7 @@ pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
     assert!(matches!(answer, Err(Error::NotFound { .. })), "{answer:?}");
 }
 
-/// Faster, slower, while it runs.
+/// The limits can change while it runs.
 pub async fn the_pace_can_be_changed(context: &Context) {
     dead(context, 10).await;
     let job = job(context, 2).await;
@@ -210,7 +210,7 @@ pub async fn the_pace_can_be_changed(context: &Context) {
     assert_eq!(context.release(job).await.counts.released, 1);
 }
 
-/// A job is rows: whoever comes next goes on with it.
+/// A job is stored in rows: the next process continues it.
 pub async fn a_job_goes_on_after_a_restart(context: &Context) {
     dead(context, 4).await;
     let job = job(context, 2).await;
@@ -230,7 +230,7 @@ pub async fn a_job_goes_on_after_a_restart(context: &Context) {
     assert_eq!((job.state, job.counts.replayed), (JobState::Done, 4));
 }
 
-/// A replayed delivery that somebody cancels while it waits ends its item, and its letter.
+/// Cancelling a replayed delivery while it waits ends its item, and its dead letter.
 pub async fn a_cancelled_delivery_ends_its_item(context: &Context) {
     dead(context, 1).await;
     let job = job(context, 2).await;
@@ -246,7 +246,7 @@ pub async fn a_cancelled_delivery_ends_its_item(context: &Context) {
     assert!(matches!(answer, Err(Error::Refused(_))), "{answer:?}");
 }
 
-/// Items in the order they are released, page by page.
+/// Items in the order of their release, page by page.
 pub async fn items_come_in_order(context: &Context) {
     dead(context, 7).await;
     let job = job(context, 3).await;

@@ -1,4 +1,4 @@
-//! What replays do with what failed, in each mode.
+//! Replays of failed deliveries, in each mode.
 
 use super::context::{
     Context, LONG, SHORT, TARGET, all_failed, event, event_of, failed, fine, line, new_job,
@@ -20,7 +20,7 @@ async fn actions(context: &Context, selection: Selection, mode: Mode) -> Vec<(De
     plan.into_iter().map(|planned| (planned.delivery, planned.action)).collect()
 }
 
-/// P10: skip, run or conflict, item by item; and nothing is done.
+/// Skip, run or conflict, item by item; and nothing is changed.
 pub async fn a_plan_says_what_would_happen(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let letters = Selection::Letters(vec![letter]);
@@ -37,7 +37,7 @@ pub async fn a_plan_says_what_would_happen(context: &Context) {
         context.ledger().plan(letters.clone(), Mode::Resume, elsewhere).await.expect("it can be planned");
     assert_eq!(plan[0].action, Action::Conflict, "its target is gone");
     assert_eq!(context.state(delivery).await, State::Dlq);
-    // While it is replayed it is a conflict, and afterwards there is nothing to do.
+    // During a replay it is a conflict, and afterwards there is nothing to do.
     let job = context.job(letters.clone(), Mode::Resume).await;
     context.release(job.new.id).await;
     assert_eq!(actions(context, letters.clone(), Mode::Resume).await, [(delivery, Action::Conflict)]);
@@ -48,7 +48,7 @@ pub async fn a_plan_says_what_would_happen(context: &Context) {
     assert_eq!(actions(context, letters, Mode::ReExecute).await, [(delivery, Action::Run)]);
 }
 
-/// By status, by letter, by event and targets.
+/// By status, by dead letter, by event and targets.
 pub async fn a_selection_means_what_it_says(context: &Context) {
     let mut dead: Vec<DeliveryId> = Vec::new();
     for tenant in ["acme", "zoo", "acme"] {
@@ -79,14 +79,14 @@ pub async fn a_selection_means_what_it_says(context: &Context) {
     let alike = Some(context.letter(letter).await.signature.as_str().to_owned());
     let alike = Selection::Failed { limit: 9, tenant: None, targets: Vec::new(), signature: alike };
     assert_eq!(actions(context, alike, Mode::Resume).await, run(&dead[..3]), "a blocked one has no letter");
-    // What was given up is left out.
+    // Discarded dead letters are left out.
     context.ledger().discard(letter, line("discard", &letter)).await.expect("it can be discarded");
     assert_eq!(actions(context, all_failed(), Mode::Resume).await, run(&dead[1..]));
     assert_eq!(
         actions(context, Selection::Letters(vec![letter]), Mode::Resume).await,
         [(dead[0], Action::Conflict)]
     );
-    // Of an event: what failed, or what is named.
+    // Of an event: the failed deliveries, or the named ones.
     let both = vec![TARGET.to_owned(), "other".to_owned()];
     let id = context.accept(NewEvent { targets: both, ..event(TARGET) }).await;
     let (one, other) = (context.take_one().await.holding, context.take_for(&["other"], 1).await[0].holding);
@@ -113,7 +113,7 @@ pub async fn a_selection_means_what_it_says(context: &Context) {
     }
 }
 
-/// The same id again is the same job; what comes later is not in it.
+/// The same id again is the same job; later dead letters are not in it.
 pub async fn a_job_is_made_once(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let new = new_job(all_failed(), Mode::Resume);
@@ -128,7 +128,7 @@ pub async fn a_job_is_made_once(context: &Context) {
     assert_eq!(items.len(), 1);
     assert_eq!((items[0].delivery, items[0].letter), (delivery, Some(letter)));
     assert_eq!((items[0].state, items[0].new_event), (ItemState::Pending, None));
-    // A job of nothing is done at once.
+    // An empty job is done immediately.
     let empty = Selection::Failed { limit: 0, tenant: None, targets: Vec::new(), signature: None };
     let job = context.job(empty, Mode::Resume).await;
     assert_eq!((job.state, job.counts.total), (JobState::Done, 0));
@@ -139,7 +139,7 @@ pub async fn a_job_is_made_once(context: &Context) {
     assert_eq!(ledger.job(JobId::from_bytes([9; 16])).await.expect("it can be read"), None);
 }
 
-/// R: nobody makes an effect happen twice without saying why.
+/// An effect is not repeated without a reason.
 pub async fn re_execute_needs_a_reason(context: &Context) {
     context.dead().await;
     for reason in [None, Some(String::new()), Some("  ".to_owned())] {
@@ -172,7 +172,7 @@ pub async fn resume_delivers_under_the_same_epoch(context: &Context) {
     assert_eq!(jobs, [None, Some(job.new.id)], "the attempts of both rounds, and who wanted them");
 }
 
-/// Resume: completed meanwhile is skipped and resolved, in flight is left.
+/// Resume: a delivery that was completed meanwhile is skipped and resolved, one in progress is left.
 pub async fn resume_skips_what_was_completed(context: &Context) {
     let (_, one) = context.dead().await;
     let (_, two) = context.dead().await;
@@ -190,7 +190,7 @@ pub async fn resume_skips_what_was_completed(context: &Context) {
     assert_eq!((again.counts.skipped_completed, again.state), (2, JobState::Done));
 }
 
-/// Re-execute: the same delivery, one epoch up, so another derived key.
+/// Re-execute: the same delivery in the next epoch, so another derived key.
 pub async fn re_execute_raises_the_epoch(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let job = context.job_of(&[letter], Mode::ReExecute).await.new.id;
@@ -205,7 +205,7 @@ pub async fn re_execute_raises_the_epoch(context: &Context) {
     assert_eq!(context.told(delivery).await.delivery.epoch, 2);
 }
 
-/// Re-execute of what was delivered: done stays done, another delivery makes the effect again.
+/// Re-execute of a completed delivery: it stays done, and another delivery repeats the effect.
 pub async fn re_execute_repeats_what_was_done(context: &Context) {
     let (event, done, _) = context.bring_to(State::Done).await;
     let selection = Selection::Event { id: event, targets: targets() };
@@ -220,7 +220,7 @@ pub async fn re_execute_repeats_what_was_done(context: &Context) {
     assert_eq!(context.ledger().deliveries_of(event).await.expect("they can be read").len(), 2);
 }
 
-/// As-new: an event of its own under a key of its own; the first delivery stays where it is.
+/// As-new: a new event with its own key; the first delivery is unchanged.
 pub async fn as_new_is_an_event_of_its_own(context: &Context) {
     let (delivery, letter) = context.dead().await;
     let of = context.told(delivery).await.event.new;
@@ -251,7 +251,7 @@ pub async fn as_new_is_an_event_of_its_own(context: &Context) {
     assert_eq!(context.counts(job).await.replayed, 1);
 }
 
-/// As-new that fails: one letter waits, not two.
+/// As-new that fails: one dead letter is pending, not two.
 pub async fn as_new_that_fails_carries_the_letter_on(context: &Context) {
     let (_, letter) = context.dead().await;
     let job = context.job_of(&[letter], Mode::AsNew).await.new.id;
@@ -268,7 +268,7 @@ pub async fn as_new_that_fails_carries_the_letter_on(context: &Context) {
     assert_eq!(plan.iter().map(|planned| planned.letter).collect::<Vec<_>>(), [Some(copy.id)]);
 }
 
-/// A replay has a budget of its own; the attempts of all rounds are kept.
+/// A replay has its own attempts; the attempts of all rounds are stored.
 pub async fn a_replay_begins_a_new_round(context: &Context) {
     context.publish().await;
     for _ in 0..2 {
@@ -295,7 +295,7 @@ pub async fn a_replay_begins_a_new_round(context: &Context) {
     assert_eq!((letter.attempts, letter.failed_replays, letter.status), (5, 1, Status::Pending));
 }
 
-/// A letter that fails again and again waits for a person.
+/// A dead letter whose replays fail repeatedly waits for a person.
 pub async fn failed_replays_park_a_letter(context: &Context) {
     let (delivery, letter) = context.dead().await;
     for round in 1..=PARKED_AFTER {
@@ -324,7 +324,7 @@ pub async fn failed_replays_park_a_letter(context: &Context) {
     assert_eq!(context.letter(letter).await.status, Status::Replayed);
 }
 
-/// Somebody wants it delivered all the same.
+/// A replay delivers it although its time limit had passed.
 pub async fn a_replay_of_an_expired_one_is_not_expired(context: &Context) {
     context.accept(NewEvent { deliver_within: Some(SHORT), ..event(TARGET) }).await;
     context.pass(SHORT).await;

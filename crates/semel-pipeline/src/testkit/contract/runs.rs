@@ -1,4 +1,4 @@
-//! What only runs have.
+//! Features of runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn text(word: &str) -> String {
     word.to_owned()
 }
 
-/// Tags once each, in order; members set, taken away, added to, in that order.
+/// Tags once each, in order; members set, removed, incremented, in that order.
 pub async fn changes_add_up(context: &Context) {
     let notes = Notes { tags: vec![text("a")], metadata: [(text("x"), text("1"))].into() };
     let id = context.accept(NewEvent { notes, ..run() }).await;
@@ -45,7 +45,7 @@ pub async fn changes_add_up(context: &Context) {
     assert_eq!(found.items, [changed]);
 }
 
-/// Compare and set: of two who read the same one is told to read again.
+/// Compare-and-set: of two writers with the same version one must read again.
 pub async fn a_stale_version_is_refused(context: &Context) {
     let id = context.accept(run()).await;
     let tag = |name: &str| Change { add_tags: vec![text(name)], ..Change::default() };
@@ -58,7 +58,7 @@ pub async fn a_stale_version_is_refused(context: &Context) {
     context.ledger().change(id, tag("b"), Some(1)).await.expect("nobody was faster");
 }
 
-/// G12: nothing is rounded; what is no number is refused, and then nothing changes.
+/// Nothing is rounded; a value that is not a number is refused, and then nothing changes.
 pub async fn increments_are_exact(context: &Context) {
     let id = context.accept(run()).await;
     let add = |by: &str| Change { increment: vec![(text("n"), text(by))], ..Change::default() };
@@ -87,7 +87,7 @@ pub async fn increments_are_exact(context: &Context) {
     assert_eq!(after.new.notes.tags, before.expect("it is there").new.notes.tags);
 }
 
-/// G12: an empty array stays an array, a 19-digit integer keeps its digits, whatever else changes.
+/// An empty array stays an array, a 19-digit integer keeps its digits, whatever else changes.
 pub async fn metadata_is_never_rewritten(context: &Context) {
     let odd = [
         ("array", "[]"),
@@ -117,7 +117,7 @@ pub async fn metadata_is_never_rewritten(context: &Context) {
     assert_eq!(kept, odd.into_iter().collect());
 }
 
-/// Many writers at once: no step is lost.
+/// Concurrent writers: no increment is lost.
 pub async fn racing_increments_all_land(context: &Context) {
     let id = context.accept(run()).await;
     let calls: Vec<_> = (0..50)
@@ -139,7 +139,7 @@ pub async fn racing_increments_all_land(context: &Context) {
     assert_eq!(kept.new.notes.metadata.get("n").map(String::as_str), Some("50"));
 }
 
-/// A run that has not started is put off, or brought forward.
+/// A run that has not started can be delayed or brought forward.
 pub async fn a_run_is_put_off(context: &Context) {
     let id = context.publish().await;
     let later = Change { delay: Some(LONG), ..Change::default() };
@@ -161,7 +161,7 @@ pub async fn a_run_is_put_off(context: &Context) {
     assert_eq!(context.take_one().await.event, idle);
 }
 
-/// What has not started is cancelled; what runs or has ended is not.
+/// A run that has not started can be cancelled; one that runs or has ended cannot.
 pub async fn a_run_is_cancelled(context: &Context) {
     let targets = vec![text("a"), text("b"), text("c")];
     let id = context.accept(NewEvent { targets, ..run() }).await;
@@ -185,7 +185,7 @@ pub async fn a_run_is_cancelled(context: &Context) {
     }
 }
 
-/// The next event under the key is a new one, in a generation of its own.
+/// The next event under the key is a new one, in its own generation.
 pub async fn a_key_is_reset(context: &Context) {
     let key = dedupe("a");
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
@@ -206,7 +206,7 @@ pub async fn a_key_is_reset(context: &Context) {
     assert_eq!(log.expect("it can be read").items.len(), 2);
 }
 
-/// Nothing is done to what is not there, and it is said so.
+/// Commands on unknown ids change nothing and return not found.
 pub async fn unknown_ids_are_not_found(context: &Context) {
     let ledger: Arc<_> = context.ledger();
     let id = EventId::from_bytes(EventKind::Run, [9; 16]);

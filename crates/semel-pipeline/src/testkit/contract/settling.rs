@@ -1,4 +1,4 @@
-//! How attempts end.
+//! The results of attempts.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn every_word() -> [Settle; 5] {
     ]
 }
 
-/// Each word leads to the state that is drawn for it.
+/// Each result leads to the state in the diagram.
 pub async fn every_ending_leads_where_it_is_drawn(context: &Context) {
     for word in every_word() {
         context.publish().await;
@@ -34,7 +34,7 @@ pub async fn every_ending_leads_where_it_is_drawn(context: &Context) {
     }
 }
 
-/// P11: every attempt with its number, its worker, its times and its end.
+/// Every attempt has its number, its worker, its times and its result.
 pub async fn attempts_tell_their_story(context: &Context) {
     context.publish().await;
     let mut delivery = None;
@@ -62,7 +62,7 @@ pub async fn attempts_tell_their_story(context: &Context) {
     assert_eq!(told, [(1, failed("first")), (2, failed("second")), (3, fine())]);
 }
 
-/// Whoever does not hold a delivery changes nothing by speaking of it.
+/// A worker without the lease changes nothing by reporting a result.
 pub async fn a_late_worker_changes_nothing(context: &Context) {
     context.publish().await;
     let held = context.take_one().await.holding;
@@ -76,7 +76,7 @@ pub async fn a_late_worker_changes_nothing(context: &Context) {
     assert_eq!(context.told(held.delivery).await, before);
     context.settle(held, Settle::Done(fine())).await;
     let before = context.told(held.delivery).await;
-    // It has said its word: another one is too late.
+    // It has reported its result: another one is too late.
     for word in every_word().into_iter().skip(1) {
         assert_eq!(context.say(held, word).await, Said::Lost);
     }
@@ -84,7 +84,7 @@ pub async fn a_late_worker_changes_nothing(context: &Context) {
     assert_eq!(context.told(held.delivery).await, before);
 }
 
-/// A worker that did not hear the answer says the same again, and hears it.
+/// A worker that did not receive the answer repeats its result, and gets the answer.
 pub async fn a_word_can_be_repeated(context: &Context) {
     for word in every_word() {
         context.publish().await;
@@ -98,7 +98,7 @@ pub async fn a_word_can_be_repeated(context: &Context) {
     }
 }
 
-/// A breaker that is open, a process that stops: nothing was tried.
+/// An open breaker or a stopping process: nothing was attempted.
 pub async fn work_given_back_does_not_count(context: &Context) {
     context.publish().await;
     for _ in 0..3 {
@@ -116,7 +116,7 @@ pub async fn work_given_back_does_not_count(context: &Context) {
     assert_eq!(context.told(delivery).await.attempts.last().map(|attempt| attempt.number), Some(4));
 }
 
-/// A delivery that is set aside without being sent (poison, expired) has no more attempts than were made.
+/// A dead letter that was not sent (poison, expired) has no more attempts than were made.
 pub async fn what_is_set_aside_unsent_is_no_attempt(context: &Context) {
     let unsent = Ending { class: Class::Deferred, ..failed("it is not sent again") };
     for crashes in 0..3 {
@@ -144,7 +144,7 @@ pub async fn what_is_set_aside_unsent_is_no_attempt(context: &Context) {
     }
 }
 
-/// P6: every operation on a delivery in every state does what is drawn, or is refused and changes nothing.
+/// Every operation on a delivery in every state follows the diagram, or is refused and changes nothing.
 pub async fn only_drawn_steps_are_possible(context: &Context) {
     for state in State::ALL {
         // Settling.
@@ -202,7 +202,7 @@ pub async fn only_drawn_steps_are_possible(context: &Context) {
     }
 }
 
-/// Of many words in one call each has its own answer.
+/// Each of many results in one call has its own answer.
 pub async fn batches_are_answered_one_by_one(context: &Context) {
     let events = (0..4).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
@@ -223,7 +223,7 @@ pub async fn batches_are_answered_one_by_one(context: &Context) {
     assert_eq!(states, [State::Done, State::Running, State::Dlq, State::RetryWait]);
 }
 
-/// The worker that lost its lease and the one that took over speak at once: one is heard.
+/// The worker that lost its lease and its successor report concurrently: one is accepted.
 pub async fn racing_settlers_have_one_word(context: &Context) {
     for _ in 0..10 {
         context.publish().await;
@@ -240,7 +240,7 @@ pub async fn racing_settlers_have_one_word(context: &Context) {
                 assert_eq!(context.state(early.delivery).await, State::Running);
                 context.settle(work.holding, Settle::Done(fine())).await;
             }
-            // The other had looked before it was settled, and found nothing after.
+            // The other had read before the settlement, and found nothing after.
             other => panic!("both, or neither: {other:?}"),
         }
     }

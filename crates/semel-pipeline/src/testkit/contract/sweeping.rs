@@ -1,4 +1,4 @@
-//! What is over is taken away, and nothing else.
+//! Sweeping removes ended data, and nothing else.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn sweep(context: &Context, keep: Duration) -> u64 {
     context.ledger().sweep(keep, 1_000).await.expect("it can be swept")
 }
 
-/// What ended well, was cancelled, replayed or discarded goes after its time.
+/// Completed, cancelled, replayed or discarded items are removed after their retention.
 pub async fn what_is_over_is_swept(context: &Context) {
     let (done, ..) = context.bring_to(State::Done).await;
     let (cancelled, ..) = context.bring_to(State::Cancelled).await;
@@ -42,7 +42,7 @@ pub async fn what_is_over_is_swept(context: &Context) {
     assert_eq!(sweep(context, SHORT).await, 0, "it comes to rest");
 }
 
-/// What somebody has yet to deal with stays, however old.
+/// Items that wait for a person stay, however old.
 pub async fn what_waits_is_never_swept(context: &Context) {
     let mut kept = Vec::new();
     for state in State::ALL.into_iter().filter(|state| !matches!(state, State::Done | State::Cancelled)) {
@@ -54,7 +54,7 @@ pub async fn what_waits_is_never_swept(context: &Context) {
     kept.push(context.accept(NewEvent { targets, ..event("a") }).await);
     let held = context.take_for(&["a"], 1).await[0].holding;
     context.settle(held, Settle::Done(fine())).await;
-    // Restored is as if it was never given up.
+    // A restored dead letter is as if it was never discarded.
     let (restored, letter) = context.dead().await;
     kept.push(context.told(restored).await.delivery.event);
     let ledger = context.ledger();
@@ -69,7 +69,7 @@ pub async fn what_waits_is_never_swept(context: &Context) {
     assert!(ledger.letter(letter).await.expect("it can be read").is_some());
 }
 
-/// A key lives as long as its event, or as it was told to.
+/// A key lives as long as its event, or for its own lifetime.
 pub async fn swept_keys_are_free(context: &Context) {
     let with_event = dedupe("a");
     let longer = Dedupe { lifetime: Some(LONG), ..dedupe("a") };
@@ -89,7 +89,7 @@ pub async fn swept_keys_are_free(context: &Context) {
     assert_eq!(answer, [Accepted::Cached(ids[1])], "remembered beyond its event");
 }
 
-/// No more than were asked for; what cannot go does not stand in the way of what can.
+/// Never more than the limit; items that cannot be removed do not block the others.
 pub async fn a_sweep_is_bounded(context: &Context) {
     let events = (0..12).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");

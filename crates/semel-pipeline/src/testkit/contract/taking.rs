@@ -1,4 +1,4 @@
-//! Giving work out: to whom, in which order, and what becomes of a worker that is gone.
+//! Giving out work: to which worker, in which order, and what happens when a worker is lost.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::ledger::Take;
 use crate::letter::Cause;
 use crate::replay::Mode;
 
-/// A worker needs nothing else to make the delivery.
+/// A worker needs no other data to make the delivery.
 pub async fn taken_work_says_everything(context: &Context) {
     let new = NewEvent {
         tenant: "acme".to_owned(),
@@ -38,7 +38,7 @@ pub async fn taken_work_says_everything(context: &Context) {
     assert_eq!(attempt.request_id, work.request_id);
 }
 
-/// One worker at a time.
+/// One worker holds a delivery at a time.
 pub async fn a_taken_delivery_is_nobody_elses(context: &Context) {
     context.publish().await;
     context.take_one().await;
@@ -46,7 +46,7 @@ pub async fn a_taken_delivery_is_nobody_elses(context: &Context) {
     assert!(context.handle(1).take(take(&[TARGET], 10, LONG)).await.expect("it is answered").is_empty());
 }
 
-/// Never more than were asked for, in all and for each target.
+/// Never more than the limits, in total and for each target.
 pub async fn limits_are_kept(context: &Context) {
     for target in ["a", "b"] {
         let events = (0..10).map(|_| event(target)).collect();
@@ -67,7 +67,7 @@ pub async fn limits_are_kept(context: &Context) {
     assert_eq!(none, []);
 }
 
-/// An idle delivery is taken once its delay is over, and not before.
+/// An idle delivery is taken once its delay has passed, and not before.
 pub async fn a_delay_is_waited_for(context: &Context) {
     let id = context.accept(NewEvent { delay: SHORT, ..event(TARGET) }).await;
     assert_eq!(context.only(id).await.delivery.state, State::Idle);
@@ -80,14 +80,14 @@ pub async fn a_delay_is_waited_for(context: &Context) {
         context.pass(SHORT).await;
     }
     let work = context.take_one().await;
-    // The same for one that is to be tried again.
+    // As for a delayed one, for a retry.
     context.settle(work.holding, Settle::Retry(failed("it is down"), SHORT)).await;
     assert_eq!(context.state(work.holding.delivery).await, State::RetryWait);
     context.pass(SHORT).await;
     assert_eq!(context.take_one().await.attempt, 2);
 }
 
-/// What nobody asks for waits.
+/// Deliveries for other targets wait.
 pub async fn only_named_targets_are_taken(context: &Context) {
     context.accept(event("a")).await;
     context.accept(event("b")).await;
@@ -97,7 +97,7 @@ pub async fn only_named_targets_are_taken(context: &Context) {
     assert_eq!(taken.iter().map(|work| work.target.as_str()).collect::<Vec<_>>(), ["b"]);
 }
 
-/// Many workers, every delivery once.
+/// Many workers take every delivery once.
 pub async fn racing_takers_share_nothing(context: &Context) {
     let events = (0..200).map(|number| event_of(&format!("t{}", number % 7), TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
@@ -107,7 +107,7 @@ pub async fn racing_takers_share_nothing(context: &Context) {
             tokio::spawn(async move {
                 let mut all = Vec::new();
                 let mut empty = 0;
-                // Another worker may hold a row at that moment: nothing twice in a row is the end.
+                // Another worker may hold a row at that time: only repeated empty takes are the end.
                 while empty < 3 {
                     let taken = ledger.take(take(&[TARGET], 7, LONG)).await.expect("work can be taken");
                     empty = if taken.is_empty() { empty + 1 } else { 0 };
@@ -126,7 +126,7 @@ pub async fn racing_takers_share_nothing(context: &Context) {
     assert_eq!(all.into_iter().collect::<HashSet<_>>().len(), 200, "and none of them twice");
 }
 
-/// However much one tenant has waiting, the others' shares are the same.
+/// However much one tenant has waiting, the shares of the others are equal.
 pub async fn tenants_take_turns(context: &Context) {
     let mut events: Vec<_> = (0..300).map(|_| event_of("large", TARGET)).collect();
     for tenant in ["a", "b", "c"] {
@@ -143,12 +143,12 @@ pub async fn tenants_take_turns(context: &Context) {
         assert!(taken.len() == 4 && most - least <= 2, "round {round}: {taken:?}");
     }
     assert_eq!(taken.values().sum::<u32>(), 80);
-    // Nobody else has anything left: the large one gets it all.
+    // The other tenants have nothing left: the large one gets everything.
     let rest = context.take(1_000).await;
     assert_eq!(rest.len(), 280);
 }
 
-/// Who comes late waits for one turn of each who waits already, not for what they have waiting.
+/// A newcomer waits for one turn of each waiting tenant, not for all of their work.
 pub async fn a_newcomer_waits_one_round(context: &Context) {
     let events = (0..100).flat_map(|_| [event_of("a", TARGET), event_of("b", TARGET)]).collect();
     context.ledger().accept(events).await.expect("they are accepted");
@@ -167,7 +167,7 @@ async fn events_in_order(context: &Context, count: usize) -> Vec<EventId> {
     ids
 }
 
-/// Of one order key one at a time, the earliest first, also over retries.
+/// Deliveries of one order key go one at a time, the earliest first, also across retries.
 pub async fn order_keys_go_one_by_one(context: &Context) {
     let ids = events_in_order(context, 4).await;
     context.accept(ordered("customer-5", TARGET)).await;
@@ -185,7 +185,7 @@ pub async fn order_keys_go_one_by_one(context: &Context) {
     context.settle(again.holding, Settle::Done(fine())).await;
     let second = context.take_one().await;
     assert_eq!(second.event, ids[1]);
-    // A dead letter does not hold the others up, nor does one that was cancelled.
+    // Neither a dead letter nor a cancelled delivery blocks the others.
     context.settle(second.holding, Settle::Bury(failed("no"), Cause::NonRetryable)).await;
     context.ledger().cancel(ids[2], line("cancel", &ids[2])).await.expect("it can be cancelled");
     assert_eq!(context.take_one().await.event, ids[3]);
@@ -203,7 +203,7 @@ pub async fn order_holds_within_a_target_only(context: &Context) {
     assert_eq!(targets, ["a", "b"]);
 }
 
-/// A target that blocks lets nothing of the order key pass, until somebody deals with it.
+/// A blocked delivery stops its order key, until a person handles it.
 pub async fn a_blocked_one_holds_its_order(context: &Context) {
     let ids = events_in_order(context, 2).await;
     let first = context.take_one().await;
@@ -213,7 +213,7 @@ pub async fn a_blocked_one_holds_its_order(context: &Context) {
     assert_eq!(context.take_one().await.event, ids[1]);
 }
 
-/// A dead letter that is replayed is the earliest again; but what runs is never joined.
+/// A replayed dead letter is the earliest again, but does not run beside a delivery in progress.
 pub async fn a_replayed_one_goes_first_again(context: &Context) {
     let ids = events_in_order(context, 3).await;
     let first = context.take_one().await;
@@ -229,7 +229,7 @@ pub async fn a_replayed_one_goes_first_again(context: &Context) {
     assert_eq!(context.take_one().await.event, ids[2]);
 }
 
-/// By its id a delivery is taken where it waits for its retry, before it is due, and with all that a take does.
+/// A delivery can be taken by its id while it waits for its retry, before it is due, with all effects of a take.
 pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
     let retake = async |delivery| {
         let taken = context.handle(1).retake(delivery, "worker-2".to_owned(), LONG).await;
@@ -254,7 +254,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
     let told = context.told(id).await;
     assert_eq!((told.delivery.state, told.attempts.len()), (State::Running, 2));
     assert_eq!(told.attempts[1].worker, "worker-2");
-    // Given back it is taken as usual, and the lease of such a take ends as any other.
+    // Given back it is taken as usual, and the lease of such a take ends like any other.
     context.settle(again.holding, Settle::Defer(LONG)).await;
     let short = context.ledger().retake(id, "worker-1".to_owned(), SHORT).await.expect("it is answered");
     assert_eq!(short.expect("it waits").attempt, 2, "what was given back does not count");
@@ -263,7 +263,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
     assert_eq!((work.holding.delivery, work.attempt, work.crashes), (id, 3, 1));
     context.settle(work.holding, Settle::Done(fine())).await;
     assert_eq!(retake(id).await, None, "it is done");
-    // In the order of its key, as every other.
+    // In the order of its key, like every other.
     let ids = [context.accept(ordered("k", TARGET)).await, context.accept(ordered("k", TARGET)).await];
     let first = context.take_one().await;
     assert_eq!(first.event, ids[0]);
@@ -276,7 +276,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
     assert_eq!(context.take_one().await.event, ids[1]);
 }
 
-/// P6: a worker that is gone leaves a crashed attempt, and its delivery goes to the next.
+/// A lost worker leaves a crashed attempt, and its delivery goes to the next worker.
 pub async fn a_lost_worker_is_noticed(context: &Context) {
     context.publish().await;
     let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
@@ -290,7 +290,7 @@ pub async fn a_lost_worker_is_noticed(context: &Context) {
         told.attempts.iter().map(|attempt| attempt.ending.as_ref().map(|end| end.class)).collect();
     assert_eq!(classes, [Some(Class::Crashed), None]);
     assert!(told.attempts[0].ended_at.is_some());
-    // The late one is refused, whatever it says.
+    // The late worker is refused, whatever it reports.
     for word in [Settle::Done(fine()), Settle::Defer(LONG), Settle::Bury(failed("no"), Cause::Exhausted)] {
         assert_eq!(context.say(lost, word).await, Said::Lost);
     }
@@ -317,7 +317,7 @@ pub async fn a_renewed_lease_holds(context: &Context) {
     }
 }
 
-/// A worker that was late, but not so late that anybody noticed, goes on.
+/// A late worker may continue if no other worker has taken its delivery.
 pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &Context) {
     context.publish().await;
     let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
@@ -328,7 +328,7 @@ pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &Context) {
     context.settle(held, Settle::Done(fine())).await;
 }
 
-/// Workers sleep until something is due.
+/// Workers sleep until a delivery is due.
 pub async fn next_due_says_when(context: &Context) {
     let next = async |targets: &[&str]| {
         let targets = targets.iter().map(|target| (*target).to_owned()).collect();
@@ -348,10 +348,10 @@ pub async fn next_due_says_when(context: &Context) {
     assert_eq!(next(&["other"]).await, None);
     context.publish().await;
     assert_eq!(next(&["other", TARGET]).await, Some(Duration::ZERO));
-    // What runs is due when its lease ends.
+    // A delivery in progress is due when its lease expires.
     let hour = minute * 60;
     let held = context.ledger().take(take(&[TARGET], 10, hour)).await.expect("work can be taken")[0].holding;
-    // Where a lane is found empty only by looking.
+    // The ledger finds an empty lane only by reading it.
     assert_eq!(context.take(10).await, []);
     near(next(&[TARGET]).await, minute);
     context.ledger().renew(vec![held], minute / 2).await.expect("it can be renewed");
@@ -360,7 +360,7 @@ pub async fn next_due_says_when(context: &Context) {
     near(next(&[TARGET]).await, minute);
 }
 
-/// What is too late is given out once more, to be set aside.
+/// An expired delivery is given out once more, to become a dead letter.
 pub async fn expired_work_says_so(context: &Context) {
     context.accept(NewEvent { deliver_within: Some(SHORT), ..event(TARGET) }).await;
     context.accept(NewEvent { deliver_within: Some(LONG * 10), ..event(TARGET) }).await;

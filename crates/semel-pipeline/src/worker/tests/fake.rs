@@ -1,4 +1,4 @@
-//! A ledger for tests of the loop: leases end only when a test says so, there is no order, and faults come on demand.
+//! A ledger for tests of the loop: leases end only on demand, there is no order, and faults come on demand.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ pub(super) struct Fake {
 }
 
 impl Fake {
-    /// Takes so long for every call.
+    /// Every call takes this long.
     pub(super) fn slow(latency: Duration) -> Self {
         Self { latency, ..Self::default() }
     }
@@ -49,22 +49,22 @@ impl Fake {
         self.changed.notify_waiters();
     }
 
-    /// As [`add_with`](Self::add_with), and the worker does not hear of it yet.
+    /// As [`add_with`](Self::add_with), without a notification for the worker.
     pub(super) fn push_with(&self, target: &str, change: impl FnOnce(&mut Work)) {
         self.push(target, change);
     }
 
-    /// Tells the worker that there is work.
+    /// Notifies the worker of work.
     pub(super) fn stir(&self) {
         self.changed.notify_waiters();
     }
 
-    /// How many deliveries are in the worker's hands.
+    /// Number of deliveries that the worker holds.
     pub(super) fn held(&self) -> usize {
         self.held.lock().len()
     }
 
-    /// How many of them are such.
+    /// Number of them that match.
     pub(super) fn held_by(&self, such: impl Fn(&Work) -> bool) -> usize {
         self.held.lock().values().filter(|work| such(work)).count()
     }
@@ -126,12 +126,12 @@ impl Fake {
         self.mute.send_replace(true);
     }
 
-    /// Gives the answers that were held back.
+    /// Sends the answers that were held back.
     pub(super) fn release_answers(&self) {
         self.mute.send_replace(false);
     }
 
-    /// All leases are over: what is held is another's from now on, and ends there.
+    /// All leases expire: another worker takes the deliveries and ends them.
     pub(super) fn lose_all(&self) {
         self.held.lock().clear();
     }

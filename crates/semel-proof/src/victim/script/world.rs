@@ -1,4 +1,4 @@
-//! What a store must hold, by the rules alone.
+//! The expected content of a store, by the rules alone.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ impl World {
         self.records.get(&id)
     }
 
-    /// Executes a step; the answer in the words of [`Step::run`].
+    /// Executes a step; the answer has the form of [`Step::run`].
     pub fn execute(&mut self, step: &Step) -> String {
         match &step.deed {
             Deed::Apply(id, command) => {
@@ -89,12 +89,12 @@ impl World {
         Ok(world)
     }
 
-    /// Whether everything that can be seen from outside is the same.
+    /// True if everything that is visible from outside is equal.
     pub fn looks_like(&self, other: &Self) -> bool {
         self.records == other.records && self.marks == other.marks
     }
 
-    /// What differs, for people; empty where nothing does.
+    /// The differences, for people; empty if there are none.
     pub fn differences(&self, found: &Self) -> Vec<String> {
         let ids = self.records.keys().chain(found.records.keys());
         let mut differences: Vec<_> = ids

@@ -42,7 +42,7 @@ fn files_of_store_and_ledger_are_private_in_a_folder_that_others_can_enter() {
     assert_private(&data);
     assert_private(&folder.path().join("ledger"));
     assert_eq!(mode(&folder.path().join("ledger")), 0o700, "a folder that it made");
-    semel.logged("others than its owner have rights on the store's folder");
+    semel.logged("other users have permissions on the store's folder");
     semel.kill();
 
     // Files of an older version are made private, and that is said.
@@ -51,5 +51,5 @@ fn files_of_store_and_ledger_are_private_in_a_folder_that_others_can_enter() {
     }
     let semel = start(folder.path(), "data", "ledger");
     assert_private(&data);
-    semel.logged("others than its owner had rights on a file of the store");
+    semel.logged("other users had permissions on a file of the store");
 }

@@ -13,7 +13,7 @@ use super::count;
 use crate::kit::{Http, PATIENCE, Semel, Sink};
 
 /// What the settler logs when the ledger refuses the end of an attempt: the paused server has learnt that it lost.
-const GIVEN_UP: &str = "the lease was over before the attempt ended";
+const GIVEN_UP: &str = "the lease expired before the attempt ended";
 
 /// The config of one of two servers: what it sees of the ledger and of the target may lead through a proxy.
 fn config(folder: &Path, name: &str, ledger: &str, url: &str, more: &str) -> PathBuf {

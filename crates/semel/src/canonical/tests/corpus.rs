@@ -1,4 +1,4 @@
-//! The rows of failure modes 5.8, by name. `default_exact` stands beside the exact payload.
+//! The known failures of canonical JSON, by name.
 
 use super::super::{Canonicalizer, Exclusions, Limits, Refusal, canonicalize, to_canonical};
 use super::canon;
@@ -13,7 +13,7 @@ fn refusal(text: impl AsRef<[u8]>) -> (Refusal, usize) {
     (error.refusal(), error.position())
 }
 
-/// Exact payloads take any bytes and tell all of them apart.
+/// Exact payloads accept any bytes and distinguish all of them.
 fn exact_differ(texts: &[&[u8]]) {
     for (i, one) in texts.iter().enumerate() {
         for other in &texts[i + 1..] {
@@ -36,7 +36,7 @@ fn dup_members() {
         refusal(r#"{"a very long name, one":1,"b":2,"a very long name, one":3}"#).0,
         Refusal::DuplicateMember
     );
-    // Near misses are no duplicates.
+    // Similar names are not duplicates.
     assert_eq!(canon(r#"{"a\u0000":1,"a":2,"aa":3}"#), r#"{"a":2,"a\u0000":1,"aa":3}"#);
     assert_eq!(canon(r#"{"\\u0061":1,"a":2}"#), r#"{"\\u0061":1,"a":2}"#);
     assert_eq!(canon(r#"{"a":{"a":{"a":1}}}"#), r#"{"a":{"a":{"a":1}}}"#);
@@ -88,7 +88,7 @@ fn number_forms() {
     }
 }
 
-// Finding 8: a fingerprint that reads numbers as doubles takes one amount for another.
+// A fingerprint that reads numbers as doubles confuses two amounts.
 #[test]
 fn big_numbers() {
     // All different values, many of them the same double.
@@ -191,7 +191,7 @@ fn lone_surrogate() {
         assert_eq!(refusal(text), (Refusal::LoneSurrogate, 1), "{text}");
     }
     assert_eq!(refusal(r#"{"\ud83d":1}"#), (Refusal::LoneSurrogate, 2));
-    // As bytes (CESU-8) it is no UTF-8 either.
+    // As bytes (CESU-8) it is not UTF-8 either.
     assert_eq!(refusal(b"\"\xed\xa0\x80\""), (Refusal::InvalidUtf8, 1));
     exact_differ(&[br#""\ud800""#, br#""\udc00""#]);
 }
@@ -277,7 +277,7 @@ fn depth_size() {
     assert_eq!(within("1", Limits::DEFAULT.depth(0)), Ok(()));
     assert_eq!(within("[]", Limits::DEFAULT.depth(0)), Err(Refusal::TooDeep { limit: 0 }));
     assert_eq!(within("[12]", Limits::DEFAULT.size(4)), Ok(()));
-    // The size is looked at before anything else.
+    // The size is checked before anything else.
     let too_large = Err(Refusal::TooLarge { size: 5, limit: 4 });
     assert_eq!(within("[12] ", Limits::DEFAULT.size(4)), too_large);
     assert_eq!(within("\0\0\0\0\0", Limits::DEFAULT.size(4)), too_large);

@@ -1,4 +1,4 @@
-//! What exclusions take out, and what they leave.
+//! Exclusions: what they remove, and what they leave.
 
 use super::super::{CanonicalError, ExclusionError, Exclusions, Limits, Refusal, canonicalize};
 use super::generate::{Random, Value};
@@ -70,18 +70,18 @@ fn what_is_excluded_must_still_be_sound() {
     assert_eq!(refusal(r#"{"l":[01]}"#), Refusal::Number);
 }
 
-// An exclusion hides one place, never its neighbours.
+// An exclusion hides one part, never its neighbours.
 #[test]
 fn what_is_not_excluded_still_counts() {
     let meta = |text: &str| without(&["/meta/sent_at", "/items/0/ts"], text).unwrap();
     assert_ne!(meta(r#"{"meta":{"sent_at":1},"sent_at":2}"#), meta(r#"{"meta":{"sent_at":1},"sent_at":3}"#));
     assert_ne!(meta(r#"{"items":[{},{"ts":1}]}"#), meta(r#"{"items":[{},{"ts":2}]}"#));
     assert_ne!(meta(r#"{"items":{"1":{"ts":1}}}"#), meta(r#"{"items":{"1":{"ts":2}}}"#));
-    // A pointer does not know arrays from objects: /items/0 is also the member "0".
+    // A pointer does not distinguish arrays from objects: /items/0 is also the member "0".
     assert_eq!(meta(r#"{"items":{"0":{"ts":1}}}"#), meta(r#"{"items":{"0":{"ts":2}}}"#));
 }
 
-/// Takes one random member or element out of `value` and appends the pointer to it.
+/// Removes one random member or element from `value` and appends its pointer.
 fn take_out(value: &mut Value, random: &mut Random, pointer: &mut String) -> bool {
     let deeper = random.one_in(2);
     match value {
@@ -105,7 +105,7 @@ fn take_out(value: &mut Value, random: &mut Random, pointer: &mut String) -> boo
     }
 }
 
-// Excluding a place is the same as never having sent it.
+// Excluding a part has the same result as not sending it.
 #[test]
 fn excluding_is_leaving_out() {
     let mut random = Random(6901);

@@ -1,11 +1,11 @@
-//! Damaged JSON, judged by a second reader.
+//! Damaged JSON, compared with a second reader.
 
 use semel_testbed::fuzz::Fuzz;
 use serde_json::Value;
 
 use super::super::to_canonical;
 
-/// Whether two values are the same, up to the last digit of a number that binary floating point cannot hold.
+/// True if two values are equal, up to the last digit of a number that binary floating point cannot represent.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => match (a.as_f64(), b.as_f64()) {
@@ -48,7 +48,7 @@ fn fuzz_canonical_json() {
     fuzz.run(|input| {
         let canonical = match to_canonical(input) {
             Ok(canonical) => canonical,
-            // Without the place of the mistake: what is wrong tells behaviours apart, not where.
+            // Without the position of the error: only the kind of error is compared.
             Err(error) => return Err(error.to_string().split(" at ").next().unwrap_or_default().to_owned()),
         };
         assert_eq!(to_canonical(&canonical).as_ref(), Ok(&canonical), "the canonical form is its own");

@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// A JSON value as mathematics sees it. Two are equal if and only if they are the same value.
+/// A JSON value in the mathematical sense. Two are equal if and only if they are the same value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Null,
@@ -47,7 +47,7 @@ pub(super) struct Decimal {
 }
 
 impl Decimal {
-    /// Brings any digits to the one form of their value.
+    /// Normalises any digits to the one form of their value.
     pub(super) fn new(negative: bool, digits: &str, exponent: i64) -> Self {
         let short = digits.trim_end_matches('0');
         let exponent = exponent + (digits.len() - short.len()) as i64;
@@ -57,7 +57,7 @@ impl Decimal {
         }
     }
 
-    /// Reads a JSON number: slow and plain, to check the fast one against.
+    /// Reads a JSON number, slowly and simply, as the reference for the fast reader.
     pub(super) fn read(text: &str) -> Self {
         let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
@@ -95,14 +95,14 @@ impl Decimal {
         }
     }
 
-    /// Another value close by.
+    /// A similar value.
     fn neighbour(&self, random: &mut Random) -> Self {
         match random.below(4) {
             0 if !self.digits.is_empty() => Self { negative: !self.negative, ..self.clone() },
             1 if !self.digits.is_empty() => {
                 Self { exponent: self.exponent + random.pick(&[-1, 1]), ..self.clone() }
             }
-            // A digit more, far behind the others or just behind them.
+            // One more digit, far after the others or just after them.
             2 => {
                 let zeros = "0".repeat(random.below(20));
                 let digits = format!("{}{zeros}1", self.digits);
@@ -133,7 +133,7 @@ impl Decimal {
             digits.push_str(&"0".repeat(zeros));
             exponent -= zeros as i64;
         }
-        // Plain if that is not absurdly long, and with no exponent at all most of the time.
+        // Plain if that is not too long, and mostly without an exponent.
         if exponent.unsigned_abs() < 40 && !random.one_in(3) {
             if exponent >= 0 {
                 digits.push_str(&"0".repeat(exponent as usize));
@@ -301,7 +301,7 @@ impl Value {
     }
 }
 
-/// The small values that stand in for something else.
+/// The small values that replace another one.
 impl From<usize> for Value {
     fn from(which: usize) -> Self {
         match which {

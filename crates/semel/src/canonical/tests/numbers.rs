@@ -10,7 +10,7 @@ fn random_number(random: &mut Random) -> String {
     text
 }
 
-// The form keeps the exact value, and equal values have equal forms.
+// The form preserves the exact value, and equal values have equal forms.
 #[test]
 fn a_number_keeps_its_exact_value() {
     let mut random = Random(53);
@@ -27,7 +27,7 @@ fn a_number_keeps_its_exact_value() {
     assert!(equal > 100, "the pairs never met");
 }
 
-// The RFC's text is taken just when it has the same value.
+// The RFC's text is used exactly if it has the same value.
 #[test]
 fn the_rfc_form_is_taken_if_it_is_exact() {
     let mut random = Random(754);
@@ -57,7 +57,7 @@ fn every_double_has_its_ecmascript_text() {
         let double = f64::from_bits(random.next());
         if double.is_finite() {
             let expected = serde_json_canonicalizer::to_string(&double).unwrap();
-            // Rust's own `{:e}` would not do: between two equally short and near texts it takes the odd one.
+            // Rust's own `{:e}` is not suitable: of two equally short and near texts it picks the odd one.
             let mut text = String::new();
             Decimal::read(&expected).spell(&mut random, &mut text);
             assert_eq!(canon(&text), expected, "{text}");
@@ -67,7 +67,7 @@ fn every_double_has_its_ecmascript_text() {
     }
 }
 
-// The oracle itself: its reading is exact.
+// The reference reader itself is exact.
 #[test]
 fn the_slow_reading_is_right() {
     let same =

@@ -1,4 +1,4 @@
-//! Other people's code as oracles: the form against serde_json_canonicalizer, what is accepted against serde_json.
+//! Other implementations as references: the form against serde_json_canonicalizer, acceptance against serde_json.
 
 use serde_json::{Map, Number, Value};
 
@@ -6,7 +6,7 @@ use super::super::{Refusal, to_canonical};
 use super::generate::{self, Random};
 use super::{canon, rounds};
 
-/// A document whose numbers are doubles or safe integers, where RFC 8785 and we must agree.
+/// A document whose numbers are doubles or safe integers, for which RFC 8785 and Semel must agree.
 fn document(random: &mut Random, depth: usize) -> Value {
     match random.below(if depth == 0 { 6 } else { 10 }) {
         0 => Value::Null,
@@ -49,7 +49,7 @@ fn agrees_with_another_implementation_of_rfc_8785() {
     }
 }
 
-// Damaged documents: nothing panics, and whatever one reader takes and the other does not has a known reason.
+// Damaged documents: nothing panics, and every difference between the two readers has a known reason.
 #[test]
 fn accepts_what_another_reader_accepts() {
     let mut random = Random(2);
@@ -75,11 +75,11 @@ fn accepts_what_another_reader_accepts() {
         match (to_canonical(&bytes), other) {
             (Ok(_), Ok(_)) => taken += 1,
             (Err(_), Err(_)) => refused += 1,
-            // It keeps numbers as doubles.
+            // It reads numbers as doubles.
             (Ok(_), Err(error)) => {
                 assert!(error.to_string().starts_with("number out of range"), "{error}: {shown}");
             }
-            // It keeps the last of two members, and rounds to zero.
+            // It uses the last of two members, and rounds to zero.
             (Err(error), Ok(_)) => {
                 let known = matches!(error.refusal(), Refusal::DuplicateMember | Refusal::Exponent);
                 assert!(known, "{error}: {shown}");

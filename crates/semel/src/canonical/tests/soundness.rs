@@ -21,7 +21,7 @@ impl Pairs {
         }
     }
 
-    /// Spells both values at random, and demands that their forms are equal just when the values are.
+    /// Spells both values at random, and requires that their forms are equal exactly if the values are.
     fn check(&mut self, one: &Value, other: &Value) {
         for (index, value) in [one, other].into_iter().enumerate() {
             let (text, form) = (&mut self.texts[index], &mut self.forms[index]);
@@ -45,8 +45,8 @@ impl Pairs {
     }
 }
 
-// R15, key_order, whitespace, number_forms, big_numbers, escapes_vs_normalisation. One third of the pairs are two
-// spellings of one value, one third a value and one with a small change, one third two small values that meet by chance.
+// One third of the pairs are two spellings of one value, one third a value and one with a small change, one third two
+// small values that are equal by chance.
 #[test]
 fn equal_forms_mean_equal_values() {
     let mut pairs = Pairs::new(8785);
@@ -63,11 +63,11 @@ fn equal_forms_mean_equal_values() {
         pairs.check(&one, &one);
         pairs.check_again();
     }
-    // Were the generator to make only one kind, nothing would be proved.
+    // If the generator made only one kind, the test would prove nothing.
     assert!(equal > wanted / 4 && different > wanted / 4, "{equal} equal, {different} different");
 }
 
-// A wide object, in order, in reverse and shuffled: the sort itself, beyond what small objects need.
+// A wide object, in order, in reverse and shuffled: the sort itself, beyond the needs of small objects.
 #[test]
 fn wide_objects_are_sorted() {
     let mut random = Random(17);

@@ -15,8 +15,8 @@ fn values() {
         r#""string":"€$\u000f\nA'B\"\\\\\"/"}"#
     );
     assert_eq!(canon(input), expected);
-    // The RFC's own third number is no shortest form of a double. The RFC rounds it to 333333333.3333333; two numbers
-    // that were sent as different ones stay different here.
+    // The RFC's own third number is not the shortest form of a double. The RFC rounds it to 333333333.3333333; here
+    // two different numbers stay different.
     assert_eq!(canon("333333333.33333329"), "333333333.33333329");
 }
 
@@ -135,8 +135,8 @@ fn doubles() {
     ];
     for (bits, expected) in table {
         let double = f64::from_bits(bits);
-        // The last one is why: of two equally short and near texts the RFC takes the even one, as serde_json does and
-        // Rust's own formatting does not. Two texts are two values here, whatever double is nearest to both.
+        // The last one shows why: of two equally short and near texts the RFC picks the even one, like serde_json and
+        // unlike Rust's own formatting. Here two texts are two values, whatever double is nearest to both.
         let shortest = serde_json::to_string(&double).unwrap();
         assert_eq!(canon(&shortest), expected, "{shortest}");
         assert_eq!(expected.parse(), Ok(double));

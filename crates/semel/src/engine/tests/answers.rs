@@ -1,4 +1,4 @@
-//! Values, replays, conflicts, and what is kept of them.
+//! Values, answers from the record, conflicts, and what is stored.
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -29,7 +29,7 @@ async fn many_replays_are_said() {
     assert!(heard.all().iter().any(|event| event.contains("ReplayRateHigh { rate: 0.999 }")));
 }
 
-// In flight with and without a wait, done in the hot cache, done in the store, and bound.
+// In progress with and without a wait, done in the hot cache, done in the store, and bound.
 #[tokio::test]
 async fn another_payload_is_a_conflict_on_every_path() {
     for cache in [0, 1 << 20] {
@@ -189,8 +189,8 @@ async fn derived_keys_are_stable_over_attempts_and_differ_by_provider_and_epoch(
     third.release().await;
 }
 
-// The record of a claim shows for which request it was made, while it is held and after; two claims of one request are
-// still two owners.
+// The record of a claim identifies its request, while it is held and after; two claims of one request are still two
+// owners.
 #[tokio::test]
 async fn a_claim_is_found_by_its_request() {
     let store = faulty();

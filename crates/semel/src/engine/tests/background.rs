@@ -1,4 +1,4 @@
-//! The engine's own thread: it ends with the engine, and nothing can take it down before.
+//! The engine's own thread: it ends with the engine, and never before.
 
 use std::sync::Weak;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::background::Beats;
 
 impl Engine {
-    /// Alive for as long as the thread is.
+    /// Exists as long as the thread.
     fn thread(&self) -> Weak<Beats> {
         Arc::downgrade(self.inner.background.beats())
     }
@@ -25,7 +25,7 @@ async fn a_dropped_engine_leaves_no_thread_and_no_store_behind() {
     until("nobody holds the store", || Arc::strong_count(&store) == 1).await;
 }
 
-// The last handle goes away inside the effect's task: the thread ends after the outcome is kept.
+// The last handle is dropped inside the effect's task: the thread ends after the outcome is stored.
 #[tokio::test]
 async fn an_engine_that_is_dropped_while_an_effect_runs_finishes_it() {
     let store = Arc::new(MemoryStore::new());
@@ -40,7 +40,7 @@ async fn an_engine_that_is_dropped_while_an_effect_runs_finishes_it() {
     assert!(effect.once(&build(over(&store))).await.unwrap().replayed);
 }
 
-// The last handle goes away on the engine's own thread.
+// The last handle is dropped on the engine's own thread.
 #[tokio::test]
 async fn an_engine_can_be_dropped_by_its_own_thread() {
     let store = faulty();
@@ -99,7 +99,7 @@ impl Observer for Panics {
     }
 }
 
-// Observers are called from heartbeats and destructors: a panic there must not cost a claim, or the process.
+// Observers are called from heartbeats and destructors: a panic there must not lose a claim, or end the process.
 #[tokio::test]
 async fn an_observer_that_panics_costs_nothing() {
     let store = faulty();

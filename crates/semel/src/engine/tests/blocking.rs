@@ -1,4 +1,4 @@
-//! Callers that block, and runtimes that are not what one expects.
+//! Callers that block, and unusual runtimes.
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn blocking_works_without_any_runtime() {
     assert!(blocking(&engine, &effect).unwrap().replayed);
 }
 
-// A task's budget is filled up only between its polls. A blocking call inside one must not depend on it.
+// A task's budget is refilled only between its polls. A blocking call inside one must not depend on it.
 #[test]
 fn blocking_works_inside_a_task_however_often() {
     let engine = build(Engine::builder(MemoryStore::new()).hot_cache(0, secs(1)).wait(ms(1)));
@@ -62,7 +62,7 @@ fn blocking_works_inside_a_task_however_often() {
         effect.runs()
     };
     let (done, called) = std::sync::mpsc::channel();
-    // On a thread of its own: one that waits for ever cannot notice that it does.
+    // On its own thread: one that waits forever cannot notice that it does.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let calls = runtime.spawn(calls);
@@ -99,7 +99,7 @@ fn run_outside_of_a_runtime_says_what_to_do() {
     assert!(error.to_string().contains("run_blocking"));
 }
 
-// An effect that calls itself waits for itself; it is told so when the wait is over, and nothing hangs.
+// An effect that calls itself waits for itself; it is refused when the wait ends, and nothing hangs.
 #[tokio::test]
 async fn an_effect_that_needs_its_own_key_is_refused_not_hung() {
     let engine = build(Engine::builder(MemoryStore::new()).wait(ms(50)));
@@ -113,7 +113,7 @@ async fn an_effect_that_needs_its_own_key_is_refused_not_hung() {
     assert_eq!(answer.unwrap().value, 7);
 }
 
-// handler_panic, for callers that block
+// A panic of the effect, for callers that block.
 #[test]
 fn a_blocking_effect_that_panics_is_in_doubt_and_its_thread_lives() {
     let engine = build(Engine::builder(MemoryStore::new()));

@@ -1,5 +1,5 @@
-//! Two engines on one store, callers that leave, effects that fail, panic and hang, replies that get lost: whatever
-//! happens, nothing happens twice, nobody is told two stories, and nothing is left behind.
+//! Two engines on one store, dropped callers, effects that fail, panic and hang, lost replies: no effect happens
+//! twice, all answers agree, and nothing is left behind.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,12 +13,12 @@ use crate::sync::Mutex;
 const KEYS: u32 = 60;
 const CALLS: u32 = 600;
 
-/// What the world outside has seen.
+/// What an outside observer has seen.
 #[derive(Default)]
 struct Witness {
     /// Per key: the values of effects that took place.
     effects: Mutex<HashMap<u32, Vec<u32>>>,
-    /// Keys of which nobody could say whether their effect took place.
+    /// Keys for which it is unknown whether their effect took place.
     unclear: Mutex<HashSet<u32>>,
 }
 
@@ -36,7 +36,7 @@ fn named(key: u32) -> Key {
     Key::new("chaos").value(key.to_string())
 }
 
-/// Breaks about one call in twelve of those that decide something.
+/// Breaks about one in twelve of the deciding calls.
 fn haunt(store: &Faulty, random: &mut StdRng) {
     for call in
         [Call::Claim, Call::Begin, Call::Complete, Call::Release, Call::Abandon, Call::Renew, Call::Get]
@@ -60,7 +60,7 @@ async fn one_call(once: Once, key: u32, value: u32, fate: u32, witness: Arc<Witn
             witness.unclear.lock().insert(key);
         }
         match fate % 20 {
-            // Its word that nothing happened is true.
+            // Its report that nothing happened is true.
             0..=3 => Err(Failure::Failed("nothing happened".to_owned())),
             4 => {
                 witness.effect(key, value);
@@ -120,7 +120,7 @@ async fn rampage(mode: Mode, seed: u64) {
         }
     };
     for (key, call) in calls {
-        // A caller that left has heard nothing.
+        // A dropped caller has received nothing.
         if let Ok(run) = joined(call).await {
             hear(key, &run);
         }
@@ -160,7 +160,7 @@ async fn rampage(mode: Mode, seed: u64) {
     assert!(format!("{memory:?}").contains("watched: 0"), "{memory:?}");
 }
 
-/// More of it: `SEMEL_CHAOS_ROUNDS=200`. A round that fails names its seed.
+/// `SEMEL_CHAOS_ROUNDS=200` runs more rounds. A round that fails names its seed.
 fn rounds() -> u64 {
     std::env::var("SEMEL_CHAOS_ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number"))
 }

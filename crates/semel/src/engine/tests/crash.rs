@@ -1,4 +1,4 @@
-//! Crash points, as far as one process can show them: lost replies, panics, failures, takeovers (5.1).
+//! Crash points that one process can show: lost replies, panics, failures, takeovers.
 
 use super::*;
 use crate::outcome::Outcome;
@@ -17,7 +17,7 @@ async fn claim_reply_lost() {
     assert_eq!(record.attempt, 1, "it knew itself and was not a competitor of its own");
 }
 
-// The claim was executed, and then the store was gone. Nothing started, so nothing is in doubt.
+// The claim was executed, and then the store became unavailable. Nothing started, so nothing is in doubt.
 #[tokio::test]
 async fn claim_reply_lost_for_good() {
     let store = faulty();
@@ -32,7 +32,7 @@ async fn claim_reply_lost_for_good() {
     assert_eq!(effect.once(&engine).await.unwrap().value, 1);
 }
 
-// The same, and the store was away for longer than the lease. The doubt is this caller's own, and none.
+// As above, and the store was unavailable for longer than the lease. The doubt is this caller's own, and is resolved.
 #[tokio::test]
 async fn claim_reply_lost_for_longer_than_the_lease() {
     for mode in MODES {
@@ -54,7 +54,7 @@ async fn claim_reply_lost_for_longer_than_the_lease() {
     }
 }
 
-// The first try's fate is unknown, the second one fails for certain: the first may still stand.
+// The result of the first try is unknown, the second one certainly fails: the first may still be valid.
 #[tokio::test]
 async fn claim_unknown_then_refused() {
     let store = faulty();
@@ -76,7 +76,8 @@ async fn a_claim_that_was_certainly_refused_is_not_given_back() {
     assert_eq!((store.calls(Call::Claim), engine.in_flight()), (1, 0));
 }
 
-// An operator forgets by force between two tries of one owner: that owner is used up, the caller is not.
+// An operator forgets by force between two tries of one owner: that owner cannot be used again, but the caller
+// continues.
 #[tokio::test]
 async fn claim_forgotten_between_two_tries() {
     let store = faulty();
@@ -106,7 +107,7 @@ async fn publish_reply_lost() {
     assert!(effect.once(&engine).await.unwrap().replayed);
 }
 
-// A reply that never comes is a lost one: it is asked for again while the lease stands.
+// A missing reply counts as lost: the request is repeated while the lease is valid.
 #[tokio::test]
 async fn replies_that_never_come() {
     let store = faulty();
@@ -119,7 +120,7 @@ async fn replies_that_never_come() {
     assert_eq!((answer.value, answer.stored), (1, true));
 }
 
-// Retried for a lease, then said; and once the store is back the outcome is kept after all.
+// Retried for a lease, then reported; once the store is available again the outcome is stored.
 #[tokio::test]
 async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
     let store = faulty();
@@ -136,7 +137,7 @@ async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// A store that will not recover by itself. The key is in doubt at once, not at the end of the lease.
+// A store that does not recover by itself. The key is in doubt immediately, not at the end of the lease.
 #[tokio::test]
 async fn an_outcome_that_never_lands_leaves_doubt() {
     let store = faulty();
@@ -149,7 +150,7 @@ async fn an_outcome_that_never_lands_leaves_doubt() {
     assert_eq!(effect.runs(), 1);
 }
 
-// All modes: the process lives, and whoever waits is answered.
+// In all modes the process survives, and all waiters are answered.
 #[tokio::test]
 async fn handler_panic() {
     for mode in MODES {
@@ -209,7 +210,7 @@ async fn error_that_says_nobody_knows() {
     }
 }
 
-// Two owners are lost one after the other; the third one's outcome stands for all.
+// Two owners are lost one after the other; the third one's outcome is valid for all.
 #[tokio::test]
 async fn double_crash_takeover() {
     for mode in [Mode::Keyed, Mode::Rerun] {

@@ -1,4 +1,4 @@
-//! Leases, heartbeats, and owners that come back too late (5.2).
+//! Leases, heartbeats, and owners that come back too late.
 
 use std::sync::mpsc;
 
@@ -24,7 +24,7 @@ async fn zombie_publish() {
     }
 }
 
-// The same while the winner is still running: the late one waits for it.
+// As above while the winner is still running: the late owner waits for it.
 #[tokio::test]
 async fn zombie_publish_before_the_winner_is_done() {
     let (clock, store) = clocked();
@@ -42,7 +42,7 @@ async fn zombie_publish_before_the_winner_is_done() {
     assert_eq!((late.value, late.replayed), (2, true));
 }
 
-// The winner fails or hangs: the late one is refused in its time, and its own value is never given out.
+// The winner fails or hangs: the late owner is refused in time, and its own value is never given.
 #[tokio::test]
 async fn zombie_publish_without_a_winner() {
     let (clock, store) = clocked();
@@ -57,7 +57,7 @@ async fn zombie_publish_without_a_winner() {
     winner.release().await;
 }
 
-// In `marked` nobody takes over, so an owner that comes back is welcome: it knows what happened.
+// In `marked` there is no takeover, so an owner may come back: it knows the result.
 #[tokio::test]
 async fn an_owner_in_doubt_that_comes_back_settles_it() {
     let (clock, store) = clocked();
@@ -105,7 +105,7 @@ async fn zombie_release() {
     winner.release().await;
 }
 
-// The effect outlives its lease many times over, and nobody else gets in.
+// The effect runs much longer than its lease, and no other caller gets the claim.
 #[tokio::test]
 async fn a_lease_shorter_than_the_effect_is_renewed() {
     let store = faulty();
@@ -120,7 +120,7 @@ async fn a_lease_shorter_than_the_effect_is_renewed() {
     assert_eq!(engine.stats().count("lost"), 0);
 }
 
-// A live claim is not stealable a moment too early.
+// A live claim cannot be taken over even a moment too early.
 #[tokio::test]
 async fn a_claim_stands_to_the_last_microsecond_of_its_lease() {
     let (clock, store) = clocked();
@@ -134,7 +134,7 @@ async fn a_claim_stands_to_the_last_microsecond_of_its_lease() {
     claim.release().await;
 }
 
-// Every worker of the runtime is blocked for leases on end. The heartbeat has a thread of its own.
+// Every worker of the runtime is blocked for several leases. The heartbeat has its own thread.
 #[test]
 fn renewer_starved() {
     let store = faulty();
@@ -171,8 +171,8 @@ fn renewer_starved() {
     assert!(runtime.block_on(joined(owner)).unwrap().value, "the owner knows that it still stands");
 }
 
-// The worker that is to start the effect is blocked, and heartbeats do not get through. When it is free again the
-// lease is over: the effect must not start under that claim.
+// The worker that must start the effect is blocked, and heartbeats fail. When it continues the lease has expired: the
+// effect must not start under that claim.
 #[test]
 fn renewer_starved_before_the_effect() {
     let store = faulty();
@@ -201,7 +201,7 @@ fn renewer_starved_before_the_effect() {
     assert_eq!(answer.unwrap().value, 1, "and a new claim runs it at once: nothing was in doubt");
 }
 
-// `time_left` counts from before the claim was sent, so it is over before the store's lease is.
+// `time_left` counts from before the claim was sent, so it ends before the store's lease.
 #[tokio::test]
 async fn renew_partition() {
     let store = faulty();
@@ -226,7 +226,7 @@ async fn renew_partition() {
     assert_eq!(phase(&engine, store.inner()).await, Phase::Vacant, "it was given back");
 }
 
-// One reply that never comes is not the end of a claim: the heartbeat asks again.
+// One missing reply does not end a claim: the heartbeat asks again.
 #[tokio::test]
 async fn a_heartbeat_without_an_answer_is_repeated() {
     let store = faulty();
@@ -241,7 +241,7 @@ async fn a_heartbeat_without_an_answer_is_repeated() {
     assert_eq!(engine.stats().count("lost"), 0);
 }
 
-// The machine stands still between claim and effect; then the claim is given back and made anew.
+// The machine pauses between claim and effect; then the claim is given back and claimed again.
 #[tokio::test]
 async fn frozen_between_claim_and_effect() {
     let store = faulty();
@@ -254,7 +254,7 @@ async fn frozen_between_claim_and_effect() {
     assert_eq!(engine.stats().count("self_fenced"), 1);
 }
 
-// A store that is slower than the lease: refused with a reason after a few claims, not tried for ever.
+// A store that is slower than the lease: refused with a reason after a few claims, not retried forever.
 #[tokio::test]
 async fn lease_too_short_for_every_claim() {
     let store = faulty();
@@ -289,7 +289,7 @@ async fn lease_too_short() {
     }
 }
 
-// A heartbeat that finds the claim finished by its own owner is no loss.
+// A heartbeat that finds the claim finished by its own owner is not a loss.
 #[tokio::test]
 async fn a_heartbeat_after_the_last_word_is_not_a_loss() {
     for call in [Call::Complete, Call::Release] {
@@ -319,8 +319,8 @@ async fn a_heartbeat_after_the_last_word_is_not_a_loss() {
     }
 }
 
-// Even a lease of ten milliseconds is kept by heartbeats, on a machine that is not overloaded; and where it is not
-// kept, the owner knows.
+// Heartbeats renew even a lease of ten milliseconds, on a machine that is not overloaded; if they fail, the owner
+// knows.
 #[tokio::test]
 async fn a_very_short_lease() {
     let store = faulty();

@@ -1,11 +1,11 @@
-//! Callers that go away, and every way out of a claim: nothing is left dangling (X1, X13).
+//! Dropped callers, and every way to end a claim: nothing is left behind.
 
 use std::task::Poll;
 
 use super::*;
 use crate::outcome::Outcome;
 
-// Gone while the effect runs.
+// Dropped while the effect runs.
 #[tokio::test]
 async fn a_caller_that_leaves_mid_effect_changes_nothing() {
     let engine = build(Engine::builder(MemoryStore::new()));
@@ -20,7 +20,7 @@ async fn a_caller_that_leaves_mid_effect_changes_nothing() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// Gone between effect and record.
+// Dropped between effect and record.
 #[tokio::test]
 async fn a_caller_that_leaves_before_the_record_knows_changes_nothing() {
     let store = faulty();
@@ -37,7 +37,7 @@ async fn a_caller_that_leaves_before_the_record_knows_changes_nothing() {
     assert_eq!((again.value, again.replayed, effect.runs()), (1, true, 1));
 }
 
-// A claim that is dropped is released, in every mode, though it carried the begin-mark.
+// A dropped claim is released, in every mode, although it carried the begin mark.
 #[tokio::test]
 async fn a_dropped_claim_is_released() {
     for mode in MODES {
@@ -53,7 +53,7 @@ async fn a_dropped_claim_is_released() {
     }
 }
 
-// Nobody knows how far an effect got that was dropped.
+// It is unknown how far a dropped effect got.
 #[tokio::test]
 async fn a_dropped_effect_is_abandoned() {
     for mode in MODES {
@@ -69,7 +69,7 @@ async fn a_dropped_effect_is_abandoned() {
     }
 }
 
-// The last word of the last user of an engine still gets through: its thread ends after it, not before.
+// The last write of the last user of an engine still succeeds: its thread ends after it.
 #[tokio::test]
 async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
     let store = faulty();
@@ -88,7 +88,7 @@ async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
     until_phase(&looking, memory, Phase::Vacant).await;
 }
 
-// One lost packet is not the end of a release.
+// One lost packet does not prevent a release.
 #[tokio::test]
 async fn a_release_from_the_background_is_repeated() {
     let store = faulty();
@@ -100,7 +100,7 @@ async fn a_release_from_the_background_is_repeated() {
     assert_eq!(store.calls(Call::Release), 3);
 }
 
-// The effect's word that nothing happened is kept, though the store was away for longer than a lease.
+// The effect's report that nothing happened is stored, although the store was unavailable for longer than a lease.
 #[tokio::test]
 async fn a_release_that_takes_longer_than_a_lease_leaves_no_doubt() {
     let store = faulty();
@@ -132,7 +132,7 @@ async fn an_effect_that_never_ends_is_stopped() {
     }
 }
 
-// The runtime goes away under the effect, as at the end of main.
+// The runtime shuts down during the effect, as at the end of main.
 #[test]
 fn a_runtime_that_shuts_down_mid_effect_leaves_doubt_and_no_claim() {
     let store = Arc::new(MemoryStore::new());
@@ -150,7 +150,7 @@ fn a_runtime_that_shuts_down_mid_effect_leaves_doubt_and_no_claim() {
     });
 }
 
-// The runtime goes away while the outcome is written. It is known, so it is kept.
+// The runtime shuts down while the outcome is written. It is known, so it is stored.
 #[test]
 fn a_runtime_that_shuts_down_mid_complete_loses_no_outcome() {
     let store = faulty();
@@ -173,7 +173,7 @@ fn a_runtime_that_shuts_down_mid_complete_loses_no_outcome() {
     });
 }
 
-// A runtime that is gone already cannot start the effect: nothing happened, and nothing is in doubt.
+// A runtime that has already ended cannot start the effect: nothing happened, and nothing is in doubt.
 #[test]
 fn an_effect_that_could_not_be_spawned_is_released() {
     let store = faulty();
@@ -183,7 +183,7 @@ fn an_effect_that_could_not_be_spawned_is_released() {
     let doomed = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let effect = Effect::quick();
     let mut call = Box::pin(effect.once(&engine));
-    // Polled once inside the runtime that it will want to spawn on, and to its end after that one is gone.
+    // Polled once inside the runtime that it will spawn on, and to its end after that one has ended.
     doomed.block_on(async {
         assert!(std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await.is_pending());
     });
@@ -197,7 +197,7 @@ fn an_effect_that_could_not_be_spawned_is_released() {
     });
 }
 
-// Dropped midway, a completion is finished by the background; so is a release.
+// The background thread finishes a dropped completion, and a dropped release.
 #[tokio::test]
 async fn last_words_are_cancel_safe() {
     let store = faulty();
@@ -228,7 +228,7 @@ async fn last_words_are_cancel_safe() {
     }
 }
 
-// Wherever a caller is dropped on its way to a claim, the claim ends released, never in doubt, and no seat is kept.
+// Wherever a caller is dropped while it claims, the claim ends released, never in doubt, and no seat is leaked.
 #[tokio::test]
 async fn acquire_is_cancel_safe_at_every_step() {
     for call in [Call::Secret, Call::Claim, Call::Begin] {
@@ -254,7 +254,7 @@ async fn acquire_is_cancel_safe_at_every_step() {
     }
 }
 
-// The same where the claim carries the begin-mark, in the waiting room, as a leader that is just asking.
+// As above if the claim carries the begin mark, in the waiting room, as a leader that is just asking.
 #[tokio::test]
 async fn a_leader_that_is_dropped_while_it_asks_leaves_no_claim() {
     for hold in [Fault::HoldRequest, Fault::HoldReply] {

@@ -1,4 +1,4 @@
-//! What operators do, through the engine.
+//! Operators' commands through the engine.
 
 use super::*;
 use crate::outcome::Outcome;
@@ -35,7 +35,7 @@ async fn doubt_is_settled_as_not_happened() {
     assert!(matches!(refused, Ruling::Refused { phase: Phase::Done }), "only doubt is settled");
 }
 
-// An owner that is refused because doubt was settled meanwhile answers with what stands.
+// An owner that is refused because doubt was settled meanwhile answers with the stored outcome.
 #[tokio::test]
 async fn an_owner_that_comes_back_after_a_settlement_does_not_answer_for_itself() {
     let (clock, store) = clocked();
@@ -50,7 +50,7 @@ async fn an_owner_that_comes_back_after_a_settlement_does_not_answer_for_itself(
     assert_eq!((late.value, late.replayed), (9, true));
 }
 
-// Forget and re-execute: from the answer on, no hot cache of this process replays.
+// After forget and re-execute answer, no hot cache of this process gives the outcome.
 #[tokio::test]
 async fn forget_and_reexecute_stop_replays_at_once() {
     let store = faulty();
@@ -74,7 +74,7 @@ async fn forget_and_reexecute_stop_replays_at_once() {
     assert_eq!((again.value, again.replayed), (4, false));
 }
 
-// A replay that was read before the forget and arrives after it must not come back into the cache.
+// An outcome that was read before the forget and arrives after it must not enter the cache.
 #[tokio::test]
 async fn a_replay_under_way_while_its_record_is_forgotten_is_not_cached() {
     let store = faulty();

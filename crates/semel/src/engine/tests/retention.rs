@@ -1,4 +1,4 @@
-//! How long an outcome is replayed, and what comes after (R2, 5.2).
+//! How long an outcome is given, and what comes after.
 
 use super::*;
 
@@ -42,7 +42,7 @@ async fn late_duplicate() {
     assert_eq!((anew.value, anew.replayed), (2, false));
 }
 
-// Many duplicates while the edge goes by: replay, then expired, then new; never back, and never anything else.
+// Many duplicates around the edge: the outcome, then expired, then new; never back, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn retention_edge() {
     let (clock, store) = clocked();
@@ -79,7 +79,7 @@ async fn retention_edge() {
     assert_eq!(effect.runs(), 100);
 }
 
-// What an effect itself says about its outcome counts, in the cache too.
+// The retention that an effect chooses applies, in the cache too.
 #[tokio::test]
 async fn an_outcome_is_kept_for_as_long_as_its_effect_says() {
     let (clock, store) = clocked();

@@ -1,4 +1,4 @@
-//! What cannot work is refused, with a sentence that says what to do.
+//! Invalid settings are refused, with a message that says what to do.
 
 use super::*;
 use crate::record::TermsError;
@@ -92,7 +92,7 @@ async fn the_defaults_and_the_longest_terms_work() {
     }
 }
 
-// A secret that was given is used; one that was not is kept in the store, so that all engines agree.
+// A given secret is used; otherwise one is stored in the store, so that all engines agree.
 #[tokio::test]
 async fn engines_on_one_store_agree_on_ids() {
     let store = Arc::new(MemoryStore::new());

@@ -1,4 +1,4 @@
-//! Keys, payloads, outcomes and secrets do not show: not in errors, events, logs or debug output.
+//! Keys, payloads, outcomes and secrets never show: not in errors, signals, logs or debug output.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write;
@@ -13,8 +13,8 @@ thread_local! {
     static LOGGED: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Writes down every field of every log line of a test that asked for it. There is one for the process: which lines
-/// are wanted is decided once per line of code, on whatever thread comes first.
+/// Records every field of every log line of a test that asked for it. There is one for the process, because tracing
+/// decides once per call site, on whichever thread comes first.
 struct Log;
 
 impl Visit for Log {

@@ -1,4 +1,4 @@
-//! Ten thousand callers at once (5.6).
+//! Ten thousand concurrent callers.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn crowd(engine: &Engine, effect: &Effect) -> Vec<tokio::task::JoinHandle<
     tasks
 }
 
-// One effect, everybody answered, and the store is asked once an interval, not once a caller.
+// One effect, all callers answered, and the store is asked once per interval, not once per caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stampede() {
     let store = faulty();
@@ -31,13 +31,13 @@ async fn stampede() {
     assert_eq!(joined(owner).await.unwrap().value, 1);
     assert_eq!(effect.runs(), 1);
     let intervals = (from.elapsed().as_millis() / backstop.as_millis()) as u64;
-    // The owner; whoever came before there was a room; one an interval; the first leader's and the last one's.
+    // The owner; callers that came before there was a room; one per interval; the first leader and the last one.
     let asked = store.calls(Call::Claim);
     assert!(asked <= 8 + intervals, "{asked} questions in {intervals} intervals");
     assert_eq!(engine.stats().count("replayed"), CROWD as u64);
 }
 
-// The deadlines of all pass one after the other. Each leaves without a question of its own.
+// The deadlines of all callers pass one after the other. Each leaves without asking the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_deadline_of_a_crowd() {
     let store = faulty();
@@ -55,7 +55,7 @@ async fn waiter_deadline_of_a_crowd() {
     owner.release().await;
 }
 
-// Everybody leaves: seats and watches are free, and the owner never notices.
+// All callers leave: seats and watches are free, and the owner is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_leaves() {
     let memory = Arc::new(MemoryStore::new());
@@ -75,7 +75,7 @@ async fn waiter_leaves() {
     assert_eq!(effect.runs(), 1);
 }
 
-// While ten thousand wait for one key, others go their way.
+// Ten thousand waiters for one key do not affect other keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hot_key_isolation() {
     let engine = build(crowded(&Arc::new(MemoryStore::new())));

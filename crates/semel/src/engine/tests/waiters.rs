@@ -1,9 +1,9 @@
-//! Callers that wait for somebody else's effect (5.6).
+//! Callers that wait for another caller's effect.
 
 use super::*;
 use crate::testkit::fault::Delivery;
 
-/// An engine whose owner was cut off from the store: it neither beats nor finishes.
+/// An engine whose owner was cut off from the store: it neither renews nor finishes.
 async fn dead_owner(memory: &Arc<MemoryStore>, mode: Mode, lease: Duration) -> (Engine, Claim) {
     let store = Arc::new(FaultStore::new(Arc::clone(memory)));
     let engine = build(over(&store).mode(mode).lease(lease));
@@ -12,7 +12,7 @@ async fn dead_owner(memory: &Arc<MemoryStore>, mode: Mode, lease: Duration) -> (
     (engine, claim)
 }
 
-// One waiter takes over, the others keep waiting and get its outcome; in `marked` all are told of the doubt.
+// One waiter takes over, the others keep waiting and get its outcome; in `marked` all learn of the doubt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owner_dies_with_waiters() {
     for mode in [Mode::Keyed, Mode::Rerun, Mode::Marked] {
@@ -43,7 +43,7 @@ async fn owner_dies_with_waiters() {
     }
 }
 
-// Every push is swallowed: the backstop finds out.
+// Every notification is lost: the backstop finds out.
 #[tokio::test]
 async fn notify_lost() {
     let store = faulty();
@@ -58,7 +58,7 @@ async fn notify_lost() {
     joined(owner).await.unwrap();
 }
 
-// Pushed, not polled: with a backstop beyond the test's patience only a push can answer.
+// Notified, not polled: with a backstop longer than the test only a notification can answer.
 #[tokio::test]
 async fn a_waiter_is_pushed() {
     let store = faulty();
@@ -76,7 +76,7 @@ async fn a_waiter_is_pushed() {
     assert_eq!(engine.stats().count("waited"), 3);
 }
 
-// A change while leaders change: the next one has the watch of the one before it.
+// A change while leaders change: the next one has the watch of the previous one.
 #[tokio::test]
 async fn a_push_between_two_leaders_is_not_missed() {
     let store = faulty();
@@ -93,7 +93,7 @@ async fn a_push_between_two_leaders_is_not_missed() {
     joined(owner).await.unwrap();
 }
 
-// Never hangs: refused at the deadline, and told when to come back (R9).
+// Never hangs: refused at the deadline, with a `retry_after`.
 #[tokio::test]
 async fn waiter_deadline() {
     let engine = build(Engine::builder(MemoryStore::new()).wait(ms(50)));
@@ -115,7 +115,7 @@ async fn waiter_deadline() {
     assert_eq!(engine.waiters(), 0);
 }
 
-// The store stops answering while somebody waits.
+// The store stops answering while a caller waits.
 #[tokio::test]
 async fn waiter_deadline_on_a_store_that_hangs() {
     let store = faulty();
@@ -137,7 +137,7 @@ async fn waiter_deadline_on_a_store_that_hangs() {
     );
 }
 
-// An error ends the wait of the one who asked; it is told, and counted as a wait all the same.
+// An error ends the wait of the caller that asked; it gets the error, and still counts as a wait.
 #[tokio::test]
 async fn an_error_ends_the_leaders_wait_and_nobody_elses() {
     let store = faulty();
@@ -217,7 +217,7 @@ async fn waiter_caps_of_a_scope() {
     assert!(engine.inner.flights.is_empty(), "every place is free again");
 }
 
-// A question that was put before a caller came does not answer it: the record may have been forgotten since.
+// A request from before a caller arrived does not answer it: the record may have been forgotten since.
 #[tokio::test]
 async fn an_answer_from_before_a_caller_came_is_not_given_to_it() {
     let store = faulty();
@@ -226,7 +226,7 @@ async fn an_answer_from_before_a_caller_came_is_not_given_to_it() {
     let owner = effect.start(&engine).await;
     let old = effect.spawn(engine.once(key()));
     until("it leads", || store.calls(Call::Claim) == 3).await;
-    // The leader is told "done, 1", but the news takes its time.
+    // The leader gets "done, 1", but late.
     let gate = Gate::closed();
     store.script(Call::Claim, When::Nth(1), Fault::HoldReply(gate.clone()));
     effect.let_go();
@@ -242,7 +242,8 @@ async fn an_answer_from_before_a_caller_came_is_not_given_to_it() {
     assert_eq!((new.value, new.replayed), (2, false), "forgotten is forgotten");
 }
 
-// The leader's thread is blocked. Others in the room, and whoever comes, are answered long before their time is over.
+// The leader's thread is blocked. Other callers in the room, and later ones, are answered long before their
+// deadlines.
 #[tokio::test]
 async fn a_leader_that_is_stuck_does_not_hold_the_others_up() {
     let store = faulty();

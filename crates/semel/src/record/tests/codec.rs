@@ -1,4 +1,4 @@
-//! A record's bytes: what is written is read back, nothing read can panic, and the layout does not drift.
+//! A record's bytes: encoding round-trips, decoding never panics, and the layout does not change.
 
 use proptest::prelude::*;
 
@@ -111,7 +111,7 @@ proptest! {
         let _ = Record::decode(&bytes);
     }
 
-    // Damage to good bytes gets further in than noise does: cut, one byte changed, something behind.
+    // Damaged records test deeper than noise: cut, one byte changed, trailing bytes.
     #[test]
     fn damaged_bytes_never_panic(record in records(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let good = record.encode();
@@ -128,7 +128,7 @@ proptest! {
         }
     }
 
-    // Whatever a store was told to keep, no command on it panics and the fence does not go back.
+    // For any stored record, no command panics and the fence does not go back.
     #[test]
     fn the_rules_bear_any_record(record in records(), now in moment(), floor in any::<u64>()) {
         for command in commands(&record) {
@@ -167,7 +167,7 @@ fn sample(state: State) -> Record {
     }
 }
 
-/// The bytes of [`sample`] up to where an outcome may follow, spelt out: this is what lies on disks.
+/// The bytes of [`sample`] before the outcome, spelt out: this is the format on disks.
 fn sample_bytes(state: u8) -> Vec<u8> {
     let mut bytes = vec![1, state, 2, 4];
     bytes.extend([0x11; 32]);

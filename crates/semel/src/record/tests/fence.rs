@@ -1,4 +1,4 @@
-//! token_regress: a fence grows with every claim and never goes back, whatever becomes of clock and store.
+//! A fence grows with every claim and never goes back, whatever happens to clock and store.
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn token_regress_removed_record_with_floor() {
 #[test]
 fn token_regress_store_emptied() {
     cycles(|slot, _, _| {
-        // Neither record nor floor survive; the clock of a store that comes back has moved on.
+        // Neither record nor floor survive; the clock of a store that comes back has advanced.
         slot.record = None;
         slot.floor = Fence::default();
         slot.pass(Duration::from_micros(1));

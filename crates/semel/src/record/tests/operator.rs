@@ -1,4 +1,4 @@
-//! What a probe or a person may do: settle, forget, re-execute.
+//! Commands of a probe or a person: settle, forget, re-execute.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn settled_as_done() {
     assert!(accepted(&slot.apply(&Command::Settle(Settlement::Done(outcome("seen"))))));
     assert!(slot.stored().fence > grant.fence);
     assert_eq!(slot.stored().expires_at, slot.now.after(slot.terms.retention + slot.terms.grace));
-    // The owner that comes back answers with what was settled, even if it brings the same bytes.
+    // The owner that comes back answers with the settled outcome, even if it has the same bytes.
     assert_eq!(slot.apply(&complete(grant, "mine")), lost_to("seen"));
     assert_eq!(slot.apply(&complete(grant, "seen")), lost_to("seen"));
     assert!(matches!(slot.claim(B), Ruling::Replay { .. }));
@@ -75,7 +75,7 @@ fn forget_keeps_the_fence_and_shuts_out_the_owner() {
     {
         assert_eq!(slot.apply(&command), LOST, "{command:?}");
     }
-    // And a later life may ask something else.
+    // A later life may have another payload.
     won(&slot.apply(&claim(B, OTHER, slot.terms, Begin::Later)));
 }
 

@@ -1,4 +1,4 @@
-//! What sweeping takes away, and when.
+//! What sweeping removes, and when.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn what_is_held_bound_or_lapsed_is_kept_as_long_as_it_says_something() {
     }
 }
 
-// A claim that may be held for longer than its key is remembered is not swept under its owner.
+// A claim that may be held for longer than its key is known is not swept while it is held.
 #[test]
 fn a_long_claim_outlives_a_short_memory() {
     let mut slot = Slot::new(Mode::Rerun);

@@ -208,7 +208,7 @@ fn a_late_owner_is_shown_the_winners_outcome_never_its_own() {
     assert_eq!(slot.apply(&other_payload), LOST);
 }
 
-// An owner that slept through its lease cannot start, whether or not somebody came after it.
+// An owner that paused for longer than its lease cannot start, with or without a successor.
 #[test]
 fn begin_after_the_lease_is_refused() {
     for mode in MODES {
@@ -250,7 +250,7 @@ fn a_repeated_claim_knows_itself() {
         "the lease is not extended"
     );
 
-    // The begin-mark of a repeated claim counts, and a repeated claim without it does not take it away.
+    // The begin mark of a repeated claim counts, and a repeated claim without it does not remove it.
     let begin = claim(A, SAME, slot.terms, Begin::WithClaim);
     assert_eq!(won(&slot.apply(&begin)), again.grant);
     assert_eq!(slot.phase(), Phase::Begun);
@@ -365,7 +365,7 @@ fn bound_lasts_for_the_retention() {
     won(&slot.apply(&other));
 }
 
-// A handler that panicked, timed out or was cancelled does not know: the lease ends at once.
+// A handler that panicked, timed out or was cancelled does not know the result: the lease ends immediately.
 #[test]
 fn abandoned() {
     for mode in MODES {
@@ -390,7 +390,7 @@ fn abandoned() {
     assert_eq!(slot.record, before);
 }
 
-// A packet that was still under way when its owner had already gone.
+// A packet that arrives after its owner has ended its claim.
 #[test]
 fn a_stub_refuses_the_late_claim_packet_of_its_owner() {
     let enders: [fn(&mut Slot, Grant) -> Ruling; 5] = [
@@ -416,7 +416,7 @@ fn a_stub_refuses_the_late_claim_packet_of_its_owner() {
             slot.sweep();
             assert_eq!(slot.claim(A), LOST, "{number}, {later:?} later");
         }
-        // Anybody else may.
+        // Any other owner may.
         assert!(slot.win(B).fence > grant.fence);
     }
 }

@@ -1,11 +1,11 @@
-//! What time does to a record: leases, retention, grace, memory, and clocks that jump.
+//! The effect of time on a record: leases, retention, grace, memory, and clock jumps.
 
 use super::*;
 
 const MICRO: Duration = Duration::from_micros(1);
 
-// Replay until retention and grace are over, then expired until memory is, then new; each
-// instant belongs to exactly one of them.
+// The outcome until retention and grace end, then expired until memory ends, then new; each instant belongs to
+// exactly one of them.
 #[test]
 fn retention_edge() {
     let (slot, _) = Slot::done(Mode::Marked, A);
@@ -61,7 +61,7 @@ fn the_effect_may_say_how_long_its_outcome_is_kept() {
     assert_eq!(slot.stored().forget_at, slot.stored().expires_at.after(slot.terms.memory));
 }
 
-// Swept or not, and whatever the payload, a late duplicate is told expired while remembered.
+// Swept or not, and with any payload, a late duplicate gets expired while the key is known.
 #[test]
 fn late_duplicate() {
     let (mut slot, _) = Slot::done(Mode::Marked, A);
@@ -163,8 +163,8 @@ fn a_renewal_never_shortens_a_lease() {
     assert_eq!(slot.stored().lease_until, before);
 }
 
-// A caller's time is not an input. A command holds durations, never a moment; this stops
-// compiling when that changes.
+// A caller's time is not an input. A command contains durations, never a time; this stops compiling when that
+// changes.
 #[test]
 fn gateway_clock_jump() {
     let (mut slot, grant) = Slot::begun(Mode::Marked, A);
@@ -191,14 +191,14 @@ fn gateway_clock_jump() {
             | Command::Forget(Force::No | Force::Yes)
             | Command::Reexecute => {}
         }
-        // One and the same command, whenever its sender believes to send it, is judged by the store's time alone.
+        // The same command is judged at the store's time alone, whenever its sender believes to send it.
         let mut twin = slot.clone();
         assert_eq!(slot.apply(&command), twin.apply(&command.clone()));
         assert_eq!(slot.record, twin.record);
     }
 }
 
-// store_clock_jump, forwards: an early end of the lease is safe by mode.
+// A clock jump forwards: an early end of the lease is safe in every mode.
 #[test]
 fn store_clock_jump_forwards() {
     for jump in [HOUR, HOUR * 23] {
@@ -210,7 +210,7 @@ fn store_clock_jump_forwards() {
         assert_eq!(slot.apply(&Command::Begin(early)), LOST);
         assert!(accepted(&slot.apply(&Command::Begin(next))));
 
-        // Begun in marked: in doubt, and the owner that is in truth alive settles it itself.
+        // Begun in marked: in doubt, and the owner, which is alive, settles it itself.
         let (mut slot, grant) = Slot::begun(Mode::Marked, A);
         slot.pass(jump);
         assert_eq!(slot.claim(B), Ruling::InDoubt);
@@ -226,7 +226,7 @@ fn store_clock_jump_forwards() {
     }
 }
 
-// store_clock_jump, backwards: a late end of the lease only delays.
+// A clock jump backwards: a late end of the lease only delays.
 #[test]
 fn store_clock_jump_backwards() {
     for jump in [HOUR, DAY] {
@@ -240,14 +240,14 @@ fn store_clock_jump_backwards() {
         assert!(accepted(&slot.apply(&complete(grant, "done"))));
         assert!(matches!(slot.claim(B), Ruling::Replay { .. }));
 
-        // In doubt, then the clock steps back: the owner's claim stands again, nobody else runs.
+        // In doubt, then the clock goes back: the owner's claim is valid again, and no other caller runs.
         let (mut slot, _) = Slot::begun(Mode::Marked, A);
         slot.pass(slot.terms.lease);
         assert_eq!(slot.claim(B), Ruling::InDoubt);
         back(&mut slot);
         assert!(matches!(slot.claim(B), Ruling::Busy { .. }));
 
-        // Taken over, then back: the old grant stays old.
+        // Taken over, then back: the old grant stays invalid.
         let (mut slot, old) = Slot::begun(Mode::Rerun, A);
         slot.pass(slot.terms.lease);
         let new = slot.win(B);

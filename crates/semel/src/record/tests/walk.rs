@@ -1,10 +1,11 @@
-//! Random walks over the rules: what holds after any sequence of commands, at any times, under any terms.
+//! Random walks over the rules: the properties that hold after any sequence of commands, at any times, under any
+//! terms.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// One step of a walk. Indexes choose among what there is, so that most steps mean something.
+/// One step of a walk. Indexes choose among existing values, so that most steps are valid.
 #[derive(Clone, Debug)]
 enum Step {
     Claim { owner: u8, payload: u8, begin: bool, terms: Terms },
@@ -47,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A store, the grants it gave (newest last), the highest fence of them, and how far its clock may step back.
+/// A store, the grants it gave (newest last), their highest fence, and how far its clock may go back.
 struct Walk {
     slot: Slot,
     grants: Vec<Grant>,
@@ -141,7 +142,7 @@ impl Walk {
         }
         if let Ruling::Won(win) = &ruling {
             let known = self.grants.contains(&win.grant);
-            assert!(known || win.grant.fence > self.highest, "an old fence was granted anew");
+            assert!(known || win.grant.fence > self.highest, "an old fence was granted again");
             assert!(matches!(self.slot.phase(), Phase::Claimed | Phase::Begun) || win.lease_left.is_zero());
             if !known {
                 self.grants.push(win.grant);

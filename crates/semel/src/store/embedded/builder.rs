@@ -185,7 +185,7 @@ impl EmbeddedBuilder {
     fn create_if_missing(&self, folder: &Folder) -> Result<(), Error> {
         let database = folder.database();
         let found = |path: &Path| {
-            path.try_exists().map_err(|error| setup(path, "the file cannot be looked at", error))
+            path.try_exists().map_err(|error| setup(path, "the file cannot be accessed", error))
         };
         if found(&database)? {
             // An earlier creation may have failed at its last sync: the log must not have a name before the file has
@@ -220,5 +220,8 @@ fn cannot_create(database: &Path, error: &rusqlite::Error) -> Error {
         _ => ErrorKind::Setup,
     };
     let name = database.display();
-    Error::new(kind, format!("{name} cannot be made: check room, rights and mount options ({error})"))
+    Error::new(
+        kind,
+        format!("{name} cannot be created: check space, permissions and mount options ({error})"),
+    )
 }

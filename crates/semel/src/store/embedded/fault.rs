@@ -92,9 +92,10 @@ impl Faults {
     pub(super) fn explain(&self, error: &rusqlite::Error) -> Fault {
         let file = self.file.display();
         let (kind, way_out) = match error.sqlite_error_code() {
-            Some(ErrorCode::DiskFull) => {
-                (ErrorKind::Full, "there is no room: free some space; nothing was changed, replays go on")
-            }
+            Some(ErrorCode::DiskFull) => (
+                ErrorKind::Full,
+                "there is no disk space: free some; nothing was changed, stored outcomes are still served",
+            ),
             Some(ErrorCode::DatabaseCorrupt) => (
                 ErrorKind::Corrupt,
                 "the file is damaged: stop, keep a copy of the folder, restore a backup or salvage it with the sqlite3 shell (.recover)",
@@ -104,7 +105,7 @@ impl Faults {
             }
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => (
                 ErrorKind::Setup,
-                "the file cannot be opened for writing: check owner, rights and mount options",
+                "the file cannot be opened for writing: check owner, permissions and mount options",
             ),
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
                 ErrorKind::Unavailable,
@@ -123,7 +124,7 @@ impl Faults {
         Fault::new(
             ErrorKind::Poisoned,
             format!(
-                "{file}: a sync failed, so nobody knows what is on disk. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
+                "{file}: a sync failed, so the state on disk is unknown. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
             ),
         )
     }

@@ -17,7 +17,7 @@ pub(super) struct Folder {
 impl Folder {
     /// Creates the folder if it is missing, and locks it.
     pub(super) fn hold(path: &Path) -> Result<Self, Error> {
-        make(path).map_err(|error| setup(path, "the folder cannot be made", error))?;
+        make(path).map_err(|error| setup(path, "the folder cannot be created", error))?;
         if !path.is_dir() {
             let name = path.display();
             return Err(Error::new(
@@ -38,7 +38,7 @@ impl Folder {
             Err(TryLockError::Error(error)) => {
                 return Err(setup(
                     &lock_path,
-                    "the file system knows no locks, so nothing would keep a second process out",
+                    "the file system does not support locks, so a second process could open the store",
                     error,
                 ));
             }
@@ -57,7 +57,7 @@ impl Folder {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         private_file(&mut options);
-        options.open(&path).map(drop).map_err(|error| setup(&path, "the new file cannot be made", error))
+        options.open(&path).map(drop).map_err(|error| setup(&path, "the new file cannot be created", error))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -219,9 +219,9 @@ fn locked(path: &Path, lock: &mut File) -> Error {
 
 pub(super) fn setup(path: &Path, what: &str, error: io::Error) -> Error {
     let way_out = match error.kind() {
-        io::ErrorKind::PermissionDenied => "check its owner and rights",
+        io::ErrorKind::PermissionDenied => "check its owner and permissions",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only: choose another place",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "there is no room: free some space",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "there is no disk space: free some",
         _ => "choose another place or repair this one",
     };
     Error::new(ErrorKind::Setup, format!("{}: {what}; {way_out} ({error})", path.display()))

@@ -46,7 +46,7 @@ pub(super) fn check(database: &Path, log: &Path) -> Result<Shutdown, Error> {
     if !page_size.is_power_of_two() || page_size < 512 {
         return Err(Error::new(
             ErrorKind::Corrupt,
-            format!("{name}: the page size at byte 16 cannot be; restore a backup"),
+            format!("{name}: the page size at byte 16 is invalid; restore a backup"),
         ));
     }
     let wal = wal::inspect(log, page_size).map_err(|error| setup(log, "the log cannot be read", error))?;
@@ -88,7 +88,7 @@ fn check_start(database: &Path, start: &[u8]) -> Result<(), Error> {
         VERSION => Ok(()),
         version @ 0 => Err(Error::new(
             ErrorKind::Incompatible,
-            format!("{name} says it has format {version}, which never was: restore a backup"),
+            format!("{name} has the unknown format {version}: restore a backup"),
         )),
         version => Err(Error::new(
             ErrorKind::Incompatible,

@@ -1,5 +1,4 @@
-//! What the embedded store promises, as far as one process can show it. Kills and broken disks are in
-//! `semel-proof`.
+//! The promises of the embedded store that one process can show. Kills and broken disks are in `semel-proof`.
 
 mod basics;
 mod damage;
@@ -17,7 +16,7 @@ use crate::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
 use crate::store::{Error, Store as _};
 use crate::time::ManualClock;
 
-/// A folder that is gone after the test, and a clock that stands still.
+/// A temporary folder, and a clock that does not advance.
 struct Place {
     folder: tempfile::TempDir,
     clock: ManualClock,
@@ -28,7 +27,7 @@ impl Place {
         Self { folder: tempfile::tempdir().unwrap(), clock: ManualClock::default() }
     }
 
-    /// As [`new`](Self::new), in memory where the machine has such a place: for tests that open thousands of
+    /// As [`new`](Self::new), in memory if the machine has such a file system: for tests that open thousands of
     /// stores and would only wait for syncs.
     fn quick(clock: &ManualClock) -> Self {
         let memory = std::path::Path::new("/dev/shm");

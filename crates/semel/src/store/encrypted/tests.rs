@@ -52,7 +52,7 @@ fn open(ring: &Keyring, id: KeyId, sealed: &Outcome) -> Result<(Outcome, Origin)
     }
 }
 
-/// A memory store below, and a clock to move.
+/// An inner memory store, and a clock to move.
 struct Bench {
     clock: ManualClock,
     below: Arc<MemoryStore>,
@@ -90,13 +90,13 @@ impl Bench {
         grant
     }
 
-    /// What the store below keeps.
+    /// The outcome in the inner store.
     async fn kept(&self, id: KeyId) -> Arc<Outcome> {
         let snapshot = self.below.get(id).await.expect("it cannot fail").expect("it is known");
         Arc::clone(snapshot.record.outcome(snapshot.now).expect("it is done"))
     }
 
-    /// Puts an outcome below, past the wrapper.
+    /// Writes an outcome to the inner store directly.
     async fn put(&self, id: KeyId, kept: &Arc<Outcome>) {
         let grant = self.win(id).await;
         accepted(&self.below.apply(id, complete(grant, kept)).await);
@@ -159,7 +159,7 @@ proptest! {
         let sealed = seal::seal(ring.current(), id, origin, &outcome);
         prop_assert_eq!(open(&ring, id, &sealed).expect("it was sealed with it"), (outcome.clone(), origin));
         prop_assert_eq!(&*sealed, &*seal::seal(ring.current(), id, origin, &outcome), "a repeat is the same");
-        // Nothing of the plain text but its length is in the sealed bytes.
+        // The sealed bytes reveal only the length of the plain text.
         let plain = outcome.encode();
         if plain.len() >= 16 {
             prop_assert!(!bytes(&sealed).windows(16).any(|window| plain.windows(16).any(|part| part == window)));
@@ -235,7 +235,7 @@ async fn an_outcome_moved_to_another_record_is_not_served() {
     assert_eq!(*replayed(bench.ask(record(1)).await), *outcome("one"), "the other one is as it was");
 }
 
-// A claim's answer says nothing of fences, so only whoever reads the record notices this one.
+// A claim's answer contains no fence, so only a read of the record detects this one.
 #[tokio::test]
 async fn an_outcome_of_an_earlier_epoch_is_noticed_by_whoever_reads_the_record() {
     let bench = Bench::new();
@@ -263,14 +263,14 @@ async fn a_missing_key_is_named_and_helps_when_it_is_back() {
     bench.done(record(1), "one").await;
     bench.store.rotate(ring("k2", 2));
     refused(bench.ask(record(1)).await, ErrorKind::Setup, &["`k1`", "(k2)", "put it back", "not run again"]);
-    // Another key under the old id is not damage, and is said.
+    // Another key under the old id is not damage, and gets its own error.
     bench.store.rotate(ring("k1", 3));
     refused(bench.ask(record(1)).await, ErrorKind::Setup, &["another key than the `k1`", "put the one back"]);
     bench.store.rotate(ring("k2", 2).also_opens("k1", &key(1)).expect("a good id"));
     assert_eq!(*replayed(bench.ask(record(1)).await), *outcome("one"));
 }
 
-// One record under a lost key used to hide all others of its page, and could not be looked at before it was forgotten.
+// One record under a lost key must not hide the others of its page, and must be readable before it is forgotten.
 #[tokio::test]
 async fn a_record_under_a_lost_key_is_listed_and_forgotten() {
     let bench = Bench::new();
@@ -308,7 +308,7 @@ async fn a_repeated_complete_is_accepted_whatever_key_is_current() {
     bench.store.rotate(ring("k2", 2).also_opens("k1", &key(1)).expect("a good id"));
     accepted(&bench.store.apply(record(1), complete(grant, &outcome("one"))).await);
 
-    // Another outcome, another owner and another fence are refused, and are shown what stands.
+    // Another outcome, another owner and another fence are refused, and get the stored outcome.
     let stranger = Grant::from_parts(Owner::random(), grant.fence());
     let later = Grant::from_parts(grant.owner(), Fence::new(grant.fence().get() + 1));
     for (grant, body) in [(grant, "two"), (stranger, "one"), (later, "one")] {
@@ -380,7 +380,7 @@ fn a_ring_that_cannot_be_is_refused() {
     assert_eq!(twice, KeyringError::Twice("k1".to_owned()));
 }
 
-// A change here makes every outcome unreadable that was sealed before.
+// A change here makes every sealed outcome unreadable.
 #[test]
 fn the_format_never_changes() {
     let expected = [

@@ -23,7 +23,6 @@ pub(super) enum Fate {
     Unknown,
 }
 
-/// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cure {
     /// Retry: another transaction was in the way.
@@ -62,7 +61,7 @@ impl Fault {
             let said = postgres.message();
             return match postgres.code() {
                 "28P01" | "28000" => Self::setup(format!(
-                    "{target} does not let the user {user} in ({said}): check user and password in the URL, and pg_hba.conf"
+                    "{target} refuses the user {user} ({said}): check user and password in the URL, and pg_hba.conf"
                 )),
                 "3D000" => Self::setup(format!(
                     "{target} does not exist ({said}): create the database, or correct its name in the URL"
@@ -73,7 +72,7 @@ impl Fault {
                 "08P01" => Self::setup(format!(
                     "{target} refuses our start-up settings ({said}): behind a transaction pooler set Pooling::Transaction"
                 )),
-                _ => Self::unavailable(format!("{target} takes no connection ({said}); try again later")),
+                _ => Self::unavailable(format!("{target} refuses connections ({said}); try again later")),
             };
         }
         match error {
@@ -86,7 +85,6 @@ impl Fault {
         }
     }
 
-    /// Translates the error of a statement.
     pub(super) fn statement(target: &str, error: &sqlx::Error) -> Self {
         let sqlx::Error::Database(database) = error else {
             return match error {
@@ -94,7 +92,7 @@ impl Fault {
                 | sqlx::Error::ColumnNotFound(_)
                 | sqlx::Error::Decode(_) => Self::corrupt(target, &error.to_string()),
                 sqlx::Error::PoolTimedOut => Self::unavailable(format!(
-                    "no connection to {target} came free in time: it is down or takes no more, or all of this store's are in use (see `connections`); try again later"
+                    "no connection to {target} became free in time: the server is down or at its limit, or all connections of this store are in use (see `connections`); try again later"
                 )),
                 error => Self::new(
                     ErrorKind::Unavailable,
@@ -110,7 +108,7 @@ impl Fault {
         match &*code {
             "40001" | "40P01" | "55P03" => undone(
                 ErrorKind::Unavailable,
-                format!("{target}: others hold the same records ({said}); try again"),
+                format!("{target}: other transactions lock the same records ({said}); try again"),
                 Cure::Again,
             ),
             "57014" => undone(
@@ -120,7 +118,7 @@ impl Fault {
             ),
             "25006" => undone(
                 ErrorKind::Unavailable,
-                format!("{target} takes no writes any more ({said}): point the URL at the primary"),
+                format!("{target} is read-only now ({said}): point the URL at the primary"),
                 Cure::Reconnect,
             ),
             "53100" => undone(
@@ -136,7 +134,7 @@ impl Fault {
                 Cure::None,
             ),
             "42501" => Self::setup(format!(
-                "{target}: the user lacks a right ({said}): GRANT it usage of Semel's schema, and all rights on its tables and sequences"
+                "{target}: the user lacks a privilege ({said}): GRANT it USAGE on Semel's schema, and ALL on its tables and sequences"
             )),
             "26000" | "42P05" | "08P01" => undone(
                 ErrorKind::Setup,
@@ -168,7 +166,7 @@ impl Fault {
         Self::new(
             ErrorKind::Corrupt,
             format!(
-                "{target} holds what Semel did not write ({what}); it is never served, restore the row or the database"
+                "{target} contains data that Semel did not write ({what}); it is never served, restore the row or the database"
             ),
             Fate::Undone,
             Cure::None,

@@ -61,7 +61,6 @@ struct Base {
 }
 
 impl Group {
-    /// Splits a sorted batch.
     pub(super) fn split(batch: Vec<Item>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::with_capacity(batch.len());
         for item in batch {
@@ -133,7 +132,7 @@ impl Group {
                 if base.version != attempt.seen && !repeatable(&item.command) {
                     item.tell(Err(Error::new(
                         ErrorKind::Ambiguous,
-                        "the connection broke while the record was written, and somebody changed it since; whether the command was executed is unknown",
+                        "the connection broke while the record was written, and another process changed it since; whether the command was executed is unknown",
                     )));
                     continue;
                 }

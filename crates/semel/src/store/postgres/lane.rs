@@ -37,7 +37,6 @@ pub(super) enum Lane {
     Writes,
 }
 
-/// The task of one lane.
 #[derive(Debug)]
 pub(super) struct Runner {
     pub(super) lane: Lane,
@@ -146,7 +145,7 @@ impl Runner {
             Some(fault) => fault,
             None => {
                 busy = Fault::unavailable(format!(
-                    "{}: others change the same record again and again; try again",
+                    "{}: other processes change the same record repeatedly; try again",
                     self.shared.settings.target
                 ));
                 &busy

@@ -38,7 +38,7 @@ impl Link {
             let connected = timeout(self.settings.patience, connect(&self.settings)).await;
             self.connection = Some(connected.unwrap_or_else(|_| {
                 Err(Fault::unavailable(format!(
-                    "{} cannot be reached: nobody answers; check host and port in the URL",
+                    "{} cannot be reached: no answer; check host and port in the URL",
                     self.settings.target
                 )))
             })?);
@@ -128,7 +128,6 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     Ok(())
 }
 
-/// The server's properties.
 #[derive(Debug)]
 struct Facts {
     standby: bool,

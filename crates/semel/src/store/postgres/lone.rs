@@ -84,7 +84,6 @@ impl Lone {
     }
 }
 
-/// The result of the insert.
 enum Sent {
     Ruled(Ruling),
     /// The lane continues, with this state.

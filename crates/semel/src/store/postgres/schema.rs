@@ -45,7 +45,7 @@ pub(super) async fn prepare(
         }
     }
     Err(Fault::unavailable(format!(
-        "{target}: the schema {} is being migrated by somebody else for too long; try again",
+        "{target}: the schema {} is being migrated by another process for too long; try again",
         schema.name()
     )))
 }

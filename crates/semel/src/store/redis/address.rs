@@ -21,7 +21,6 @@ use crate::store::{Error, ErrorKind};
 /// How many commands the connection queues before it writes them. It limits the number of commands in a packet.
 pub(super) const QUEUED: usize = 4096;
 
-/// The timeouts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) connect: Duration,
@@ -129,7 +128,7 @@ impl Address {
             }
             other => Err(setup(
                 format!(
-                    "{other}:// is no Redis URL; there are redis://, rediss://, redis-cluster:// and redis-sentinel://"
+                    "{other}:// is not a Redis URL: use redis://, rediss://, redis-cluster:// or redis-sentinel://"
                 ),
                 None,
             )),

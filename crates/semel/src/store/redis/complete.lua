@@ -1,5 +1,5 @@
--- Completions of many records, each as rules.lua has it, for owners that hold their claims in good time: nearly all.
--- Answers 1 for each of these, and 0 for a record that rules.lua has to decide on.
+-- Completes many records as rules.lua does, for owners whose leases are valid, which nearly all are.
+-- Answers 1 for each of these, and 0 for a record that rules.lua must decide.
 -- KEYS: the records. ARGV: for each of them owner and fence, outcome, retention or nothing.
 local call, sub, byte, pack, unpack = redis.call, string.sub, string.byte, struct.pack, struct.unpack
 local min, max, ceil = math.min, math.max, math.ceil
@@ -10,7 +10,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local answers = {}
 for i, key in ipairs(KEYS) do
-  -- Read one by one: two may be of the same record.
+  -- Read one by one: two completions may be for the same record.
   local value, mine, outcome, asked = call('GET', key), ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
   answers[i] = 0
   if value and #value >= 148 and sub(value, 37, 60) == mine then

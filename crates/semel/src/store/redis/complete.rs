@@ -31,7 +31,6 @@ pub(super) struct Completions {
     apart: AtomicBool,
 }
 
-/// One completion of a batch.
 #[derive(Debug)]
 struct Completing {
     key: Vec<u8>,

@@ -19,7 +19,7 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     (
         "NOSCRIPT",
         ErrorKind::Unavailable,
-        "the server forgot the script again and again: is something flushing scripts?",
+        "the server lost the script repeatedly: is something flushing scripts?",
     ),
     ("READONLY", ErrorKind::Unavailable, "the server is a replica now; the new primary is looked for"),
     ("LOADING", ErrorKind::Unavailable, "the server is still reading its data from disk"),
@@ -28,7 +28,7 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("TRYAGAIN", ErrorKind::Unavailable, "the slot is being moved"),
     ("MOVED", ErrorKind::Unavailable, "the slot was moved; use a redis-cluster:// URL for a cluster"),
     ("ASK", ErrorKind::Unavailable, "the slot is being moved; use a redis-cluster:// URL for a cluster"),
-    ("BUSY", ErrorKind::Unavailable, "somebody's script blocks the server"),
+    ("BUSY", ErrorKind::Unavailable, "another client's script blocks the server"),
     ("UNBLOCKED", ErrorKind::Unavailable, "the server became a replica while it waited"),
     (
         "NOREPLICAS",
@@ -41,14 +41,14 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
         "the server refuses writes because it cannot save to disk: free its disk",
     ),
     ("OOM", ErrorKind::Full, "the server's memory is full: raise maxmemory or shorten the retention"),
-    ("NOAUTH", ErrorKind::Setup, "the server wants a password: put it into the URL"),
+    ("NOAUTH", ErrorKind::Setup, "the server requires a password: add it to the URL"),
     ("WRONGPASS", ErrorKind::Setup, "user or password is wrong: correct them in the URL"),
-    ("NOPERM", ErrorKind::Setup, "the user lacks rights: see docs/reference/redis-store.md for the list"),
-    ("WRONGTYPE", ErrorKind::Corrupt, "a key of Semel holds something else: give Semel a prefix of its own"),
+    ("NOPERM", ErrorKind::Setup, "the user lacks permissions: docs/reference/redis-store.md lists them"),
+    ("WRONGTYPE", ErrorKind::Corrupt, "a key of Semel contains other data: give Semel its own prefix"),
     (
         "CROSSSLOT",
         ErrorKind::Setup,
-        "keys of one call are on different shards: does a proxy stand between? Connect to the cluster itself",
+        "keys of one call are on different shards: is there a proxy? Connect to the cluster directly",
     ),
     (
         "SEMELVERSION",
@@ -58,7 +58,6 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("SEMELDAMAGED", ErrorKind::Corrupt, "the record is damaged"),
 ];
 
-/// The error for the caller.
 pub(super) fn of(error: RedisError, sent: Sent) -> Error {
     let (kind, message) = describe(&error, sent);
     Error::new(kind, message).with_source(error)
@@ -85,15 +84,12 @@ fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
         return (ErrorKind::Setup, "Redis refused the user or password: correct them in the URL".to_owned());
     }
     if error.is_connection_refusal() {
-        return (
-            ErrorKind::Unavailable,
-            "the Redis server does not take connections: is it running?".to_owned(),
-        );
+        return (ErrorKind::Unavailable, "the Redis server refuses connections: is it running?".to_owned());
     }
     match sent {
         Sent::Read => (ErrorKind::Unavailable, format!("the Redis server did not answer: {error}")),
         Sent::Write => {
-            (ErrorKind::Ambiguous, format!("the call was sent to Redis and its answer did not come: {error}"))
+            (ErrorKind::Ambiguous, format!("the call was sent to Redis and no answer came: {error}"))
         }
     }
 }

@@ -134,9 +134,9 @@ impl Shared {
         if state.unfit != unfit {
             match &unfit {
                 Some(why) => {
-                    tracing::error!(store = %self.name, why, "the Redis server is unfit: no claims are granted");
+                    tracing::error!(store = %self.name, why, "the Redis server's settings are unsafe: no claims are granted");
                 }
-                None => tracing::info!(store = %self.name, "the Redis server is fit again"),
+                None => tracing::info!(store = %self.name, "the Redis server's settings are safe again"),
             }
         }
         state.unfit = unfit;
@@ -289,7 +289,6 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     }
 }
 
-/// The server's properties.
 struct Facts(HashMap<String, String>);
 
 impl Facts {
@@ -361,7 +360,6 @@ impl Facts {
     }
 }
 
-/// The fields of INFO.
 fn fields(info: &Value) -> HashMap<String, String> {
     let text = match info {
         Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),

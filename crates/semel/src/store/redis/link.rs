@@ -15,7 +15,6 @@ use crate::time::instant;
 /// The pause before the next attempt to connect, so that many callers do not try at once.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Holds the connection.
 pub(super) struct Link {
     address: Address,
     timeouts: Timeouts,
@@ -32,7 +31,6 @@ struct Open {
     failed: Option<(Instant, ErrorKind, String)>,
 }
 
-/// A connection and its number.
 #[derive(Clone, Debug)]
 pub(super) struct Numbered {
     pub(super) wire: Wire,
@@ -83,7 +81,7 @@ impl Link {
             Ok(opened) => opened.map_err(|error| error::of(error, Sent::Read)),
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("the Redis server took no connection within {limit:?}"),
+                format!("the Redis server accepted no connection within {limit:?}"),
             )),
         };
         let mut open = self.open.lock();
@@ -109,7 +107,6 @@ impl Link {
         }
     }
 
-    /// Sends one command.
     pub(super) async fn query(&self, command: &Cmd, sent: Sent) -> Result<Value, Error> {
         self.query_on(&mut self.wire().await?, command, sent).await
     }
@@ -143,7 +140,6 @@ impl Link {
         Ok((answer, then.map(|then| self.read(then, number))))
     }
 
-    /// The answer to a read.
     pub(super) fn read(&self, answer: RedisResult<Value>, number: u64) -> Then {
         answer.map_err(|error| self.failed(error, number, Sent::Read))
     }

@@ -59,7 +59,6 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
     }
 }
 
-/// The state of one connection.
 struct Ear<'a> {
     shared: &'a Arc<Shared>,
     wire: Wire,

@@ -68,7 +68,6 @@ impl Window {
     }
 }
 
-/// Lists one page.
 pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
     let (ids, end) = following(shared, query.after).await?;
     let mut page = Page::default();
@@ -201,10 +200,10 @@ impl Walk {
             Ok(answer) => answer,
             Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read)),
         };
-        let Value::Array(parts) = answer else { return Err(strange("is no step of a walk")) };
+        let Value::Array(parts) = answer else { return Err(strange("is not a SCAN result")) };
         let mut parts = parts.into_iter();
         let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
-            return Err(strange("is no step of a walk"));
+            return Err(strange("is not a SCAN result"));
         };
         self.at = Some(if next == b"0" { (node + 1, next) } else { (node, next) });
         let ids = keys.into_iter().filter_map(|key| match key {

@@ -1,5 +1,5 @@
--- KEYS[1] is the store's marker. Its id is made once and its beat counts up for ever: a server on which either went
--- back has come back with less data than it had. ARGV[2] is an id to begin with, ARGV[3] says whether a loss was seen.
+-- KEYS[1] is the store's marker. Its id is created once and its beat only grows: a server on which either went back
+-- has lost data. ARGV[2] is an id to begin with, ARGV[3] says whether a loss was seen.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('HSETNX', KEYS[1], 'id', ARGV[2])

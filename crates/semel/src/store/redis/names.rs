@@ -5,7 +5,6 @@ use crate::hex;
 use crate::key::KeyId;
 use crate::store::MarkId;
 
-/// Names under one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -17,7 +16,7 @@ impl Names {
         let fine =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_' | b'.' | b'/');
         if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(fine) {
-            return Err("the prefix is 1 to 64 letters, digits and : - _ . /, without braces");
+            return Err("the prefix must be 1 to 64 letters, digits and : - _ . /, without braces");
         }
         Ok(Self { prefix: prefix.to_owned() })
     }
@@ -27,7 +26,6 @@ impl Names {
         format!("{}:{{{id}}}", self.prefix).into_bytes()
     }
 
-    /// The id in a record's key.
     pub(super) fn id(&self, key: &[u8]) -> Option<KeyId> {
         let tagged = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b":{")?.strip_suffix(b"}")?;
         hex::read(tagged).map(KeyId::from_bytes)
@@ -55,12 +53,10 @@ impl Names {
         format!("{}:probe", self.prefix).into_bytes()
     }
 
-    /// The deployment's secret.
     pub(super) fn secret(&self) -> Vec<u8> {
         format!("{}:secret", self.prefix).into_bytes()
     }
 
-    /// A high-water mark.
     pub(super) fn mark(&self, mark: MarkId) -> Vec<u8> {
         format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
     }

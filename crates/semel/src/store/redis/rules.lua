@@ -1,14 +1,14 @@
--- The rules of crates/semel/src/record.rs, spelled for Redis: read that file first, the order here is the same.
--- KEYS[1] is the record, one packed value as record/codec.rs lays it out; it is also the name of the channel that
--- wakes whoever waits for it. ARGV[1] is the command, the rest are its parts, packed the same way.
--- Numbers are doubles: microseconds since 1970 are exact until the year 2255, which is this file's "for ever".
+-- The rules of crates/semel/src/record.rs for Redis: read that file first, the order here is the same.
+-- KEYS[1] is the record, one packed value in the layout of record/codec.rs; it is also the name of the channel that
+-- wakes its waiters. ARGV[1] is the command, the rest are its parts, packed the same way.
+-- Numbers are doubles: microseconds since 1970 are exact until the year 2255, the maximum time of this file.
 local byte, char, sub, max, min = string.byte, string.char, string.sub, math.max, math.min
 local pack, unpack = struct.pack, struct.unpack
 
 local VACANT, BOUND, CLAIMED, BEGUN, DONE, EXPIRED = 0, 1, 2, 3, 4, 5
 local KEYED, MARKED = 1, 2
 local FOREVER = 9007199254740992
--- A stub lives at least an hour, so that a smaller clock step or failover cannot take a fence back.
+-- A stub lives at least an hour, so that a smaller clock step or failover cannot make a fence go back.
 local STUB = 3600000000
 
 local key, command = KEYS[1], ARGV[1]
@@ -18,7 +18,7 @@ local value = redis.call('GET', key)
 
 local function after(moment, by) return min(moment + by, FOREVER) end
 
--- What stands here now. A record that was swept reads as nothing, and its fence is the floor of the next.
+-- The current record. A swept record reads as nothing, and its fence is the floor of the next one.
 local state, mode, hint_end
 local fence, epoch, attempt = 0, 0, 0
 local claimed_at, changed_at, lease_until, expires_at, forget_at
@@ -50,7 +50,7 @@ local mine = known and sub(value, 37, 60) == ARGV[2]
 
 local function next_fence() return max(fence + 1, now) end
 
--- Puts the record into a state that nobody owns, and tells whoever waits.
+-- Puts the record into a state without an owner, and wakes the waiters.
 local function rest(into, stands, remembered, outcome)
   local expires = after(now, stands)
   local forget = after(expires, remembered)
@@ -67,7 +67,7 @@ local function bind() return rest(BOUND, retention, 0, '') end
 local function vacate() return rest(VACANT, 0, 0, '') end
 
 if command == 'claim' then
-  -- ARGV[2]: the record as it is to be, without fence, counts and times.
+  -- ARGV[2]: the new record, without fence, counts and times.
   local asked = ARGV[2]
   local same_owner = known and sub(asked, 37, 52) == sub(value, 37, 52)
   if phase ~= 'vacant' and phase ~= 'expired' and sub(asked, 5, 36) ~= sub(value, 5, 36) then
@@ -161,7 +161,7 @@ if command == 'sweep' then
     if now >= changed_at + STUB then
       redis.call('DEL', key)
     else
-      -- Swept: nothing but the fence counts, for the rest of its hour.
+      -- Swept: only the fence is valid, for the rest of its hour.
       redis.call('SET', key, char(1, VACANT) .. sub(value, 3, 84) .. pack('<I8', 0) .. sub(value, 93, hint_end),
         'PXAT', math.ceil((changed_at + STUB) / 1000))
     end

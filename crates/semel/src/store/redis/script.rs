@@ -76,7 +76,6 @@ pub(super) struct Rules {
     marker: Script,
 }
 
-/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// One server, with or without replicas.
@@ -138,7 +137,6 @@ impl Rules {
         &self.completions
     }
 
-    /// Raises a high-water mark.
     pub(super) fn marks(&self) -> &Script {
         &self.marks
     }
@@ -218,13 +216,14 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).min(FOREVER_MICROS)
 }
 
-/// Parses the script's answer to a command.
 pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> {
     let mut answer = Answer::new(answer)?;
     let word = answer.text()?;
     Ok(match word.as_str() {
         "won" => {
-            let Command::Claim(claim) = command else { return Err(strange("won what nobody claimed")) };
+            let Command::Claim(claim) = command else {
+                return Err(strange("grants a claim that was not sent"));
+            };
             Ruling::Won(Win {
                 grant: Grant::from_parts(claim.owner, Fence::new(answer.number()?)),
                 attempt: u32::try_from(answer.number()?).unwrap_or(u32::MAX),
@@ -250,7 +249,7 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
             _ => return Err(strange("names a winner that is not done")),
         },
         "refused" => Ruling::Refused { phase: phase(&answer.text()?)? },
-        _ => return Err(strange("answers with a word nobody knows")),
+        _ => return Err(strange("contains an unknown ruling")),
     })
 }
 
@@ -264,7 +263,7 @@ fn phase(word: &str) -> Result<Phase, Error> {
         "in_doubt" => Phase::InDoubt,
         "done" => Phase::Done,
         "expired" => Phase::Expired,
-        _ => return Err(strange("names a phase nobody knows")),
+        _ => return Err(strange("names an unknown phase")),
     })
 }
 
@@ -275,7 +274,7 @@ impl Answer {
     pub(super) fn new(answer: Value) -> Result<Self, Error> {
         match answer {
             Value::Array(members) => Ok(Self(members.into_iter())),
-            _ => Err(strange("answers with something else than a list")),
+            _ => Err(strange("is not a list")),
         }
     }
 

@@ -38,7 +38,7 @@ impl Shared {
             kept = self.read_secret(&mut numbered).await?;
         }
         let Some(kept) = kept else {
-            return Err(Error::new(ErrorKind::Ambiguous, "the secret is gone as soon as it was written"));
+            return Err(Error::new(ErrorKind::Ambiguous, "the secret was lost right after it was written"));
         };
         let kept: [u8; 32] = kept.try_into().map_err(|_| {
             Error::new(

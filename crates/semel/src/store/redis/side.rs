@@ -19,7 +19,7 @@ use crate::store::{BoxFuture, Error, ErrorKind, Wakeups};
 /// Whether a change wakes the waiters of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Wake {
-    /// All who wait for the key.
+    /// All waiters of the key.
     Waiters,
     /// Nobody waits for this kind of change.
     Nobody,
@@ -78,7 +78,6 @@ impl Side {
         let _ = self.calls.send(Box::pin(task));
     }
 
-    /// The value of a key.
     pub(in crate::store) fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Vec<u8>>, Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {
@@ -108,7 +107,6 @@ impl Side {
         })
     }
 
-    /// Removes the value of a key.
     pub(in crate::store) fn remove(&self, id: KeyId, wake: Wake) -> BoxFuture<'_, Result<(), Error>> {
         let shared = Arc::clone(&self.shared);
         self.run(async move {
@@ -159,7 +157,7 @@ impl Side {
             });
             answered
                 .await
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Closed, "the thread beside the store ended")))
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Closed, "the thread for Redis has ended")))
         })
     }
 }

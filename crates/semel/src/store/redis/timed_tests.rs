@@ -1,5 +1,6 @@
-//! The script held to the rules at every edge of time: the contract and long random sequences on a clock that the
-//! test moves, to the microsecond. Only how the script reads its time differs, and that Redis removes nothing itself.
+//! Compares the script with the rules at every edge of time: the contract and long random sequences on a clock that
+//! the test moves, to the microsecond. The script differs only in how it reads its time, and in that Redis removes
+//! nothing itself.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use crate::store::{BoxFuture, Durability, Error, Invalidate, Page, Scan, Snapsho
 use crate::testkit::contract::{Context, agrees_with_the_rules};
 use crate::time::{Clock, ManualClock};
 
-/// A script with its time in a key, and without times at which Redis itself would remove.
+/// A script with its time in a key, and without expiry times for Redis.
 fn on_a_clock_of_ours(script: &str) -> String {
     let mut removals = vec![", 'PXAT', math.ceil(gone / 1000))"];
     match script {
@@ -31,7 +32,7 @@ fn on_a_clock_of_ours(script: &str) -> String {
     })
 }
 
-/// The store, told the time before every call.
+/// The store, which gets the time before every call.
 struct Timed {
     store: RedisStore,
     clock: ManualClock,
@@ -44,7 +45,7 @@ impl Timed {
         Arc::new(Self { store, clock })
     }
 
-    /// Tells the time, then does the work; both on the store's thread, so a dropped call is as before.
+    /// Sets the time, then does the work; both on the store's thread, so a dropped call behaves as before.
     fn at<'a, T: Send + 'static, F>(
         &'a self,
         work: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
@@ -67,7 +68,7 @@ impl Store for Timed {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         self.at(move |shared| async move {
             match &command {
-                // As they go where there are many.
+                // As in a batch.
                 Command::Complete { .. } => {
                     let numbered = shared.link.wire().await?;
                     shared.complete_together(numbered, id, &command).await

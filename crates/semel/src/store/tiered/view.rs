@@ -102,7 +102,6 @@ impl Views {
         state.view = Some(View { copies, asked: reading.asked, answered: instant() });
     }
 
-    /// The view is stale.
     pub(super) fn drop_view(&self) {
         let mut state = self.state.lock();
         state.heard += 1;

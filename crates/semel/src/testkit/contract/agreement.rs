@@ -26,9 +26,9 @@ pub async fn random_commands_agree_with_the_rules(context: &Context) {
 /// Sends `steps` random commands to the store and to the pure function, with the same times, and compares every
 /// ruling and every record. The same seed gives the same commands.
 ///
-/// Few keys, owners and payloads, so that they meet; times jump to the edges of leases and retentions, one
-/// microsecond before, at, and after; a store that can be opened again is, now and then. Where the store's clock cannot be moved, no time passes and times are not
-/// compared.
+/// There are few keys, owners and payloads, so that they collide. Times jump to the edges of leases and retentions,
+/// one microsecond before, at, and after. If the store can be opened again, it sometimes is. If the store's clock
+/// cannot be moved, no time passes and times are not compared.
 ///
 /// # Panics
 /// At the first difference, with the seed, the step and the commands that led there.
@@ -46,7 +46,7 @@ pub async fn agrees_with_the_rules(context: &Context, seed: u64, steps: usize) {
     }
 }
 
-/// A generator of its own (splitmix64), so that a seed means the same commands for ever.
+/// A separate generator (splitmix64), so that a seed always means the same commands.
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -87,13 +87,13 @@ struct Run<'a> {
     history: VecDeque<String>,
 }
 
-/// What of a record two sides must agree on.
+/// The parts of a record that both sides must agree on.
 #[derive(Debug, PartialEq)]
 struct View {
     phase: Phase,
     owner: Owner,
     fence: Fence,
-    /// Everything else, except of a stub.
+    /// All other parts, except of a stub.
     rest: Option<Record>,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The store's time, or any time where it does not matter.
+    /// The store's time, or any time if it does not matter.
     fn now(&self) -> Timestamp {
         self.context.manual_clock().map_or(Timestamp::from_micros(1_000_000), Clock::now)
     }
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
         let store = self.context.apply(id, command).await;
         let snapshot = self.context.get(id).await;
         if let (true, Some(expected), Some(snapshot)) = (raised, &mut expected, &snapshot) {
-            // A store may go further up than the rules ask, e.g. where its floor stands higher.
+            // A store may use a higher fence than the rules require, e.g. if its floor is higher.
             let fence = snapshot.record.fence;
             self.same("the new fence is below what the rules ask", &(fence < expected.fence), &false);
             expected.fence = fence;
@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
         self.same("another record", &store, &rules);
     }
 
-    /// What a record says: a stub is its fence and its owner, an expired record need not hold its outcome.
+    /// The visible parts of a record: a stub is its fence and its owner, an expired record need not have its outcome.
     fn view(&self, record: &Record, now: Timestamp) -> View {
         let (phase, owner, fence) = (record.phase(now), record.owner, record.fence);
         let mut rest = record.clone();
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
         View { phase, owner, fence, rest: (phase != Phase::Vacant).then_some(rest) }
     }
 
-    /// Moves the clock, mostly to just before, at or just after a moment that means something.
+    /// Moves the clock, mostly to just before, at or just after a relevant time.
     fn let_time_pass(&mut self) {
         let Some(clock) = self.context.manual_clock().cloned() else { return };
         let now = clock.now();
@@ -272,7 +272,7 @@ impl<'a> Run<'a> {
     fn any_command(&mut self, id: KeyId) -> Command {
         let outcome = outcome(self.dice.pick(&["one", "two", ""]));
         let fingerprint = self.dice.pick(&[PAYLOAD, PAYLOAD, PAYLOAD, OTHER_PAYLOAD]);
-        // Where time is the store's own, it must not end while we look.
+        // If the store has its own clock, it must not end during the test.
         let other_retention = Duration::from_millis(if self.times_count() { 55 } else { 9_000_000 });
         match self.dice.below(32) {
             0..10 => Command::Claim(self.any_claim(fingerprint)),
@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
             grace: self.dice.millis(0, 2) * 10,
             memory: self.dice.millis(0, 3) * 20,
         };
-        // Where time is the store's own, nothing may end while we look.
+        // If the store has its own clock, nothing may end during the test.
         let terms = if self.times_count() {
             terms
         } else {
@@ -324,7 +324,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The present grant of the key as often as not, else an old one, one of another key, or a made-up one.
+    /// The current grant of the key half of the time, else an old one, one of another key, or an invented one.
     fn any_grant(&mut self, id: KeyId) -> Grant {
         let current = self.model.get(&id).map(|record| Grant::from_parts(record.owner, record.fence));
         match (self.dice.below(10), current) {

@@ -1,4 +1,4 @@
-//! Calls that are dropped halfway: they may or may not have been executed, and leave nothing behind.
+//! Dropped calls: they may or may not have been executed, and leave nothing behind.
 
 use std::task::{Context as TaskContext, Poll, Waker};
 
@@ -10,7 +10,7 @@ use crate::record::{Command, Force, Mode, Ruling};
 use crate::secret::Secret;
 use crate::store::Scan;
 
-/// A claim that was given up halfway is repeated by its owner and won, once (X1, X8).
+/// A dropped claim is repeated by its owner and won, once.
 pub async fn dropped_claim_can_be_repeated(context: &Context) {
     for polls in 0..3 {
         let (id, claim) = (context.key(), ask_and_begin(context.lasting(Mode::Marked)));
@@ -25,7 +25,7 @@ pub async fn dropped_claim_can_be_repeated(context: &Context) {
     }
 }
 
-/// Calls of every kind, dropped at every stage: the store still answers, for the same key too.
+/// Calls of every kind, dropped at every stage: the store still answers, also for the same key.
 pub async fn dropped_calls_leave_no_lock_behind(context: &Context) {
     for phase in PHASES {
         for polls in 0..3 {
@@ -50,7 +50,7 @@ pub async fn dropped_calls_leave_no_lock_behind(context: &Context) {
     }
 }
 
-/// Half of many calls are aborted under way: nobody is given the answer to another's question.
+/// Half of many calls are aborted while in progress: no caller gets the answer of another call.
 pub async fn dropped_calls_leave_no_reply_behind(context: &Context) {
     let terms = context.lasting(Mode::Marked);
     for _ in 0..10 {
@@ -85,7 +85,7 @@ pub async fn dropped_calls_leave_no_reply_behind(context: &Context) {
     }
 }
 
-/// Polls a call so many times, letting others run in between, and drops it.
+/// Polls a call `polls` times, lets others run in between, and drops it.
 async fn drop_after<T>(polls: usize, call: impl Future<Output = T>) {
     let mut call = std::pin::pin!(call);
     for _ in 0..polls {

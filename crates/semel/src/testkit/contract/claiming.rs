@@ -1,4 +1,4 @@
-//! Claims: who wins, who waits, who is told that the key belongs to something else.
+//! Claims: which caller wins, waits, or gets a conflict.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::key::Hint;
 use crate::record::{Begin, Claim, Command, Epoch, Force, Mode, Owner, Phase, Ruling, Terms};
 use crate::time::Clock;
 
-/// The first claim of a key wins with the whole lease; the next is told how much of it is left.
+/// The first claim of a key wins with the whole lease; the next gets the remaining time.
 pub async fn claim_wins_once(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let claim = ask(terms);
@@ -22,7 +22,7 @@ pub async fn claim_wins_once(context: &Context) {
     assert_eq!(context.phase(id).await, Phase::Claimed);
 }
 
-/// Fingerprint, owner, fence, terms and hint are in the record as they were given.
+/// Fingerprint, owner, fence, terms and hint are stored unchanged.
 pub async fn claim_is_kept_as_it_was_made(context: &Context) {
     for (mode, hint, begin, phase) in [
         (Mode::Atomic, "", Begin::Later, Phase::Claimed),
@@ -49,7 +49,7 @@ pub async fn claim_is_kept_as_it_was_made(context: &Context) {
     }
 }
 
-/// A claim whose reply was lost is sent again and gets its own claim back, not somebody else's busy (X8).
+/// A claim whose reply was lost is sent again and gets its own claim back, not busy.
 pub async fn repeated_claim_knows_itself(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let claim = ask(terms);
@@ -64,7 +64,7 @@ pub async fn repeated_claim_knows_itself(context: &Context) {
     accepted(context.apply(id, complete(first.grant, &outcome("kept"))).await);
 }
 
-/// A claim repeated with the begin-mark sets it.
+/// A claim repeated with the begin mark sets it.
 pub async fn repeated_claim_can_begin(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let claim = ask(terms);
@@ -74,7 +74,7 @@ pub async fn repeated_claim_can_begin(context: &Context) {
     assert_eq!(context.phase(id).await, Phase::Begun);
 }
 
-/// Another payload is told so and leaves no trace, whatever the key is (X4).
+/// Another payload gets a conflict and leaves no trace, in every phase.
 pub async fn conflict_changes_nothing(context: &Context) {
     let terms = context.lasting(Mode::Marked);
     for phase in [Phase::Bound, Phase::Claimed, Phase::Begun, Phase::Lapsed, Phase::InDoubt, Phase::Done] {
@@ -88,18 +88,18 @@ pub async fn conflict_changes_nothing(context: &Context) {
     }
 }
 
-/// After a release anybody may claim, with any payload; a new life starts.
+/// After a release any caller may claim, with any payload; a new life starts.
 pub async fn released_key_is_free_for_any_payload(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let first = context.win(id, &ask_and_begin(terms)).await;
     accepted(context.apply(id, Command::Release(first.grant)).await);
     let second = context.win(id, &ask_otherwise(terms)).await;
-    assert_eq!(second.attempt, 1, "a new life of the record counts anew");
+    assert_eq!(second.attempt, 1, "a new life of the record starts a new count");
     assert!(second.grant.fence() > first.grant.fence());
     assert_eq!(context.ask(id, &ask(terms)).await, Ruling::Conflict, "it is the new payload's now");
 }
 
-/// After a bind the same payload may run again; the life goes on.
+/// After a bind the same payload may run again; the life continues.
 pub async fn bound_key_is_free_for_its_payload(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let first = context.win(id, &ask_and_begin(terms)).await;
@@ -110,7 +110,7 @@ pub async fn bound_key_is_free_for_its_payload(context: &Context) {
     assert!(second.grant.fence() > first.grant.fence());
 }
 
-/// A bound key belongs to its payload until retention ends, and then to nobody.
+/// A bound key belongs to its payload until retention ends, and is then free.
 pub async fn bound_key_is_free_for_all_after_retention(context: &Context) {
     let (id, terms) = (context.key(), context.ending(Mode::Marked));
     let first = context.win(id, &ask(terms)).await;
@@ -133,7 +133,7 @@ pub async fn keyed_release_stays_bound(context: &Context) {
     }
 }
 
-/// A claim packet that was still under way when its owner let go does not bring the claim back.
+/// A claim packet that arrives after its owner released the claim does not restore it.
 pub async fn late_claim_of_a_released_owner_is_refused(context: &Context) {
     let terms = context.lasting(Mode::Marked);
     type Leave = fn(crate::record::Grant) -> Command;
@@ -173,8 +173,7 @@ pub async fn fence_never_goes_back(context: &Context) {
     }
 }
 
-/// The store's clock steps back by a day: fences still grow, and the owner can still finish
-/// (token_regress, store_clock_jump).
+/// The store's clock goes back by a day: fences still grow, and the owner can still finish.
 pub async fn fence_survives_a_clock_that_steps_back(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let owner = Owner::random();

@@ -1,4 +1,4 @@
-//! What a case is given: a store, what it is able to do, and keys that nobody else uses.
+//! The context of a case: a store, its capabilities, and unique keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::store::{BoxFuture, Snapshot, Store};
 use crate::sync::Mutex;
 use crate::time::ManualClock;
 
-/// A fresh store and what it is able to do. Made anew for every case.
+/// A fresh store and its capabilities. Created for every case.
 pub struct Context {
     handles: Mutex<Handles>,
     clock: Option<ManualClock>,
@@ -18,7 +18,7 @@ pub struct Context {
     sharing: Sharing,
 }
 
-/// Two ways to the same data; the same handle twice where the store has only one.
+/// Two handles to the same data; the same handle twice if the store has only one.
 struct Handles {
     store: Arc<dyn Store>,
     peer: Arc<dyn Store>,
@@ -34,8 +34,7 @@ pub(super) enum Sharing {
 }
 
 impl Context {
-    /// A context around a store that holds nothing. It is taken to be on the machine's clock, and to be gone
-    /// when dropped, until told otherwise.
+    /// A context for an empty store. By default it uses the machine's clock, and its data ends when it is dropped.
     pub fn new(store: Arc<dyn Store>) -> Self {
         let handles = Handles { peer: Arc::clone(&store), store };
         Self { handles: Mutex::new(handles), clock: None, reopen: None, sharing: Sharing::Alone }
@@ -48,7 +47,7 @@ impl Context {
         self
     }
 
-    /// How to open the same data again. Called when no case holds the store any more.
+    /// How to open the same data again. Called when no case uses the store any more.
     #[must_use]
     pub fn reopen<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -58,14 +57,14 @@ impl Context {
         self
     }
 
-    /// A second handle on the same data, with connections of its own, as another process would have it.
+    /// A second handle to the same data, with its own connections, like another process.
     #[must_use]
     pub fn peer(mut self, peer: Arc<dyn Store>) -> Self {
         self.handles.get_mut().peer = peer;
         self
     }
 
-    /// Others use the same store at the same time: cases then look at their own keys only.
+    /// Other users share the store: cases then check only their own keys.
     #[must_use]
     pub fn shared(mut self) -> Self {
         self.sharing = Sharing::Shared;
@@ -77,7 +76,7 @@ impl Context {
         Arc::clone(&self.handles.lock().store)
     }
 
-    /// A key that no other case uses, on whatever server.
+    /// A key that no other case uses, on any server.
     pub fn key(&self) -> KeyId {
         KeyId::from_bytes(rand::random())
     }
@@ -100,10 +99,10 @@ impl Context {
         self.reopen.is_some()
     }
 
-    /// Gives the store up and opens its data again.
+    /// Closes the store and opens its data again.
     pub(super) async fn open_again(&self) {
         let open = self.reopen.as_ref().expect("asked only where it can be opened again");
-        // Somebody must stand in while the old store is being closed.
+        // A placeholder while the old store is being closed.
         let nobody: Arc<dyn Store> = Arc::new(crate::store::MemoryStore::new());
         let old = std::mem::replace(
             &mut *self.handles.lock(),
@@ -114,7 +113,7 @@ impl Context {
         *self.handles.lock() = Handles { peer: Arc::clone(&store), store };
     }
 
-    /// Terms under which nothing ends by itself while a case runs, in the mode given.
+    /// Terms that do not end while a case runs, in the given mode.
     #[expect(clippy::unused_self, reason = "reads as one word with `ending`, which needs the context")]
     pub(super) fn lasting(&self, mode: Mode) -> Terms {
         Terms {
@@ -127,7 +126,7 @@ impl Context {
         }
     }
 
-    /// Terms whose end a case waits for: short where it has to wait in real time.
+    /// Terms whose end a case waits for: short if it has to wait in real time.
     pub(super) fn ending(&self, mode: Mode) -> Terms {
         if self.clock.is_some() {
             return self.lasting(mode);
@@ -142,7 +141,7 @@ impl Context {
         }
     }
 
-    /// Lets the store's time pass: exactly where its clock can be moved, a little more where it cannot.
+    /// Lets the store's time pass: exactly if its clock can be moved, a little more if it cannot.
     pub(super) async fn pass(&self, by: Duration) {
         match &self.clock {
             Some(clock) => clock.advance(by),
@@ -150,7 +149,7 @@ impl Context {
         }
     }
 
-    /// Checks what a ruling says is left of something; to the microsecond where time stands still.
+    /// Checks the remaining time in a ruling; to the microsecond if the clock can be moved.
     #[track_caller]
     pub(super) fn expect_left(&self, left: Duration, expected: Duration) {
         if self.clock.is_some() {
@@ -171,7 +170,7 @@ impl Context {
         self.store().get(id).await.unwrap_or_else(|error| panic!("get failed: {error}"))
     }
 
-    /// The phase the store shows; vacant where it knows nothing.
+    /// The phase in the store; vacant if it has no record.
     pub(super) async fn phase(&self, id: KeyId) -> Phase {
         self.get(id).await.map_or(Phase::Vacant, |snapshot| snapshot.phase())
     }

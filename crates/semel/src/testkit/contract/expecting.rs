@@ -1,4 +1,4 @@
-//! The words in which cases are written: make a claim, bring a key into a phase, expect a ruling.
+//! Helpers for cases: make a claim, bring a key into a phase, expect a ruling.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::outcome::Outcome;
 use crate::record::{Begin, Claim, Command, Grant, Mode, Owner, Phase, Record, Ruling, State, Terms, Win};
 use crate::store::Snapshot;
 
-/// What is asked in most cases, and what somebody else asks.
+/// The payload of most cases, and another one.
 pub(super) const PAYLOAD: Fingerprint = Fingerprint::from_bytes([0xa5; 32]);
 pub(super) const OTHER_PAYLOAD: Fingerprint = Fingerprint::from_bytes([0x5a; 32]);
 
@@ -25,7 +25,7 @@ pub(super) const PHASES: [Phase; 8] = [
     Phase::Expired,
 ];
 
-/// A claim by somebody new; its effect has not begun.
+/// A claim by a new owner; its effect has not begun.
 pub(super) fn ask(terms: Terms) -> Claim {
     Claim {
         owner: Owner::random(),
@@ -36,12 +36,12 @@ pub(super) fn ask(terms: Terms) -> Claim {
     }
 }
 
-/// The same, begun with the claim.
+/// As `ask`, begun with the claim.
 pub(super) fn ask_and_begin(terms: Terms) -> Claim {
     Claim { begin: Begin::WithClaim, ..ask(terms) }
 }
 
-/// The same, with another payload.
+/// As `ask`, with another payload.
 pub(super) fn ask_otherwise(terms: Terms) -> Claim {
     Claim { fingerprint: OTHER_PAYLOAD, ..ask(terms) }
 }
@@ -54,7 +54,6 @@ pub(super) fn complete(grant: Grant, outcome: &Arc<Outcome>) -> Command {
     Command::Complete { grant, fingerprint: PAYLOAD, outcome: Arc::clone(outcome), retention: None }
 }
 
-/// Every write that needs a grant.
 pub(super) fn writes(grant: Grant, outcome: &Arc<Outcome>) -> [Command; 6] {
     [
         Command::Begin(grant),
@@ -72,12 +71,11 @@ pub(super) struct Placed {
     /// The claim that brought it there.
     pub(super) claim: Claim,
     pub(super) grant: Grant,
-    /// What it was completed with, where it was.
+    /// Its outcome, if it was completed.
     pub(super) outcome: Arc<Outcome>,
 }
 
 impl Context {
-    /// Claims a key that must be free.
     pub(super) async fn win(&self, id: KeyId, claim: &Claim) -> Win {
         won(self.apply(id, Command::Claim(claim.clone())).await)
     }
@@ -86,12 +84,12 @@ impl Context {
         self.apply(id, Command::Claim(claim.clone())).await
     }
 
-    /// The record as it counts; it must be there.
+    /// The record without expired parts; it must exist.
     pub(super) async fn record(&self, id: KeyId) -> Record {
         counted(self.get(id).await.expect("the store knows the key"))
     }
 
-    /// Wins a key of its own and completes it.
+    /// Wins a new key and completes it.
     pub(super) async fn done(&self, claim: &Claim, outcome: &Arc<Outcome>) -> Placed {
         let id = self.key();
         let grant = self.win(id, claim).await.grant;
@@ -99,13 +97,13 @@ impl Context {
         Placed { id, claim: claim.clone(), grant, outcome: Arc::clone(outcome) }
     }
 
-    /// Brings a key of its own into a phase without letting time pass. Terms last, mode `marked`.
+    /// Brings a new key into a phase without letting time pass. The terms do not end, the mode is `marked`.
     pub(super) async fn place(&self, phase: Phase) -> Placed {
         let terms = self.lasting(Mode::Marked);
         let id = self.key();
         let claim = match phase {
             Phase::Begun | Phase::InDoubt => ask_and_begin(terms),
-            // Without grace a retention of zero is over at once.
+            // Without grace a retention of zero ends immediately.
             Phase::Expired => ask(Terms { grace: Duration::ZERO, ..terms }),
             Phase::Vacant | Phase::Bound | Phase::Claimed | Phase::Lapsed | Phase::Done => ask(terms),
         };
@@ -132,7 +130,7 @@ impl Context {
     }
 }
 
-/// A record without what a sweep may take at any time: the outcome that is over.
+/// A record without the expired outcome, which a sweep may remove at any time.
 pub(super) fn counted(snapshot: Snapshot) -> Record {
     match snapshot.phase() {
         Phase::Expired => Record { state: State::Expired, ..snapshot.record },
@@ -172,7 +170,7 @@ pub(super) fn accepted(ruling: Ruling) -> Duration {
     }
 }
 
-/// The write must be refused; gives the winner it names.
+/// The write must be refused; returns the winner that it names.
 #[track_caller]
 pub(super) fn lost(ruling: Ruling) -> Option<Arc<Outcome>> {
     match ruling {
@@ -181,7 +179,7 @@ pub(super) fn lost(ruling: Ruling) -> Option<Arc<Outcome>> {
     }
 }
 
-/// A ruling without what is left of something: for comparing where time goes on.
+/// A ruling without remaining times, for comparisons while time passes.
 pub(super) fn timeless(mut ruling: Ruling) -> Ruling {
     match &mut ruling {
         Ruling::Won(win) => win.lease_left = Duration::ZERO,
@@ -197,7 +195,7 @@ pub(super) fn timeless(mut ruling: Ruling) -> Ruling {
     ruling
 }
 
-/// Waits for what a healthy store does soon; names it where it does not come.
+/// Waits for an event that a healthy store causes soon; panics with its name if it does not occur.
 pub(super) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     const SOON: Duration = Duration::from_secs(10);
     match tokio::time::timeout(SOON, future).await {
@@ -206,7 +204,7 @@ pub(super) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs `count` futures at once, let go together, and gives what they returned.
+/// Runs `count` futures concurrently, started together, and returns their results.
 pub(super) async fn at_once<T, F>(count: usize, make: impl Fn(usize) -> F) -> Vec<T>
 where
     T: Send + 'static,

@@ -1,4 +1,4 @@
-//! What is kept: outcomes to the byte and for their time, the secret, and all of it across a restart.
+//! Durability of data: outcomes byte for byte and for their retention, the secret, and all of it across a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::secret::Secret;
 use crate::store::Durability;
 use crate::time::Timestamp;
 
-/// Empty, binary, large, and with binary metadata: what is replayed is what was kept (X15, X16).
+/// Empty, binary, large, and with binary metadata: the answer is the stored outcome.
 pub async fn outcome_is_replayed_byte_for_byte(context: &Context) {
     let all_bytes: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..1_200_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -40,7 +40,7 @@ pub async fn outcome_is_replayed_byte_for_byte(context: &Context) {
     }
 }
 
-/// An outcome whose body was not kept is still an outcome: the effect does not run again (X14).
+/// An outcome without its body is still an outcome: the effect does not run again.
 pub async fn tombstone_is_replayed(context: &Context) {
     for reason in ["", "the body has 12 MiB, the limit is 1 MiB", "ünïcode\0"] {
         let tombstone = Arc::new(Outcome::tombstone("http", reason).with_metadata([0, 1, 2]));
@@ -51,7 +51,7 @@ pub async fn tombstone_is_replayed(context: &Context) {
     }
 }
 
-/// A complete whose reply was lost is sent again and accepted again (publish_reply_lost).
+/// A complete whose reply was lost is sent again and accepted again.
 pub async fn complete_is_repeatable(context: &Context) {
     let placed = context.done(&ask_and_begin(context.lasting(Mode::Marked)), &outcome("once")).await;
     let before = context.record(placed.id).await;
@@ -61,7 +61,7 @@ pub async fn complete_is_repeatable(context: &Context) {
     assert_eq!(context.record(placed.id).await, before, "repeating does not prolong anything");
 }
 
-/// Once completed, nothing its owner or anybody else writes changes the outcome.
+/// Once completed, no write changes the outcome.
 pub async fn outcome_never_changes(context: &Context) {
     let placed = context.done(&ask_and_begin(context.lasting(Mode::Marked)), &outcome("first")).await;
     let before = context.record(placed.id).await;
@@ -77,7 +77,7 @@ pub async fn outcome_never_changes(context: &Context) {
     assert_eq!(context.record(placed.id).await, before);
 }
 
-/// A refused owner is shown the outcome that stands only if it asked for the same thing.
+/// A refused owner gets the stored outcome only if it has the same payload.
 pub async fn refused_owner_sees_the_winner_of_its_payload_only(context: &Context) {
     let placed = context.done(&ask_and_begin(context.lasting(Mode::Marked)), &outcome("winner's")).await;
     for (fingerprint, shown) in [(PAYLOAD, Some(outcome("winner's"))), (OTHER_PAYLOAD, None)] {
@@ -87,7 +87,7 @@ pub async fn refused_owner_sees_the_winner_of_its_payload_only(context: &Context
     }
 }
 
-/// Retention runs from the moment of complete, not of the claim (X23), and the grace comes on top.
+/// Retention counts from the completion, not from the claim, and the grace is added.
 pub async fn retention_counts_from_complete(context: &Context) {
     let usual = context.ending(Mode::Marked);
     let terms = Terms { lease: usual.retention, in_flight_max: usual.retention, ..usual };
@@ -100,14 +100,14 @@ pub async fn retention_counts_from_complete(context: &Context) {
     let record = context.record(id).await;
     assert_eq!(record.expires_at, record.changed_at.after(terms.retention).after(terms.grace));
     assert_eq!(record.forget_at, record.expires_at.after(terms.memory));
-    // Past the retention counted from the claim, with the grace; well before the one counted from complete.
+    // After the retention counted from the claim, with the grace; well before the one counted from the completion.
     context.pass(terms.retention / 2 + terms.grace).await;
     assert_eq!(replayed(context.ask(id, &claim).await).0, outcome("kept"));
     context.pass(terms.retention / 2).await;
     assert_eq!(context.ask(id, &claim).await, Ruling::Expired);
 }
 
-/// An effect that says how long its outcome is good for is kept that long, longer or shorter.
+/// An effect may choose the retention of its outcome, longer or shorter.
 pub async fn retention_of_the_effect_wins(context: &Context) {
     let terms = Terms { grace: Duration::ZERO, ..context.lasting(Mode::Marked) };
     for retention in [Duration::ZERO, Duration::from_secs(1800), Duration::from_secs(90_000)] {
@@ -129,8 +129,8 @@ pub async fn retention_of_the_effect_wins(context: &Context) {
     }
 }
 
-/// Replay to the last microsecond of retention and grace, expired to the last of memory, then vacant
-/// (retention_edge, late_duplicate).
+/// The outcome is given to the last microsecond of retention and grace, the key is expired to the last of memory,
+/// then vacant.
 pub async fn expired_is_remembered_then_vacant(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let placed = context.done(&ask_and_begin(terms), &outcome("kept")).await;
@@ -155,7 +155,7 @@ pub async fn expired_is_remembered_then_vacant(context: &Context) {
     assert!(next.grant.fence() > placed.grant.fence());
 }
 
-/// An expired key answers expired to every payload: it no longer tells them apart. The late owner learns nothing.
+/// An expired key answers expired to every payload: it no longer distinguishes them. The late owner learns nothing.
 pub async fn expired_says_nothing_of_payloads(context: &Context) {
     let placed = context.place(Phase::Expired).await;
     for claim in [ask(*placed.claim.terms), ask_otherwise(*placed.claim.terms)] {
@@ -165,7 +165,7 @@ pub async fn expired_says_nothing_of_payloads(context: &Context) {
     assert_eq!(lost(late), None, "an expired outcome is not given out");
 }
 
-/// Many processes start at once with a secret of their own: all get one and the same.
+/// Many processes start concurrently, each with its own secret: all get the same one.
 pub async fn secret_is_kept_by_the_first_writer(context: &Context) {
     let kept = at_once(16, |number| {
         let store = context.handle(number);
@@ -177,8 +177,8 @@ pub async fn secret_is_kept_by_the_first_writer(context: &Context) {
     assert_eq!(context.store().secret(late).await.expect("a healthy store").expose(), &kept[0]);
 }
 
-/// Whatever was acknowledged is there after the store was closed and opened: records in every phase, grants that
-/// are still good, stubs, the secret. A store that promises nothing says so.
+/// Every acknowledged write is there after the store was closed and opened: records in every phase, grants that
+/// are still valid, stubs, the secret. A store without durability declares it.
 pub async fn acknowledged_writes_survive(context: &Context) {
     if !context.can_reopen() {
         assert_eq!(
@@ -223,8 +223,7 @@ pub async fn acknowledged_writes_survive(context: &Context) {
     assert!(next.grant.fence() > forgotten.grant.fence(), "a restart took a fence back");
 }
 
-/// A removed record leaves its fence behind, also across a restart and a clock that was set back
-/// (token_regress).
+/// A removed record leaves its fence behind, also across a restart and a clock that was set back.
 pub async fn swept_fences_survive(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let id = context.key();

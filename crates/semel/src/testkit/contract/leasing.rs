@@ -1,4 +1,4 @@
-//! Leases: how long a claim stands, who takes it over, and what a late owner may still do.
+//! Leases: how long a claim is valid, which caller takes it over, and what a late owner may still do.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::record::{Command, Mode, Phase, Ruling, Terms};
 
 const MODES: [Mode; 4] = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun];
 
-/// Until its lease ends a claim is nobody else's, to the last microsecond (X2).
+/// Until its lease expires a claim cannot be taken over, to the last microsecond.
 pub async fn claim_is_never_stolen_early(context: &Context) {
     for mode in MODES {
         let (id, terms) = (context.key(), context.ending(mode));
@@ -27,8 +27,7 @@ pub async fn claim_is_never_stolen_early(context: &Context) {
     }
 }
 
-/// A claim that never began goes to whoever claims next after its lease, in every mode; fence and attempt rise
-/// (crash_after_claim).
+/// A claim that never began goes to the next claim after its lease, in every mode; fence and attempt rise.
 pub async fn lapsed_claim_goes_to_the_next(context: &Context) {
     let ids = MODES.map(|mode| (mode, context.key()));
     let mut wins = Vec::new();
@@ -47,7 +46,7 @@ pub async fn lapsed_claim_goes_to_the_next(context: &Context) {
     }
 }
 
-/// Begun in `marked` and the owner lost: nobody runs it again, and everybody is told (crash_after_begin).
+/// Begun in `marked` and the owner lost: no caller runs it again, and all learn that it is in doubt.
 pub async fn begun_and_lost_is_in_doubt(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let (at_once, later) = (context.key(), context.key());
@@ -75,9 +74,9 @@ pub async fn begun_and_lost_is_taken_over_where_the_mode_allows(context: &Contex
     }
 }
 
-/// A heartbeat gives the whole lease again, begun or not.
+/// A heartbeat restores the whole lease, begun or not.
 pub async fn renew_extends_the_lease(context: &Context) {
-    // Longer in flight, so that only the lease is at stake.
+    // A longer `in_flight_max`, so that only the lease matters.
     let usual = context.ending(Mode::Marked);
     let terms = Terms { in_flight_max: usual.lease * 20, retention: usual.lease * 20, ..usual };
     let id = context.key();
@@ -94,7 +93,7 @@ pub async fn renew_extends_the_lease(context: &Context) {
     assert_eq!(context.phase(id).await, Phase::Begun, "renewing leaves the mark alone");
 }
 
-/// Heartbeats do not hold a claim longer than `in_flight_max`.
+/// Heartbeats do not extend a claim beyond `in_flight_max`.
 pub async fn renew_ends_at_in_flight_max(context: &Context) {
     let usual = context.ending(Mode::Marked);
     let terms = Terms { in_flight_max: usual.lease + usual.lease / 2, ..usual };
@@ -110,7 +109,7 @@ pub async fn renew_ends_at_in_flight_max(context: &Context) {
     assert_eq!(context.phase(id).await, Phase::InDoubt);
 }
 
-/// After its lease, while nobody claimed, an owner may complete or let go, but not begin or go on.
+/// After its lease, without another claim, an owner may complete or release, but not begin or renew.
 pub async fn owner_may_come_back_while_nobody_claimed(context: &Context) {
     let terms = context.ending(Mode::Rerun);
     let finishing = context.key();
@@ -129,7 +128,7 @@ pub async fn owner_may_come_back_while_nobody_claimed(context: &Context) {
     assert_eq!(context.phase(leaving).await, Phase::Vacant);
 }
 
-/// An effect in doubt is done when its own owner comes back and says so.
+/// An effect in doubt is done when its own owner comes back and completes it.
 pub async fn owner_may_come_back_from_doubt(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let (id, claim) = (context.key(), ask_and_begin(terms));
@@ -140,8 +139,7 @@ pub async fn owner_may_come_back_from_doubt(context: &Context) {
     assert_eq!(replayed(context.ask(id, &claim).await).0, outcome("it came back"));
 }
 
-/// A late owner whose claim was taken over changes nothing any more, and learns the winner's outcome once there
-/// is one (zombie_publish, zombie_release, X9, X10).
+/// A late owner whose claim was taken over changes nothing any more, and gets the winner's outcome once there is one.
 pub async fn late_owner_is_refused_after_a_takeover(context: &Context) {
     let terms = context.ending(Mode::Rerun);
     let id = context.key();
@@ -161,8 +159,7 @@ pub async fn late_owner_is_refused_after_a_takeover(context: &Context) {
     assert_eq!(context.phase(id).await, Phase::Done);
 }
 
-/// The owner is lost, and the one that took over too: the third wins, fences rise, the others are refused
-/// (double_crash_takeover).
+/// The owner is lost, and its successor too: the third wins, fences rise, the others are refused.
 pub async fn second_owner_lost_too(context: &Context) {
     let terms = context.ending(Mode::Keyed);
     let id = context.key();
@@ -183,7 +180,7 @@ pub async fn second_owner_lost_too(context: &Context) {
     accepted(context.apply(id, complete(third.grant, &outcome("third"))).await);
 }
 
-/// An owner that gives up ends its lease at once; doing so twice is no harm.
+/// An owner that abandons its claim ends its lease immediately; repeating it does no harm.
 pub async fn abandoned_claim_ends_now(context: &Context) {
     for (claim, phase) in [
         (ask(context.lasting(Mode::Marked)), Phase::Lapsed),
@@ -228,8 +225,8 @@ pub async fn doubt_never_expires(context: &Context) {
     assert_eq!(context.ask(id, &ask(terms)).await, Ruling::InDoubt);
 }
 
-/// A lost owner blocks a key for a lease, not for the retention; an outcome stays for the retention, not for a
-/// lease (X11).
+/// A lost owner blocks a key for a lease, not for the retention; an outcome is stored for the retention, not for a
+/// lease.
 pub async fn lease_is_not_retention(context: &Context) {
     let terms = context.ending(Mode::Rerun);
     let (blocked, claim) = (context.key(), ask_and_begin(terms));

@@ -8,7 +8,7 @@ use crate::key::KeyId;
 use crate::record::{Command, Mode, Phase};
 use crate::store::{Page, Scan, Snapshot};
 
-/// Nobody writes or sweeps, and yet what is read moves on with the store's time.
+/// Without a write or a sweep, the phase follows the store's time.
 pub async fn get_applies_time(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let (lapses, doubts) = (context.key(), context.key());
@@ -26,7 +26,7 @@ pub async fn get_applies_time(context: &Context) {
     assert_eq!(phases().await, [Phase::Vacant, Phase::InDoubt, Phase::Vacant]);
 }
 
-/// Pages are no longer than asked for, in the order of ids, and together hold every record once.
+/// Pages are no longer than the limit, in the order of ids, and together contain every record once.
 pub async fn scan_pages_in_order(context: &Context) {
     let mut ours = BTreeMap::new();
     for number in 0..57 {
@@ -49,7 +49,7 @@ pub async fn scan_pages_in_order(context: &Context) {
     assert!(page.items.iter().all(|item| item.id > from_here), "only what comes after");
 }
 
-/// A listing of one phase holds the records of that phase and no other.
+/// A listing of one phase contains the records of that phase and no other.
 pub async fn scan_filters_by_phase(context: &Context) {
     let mut ours = Vec::new();
     for _ in 0..3 {
@@ -65,7 +65,7 @@ pub async fn scan_filters_by_phase(context: &Context) {
     }
 }
 
-/// The phase that is asked for is the phase of the moment, not what was last written.
+/// The phase of a filter is the current phase, not the stored state.
 pub async fn scan_applies_time(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let (lapses, doubts) = (context.key(), context.key());
@@ -82,7 +82,7 @@ pub async fn scan_applies_time(context: &Context) {
     assert_eq!(ids(&ours, scan_all(context, Some(Phase::Begun), 10).await), BTreeSet::new());
 }
 
-/// What is there all the time is listed once, whatever comes and goes beside it.
+/// A record that exists all the time is listed once, while others are written and removed.
 pub async fn scan_misses_nothing_while_others_write(context: &Context) {
     let terms = context.lasting(Mode::Marked);
     let mut ours = Vec::new();
@@ -110,7 +110,7 @@ async fn scan(context: &Context, query: Scan) -> Page {
     context.store().scan(query).await.unwrap_or_else(|error| panic!("scan failed: {error}"))
 }
 
-/// All pages, one after the other; checks their length and order on the way.
+/// All pages, one after the other; checks their length and order.
 pub(super) async fn scan_all(context: &Context, phase: Option<Phase>, limit: usize) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = Vec::new();
     let mut query = Scan { phase, after: None, limit };

@@ -1,4 +1,4 @@
-//! What operators do: forget, settle, re-execute; and what caches are owed when they do.
+//! Operators' commands: forget, settle, re-execute; and the invalidation of caches.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -26,7 +26,7 @@ pub async fn forget_takes_the_outcome_away(context: &Context) {
     assert_eq!(context.record(placed.id).await.fingerprint, OTHER_PAYLOAD);
 }
 
-/// Forgetting keeps the fence and the epoch: the next claim is above both.
+/// Forgetting preserves the fence and the epoch: the next claim is above both.
 pub async fn forget_keeps_the_fence(context: &Context) {
     let placed = context.place(Phase::Done).await;
     accepted(context.apply(placed.id, Command::Reexecute).await);
@@ -37,7 +37,7 @@ pub async fn forget_keeps_the_fence(context: &Context) {
     assert_eq!(next.epoch, Epoch::new(1), "a derived key is never used for two epochs");
 }
 
-/// Forget by force takes a claim away from its owner, who can then do nothing more.
+/// A forced forget takes a claim away from its owner, whose later writes are refused.
 pub async fn forced_forget_fences_the_owner_out(context: &Context) {
     for phase in [Phase::Claimed, Phase::Begun, Phase::Lapsed, Phase::InDoubt] {
         let placed = context.place(phase).await;
@@ -52,7 +52,7 @@ pub async fn forced_forget_fences_the_owner_out(context: &Context) {
     }
 }
 
-/// Settled as done: the outcome is replayed for the retention, and the owner that comes back learns it.
+/// Settled as done: the outcome is given for the retention, also to the owner that comes back.
 pub async fn settle_done_is_replayed(context: &Context) {
     let placed = context.place(Phase::InDoubt).await;
     let terms = *placed.claim.terms;
@@ -100,17 +100,17 @@ pub async fn reexecute_opens_a_new_epoch(context: &Context) {
     }
 }
 
-/// When a forget answers, every attached cache has been told: nobody can replay from it any more.
+/// When a forget answers, every attached cache has been invalidated: none can answer from it any more.
 pub async fn forget_cleans_caches_before_it_answers(context: &Context) {
     caches_are_cleaned(context, Command::Forget(Force::No)).await;
 }
 
-/// The same for a re-execution.
+/// As for a forget, for a re-execution.
 pub async fn reexecute_cleans_caches_before_it_answers(context: &Context) {
     caches_are_cleaned(context, Command::Reexecute).await;
 }
 
-/// A cache that is gone hinders nobody.
+/// A dropped cache causes no failure.
 pub async fn gone_cache_is_no_trouble(context: &Context) {
     let stays = attach(context, 0).await;
     for _ in 0..3 {
@@ -123,11 +123,11 @@ pub async fn gone_cache_is_no_trouble(context: &Context) {
     won(context.ask(placed.id, &ask(*placed.claim.terms)).await);
 }
 
-/// Remembers what it was told.
+/// Records its messages.
 #[derive(Default)]
 struct Cache {
     told: Mutex<Vec<KeyId>>,
-    /// How often it was told to trust itself no longer, and so to drop everything.
+    /// How often it lost its trust, and so had to drop everything.
     emptied: AtomicUsize,
     trust: Mutex<Option<Trust>>,
     trusted: tokio::sync::Notify,
@@ -138,8 +138,7 @@ impl Cache {
         self.told.lock().iter().filter(|told| **told == id).count()
     }
 
-    /// How often it was told to drop the record: this one, or all of them, as a process is that was not heard for a
-    /// while.
+    /// How often it had to drop the record: this one, or all of them, as in a process that was not heard for a while.
     fn dropped(&self, id: KeyId) -> usize {
         self.told_of(id) + self.emptied.load(Ordering::SeqCst)
     }
@@ -159,7 +158,7 @@ impl Invalidate for Cache {
     }
 }
 
-/// Attaches a cache and waits until the store vouches for it.
+/// Attaches a cache and waits until the store trusts it.
 async fn attach(context: &Context, number: usize) -> Arc<Cache> {
     let cache = Arc::new(Cache::default());
     let weak: Weak<dyn Invalidate> = Arc::<Cache>::downgrade(&cache);

@@ -1,5 +1,5 @@
-//! Concurrent commands on one key: whatever the store answered must be what the rules answer in some order that
-//! respects who had finished before whom began.
+//! Concurrent commands on one key: the answers of the store must be the answers of the rules in some order that
+//! respects real time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,8 @@ use crate::time::{Clock, Timestamp};
 const ACTORS: usize = 4;
 const COMMANDS: usize = 5;
 
-/// Actors claim, begin, complete, let go and operate on one key at once, in many rounds: every round has an order.
+/// Actors claim, begin, complete, release and operate on one key concurrently, in many rounds: every round has an
+/// order.
 pub async fn concurrent_commands_have_an_order(context: &Context) {
     for seed in 1..=60 {
         let (id, ticks) = (context.key(), Arc::new(AtomicU64::new(0)));
@@ -38,7 +39,7 @@ pub async fn concurrent_commands_have_an_order(context: &Context) {
     }
 }
 
-/// One call: what was asked and answered, and when, on a clock that ticks with every call's begin and end.
+/// One call: command, answer and times, on a clock that ticks with every call's begin and end.
 #[derive(Debug)]
 struct Event {
     began: u64,
@@ -54,7 +55,7 @@ fn any_claim(context: &Context, seed: u64, number: usize) -> Claim {
     Claim { begin: if seed.is_multiple_of(2) { Begin::WithClaim } else { Begin::Later }, ..claim }
 }
 
-/// Sends random commands with the grants it won on the way.
+/// Sends random commands with the grants it has won.
 async fn act(
     store: Arc<dyn Store>,
     id: KeyId,
@@ -88,8 +89,8 @@ async fn act(
     events
 }
 
-/// Whether the rules, from `record` on, can give the answers that are left. Every actor's calls are in order; a
-/// call may come next if no other left over had ended before it began.
+/// True if the rules, starting from `record`, can give the remaining answers. Every actor's calls are in order; a
+/// call may come next if no other remaining call had ended before it began.
 fn has_an_order(left: &[&[Event]], record: Option<&Record>, now: Timestamp, ends_as: Phase) -> bool {
     let Some(first_end) = left.iter().filter_map(|events| events.first()).map(|event| event.ended).min()
     else {
@@ -110,8 +111,8 @@ fn has_an_order(left: &[&[Event]], record: Option<&Record>, now: Timestamp, ends
     })
 }
 
-/// Whether the store's ruling is the rules' ruling, times apart. A new fence may be higher than the rules ask; the
-/// record then goes on with it.
+/// True if the store's ruling equals the ruling of the rules, except for times. A new fence may be higher than the
+/// rules require; the record then continues with it.
 fn fits(store: &Ruling, rules: &Ruling, next: Option<&mut Record>, before: Option<&Record>) -> bool {
     match (store, rules, next) {
         (Ruling::Won(store), Ruling::Won(rules), Some(next)) => {

@@ -1,4 +1,4 @@
-//! Many at once: whoever comes, one wins and everybody learns the same.
+//! Concurrent callers: one wins, and all get the same result.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::record::{Claim, Command, Mode, Phase, Ruling, Settlement};
 
 const MANY: usize = 64;
 
-/// Many claim a free key at once: one wins, all others are told to wait, nobody gets an error (X6, X7).
+/// Many claim a free key concurrently: one wins, all others must wait, none gets an error.
 pub async fn racing_claims_have_one_winner(context: &Context) {
     for _ in 0..8 {
         let terms = context.lasting(Mode::Marked);
@@ -19,7 +19,7 @@ pub async fn racing_claims_have_one_winner(context: &Context) {
     }
 }
 
-/// One claim sent many times at once wins every time, with one and the same grant (X8).
+/// One claim sent many times concurrently wins every time, with the same grant.
 pub async fn racing_repeats_of_one_claim_all_win(context: &Context) {
     for _ in 0..8 {
         let (id, claim) = (context.key(), ask(context.lasting(Mode::Marked)));
@@ -30,7 +30,7 @@ pub async fn racing_repeats_of_one_claim_all_win(context: &Context) {
     }
 }
 
-/// Many take a lapsed claim over at once: one wins, and attempt and fence rise by one claim only (X3).
+/// Many take a lapsed claim over concurrently: one wins, and attempt and fence rise by one claim only.
 pub async fn racing_takers_have_one_winner(context: &Context) {
     let terms = context.ending(Mode::Rerun);
     let ids: Vec<KeyId> = (0..8).map(|_| context.key()).collect();
@@ -40,7 +40,7 @@ pub async fn racing_takers_have_one_winner(context: &Context) {
     }
     context.pass(terms.lease).await;
     for (id, old) in ids.into_iter().zip(owners) {
-        // The takers hold it for long, so that a slow machine does not let their own lease end.
+        // The new owners have a long lease, so that it does not expire on a slow machine.
         let terms = context.lasting(Mode::Rerun);
         let win = one_winner(context, id, |_| ask_and_begin(terms)).await;
         assert_eq!(win.attempt, 2, "one takeover, one attempt more");
@@ -49,7 +49,7 @@ pub async fn racing_takers_have_one_winner(context: &Context) {
     }
 }
 
-/// The owner completes with different outcomes at once: one stands, and every other call names it.
+/// The owner completes with different outcomes concurrently: one is stored, and every other call names it.
 pub async fn racing_completes_leave_one_outcome(context: &Context) {
     for _ in 0..8 {
         let (id, claim) = (context.key(), ask_and_begin(context.lasting(Mode::Marked)));
@@ -74,7 +74,7 @@ pub async fn racing_completes_leave_one_outcome(context: &Context) {
     }
 }
 
-/// Release and complete of one owner at once: one is taken, the other lost, and the record fits the one.
+/// Release and complete of one owner concurrently: one is accepted, the other lost, and the record matches.
 pub async fn racing_release_and_complete_leave_one(context: &Context) {
     for _ in 0..16 {
         let (id, claim) = (context.key(), ask_and_begin(context.lasting(Mode::Marked)));
@@ -93,7 +93,7 @@ pub async fn racing_release_and_complete_leave_one(context: &Context) {
     }
 }
 
-/// A person settles while the owner comes back: one outcome stands, and both learn which.
+/// A person settles while the owner comes back: one outcome is stored, and both get it.
 pub async fn racing_settle_and_complete_leave_one(context: &Context) {
     for _ in 0..16 {
         let placed = context.place(Phase::InDoubt).await;
@@ -121,7 +121,8 @@ pub async fn racing_settle_and_complete_leave_one(context: &Context) {
     }
 }
 
-/// Hundreds of keys at once, each with callers of its own: every key has one winner and replays its own outcome.
+/// Hundreds of keys concurrently, each with its own callers: every key has one winner and answers with its own
+/// outcome.
 pub async fn many_keys_in_parallel(context: &Context) {
     let terms = context.lasting(Mode::Marked);
     let ids: Vec<KeyId> = (0..200).map(|_| context.key()).collect();
@@ -154,8 +155,7 @@ pub async fn many_keys_in_parallel(context: &Context) {
     }
 }
 
-/// Many callers claim and release one key over and over: at every moment one of them holds it at most, which
-/// shows in fences that all differ.
+/// Many callers claim and release one key repeatedly: at most one of them holds it at any time, so all fences differ.
 pub async fn one_key_through_many_lives(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let fences = at_once(8, |number| {

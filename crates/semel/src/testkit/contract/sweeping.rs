@@ -1,4 +1,4 @@
-//! Sweeping: it takes away what is over, and never what still says something.
+//! Sweeping removes expired data, and never data that is still needed.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::key::KeyId;
 use crate::record::{Command, Mode, Phase, Ruling, State, Terms};
 use crate::store::Swept;
 
-/// Past retention the outcome goes and the key is remembered; past memory the key goes too.
+/// After the retention the outcome is removed and the key is known; after memory the key is removed too.
 pub async fn sweep_drops_the_outcome_then_the_key(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let placed = context.done(&ask_and_begin(terms), &outcome("kept")).await;
@@ -27,7 +27,7 @@ pub async fn sweep_drops_the_outcome_then_the_key(context: &Context) {
     assert!(next.grant.fence() > placed.grant.fence());
 }
 
-/// Records that are not over are the same after a sweep, to the last field.
+/// Records that have not ended are unchanged after a sweep, in every field.
 pub async fn sweep_keeps_what_still_speaks(context: &Context) {
     let mut before = Vec::new();
     for phase in PHASES {
@@ -40,7 +40,7 @@ pub async fn sweep_keeps_what_still_speaks(context: &Context) {
     }
 }
 
-/// Doubt waits for a person, however long it takes.
+/// A key in doubt waits for a person, however long it takes.
 pub async fn sweep_never_takes_doubt(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let id = context.key();
@@ -54,7 +54,7 @@ pub async fn sweep_never_takes_doubt(context: &Context) {
     accepted(context.apply(id, complete(grant, &outcome("it came back"))).await);
 }
 
-/// A released key is remembered for as long as a packet of its owner can be under way.
+/// A released key is known for as long as a packet of its owner can be in transit.
 pub async fn sweep_keeps_stubs_for_late_packets(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let (id, claim) = (context.key(), ask(terms));
@@ -68,7 +68,7 @@ pub async fn sweep_keeps_stubs_for_late_packets(context: &Context) {
     assert_eq!(context.get(id).await, None, "the stub has served");
 }
 
-/// Removing a record does not take its fence back, for no key.
+/// Removing a record does not make any fence go back.
 pub async fn sweep_keeps_fences_up(context: &Context) {
     let terms = context.ending(Mode::Marked);
     let ids: Vec<KeyId> = (0..20).map(|_| context.key()).collect();
@@ -91,7 +91,7 @@ pub async fn sweep_keeps_fences_up(context: &Context) {
     }
 }
 
-/// One call changes no more than its limit; enough of them take everything that is over.
+/// One call changes at most `limit` records; enough calls remove everything that has expired.
 pub async fn sweep_is_bounded(context: &Context) {
     let over = many_over(context, 60).await;
     let first = sweep(context, 10).await;
@@ -100,7 +100,7 @@ pub async fn sweep_is_bounded(context: &Context) {
         assert!(first.more, "60 were over, 10 at most are gone");
     }
     let (mut calls, mut rests) = (1, 0);
-    // The first rest may be the end of a round that somebody else began.
+    // The first end may belong to a round that another process began.
     while rests < 2 {
         let swept = sweep(context, 10).await;
         assert!(swept.removed + swept.shrunk <= 10, "asked for 10 at most, swept {swept:?}");
@@ -113,7 +113,7 @@ pub async fn sweep_is_bounded(context: &Context) {
     }
 }
 
-/// With nothing to do, sweeping says so, however many records are alive: whoever sweeps can rest.
+/// Without work, sweeping reports that, however many records are alive: the caller can stop.
 pub async fn sweep_comes_to_rest(context: &Context) {
     for _ in 0..50 {
         context.place(Phase::Done).await;
@@ -127,7 +127,7 @@ pub async fn sweep_comes_to_rest(context: &Context) {
     }
 }
 
-/// Sweeps from many sides while others claim: living outcomes are replayed, fences differ, nothing fails.
+/// Concurrent sweeps and claims: live outcomes are given, fences differ, nothing fails.
 pub async fn sweeps_and_claims_in_parallel(context: &Context) {
     let living = context.place(Phase::Done).await;
     let over = many_over(context, 100).await;
@@ -156,7 +156,7 @@ pub async fn sweeps_and_claims_in_parallel(context: &Context) {
     sweep_all(context).await;
     assert_eq!(replayed(context.ask(living.id, &ask(*living.claim.terms)).await).0, living.outcome);
     for id in over {
-        // A claim right after was refused nowhere: the stub is kept for late packets and fences.
+        // A claim right afterwards is never refused: the stub is stored for late packets and fences.
         won(context.ask(id, &ask(context.lasting(Mode::Marked))).await);
     }
 }
@@ -185,7 +185,7 @@ async fn sweep(context: &Context, limit: usize) -> Swept {
     context.store().sweep(limit).await.unwrap_or_else(|error| panic!("sweep failed: {error}"))
 }
 
-/// Sweeps everything that is over. Two rounds, since the first may have begun in the middle.
+/// Sweeps everything that has expired. Two rounds, since the first may have begun in the middle.
 pub(super) async fn sweep_all(context: &Context) {
     for _ in 0..2 {
         let mut calls = 0;

@@ -36,7 +36,7 @@ fn says(ruling: &Ruling) -> Says {
     }
 }
 
-/// A claim by another, by the same owner again, and with another payload: the answer in every phase (X4).
+/// A claim by another, by the same owner again, and with another payload: the answer in every phase.
 pub async fn claims_follow_the_table(context: &Context) {
     use Says::{Busy, Conflict, Expired, InDoubt, Lost, Replay, Won};
     for phase in PHASES {
@@ -99,7 +99,7 @@ pub async fn writes_of_the_owner_follow_the_table(context: &Context) {
     }
 }
 
-/// Writes with the wrong owner, an old fence or a fence nobody has: lost in every phase, nothing changed (X10).
+/// Writes with the wrong owner, an old fence or an unknown fence: lost in every phase, nothing changed.
 pub async fn writes_of_others_change_nothing(context: &Context) {
     for phase in PHASES {
         let placed = context.place(phase).await;
@@ -157,7 +157,7 @@ pub async fn operators_follow_the_table(context: &Context) {
     }
 }
 
-/// A key the store knows nothing of: writes are lost, operators are refused, and no record comes of it.
+/// An unknown key: writes are lost, operators are refused, and no record is created.
 pub async fn unknown_keys_follow_the_table(context: &Context) {
     let id = context.key();
     assert_eq!(context.get(id).await, None, "a key nobody used");

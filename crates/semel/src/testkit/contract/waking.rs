@@ -1,5 +1,6 @@
-//! Waiters: every change they may wait for wakes them, and no change is missed. A wake-up without a change is
-//! allowed: a store whose subscription was confirmed late wakes everybody, since it cannot know what it missed.
+//! Waiters: every change that they may wait for wakes them, and no change is missed. A wake-up without a change is
+//! allowed: after a late confirmation of its subscription a store wakes all waiters, since it cannot know what it
+//! missed.
 
 use super::context::{Context, apply};
 use super::expecting::{
@@ -22,24 +23,24 @@ pub async fn bind_wakes(context: &Context) {
     wakes(context, Phase::Claimed, |placed| Command::Bind(placed.grant)).await;
 }
 
-/// A waiter wakes when the owner gives up.
+/// A waiter wakes when the owner abandons its claim.
 pub async fn abandon_wakes(context: &Context) {
     wakes(context, Phase::Begun, |placed| Command::Abandon(placed.grant)).await;
 }
 
-/// A waiter wakes when doubt is settled, either way.
+/// A waiter wakes when doubt is settled, as done or as run.
 pub async fn settle_wakes(context: &Context) {
     wakes(context, Phase::InDoubt, |_| Command::Settle(Settlement::Done(outcome("settled")))).await;
     wakes(context, Phase::InDoubt, |_| Command::Settle(Settlement::Run)).await;
 }
 
-/// A waiter wakes when an operator takes the record away, or wants it run anew.
+/// A waiter wakes when an operator removes the record, or asks for a re-execution.
 pub async fn forget_wakes(context: &Context) {
     wakes(context, Phase::Begun, |_| Command::Forget(Force::Yes)).await;
     wakes(context, Phase::Done, |_| Command::Reexecute).await;
 }
 
-/// Subscribe, look, and only then the change: the wait returns all the same (lost_wakeup).
+/// Subscribe, read, and only then the change: the wait returns nevertheless.
 pub async fn change_between_look_and_wait_is_seen(context: &Context) {
     let placed = context.place(Phase::Begun).await;
     let mut watch = context.handle(1).watch(placed.id);
@@ -48,7 +49,7 @@ pub async fn change_between_look_and_wait_is_seen(context: &Context) {
     soon("a wake-up for a change before the wait", watch.changed()).await;
 }
 
-/// Everybody who waits for a key wakes, on every handle.
+/// All waiters of a key wake, on every handle.
 pub async fn every_watch_wakes(context: &Context) {
     let placed = context.place(Phase::Begun).await;
     let mut waiters = Vec::new();
@@ -62,7 +63,7 @@ pub async fn every_watch_wakes(context: &Context) {
     }
 }
 
-/// A waiter that leaves takes nobody's place along (waiter_leaves).
+/// A waiter that leaves does not affect the others.
 pub async fn dropped_watch_takes_no_other_along(context: &Context) {
     let placed = context.place(Phase::Begun).await;
     let mut stays = context.handle(1).watch(placed.id);
@@ -76,7 +77,7 @@ pub async fn dropped_watch_takes_no_other_along(context: &Context) {
     waiter.await.expect("the waiter that stayed wakes");
 }
 
-/// A wait that was given up loses no change: the next wait on the same watch reports it.
+/// A dropped wait loses no change: the next wait on the same watch reports it.
 pub async fn watch_survives_a_dropped_wait(context: &Context) {
     let placed = context.place(Phase::Begun).await;
     let mut watch = context.handle(1).watch(placed.id);
@@ -89,7 +90,7 @@ pub async fn watch_survives_a_dropped_wait(context: &Context) {
     soon("the change, after a wait that was dropped", watch.changed()).await;
 }
 
-/// Waiters that subscribe, look and wait while the owner completes: each sees the outcome, at once or woken.
+/// Waiters that subscribe, read and wait while the owner completes: each gets the outcome, immediately or when woken.
 pub async fn no_wakeup_is_lost_in_a_race(context: &Context) {
     for _ in 0..30 {
         let (id, terms) = (context.key(), context.lasting(Mode::Marked));
@@ -119,7 +120,7 @@ async fn wakes(context: &Context, phase: Phase, change: impl Fn(&Placed) -> Comm
     let placed = context.place(phase).await;
     let mut watch = context.handle(1).watch(placed.id);
     let waiter = tokio::spawn(async move { soon("the wake-up", watch.changed()).await });
-    // So that in most runs the waiter waits already. Either order must work.
+    // In most runs the waiter already waits. Both orders must work.
     tokio::task::yield_now().await;
     let command = change(&placed);
     let name = format!("{command:?}");

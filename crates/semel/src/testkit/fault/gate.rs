@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// Calls that reach a closed gate wait until it is opened. Clones are the same gate.
 ///
-/// Dropping all of a test's clones does not open it: a partition that nobody heals lasts.
+/// Dropping all of a test's clones does not open it: a partition lasts until it is healed.
 #[derive(Clone)]
 pub struct Gate {
     state: Arc<watch::Sender<State>>,
@@ -25,26 +25,25 @@ impl Gate {
         Self { state: Arc::new(watch::Sender::new(State::default())) }
     }
 
-    /// Lets everybody through who waits, and whoever comes later.
+    /// Lets all waiting and later calls through.
     pub fn open(&self) {
         self.state.send_modify(|state| state.open = true);
     }
 
-    /// How many wait at present. A caller that gave up is not counted.
+    /// Number of waiting calls, without those that were dropped.
     pub fn waiting(&self) -> usize {
         self.state.borrow().waiting
     }
 
     /// Returns once at least `count` calls wait.
     ///
-    /// Cancel-safe. Set a deadline around it: it waits for as long as nobody comes.
+    /// Cancel-safe. Set a deadline around it: it waits until enough calls arrive.
     pub async fn reached_by(&self, count: usize) {
         let mut state = self.state.subscribe();
         // Cannot fail: `self` keeps the sender.
         let _ = state.wait_for(|state| state.waiting >= count).await;
     }
 
-    /// Waits until the gate is open.
     pub(super) async fn pass(&self) {
         let mut state = self.state.subscribe();
         self.state.send_modify(|state| state.waiting += 1);
@@ -53,7 +52,7 @@ impl Gate {
     }
 }
 
-/// Counts a caller out, also one that gave up.
+/// Decrements the count, also for a dropped call.
 struct Waiting<'a>(&'a Gate);
 
 impl Drop for Waiting<'_> {

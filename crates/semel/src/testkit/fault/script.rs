@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! The faults, and when they occur.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::Gate;
 use crate::record::Command;
 use crate::store::ErrorKind;
 
-/// A kind of call to a store. Commands count by themselves.
+/// A kind of call to a store. Each command is its own kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "named after the command or method they stand for")]
 #[non_exhaustive]
@@ -73,7 +73,7 @@ impl Call {
     }
 }
 
-/// Which calls of a kind are hit, counted from when the fault was scripted.
+/// Which calls of a kind are affected, counted from when the fault was scripted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// The n-th one only; 1 is the next.
@@ -93,7 +93,7 @@ impl When {
         }
     }
 
-    /// Whether no later call can be hit.
+    /// True if no later call can be affected.
     pub(super) const fn is_spent(self, number: u64) -> bool {
         match self {
             Self::Nth(last) | Self::First(last) => number >= last,
@@ -102,10 +102,10 @@ impl When {
     }
 }
 
-/// What goes wrong with a call.
+/// The fault of a call.
 ///
-/// `watch` and `attach` do not wait and do not fail: of all faults only hooks apply to them. To take wake-ups
-/// away see [`FaultStore::deliver`](super::FaultStore::deliver).
+/// `watch` and `attach` do not wait and do not fail: only hooks apply to them. To suppress wake-ups see
+/// [`FaultStore::deliver`](super::FaultStore::deliver).
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Fault {
@@ -115,7 +115,7 @@ pub enum Fault {
     LoseReply,
     /// The call is not executed until the gate is opened.
     HoldRequest(Gate),
-    /// The call is executed, its reply comes when the gate is opened.
+    /// The call is executed; its reply arrives when the gate is opened.
     HoldReply(Gate),
     /// The call is executed this much later.
     Delay(Duration),
@@ -125,7 +125,7 @@ pub enum Fault {
     After(Hook),
 }
 
-/// What a test does at a point of a call.
+/// A function that a test runs at a point of a call.
 pub type Hook = Arc<dyn Fn() + Send + Sync>;
 
 impl Fault {
@@ -154,12 +154,12 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// Whether wake-ups reach those who wait.
+/// Whether wake-ups are delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// As the store below sends them.
+    /// As the inner store sends them.
     #[default]
     Delivered,
-    /// A watch made from now on never fires, as when a subscription was cut and nobody noticed.
+    /// A new watch never fires, as after an undetected loss of the subscription.
     Lost,
 }

@@ -77,7 +77,7 @@ fn mixed_operations_over_three_processes_with_kills_are_exact() {
 /// Fails where a trigger of this server had to go on without Redis.
 fn without_redis(server: &Semel) {
     let log = server.log();
-    let told: Vec<&str> = log.lines().filter(|line| line.contains("goes on without Redis")).collect();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("continues without Redis")).collect();
     assert!(told.is_empty(), "Redis did not answer: {told:?}");
 }
 

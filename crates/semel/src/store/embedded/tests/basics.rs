@@ -1,4 +1,4 @@
-//! The promises of every store, and that they outlive a restart.
+//! The promises of every store, also across a restart.
 
 use super::*;
 use crate::record::{Force, Phase};

@@ -1,4 +1,4 @@
-//! Bits that change on disk, and logs that end in the middle: refused or right, never wrong.
+//! Changed bits on disk, and truncated logs: refused or right, never wrong.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::secret::Secret;
 use crate::store::embedded::{OnCorruption, table};
 use crate::store::{ErrorKind, MarkId, MarkStore as _, Scan, Snapshot};
 
-/// All that a store can be asked for.
+/// All data that a store can return.
 #[derive(Debug, PartialEq)]
 struct Answers {
     records: Vec<Snapshot>,
@@ -81,7 +81,7 @@ fn small(place: &Place) -> EmbeddedStore {
     place.builder().page_size(512).open().unwrap()
 }
 
-/// Puts files into a new place and asks the store there.
+/// Puts files into a new place and reads the store there.
 async fn ask_files(clock: &ManualClock, files: &[(&str, &[u8])]) -> Result<Answers, Error> {
     let place = Place::quick(clock);
     fs::create_dir(place.path()).unwrap();
@@ -163,7 +163,7 @@ async fn write_the_file_of_this_format() {
 async fn killed(place: &Place) -> (Vec<u8>, Vec<u8>, Answers, Answers) {
     let store = small(place);
     fill(&store, &place.clock).await;
-    // Starts a new log, so that every commit in it is one of the following.
+    // Starts a new log, so that it contains only the following commits.
     drop(store);
     let store = place.open();
     for number in KEYS..KEYS + 2 {
@@ -176,7 +176,7 @@ async fn killed(place: &Place) -> (Vec<u8>, Vec<u8>, Answers, Answers) {
     (files.0, files.1, before_last, last)
 }
 
-// bit_flip, in a log that was left behind. Only the last commit may be lost: it looks like a torn tail.
+// A flipped bit in a log that was left behind. Only the last commit may be lost: it looks like a torn tail.
 #[tokio::test]
 async fn bit_flip_in_the_log() {
     let place = Place::new();
@@ -205,7 +205,7 @@ async fn bit_flip_in_the_log() {
 async fn bit_flip_in_the_file_under_a_log() {
     let place = Place::new();
     let (database, log, _, last) = killed(&place).await;
-    // Most of it is shown by the two tests above already, so not every byte.
+    // The two tests above already cover most of it, so not every byte.
     for at in (0..database.len()).step_by(5) {
         let mut flipped = database.clone();
         flipped[at] ^= 1 << (at % 8);
@@ -216,7 +216,7 @@ async fn bit_flip_in_the_file_under_a_log() {
     }
 }
 
-/// A log is used again from its start: behind its end stand commits of an earlier use, which are not lost.
+/// A log is reused from its start: after its end are commits of an earlier use, which are not lost.
 #[tokio::test]
 async fn a_log_that_is_used_again_is_sound() {
     let place = Place::new();
@@ -246,7 +246,7 @@ async fn torn_write() {
         if cut == log.len() {
             assert_eq!(answers, last);
         } else if answers != last && answers != before_last {
-            // The cut reaches into earlier commits: then it is what stood before them, and nothing else.
+            // The cut reaches into earlier commits: then the earlier state is found, and nothing else.
             assert!(answers.records.len() < before_last.records.len(), "cut at {cut}: {answers:?}");
             for record in &answers.records {
                 assert!(before_last.records.contains(record), "cut at {cut}: {record:?}");
@@ -321,7 +321,7 @@ async fn a_damaged_secret_is_never_set_aside() {
     assert!(error.to_string().contains("'secret' of table meta"), "{error}");
 }
 
-/// A file too large to be checked at open: the damage is met later, and is still never served.
+/// A file too large to be checked at open: the damage is found later, and is still never served.
 #[tokio::test]
 async fn a_damaged_row_of_a_large_file_is_not_served_and_not_vacant() {
     let place = three_records().await;

@@ -1,4 +1,4 @@
-//! Opening: what is refused, with which words, and that a refused file stays as it was.
+//! Opening: refusals with their messages, and a refused file stays unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn refused(opened: Result<EmbeddedStore, Error>, kind: ErrorKind, words: &str) {
     }
 }
 
-/// The folder's files with their content, without SQLite's shared memory and the lock, which hold no data.
+/// The folder's files with their content, without SQLite's shared memory and the lock, which contain no data.
 fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .unwrap()
@@ -55,14 +55,14 @@ fn a_path_that_is_a_file() {
 fn a_path_below_a_file() {
     let place = Place::new();
     fs::write(place.path(), "hello").unwrap();
-    refused(EmbeddedStore::open(place.path().join("below")), ErrorKind::Setup, "folder cannot be made");
+    refused(EmbeddedStore::open(place.path().join("below")), ErrorKind::Setup, "folder cannot be created");
 }
 
-/// A file system in memory, for as long as it lives.
+/// A file system in memory, unmounted on drop.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
-    /// Needs the right to mount, which tests have on the machines this is built on. `None` without it.
+    /// Needs the permission to mount. `None` without it.
     fn new(options: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let status =
@@ -80,7 +80,7 @@ impl Drop for Mounted {
 #[tokio::test]
 async fn readonly_fs() {
     let Some(mounted) = Mounted::new("size=8m") else {
-        // Without the right to mount, rights of the folder are the next best: they bind everybody but root.
+        // Without the permission to mount, use permissions of the folder: they apply to every user but root.
         let place = Place::new();
         drop(place.open());
         let mut rights = fs::metadata(place.path()).unwrap().permissions();
@@ -107,7 +107,7 @@ async fn readonly_fs() {
     let _ = replayed(EmbeddedStore::open(&path).unwrap().apply(id(1), claim()).await.unwrap());
 }
 
-/// A tmpfs of 1 MB fills up, replays go on, and with room again everything does.
+/// A tmpfs of 1 MB fills up, stored outcomes are still given, and with space again everything works.
 #[tokio::test]
 async fn disk_full() {
     let Some(mounted) = Mounted::new("size=1m") else {
@@ -194,7 +194,7 @@ fn raw(place: &Place, sql: &str) {
     connection.execute_batch(sql).unwrap();
 }
 
-// A newer one, in fact; the oldest one is below.
+// A newer format; the oldest one is below.
 #[test]
 fn a_newer_format_is_refused_and_untouched() {
     let place = Place::new();
@@ -222,7 +222,7 @@ fn a_newer_format_that_is_still_in_the_log() {
     assert_eq!(content(&crashed.path()), before);
 }
 
-// A half-made file is never taken for a store.
+// A partially created file is never treated as a store.
 #[tokio::test]
 async fn an_interrupted_creation_starts_over() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Many callers, little room, a slow disk.
+//! Many callers, little space, a slow disk.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::*;
 use crate::store::{ErrorKind, MarkId, MarkStore as _, Scan};
 
-/// Holds the writer inside a transaction until told otherwise.
+/// Blocks the writer inside a transaction until it is released.
 struct Hold {
     release: mpsc::Sender<()>,
     held: JoinSet<Result<(), Error>>,
@@ -24,7 +24,7 @@ impl Hold {
             store
                 .write(move |_| {
                     let _ = entered.send(());
-                    // Also when the test is over and the sender gone.
+                    // Also when the test has ended and dropped the sender.
                     let _ = released.recv();
                     Ok(())
                 })
@@ -125,7 +125,7 @@ async fn a_full_queue_refuses_and_recovers() {
     let _ = won(store.apply(id(2), claim()).await.unwrap());
 }
 
-// cancel-safety: a dropped call leaves nothing behind that hurts.
+// A dropped call does no harm.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_call_is_executed_or_not_and_hurts_nobody() {
     let place = Place::new();
@@ -163,7 +163,7 @@ async fn dropping_the_store_executes_what_waits() {
     }
 }
 
-/// As `disk_full`, with a limit that SQLite keeps: no room for new pages.
+/// As `disk_full`, with a limit that SQLite enforces: no space for new pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn disk_full_of_pages() {
     let place = Place::new();
@@ -176,7 +176,7 @@ async fn disk_full_of_pages() {
         })
     };
     limit_pages(1).await.unwrap();
-    // A batch in which some fit and some do not: those that fit are kept.
+    // A batch in which some fit and some do not: those that fit are stored.
     let grant = won(store.apply(id(2), claim()).await.unwrap());
     let hold = Hold::on(&store).await;
     let mut calls = JoinSet::new();
@@ -219,7 +219,7 @@ async fn the_log_stays_bounded_under_load() {
     for number in 0..300 {
         finish(&store, id(number), "done").await;
     }
-    // It is looked at every eighth transaction.
+    // It is checked every eighth transaction.
     let pages = length(&place, "semel.db-wal") / PAGE;
     assert!(pages < 150, "{pages} pages after 600 transactions");
 }
@@ -238,7 +238,7 @@ async fn the_log_is_moved_when_nobody_comes() {
     assert_eq!(length(&place, "semel.db-wal"), used, "it is used again from its start");
 }
 
-// bloat, for this store: the room of what was swept is used again and given back.
+// The space of swept records is reused and returned.
 #[tokio::test]
 async fn a_sweep_gives_room_back() {
     let place = Place::new();
@@ -262,7 +262,7 @@ async fn a_sweep_gives_room_back() {
     }
 }
 
-// fsync_error, as far as one process can show it: semel-proof breaks real syncs.
+// A failed sync, as far as one process can show it: semel-proof breaks real syncs.
 #[tokio::test]
 async fn a_poisoned_store_acknowledges_nothing() {
     let place = Place::new();
@@ -289,7 +289,7 @@ async fn a_poisoned_store_acknowledges_nothing() {
     let _ = replayed(store.apply(id(1), claim()).await.unwrap());
 }
 
-/// A cache that panics kills the writer. Nobody waits in vain, and nobody is told that nothing happened.
+/// A cache that panics kills the writer. No caller waits forever, and none is told that nothing happened.
 #[tokio::test]
 async fn a_dead_writer_is_told_of() {
     #[derive(Debug)]
