@@ -5,6 +5,44 @@ failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
+# own_scratch: from here on, everything this script starts has temporary files in one folder of its own, and can be recognised by it.
+own_scratch() {
+  scratch=$(mktemp -d "${TMPDIR:-/tmp}/semel-test.XXXXXX")
+  chmod 711 "$scratch" # PostgreSQL runs as another user, in folders below
+  export TMPDIR=$scratch
+  trap 'rm -rf "$log" "$scratch"' EXIT
+}
+
+# check_leftovers: no process that a test started still runs, and no temporary file is left. Counts as one test.
+check_leftovers() {
+  local attempt processes="" files=""
+  for attempt in 1 2 3 4 5 6 7 8 9 10; do
+    processes=$(leftover_processes)
+    files=$(find "$scratch" -mindepth 1 -maxdepth 1)
+    if [ -z "$processes$files" ]; then
+      echo "ok      no process and no file is left"
+      passed=$((passed + 1))
+      return
+    fi
+    sleep 0.5 # what was told to stop may need a moment
+  done
+  echo "FAILED  left after the tests:"
+  printf '%s\n' "$processes" "$files" | grep . | sed 's/^/  /'
+  failed=$((failed + 1))
+}
+
+# Lists the processes with the folder of this run in their environment, with the test that started each; not those that run this script.
+leftover_processes() {
+  local folder pid
+  for folder in /proc/[0-9]*; do
+    pid=${folder#/proc/}
+    grep -qzF "TMPDIR=$scratch" "$folder/environ" 2>/dev/null || grep -qF "$scratch" "$folder/cmdline" 2>/dev/null || continue
+    case $(readlink "$folder/exe" 2>/dev/null) in */bash | */grep | "") continue ;; esac
+    printf '%s %s (%s)\n' "$pid" "$(tr '\0' ' ' <"$folder/cmdline" | cut -c 1-120)" \
+      "$(tr '\0' '\n' <"$folder/environ" 2>/dev/null | sed -n 's/^NEXTEST_TEST_NAME=//p')"
+  done
+}
+
 step() {
   printf '\n== %s ==\n' "$1"
 }
