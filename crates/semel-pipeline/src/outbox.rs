@@ -21,6 +21,10 @@ use semel::secret::Secret;
 use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::EventId;
 
+/// The source name in the dead letters of refused events.
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub(crate) const STREAM: &str = "outbox";
+
 /// An event as its publisher knows it. The relay finds its targets and hashes its key.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Published {

@@ -23,7 +23,7 @@ use crate::id::{EventId, EventKind};
 use crate::ledger::{Error, PostgresLedger};
 
 /// The source name in the dead letters of refused events.
-pub const STREAM: &str = "outbox";
+pub const STREAM: &str = super::STREAM;
 
 /// Publishes an event inside the caller's transaction, into the outbox of the ledger in the schema `semel` of the
 /// same database. See [`Outbox::publish_in`].
