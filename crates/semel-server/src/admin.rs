@@ -2,22 +2,23 @@
 
 mod access;
 mod answer;
+mod api;
 mod audit;
 mod claims;
+pub(crate) mod dead_letters;
 mod deliveries;
-mod events;
+pub(crate) mod events;
 mod health;
-mod keys;
-mod letters;
+pub(crate) mod keys;
 mod listing;
-mod replays;
-mod runs;
-mod shown;
+mod records;
+pub(crate) mod replays;
+pub(crate) mod runs;
+mod schema;
 mod story;
 mod throttle;
-mod told;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -25,15 +26,16 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
 use semel_http::edge::{Departed, Limits, Options, Peer, Tls};
+use serde_json::Value;
 
 pub(crate) use self::access::Access;
 use self::access::{Caller, LoginError, Right};
-use self::answer::Refusal;
+use self::answer::{Answer, Refusal};
+use self::api::{Api, Needs, Text};
 use self::claims::Claims;
 use self::health::Health;
 use self::throttle::{Failed, LoginThrottle};
@@ -41,7 +43,8 @@ use crate::gateway::Requests;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 
-const OPENAPI: &str = include_str!("admin/openapi.json");
+/// The OpenAPI document.
+static OPENAPI: LazyLock<Value> = LazyLock::new(|| api().finish().1);
 
 /// How much of a refused request is taken all the same.
 const UNREAD: usize = 64 << 10;
@@ -56,7 +59,7 @@ pub(crate) struct Admin {
     /// None where there is no ledger.
     pipeline: Option<Arc<Pipeline>>,
     requests: Arc<Requests>,
-    /// Changes when the config is read anew.
+    /// Replaced when the configuration is reloaded.
     access: RwLock<Arc<Access>>,
     logins: LoginThrottle,
 }
@@ -172,43 +175,8 @@ impl Admin {
     /// The routes.
     pub(crate) fn router(self: &Arc<Self>) -> Router {
         let body_limit = DefaultBodyLimit::max(self.claims.body_limit());
-        Router::new()
-            .route("/healthz", get(health::live))
-            .route("/readyz", get(health::ready))
-            .route("/metrics", get(metrics))
-            .route("/openapi.json", get(openapi))
-            .route("/v1/keys", get(keys::list))
-            .route("/v1/keys/{id}", get(keys::show))
-            .route("/v1/keys/{id}/forget", post(keys::forget))
-            .route("/v1/keys/{id}/settle", post(keys::settle))
-            .route("/v1/claims", post(claims::claim))
-            .route("/v1/claims/{claim_id}/begin", post(claims::begin))
-            .route("/v1/claims/{claim_id}/renew", post(claims::renew))
-            .route("/v1/claims/{claim_id}/complete", post(claims::complete))
-            .route("/v1/claims/{claim_id}/release", post(claims::release))
-            .route("/v1/events", get(events::list).post(events::publish))
-            .route("/v1/events/{id}", get(events::show))
-            .route("/v1/deliveries", get(deliveries::list))
-            .route("/v1/deliveries/{id}", get(deliveries::show))
-            .route("/v1/dead-letters", get(letters::list))
-            .route("/v1/dead-letters/groups", get(letters::groups))
-            .route("/v1/dead-letters/{id}", get(letters::show))
-            .route("/v1/dead-letters/{id}/discard", post(letters::discard))
-            .route("/v1/dead-letters/{id}/restore", post(letters::restore))
-            .route("/v1/dead-letters/{id}/edit", post(letters::edit))
-            .route("/v1/audit", get(letters::audit))
-            .route("/v1/replays", get(replays::list).post(replays::create))
-            .route("/v1/replays/{id}", get(replays::show))
-            .route("/v1/replays/{id}/items", get(replays::results))
-            .route("/v1/replays/{id}/pause", post(replays::pause))
-            .route("/v1/replays/{id}/resume", post(replays::resume))
-            .route("/v1/replays/{id}/cancel", post(replays::cancel))
-            .route("/v1/replays/{id}/pace", post(replays::repace))
-            .route("/v1/runs", get(runs::list).post(runs::trigger))
-            .route("/v1/runs/reset-key", post(runs::reset_key))
-            .route("/v1/runs/{id}", get(runs::show).patch(runs::patch))
-            .route("/v1/runs/{id}/cancel", post(runs::cancel))
-            .route("/v1/story/{id}", get(story::show))
+        let (router, _) = api().finish();
+        router
             .fallback(async || {
                 Refusal::not_found("there is nothing at this path; /openapi.json lists what there is")
             })
@@ -271,11 +239,28 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     response
 }
 
-async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    let text = admin.metrics.render(&admin.engine, admin.pipeline.as_deref());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+/// Every path of the admin API.
+fn api() -> Api {
+    let mut api = Api::new();
+    health::routes(&mut api);
+    api.group("health", "", Needs::Nothing).get("/metrics", metrics, "Metrics for Prometheus.");
+    api.group("health", "", Needs::Token).get("/openapi.json", openapi, "This document.");
+    keys::routes(&mut api);
+    claims::routes(&mut api);
+    events::routes(&mut api);
+    deliveries::routes(&mut api);
+    dead_letters::routes(&mut api);
+    replays::routes(&mut api);
+    runs::routes(&mut api);
+    story::routes(&mut api);
+    api
 }
 
-async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+async fn metrics(State(admin): State<Arc<Admin>>) -> Text {
+    let text = admin.metrics.render(&admin.engine, admin.pipeline.as_deref());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}
+
+async fn openapi() -> Answer<&'static Value> {
+    Answer::new(StatusCode::OK, &OPENAPI)
 }

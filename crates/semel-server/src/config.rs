@@ -15,6 +15,7 @@ mod production;
 mod reader;
 mod records;
 mod routes;
+mod schema;
 mod sealing;
 mod secrets;
 mod sockets;

@@ -1,17 +1,12 @@
 //! `semel dlq`: inspects and changes dead letters of a running server.
 
-use anyhow::Context as _;
 use http::Method;
-use serde::Serialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::{DlqCommand, DlqFilter, Remote};
 use crate::client::Client;
-use crate::misused::Misused;
-use crate::remote::{
-    Pages, Query, ask, ask_raw, cell, encode, members, print, read_payload, table, write_line,
-};
+use crate::remote::{Pages, Query, cell, encode, get, members, print, read_payload, send, table, write_line};
 
 const PATH: &str = "/v1/dead-letters";
 const GROUPS: &str = "/v1/dead-letters/groups";
@@ -57,43 +52,27 @@ async fn execute(command: DlqCommand) -> anyhow::Result<()> {
             table(["COUNT", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"], &rows)
         }
         DlqCommand::Show { id, remote } => {
-            let shown = ask(&remote, Method::GET, &format!("{PATH}/{}", encode(&id)), None).await?;
+            let shown = get(&Client::of(&remote)?, &format!("{PATH}/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { show(&shown) }
         }
         DlqCommand::Edit { id, payload, reason, target, remote } => {
-            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
-                .context(Misused::new("--payload is not JSON"))?;
-            let body = serde_json::to_string(&Edit {
-                payload: &payload,
-                reason: &reason,
-                target: target.as_deref(),
-            })?;
-            let client = Client::of(&remote)?;
+            let request = EditRequest { payload: read_payload(&payload)?, reason, target, r#type: None };
             let path = format!("{PATH}/{}/edit", encode(&id));
-            let made = ask_raw(&client, Method::POST, &path, body).await?;
+            let made = send(&Client::of(&remote)?, Method::POST, &path, &request).await?;
             if remote.json {
                 return print(&made);
             }
             let copy = cell(&made, "id");
             write_line(&format!("{copy}: an edited copy of {id}; `semel replay --dlq --id {copy}` sends it"))
         }
-        DlqCommand::Discard { id, reason, remote } => change(&remote, &id, "discard", &reason).await,
-        DlqCommand::Restore { id, reason, remote } => change(&remote, &id, "restore", &reason).await,
+        DlqCommand::Discard { id, reason, remote } => change(&remote, &id, "discard", reason).await,
+        DlqCommand::Restore { id, reason, remote } => change(&remote, &id, "restore", reason).await,
     }
 }
 
-/// The body of an edit. The payload is sent byte for byte.
-#[derive(Serialize)]
-struct Edit<'a> {
-    payload: &'a RawValue,
-    reason: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<&'a str>,
-}
-
-async fn change(remote: &Remote, id: &str, action: &str, reason: &str) -> anyhow::Result<()> {
+async fn change(remote: &Remote, id: &str, action: &str, reason: String) -> anyhow::Result<()> {
     let path = format!("{PATH}/{}/{action}", encode(id));
-    let done = ask(remote, Method::POST, &path, Some(&json!({ "reason": reason }))).await?;
+    let done = send(&Client::of(remote)?, Method::POST, &path, &ChangeRequest { reason }).await?;
     if remote.json {
         return print(&done);
     }

@@ -1,15 +1,12 @@
 //! `semel events`: publishes and lists events of a running server, and shows the history of an action.
 
-use anyhow::Context as _;
 use http::Method;
-use serde::Serialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::admin::events::PublishRequest;
 use crate::cli::EventsCommand;
 use crate::client::Client;
-use crate::misused::Misused;
-use crate::remote::{Pages, Query, ask, ask_raw, cell, encode, print, read_payload, table, write_line};
+use crate::remote::{Pages, Query, cell, encode, get, print, read_payload, send, table, write_line};
 
 /// Runs the command.
 ///
@@ -20,38 +17,13 @@ pub(crate) fn run(command: EventsCommand) -> anyhow::Result<()> {
     runtime.block_on(execute(command))
 }
 
-/// The body of a publication. The payload is sent byte for byte.
-#[derive(Serialize)]
-struct Publish<'a> {
-    r#type: &'a str,
-    dedupe_key: &'a str,
-    payload: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tenant: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    order_key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ttl: Option<&'a str>,
-}
-
 async fn execute(command: EventsCommand) -> anyhow::Result<()> {
     match command {
         EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
-            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
-                .context(Misused::new("--payload is not JSON"))?;
-            let body = serde_json::to_string(&Publish {
-                r#type: &event_type,
-                dedupe_key: &dedupe_key,
-                payload: &payload,
-                tenant: tenant.as_deref(),
-                order_key: order_key.as_deref(),
-                delay: delay.as_deref(),
-                ttl: ttl.as_deref(),
-            })?;
-            let client = Client::of(&remote)?;
-            let done = ask_raw(&client, Method::POST, "/v1/events", body).await?;
+            let payload = read_payload(&payload)?;
+            let event =
+                PublishRequest { r#type: event_type, dedupe_key, payload, tenant, order_key, delay, ttl };
+            let done = send(&Client::of(&remote)?, Method::POST, "/v1/events", &event).await?;
             if remote.json {
                 return print(&done);
             }
@@ -82,7 +54,7 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             table(["ID", "TYPE", "TENANT", "KEY", "ACCEPTED"], &rows)
         }
         EventsCommand::Show { id, remote } => {
-            let story = ask(&remote, Method::GET, &format!("/v1/story/{}", encode(&id)), None).await?;
+            let story = get(&Client::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;
             if remote.json { print(&story) } else { tell(&story) }
         }
     }

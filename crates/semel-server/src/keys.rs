@@ -2,11 +2,14 @@
 
 use anyhow::Context as _;
 use http::Method;
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::admin::keys::{ForgetRequest, SettleRequest};
 use crate::cli::{KeysCommand, Remote};
+use crate::client::Client;
 use crate::misused::Misused;
-use crate::remote::{Pages, Query, ask, encode, members, print, write_line};
+use crate::remote::{Pages, Query, encode, get, members, print, send, write_line};
 
 const PATH: &str = "/v1/keys";
 
@@ -34,22 +37,16 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
             if remote.json { print(&json!({ "items": items })) } else { table(&items) }
         }
         KeysCommand::Show { id, remote } => {
-            let shown = ask(&remote, Method::GET, &format!("/v1/keys/{}", encode(&id)), None).await?;
+            let shown = get(&Client::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { members(&shown) }
         }
         KeysCommand::Forget { id, reason, force, remote } => {
-            let body = json!({ "reason": reason, "force": force });
-            change(&remote, &id, "forget", &body).await
+            change(&remote, &id, "forget", &ForgetRequest { reason, force }).await
         }
         KeysCommand::Settle { id, run, outcome, reason, remote } => {
-            let mut body = json!({ "reason": reason });
-            match outcome {
-                Some(outcome) => {
-                    body["outcome"] =
-                        serde_json::from_str(&outcome).context(Misused::new("--outcome is not JSON"))?;
-                }
-                None => body["run"] = run.into(),
-            }
+            let outcome = outcome.map(|outcome| serde_json::from_str(&outcome)).transpose();
+            let outcome = outcome.context(Misused::new("--outcome is not JSON"))?;
+            let body = SettleRequest { reason, run: run && outcome.is_none(), outcome };
             change(&remote, &id, "settle", &body).await
         }
         KeysCommand::Export { phase, remote } => {
@@ -67,9 +64,9 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
     }
 }
 
-async fn change(remote: &Remote, id: &str, action: &str, body: &Value) -> anyhow::Result<()> {
+async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) -> anyhow::Result<()> {
     let path = format!("/v1/keys/{}/{action}", encode(id));
-    let done = ask(remote, Method::POST, &path, Some(body)).await?;
+    let done = send(&Client::of(remote)?, Method::POST, &path, body).await?;
     if remote.json {
         return print(&done);
     }

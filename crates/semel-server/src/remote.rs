@@ -1,36 +1,33 @@
 //! Shared by commands that talk to a running server: requests, pages, and printing.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 
 use anyhow::{Context as _, bail};
 use http::{HeaderValue, Method, header};
+use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::cli::Remote;
 use crate::client::{Client, Request};
 use crate::misused::Misused;
 
-/// Requests JSON.
-pub(crate) async fn ask(
-    remote: &Remote,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<Value> {
-    ask_with(&Client::of(remote)?, method, path, body).await
+/// Gets JSON.
+pub(crate) async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
+    ask_raw(client, Method::GET, path, String::new()).await
 }
 
-/// Requests JSON with an existing client.
-pub(crate) async fn ask_with(
+/// Sends a body as JSON.
+pub(crate) async fn send(
     client: &Client,
     method: Method,
     path: &str,
-    body: Option<&Value>,
+    body: &impl Serialize,
 ) -> anyhow::Result<Value> {
-    ask_raw(client, method, path, body.map(Value::to_string).unwrap_or_default()).await
+    ask_raw(client, method, path, serde_json::to_string(body)?).await
 }
 
-/// Requests JSON with a body that is sent byte for byte.
+/// Sends a body byte for byte.
 pub(crate) async fn ask_raw(
     client: &Client,
     method: Method,
@@ -94,7 +91,7 @@ impl Pages {
             Next::After(cursor) => query.add("cursor", Some(cursor)),
             Next::None => return Ok(None),
         }
-        let page = ask_with(&self.client, Method::GET, &format!("{}{}", self.path, query.0), None).await?;
+        let page = get(&self.client, &format!("{}{}", self.path, query.0)).await?;
         self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
         Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
     }
@@ -159,17 +156,14 @@ pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> 
     rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
 }
 
-/// A payload: literal, from a file (`@FILE`), or from standard input (`-`).
-pub(crate) fn read_payload(payload: &str) -> anyhow::Result<String> {
-    if payload == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
-    }
-    match payload.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path).with_context(|| Misused::new(path)),
-        None => Ok(payload.to_owned()),
-    }
+/// A payload in JSON: as it is, from a file (`@FILE`), or from standard input (`-`).
+pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
+    let text = match (payload, payload.strip_prefix('@')) {
+        ("-", _) => std::io::read_to_string(std::io::stdin()).context("standard input")?,
+        (_, Some(path)) => std::fs::read_to_string(path).with_context(|| Misused::new(path))?,
+        (payload, None) => payload.to_owned(),
+    };
+    serde_json::from_str(text.trim()).context(Misused::new("--payload is not JSON"))
 }
 
 /// A member as text; empty if it is absent.

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use http::Method;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
+use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::{Remote, ReplayArgs};
 use crate::client::Client;
-use crate::remote::{Pages, Query, ask_with, cell, encode, print, table, write_line};
+use crate::remote::{Pages, Query, cell, encode, get, print, send, table, write_line};
 
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -31,10 +32,11 @@ async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
         let asked = match order.iter().find(|(_, wanted)| *wanted) {
             Some((order, _)) => {
                 let path = format!("/v1/replays/{}/{order}", encode(job));
-                let reason = json!({ "reason": args.reason.as_deref().unwrap_or_default() });
-                ask_with(&client, Method::POST, &path, Some(&reason)).await?
+                let reason = args.reason.clone().unwrap_or_default();
+                let request = OrderRequest { reason, rate: None, concurrency: None };
+                send(&client, Method::POST, &path, &request).await?
             }
-            None => ask_with(&client, Method::GET, &format!("/v1/replays/{}", encode(job)), None).await?,
+            None => get(&client, &format!("/v1/replays/{}", encode(job))).await?,
         };
         return if args.detach || args.pause || args.cancel {
             tell(remote, &asked)
@@ -42,7 +44,7 @@ async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
             follow(args, &client, asked).await
         };
     }
-    let job = ask_with(&client, Method::POST, "/v1/replays", Some(&wanted(args))).await?;
+    let job = send(&client, Method::POST, "/v1/replays", &request(args)).await?;
     if args.dry_run {
         return plan(remote, &job);
     }
@@ -52,28 +54,23 @@ async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
     follow(args, &client, job).await
 }
 
-/// The body of the request.
-fn wanted(args: &ReplayArgs) -> Value {
-    let mut body = Map::new();
-    let mut put = |name: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            body.insert(name.to_owned(), value);
-        }
-    };
-    put("status", args.status.as_deref().map(Into::into));
-    put("limit", args.limit.map(Into::into));
-    put("tenant", args.tenant.as_deref().map(Into::into));
-    put("signature", args.signature.as_deref().map(Into::into));
-    put("ids", (!args.id.is_empty()).then(|| json!(args.id)));
-    put("event_id", args.event_id.as_deref().map(Into::into));
-    put("targets", (!args.targets.is_empty()).then(|| json!(args.targets)));
-    put("mode", args.mode.as_deref().map(Into::into));
-    put("reason", args.reason.as_deref().map(Into::into));
-    put("rate", args.rate.map(|rate| json!(rate)));
-    put("canary", args.canary.map(Into::into));
-    put("concurrency", args.concurrency.map(Into::into));
-    put("dry_run", args.dry_run.then_some(Value::Bool(true)));
-    Value::Object(body)
+fn request(args: &ReplayArgs) -> ReplayRequest {
+    ReplayRequest {
+        status: args.status.clone(),
+        limit: args.limit,
+        tenant: args.tenant.clone(),
+        signature: args.signature.clone(),
+        ids: (!args.id.is_empty()).then(|| args.id.clone()),
+        event_id: args.event_id.clone(),
+        targets: args.targets.clone(),
+        mode: args.mode.clone(),
+        reason: args.reason.clone(),
+        rate: args.rate,
+        canary: args.canary,
+        concurrency: args.concurrency,
+        pause_above: None,
+        dry_run: args.dry_run,
+    }
 }
 
 fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
@@ -136,8 +133,8 @@ async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::R
             progress(&job);
         }
         tokio::time::sleep(LOOK_EVERY).await;
-        // The server may be restarted meanwhile; the job continues by itself.
-        match ask_with(client, Method::GET, &path, None).await {
+        // The server may be restarted meanwhile: the job continues by itself.
+        match get(client, &path).await {
             Ok(seen) => (job, gone) = (seen, 0),
             Err(error) if gone < 120 => {
                 gone += 1;

@@ -1,17 +1,14 @@
 //! `semel runs`: triggers, inspects and changes runs on a running server.
 
-use anyhow::Context as _;
-use http::Method;
-use serde::Serialize;
-use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
+use http::Method;
+use serde_json::json;
+
+use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
 use crate::cli::{Remote, RunsCommand};
 use crate::client::Client;
-use crate::misused::Misused;
-use crate::remote::{
-    Pages, Query, ask, ask_raw, cell, encode, members, print, read_payload, table, write_line,
-};
+use crate::remote::{Pages, Query, cell, encode, get, members, print, read_payload, send, table, write_line};
 
 /// Runs the command.
 ///
@@ -22,40 +19,21 @@ pub(crate) fn run(command: RunsCommand) -> anyhow::Result<()> {
     runtime.block_on(execute(command))
 }
 
-/// The body of a trigger. The payload is sent byte for byte.
-#[derive(Serialize)]
-struct Trigger<'a> {
-    target: &'a str,
-    payload: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tenant: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    idempotency_key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tags: &'a Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ttl: Option<&'a str>,
-}
-
 async fn execute(command: RunsCommand) -> anyhow::Result<()> {
     match command {
         RunsCommand::Trigger { target, payload, key, tenant, tag, delay, ttl, wait, remote } => {
-            let payload: Box<RawValue> = serde_json::from_str(read_payload(&payload)?.trim())
-                .context(Misused::new("--payload is not JSON"))?;
-            let body = serde_json::to_string(&Trigger {
-                target: &target,
-                payload: &payload,
-                tenant: tenant.as_deref(),
-                idempotency_key: key.as_deref(),
-                tags: &tag,
-                delay: delay.as_deref(),
-                ttl: ttl.as_deref(),
-            })?;
-            let client = Client::of(&remote)?;
+            let request = TriggerRequest {
+                target,
+                payload: read_payload(&payload)?,
+                tenant,
+                tags: tag,
+                metadata: BTreeMap::new(),
+                delay,
+                ttl,
+                idempotency_key: key,
+            };
             let path = if wait { "/v1/runs?wait=true" } else { "/v1/runs" };
-            let done = ask_raw(&client, Method::POST, path, body).await?;
+            let done = send(&Client::of(&remote)?, Method::POST, path, &request).await?;
             if remote.json {
                 return print(&done);
             }
@@ -71,12 +49,12 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
             list(&remote, (target, tenant, tag), buffered, limit).await
         }
         RunsCommand::Show { id, remote } => {
-            let shown = ask(&remote, Method::GET, &format!("/v1/runs/{}", encode(&id)), None).await?;
+            let shown = get(&Client::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { members(&shown) }
         }
         RunsCommand::Cancel { id, reason, remote } => {
             let path = format!("/v1/runs/{}/cancel", encode(&id));
-            let done = ask(&remote, Method::POST, &path, Some(&json!({ "reason": reason }))).await?;
+            let done = send(&Client::of(&remote)?, Method::POST, &path, &CancelRequest { reason }).await?;
             if remote.json {
                 return print(&done);
             }
@@ -84,20 +62,16 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
         }
         RunsCommand::Tag { id, tags, remote } => {
             let path = format!("/v1/runs/{}", encode(&id));
-            let done = ask(&remote, Method::PATCH, &path, Some(&json!({ "add_tags": tags }))).await?;
+            let change = PatchRequest { add_tags: tags, ..PatchRequest::default() };
+            let done = send(&Client::of(&remote)?, Method::PATCH, &path, &change).await?;
             if remote.json {
                 return print(&done);
             }
             write_line(&format!("{}: {}", cell(&done, "id"), cell(&done, "tags")))
         }
         RunsCommand::ResetKey { target, key, tenant, principal, reason, remote } => {
-            let mut body = json!({ "target": target, "key": key, "reason": reason });
-            for (name, value) in [("tenant", tenant), ("principal", principal)] {
-                if let Some(value) = value {
-                    body[name] = Value::String(value);
-                }
-            }
-            let done = ask(&remote, Method::POST, "/v1/runs/reset-key", Some(&body)).await?;
+            let request = ResetRequest { target, key, tenant, principal, reason };
+            let done = send(&Client::of(&remote)?, Method::POST, "/v1/runs/reset-key", &request).await?;
             if remote.json {
                 return print(&done);
             }
@@ -119,7 +93,7 @@ async fn list(
     query.add("tenant", tenant.as_deref());
     if buffered {
         query.add("buffered", Some("true"));
-        let page = ask(remote, Method::GET, &format!("/v1/runs{}", query.as_str()), None).await?;
+        let page = get(&Client::of(remote)?, &format!("/v1/runs{}", query.as_str())).await?;
         if remote.json {
             return print(&page);
         }

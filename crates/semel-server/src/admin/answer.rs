@@ -1,18 +1,24 @@
 //! Answers of the admin side: JSON, and problems in JSON (RFC 9457).
 
+use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use axum::extract::{FromRequestParts, Path};
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
 
+use semel::record::Phase;
 use semel::store;
 
-use super::shown::{Returned, WithReturned};
+use super::records::{OutcomeContent, phase_name};
+use super::schema::OneOf;
 use crate::config::parse_duration;
 
 /// Why a request was not done.
@@ -25,11 +31,32 @@ pub(crate) struct Refusal {
     more: Box<More>,
 }
 
-/// Members beside those of every problem.
-#[derive(Debug, Default)]
+/// Members of some problems only.
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct More {
-    members: Map<String, Value>,
-    returned: Option<Returned>,
+    /// Phase of the key, where it forbids the operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "OneOf<Phase>")]
+    phase: Option<&'static str>,
+    #[serde(flatten)]
+    outcome: Option<OutcomeContent>,
+}
+
+/// A problem as RFC 9457 describes it.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Problem {
+    r#type: &'static str,
+    title: &'static str,
+    /// HTTP status.
+    status: u16,
+    /// What is wrong, for people.
+    detail: String,
+    /// What is wrong, for programs.
+    code: &'static str,
+    /// True if the same request can succeed later.
+    retryable: bool,
+    #[serde(flatten)]
+    more: More,
 }
 
 impl Refusal {
@@ -56,9 +83,7 @@ impl Refusal {
 
     pub(super) fn too_many_logins(wait: Duration) -> Self {
         let detail = "too many wrong tokens came from this address; come back after Retry-After, or from another address";
-        let mut refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_logins", detail);
-        refusal.set_retry_after(wait);
-        refusal
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_logins", detail).with_retry_after(wait)
     }
 
     /// What was sent cannot be used.
@@ -66,21 +91,27 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
-    /// Says when to come back.
-    pub(super) fn set_retry_after(&mut self, retry_after: Duration) {
-        self.retry_after = Some(retry_after);
-    }
-
     /// The same refusal with the outcome that stands.
-    pub(super) fn returning(mut self, returned: Returned) -> Self {
-        self.more.returned = Some(returned);
+    pub(super) fn with_outcome(mut self, outcome: OutcomeContent) -> Self {
+        self.more.outcome = Some(outcome);
         self
     }
 
-    /// The same refusal with a member more.
-    pub(super) fn with(mut self, member: &str, value: Value) -> Self {
-        self.more.members.insert(member.to_owned(), value);
+    /// The same refusal with the phase of the key.
+    pub(super) fn with_phase(mut self, phase: Phase) -> Self {
+        self.more.phase = Some(phase_name(phase));
         self
+    }
+
+    /// The same refusal with a Retry-After.
+    pub(super) fn with_retry_after(mut self, retry_after: Duration) -> Self {
+        self.retry_after = Some(retry_after);
+        self
+    }
+
+    pub(super) fn payload_too_large(limit: usize) -> Self {
+        let detail = format!("the payload is larger than {limit} bytes; `payload` in [limits] allows more");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", detail)
     }
 }
 
@@ -120,19 +151,15 @@ impl From<store::Error> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let retryable = self.retry_after.is_some();
-        let mut problem = json!({
-            "type": "about:blank",
-            "title": self.status.canonical_reason().unwrap_or_default(),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-            "code": self.code,
-            "retryable": retryable,
-        });
-        if let Value::Object(members) = &mut problem {
-            members.extend(self.more.members);
-        }
-        let problem = WithReturned { members: &problem, returned: self.more.returned };
+        let problem = Problem {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or_default(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+            code: self.code,
+            retryable: self.retry_after.is_some(),
+            more: *self.more,
+        };
         let problem = serde_json::to_string(&problem).unwrap_or_default();
         let mut response =
             (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();
@@ -148,10 +175,84 @@ impl IntoResponse for Refusal {
 }
 
 /// An answer in JSON.
-pub(super) fn json(value: &impl Serialize) -> Result<Response, Refusal> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string()))?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+pub(super) struct Answer<T> {
+    status: StatusCode,
+    header: Option<(HeaderName, HeaderValue)>,
+    body: T,
+}
+
+impl<T> Answer<T> {
+    pub(super) fn new(status: StatusCode, body: T) -> Self {
+        Self { status, header: None, body }
+    }
+
+    /// 200 with this body.
+    pub(super) fn ok(body: T) -> Result<Self, Refusal> {
+        Ok(Self::new(StatusCode::OK, body))
+    }
+
+    /// The same with the header X-Request-Id, where the id can be a header.
+    pub(super) fn with_request_id(mut self, id: Option<String>) -> Self {
+        let value = id.and_then(|id| id.parse().ok());
+        self.header = value.map(|value| (HeaderName::from_static("x-request-id"), value));
+        self
+    }
+}
+
+impl<T: Serialize> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        let text = match serde_json::to_string(&self.body) {
+            Ok(text) => text,
+            Err(error) => {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                return Refusal::new(status, "internal", error.to_string()).into_response();
+            }
+        };
+        let mut response = (self.status, [(header::CONTENT_TYPE, "application/json")], text).into_response();
+        response.headers_mut().extend(self.header);
+        response
+    }
+}
+
+/// A JSON body that the handler parses when it has checked what comes first.
+pub(super) struct JsonBody<T>(Bytes, PhantomData<T>);
+
+impl<T: DeserializeOwned> JsonBody<T> {
+    pub(super) fn read(&self) -> Result<T, Refusal> {
+        parse(&self.0)
+    }
+}
+
+impl<T, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = BytesRejection;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, BytesRejection> {
+        Ok(Self(Bytes::from_request(request, state).await?, PhantomData))
+    }
+}
+
+/// A JSON body with a payload, whose limit the pipeline knows.
+pub(super) struct PayloadBody<T> {
+    pub(super) headers: HeaderMap,
+    body: Body,
+    of: PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> PayloadBody<T> {
+    /// Reads `payload` bytes, and `envelope` bytes around them.
+    pub(super) async fn read(self, payload: usize, envelope: usize) -> Result<T, Refusal> {
+        let body = axum::body::to_bytes(self.body, payload.saturating_add(envelope)).await;
+        parse(&body.map_err(|_| Refusal::payload_too_large(payload))?)
+    }
+}
+
+impl<T, S: Sync> FromRequest<S> for PayloadBody<T> {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
+        let (parts, body) = request.into_parts();
+        Ok(Self { headers: parts.headers, body, of: PhantomData })
+    }
 }
 
 /// The longest time that may be asked for, in days: what is meant to be for ever is a mistake more often than a wish.
@@ -170,9 +271,9 @@ pub(super) fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>,
 }
 
 /// What a path names, by its one part that differs.
-pub(super) struct Named(pub(super) String);
+pub(super) struct PathId(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<S: Send + Sync> FromRequestParts<S> for PathId {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
@@ -193,8 +294,8 @@ pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
     }
 }
 
-/// Reads a body. An empty one counts as `{}`.
-pub(super) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+/// Parses a body. An empty one counts as `{}`.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     // Also the derived readers take a list for an object, member by member.
     if bytes.trim_ascii_start().first().is_some_and(|first| *first != b'{') {

@@ -5,29 +5,19 @@
 //! the lines are in the log of this process only, and the answer says `"audit": "log"`.
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use semel_pipeline::ledger::AuditLine;
 
 use super::Admin;
 use super::access::Caller;
 use super::answer::Refusal;
 
-/// Where the line of a change is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// In the ledger, durably.
+/// Where the audit line of the change is: in the ledger, or, without a ledger, in the log of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub(super) enum AuditPlace {
     Ledger,
-    /// In the log of this process.
     Log,
-}
-
-impl Kept {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Ledger => "ledger",
-            Self::Log => "log",
-        }
-    }
 }
 
 /// Writes a line about what the caller is about to do.
@@ -40,12 +30,12 @@ pub(super) async fn write(
     action: &str,
     subject: String,
     reason: &str,
-) -> Result<Kept, Refusal> {
-    let Some(pipeline) = &admin.pipeline else { return Ok(Kept::Log) };
+) -> Result<AuditPlace, Refusal> {
+    let Some(pipeline) = &admin.pipeline else { return Ok(AuditPlace::Log) };
     let line =
         AuditLine { who: caller.name.clone(), action: action.to_owned(), subject, reason: reason.to_owned() };
     pipeline.ledger.audit(line).await?;
-    Ok(Kept::Ledger)
+    Ok(AuditPlace::Ledger)
 }
 
 /// Writes that what was announced was refused. The refusal stands whether or not this can be written.
@@ -69,9 +59,9 @@ pub(super) async fn write_refused(
 }
 
 /// Runs what a person asked for in a task of its own: a client that hangs up midway leaves no gap in the audit log.
-pub(super) async fn to_the_end(
-    action: impl Future<Output = Result<Response, Refusal>> + Send + 'static,
-) -> Result<Response, Refusal> {
+pub(super) async fn run_to_completion<T: Send + 'static>(
+    action: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
     let ended = tokio::spawn(action).await;
     ended.unwrap_or_else(|error| {
         Err(Refusal::new(

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use schemars::JsonSchema;
 use semel::Engine;
 use semel::fingerprint::Payload;
 use semel::key::{Key, KeyId};
@@ -20,8 +19,7 @@ use semel::outcome::Outcome;
 use semel::record::{self, Begin, Command, Owner, Phase, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store::{self, ErrorKind};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -29,12 +27,14 @@ use tokio::time::Instant;
 use self::ticket::{Sealer, Ticket};
 use super::Admin;
 use super::access::Caller;
-use super::answer::{self, Named, Refusal};
-use super::shown::{MODES, Returned, WithReturned};
+use super::answer::{self, Answer, JsonBody, PathId, Refusal};
+use super::api::{Api, Needs};
+use super::records::{MODES, OutcomeContent};
+use super::schema::{Names, OneOf};
 use crate::config::show_duration;
 
 /// How long a call to the store that may or may not have been executed is repeated.
-const PERSISTENCE: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a waiting claim looks although nothing was pushed.
 const BACKSTOP: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl Claims {
 
     /// Asks the store, again while the answer is unknown: claims know their owner, writes their grant.
     async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, store::Error> {
-        let give_up = Instant::now() + PERSISTENCE;
+        let give_up = Instant::now() + RETRY_TIMEOUT;
         let mut pause = Duration::from_millis(10);
         loop {
             match self.store.apply(id, command.clone()).await {
@@ -108,26 +108,121 @@ impl Claims {
     }
 }
 
-#[derive(Deserialize)]
+pub(super) fn routes(api: &mut Api) {
+    let missing = "No claim has this ID.";
+    let lost = "Code `lost`: the claim belongs to someone else. If the key has an outcome for the same payload, it is in `outcome`.";
+    let mut group = api.group("claims", "`claim_id` of the claim.", Needs::Store);
+    group
+        .post("/v1/claims", claim, "Claim a key.")
+        .problem(409, "Code `lost`: this owner released the claim before.");
+    group
+        .post("/v1/claims/{claim_id}/begin", begin, "Mark that the effect may start. Repeatable.")
+        .problem(404, missing)
+        .problem(409, lost);
+    group
+        .post("/v1/claims/{claim_id}/renew", renew, "Extend the lease, up to in_flight_max. Repeatable.")
+        .problem(404, missing)
+        .problem(409, lost);
+    group
+        .post(
+            "/v1/claims/{claim_id}/complete",
+            complete,
+            "Store the outcome. Repeatable with the same outcome.",
+        )
+        .problem(404, missing)
+        .problem(409, lost);
+    group
+        .post(
+            "/v1/claims/{claim_id}/release",
+            release,
+            "Release the claim: the effect did not start. Repeatable.",
+        )
+        .problem(404, missing)
+        .problem(409, lost);
+}
+
+/// A claim on a key.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Claim")]
 struct ClaimRequest {
+    /// The operation.
     namespace: String,
+    /// Who asks: one part, or several.
     scope: Option<Scope>,
+    /// Names the effect.
     key: String,
+    /// Digest of the request, computed by the caller.
     fingerprint: Option<String>,
+    /// The request, compared as JSON. Not together with `fingerprint`.
     payload: Option<Box<RawValue>>,
+    #[schemars(with = "Option<OneOf<ClaimMode>>", extend("default" = "marked"))]
     mode: Option<String>,
+    /// 30s by default.
     lease: Option<String>,
+    /// 60s by default.
     in_flight_max: Option<String>,
+    /// 24h by default.
     retention: Option<String>,
+    /// How long to wait while another owner holds the key: 0s by default, at most 60s.
     wait: Option<String>,
+    /// 32 random hexadecimal characters, such as a UUID. A call with the same owner can be repeated.
     owner: Option<String>,
+    /// Derive a key for this provider, for the mode `keyed`.
     provider: Option<String>,
 }
 
+/// The modes that a claim may ask for.
+struct ClaimMode;
+
+impl Names for ClaimMode {
+    fn names() -> Vec<&'static str> {
+        MODES.map(|(name, _)| name).to_vec()
+    }
+}
+
+/// The result of a claim.
+#[derive(Default, Serialize, JsonSchema)]
+#[schemars(rename = "Claimed")]
+struct ClaimResult {
+    #[schemars(extend("enum" = ["won", "replay", "busy", "conflict", "in_doubt", "expired"]))]
+    status: &'static str,
+    key_id: String,
+    /// won: names the claim in the next steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim_id: Option<String>,
+    /// won: 32 hexadecimal characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    /// won.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<u64>,
+    /// won.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<u32>,
+    /// won.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<u32>,
+    /// won: remaining time of the lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_left: Option<String>,
+    /// won: the key for `provider`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    derived_key: Option<String>,
+    /// replay: how long the outcome is replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_in: Option<String>,
+    /// busy: when to retry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<String>,
+    #[serde(flatten)]
+    outcome: Option<OutcomeContent>,
+}
+
 /// One scope part, or several.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 enum Scope {
     One(String),
     Several(Vec<String>),
@@ -183,13 +278,12 @@ impl ClaimRequest {
     }
 }
 
-/// Claims a key.
-pub(super) async fn claim(
+async fn claim(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let asked: ClaimRequest = answer::body(&body)?;
+    body: JsonBody<ClaimRequest>,
+) -> Result<Answer<ClaimResult>, Refusal> {
+    let asked = body.read()?;
     // Its keys are clients' own; a worker that claimed one would answer for somebody else.
     if admin.claims.reserved.as_ref() == Some(&asked.namespace) {
         return Err(Refusal::bad("namespace: this one is the gateway's; take another"));
@@ -204,31 +298,31 @@ pub(super) async fn claim(
     let claim =
         record::Claim { owner, fingerprint, terms: Arc::new(terms), begin: Begin::Later, hint: key.hint() };
     let ruling = admin.claims.claim(id, claim, wait).await?;
-    let mut members = json!({ "status": "", "key_id": id.to_string() });
-    let mut returned = None;
-    let status = match ruling {
+    let mut result = ClaimResult { key_id: id.to_string(), ..ClaimResult::default() };
+    result.status = match ruling {
         Ruling::Won(win) => {
             let ticket = Ticket { id, grant: win.grant, fingerprint };
-            members["claim_id"] = admin.claims.sealer.seal(&ticket, caller.tenant.as_deref()).into();
-            members["owner"] = hex(owner.as_bytes()).into();
-            members["fence"] = win.grant.fence().get().into();
-            members["attempt"] = win.attempt.into();
-            members["epoch"] = win.epoch.get().into();
-            members["lease_left"] = show_duration(win.lease_left).into();
-            if let Some(provider) = &asked.provider {
-                let derived = admin.secret.derived_key(provider, id, win.epoch.get());
-                members["derived_key"] = derived.to_string().into();
-            }
+            let epoch = win.epoch.get();
+            result.claim_id = Some(admin.claims.sealer.seal(&ticket, caller.tenant.as_deref()));
+            result.owner = Some(hex(owner.as_bytes()));
+            result.fence = Some(win.grant.fence().get());
+            result.attempt = Some(win.attempt);
+            result.epoch = Some(epoch);
+            result.lease_left = Some(show_duration(win.lease_left));
+            result.derived_key = asked
+                .provider
+                .as_ref()
+                .map(|provider| admin.secret.derived_key(provider, id, epoch).to_string());
             "won"
         }
         Ruling::Replay { outcome, expires_in } => {
-            returned = Some(Returned::of(&outcome));
-            members["expires_in"] = show_duration(expires_in).into();
+            result.outcome = Some(OutcomeContent::new(&outcome));
+            result.expires_in = Some(show_duration(expires_in));
             "replay"
         }
         Ruling::Busy { lease_left } => {
-            members["retry_after"] =
-                show_duration(lease_left.clamp(BACKSTOP, Duration::from_secs(30))).into();
+            let retry_after = lease_left.clamp(BACKSTOP, Duration::from_secs(30));
+            result.retry_after = Some(show_duration(retry_after));
             "busy"
         }
         Ruling::Conflict => "conflict",
@@ -240,65 +334,91 @@ pub(super) async fn claim(
             return Err(Refusal::new(StatusCode::CONFLICT, "lost", detail));
         }
     };
-    members["status"] = status.into();
-    admin.metrics.claim(status);
+    admin.metrics.claim(result.status);
     tracing::info!(
         target: "semel::claims",
-        user = caller.name, operation = asked.namespace, key = %key.hint(), id = %id, outcome = status
+        user = caller.name, operation = asked.namespace, key = %key.hint(), id = %id, outcome = result.status
     );
-    answer::json(&WithReturned { members: &members, returned })
+    Answer::ok(result)
 }
 
-/// Marks that the effect may start. Repeatable.
-pub(super) async fn begin(
+/// A claim with an extended lease.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Extended")]
+struct ClaimExtension {
+    #[schemars(extend("enum" = ["begun", "renewed"]))]
+    status: &'static str,
+    /// Remaining time of the lease.
+    lease_left: String,
+}
+
+async fn begin(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    claim_id: Named,
-) -> Result<Response, Refusal> {
+    claim_id: PathId,
+) -> Result<Answer<ClaimExtension>, Refusal> {
     extend(state, caller, claim_id, "begun", Command::Begin).await
 }
 
-/// Extends the lease, up to `in_flight_max`. Repeatable.
-pub(super) async fn renew(
+async fn renew(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    claim_id: Named,
-) -> Result<Response, Refusal> {
+    claim_id: PathId,
+) -> Result<Answer<ClaimExtension>, Refusal> {
     extend(state, caller, claim_id, "renewed", Command::Renew).await
 }
 
 async fn extend(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(claim_id): Named,
+    PathId(claim_id): PathId,
     status: &'static str,
     command: fn(record::Grant) -> Command,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<ClaimExtension>, Refusal> {
     let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
     match admin.claims.apply(ticket.id, command(ticket.grant)).await? {
         Ruling::Accepted { lease_left } => {
             admin.metrics.claim("accepted");
-            answer::json(&json!({ "status": status, "lease_left": show_duration(lease_left) }))
+            Answer::ok(ClaimExtension { status, lease_left: show_duration(lease_left) })
         }
         ruling => Err(lost(&admin, ruling)),
     }
 }
 
-#[derive(Deserialize)]
+/// The outcome of an effect.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Complete {
+#[schemars(inline)]
+struct CompleteRequest {
+    /// Any JSON. It is replayed as it was given.
     outcome: Option<Box<RawValue>>,
+    /// How long to replay the outcome, instead of the retention of the claim.
     retention: Option<String>,
 }
 
-/// Keeps the outcome. Repeatable with the same outcome.
-pub(super) async fn complete(
+/// The outcome is stored.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct Completion {
+    #[schemars(extend("const" = "done"))]
+    status: &'static str,
+}
+
+/// The claim is released.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct Release {
+    #[schemars(extend("const" = "released"))]
+    status: &'static str,
+}
+
+async fn complete(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(claim_id): Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let Complete { outcome, retention } = answer::body(&body)?;
+    PathId(claim_id): PathId,
+    body: JsonBody<CompleteRequest>,
+) -> Result<Answer<Completion>, Refusal> {
+    let CompleteRequest { outcome, retention } = body.read()?;
     let retention = answer::length("retention", retention.as_deref())?;
     let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
     let text = outcome.as_ref().map_or("null", |outcome| outcome.get());
@@ -314,18 +434,17 @@ pub(super) async fn complete(
         Ruling::Accepted { .. } => {
             admin.metrics.claim("accepted");
             tracing::info!(target: "semel::claims", user = caller.name, id = %id, outcome = "completed");
-            answer::json(&json!({ "status": "done" }))
+            Answer::ok(Completion { status: "done" })
         }
         ruling => Err(lost(&admin, ruling)),
     }
 }
 
-/// Gives the claim back: nothing happened. Repeatable.
-pub(super) async fn release(
+async fn release(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(claim_id): Named,
-) -> Result<Response, Refusal> {
+    PathId(claim_id): PathId,
+) -> Result<Answer<Release>, Refusal> {
     let Ticket { id, grant, .. } = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
     let ruling = admin.claims.apply(id, Command::Release(grant)).await?;
     let released = match &ruling {
@@ -341,7 +460,7 @@ pub(super) async fn release(
     }
     admin.metrics.claim("accepted");
     tracing::info!(target: "semel::claims", user = caller.name, id = %id, outcome = "released");
-    answer::json(&json!({ "status": "released" }))
+    Answer::ok(Release { status: "released" })
 }
 
 /// The claim is no longer the caller's. Where somebody else's outcome stands for the same payload, it is in the answer.
@@ -351,7 +470,7 @@ fn lost(admin: &Admin, ruling: Ruling) -> Refusal {
                   stands, never with your own";
     let refusal = Refusal::new(StatusCode::CONFLICT, "lost", detail);
     match ruling {
-        Ruling::Lost { winner: Some(winner) } => refusal.returning(Returned::of(&winner)),
+        Ruling::Lost { winner: Some(winner) } => refusal.with_outcome(OutcomeContent::new(&winner)),
         _ => refusal,
     }
 }

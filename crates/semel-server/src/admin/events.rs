@@ -4,60 +4,228 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::event::{Accepted, Dedupe, NewEvent, Origin, Trace};
+use semel_pipeline::event::{Accepted, Dedupe, Event, NewEvent, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{Error, ErrorKind, EventFilter};
 use semel_pipeline::publish::Publication;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Named, Refusal};
-use super::listing::{Asked, id_of, items};
-use super::told;
+use super::answer::{self, Answer, PathId, PayloadBody, Refusal};
+use super::api::{Api, Needs};
+use super::deliveries::DeliveryDetails;
+use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of};
+use super::records::time;
+use crate::config::show_duration;
 use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
-const AROUND: usize = 64 << 10;
+const ENVELOPE: usize = 64 << 10;
 /// How long a call to the ledger that may or may not have been executed is repeated.
-const PERSISTENCE: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest request id of a caller's that is kept.
 const REQUEST_ID: usize = 128;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Publish {
-    r#type: String,
-    dedupe_key: String,
-    payload: Box<RawValue>,
-    tenant: Option<String>,
-    order_key: Option<String>,
-    delay: Option<String>,
-    ttl: Option<String>,
+pub(super) fn routes(api: &mut Api) {
+    let mut group = api.group("events", "ID of the event or run: evt_… or run_….", Needs::Ledger);
+    group.get(
+        "/v1/events",
+        list,
+        "List events, the newest first, or find those of a request ID or deduplication key.",
+    );
+    group
+        .post(
+            "/v1/events",
+            publish,
+            "Publish an event. It is accepted once for its tenant, type and dedupe_key, and delivered once to each target of \
+             its type.",
+        )
+        .success(&[(201, "The event is accepted."), (200, "The event was accepted before.")])
+        .problem(422, "Code `conflict`: an event with the same key has another payload.");
+    group
+        .get(
+            "/v1/events/{id}",
+            show,
+            "Show an event with its deliveries and attempts. Operators also see its payload.",
+        )
+        .problem(404, "No event has this ID.");
 }
 
-/// Accepts an event: 201 the first time, 200 from then on, 422 where the same key came with another payload.
-pub(super) async fn publish(
+/// An event to publish.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Publish")]
+pub(crate) struct PublishRequest {
+    /// Type of the event, such as order.paid. Targets choose events by type.
+    pub(crate) r#type: String,
+    /// Deduplication key: two events of a tenant with the same type and key are the same event.
+    pub(crate) dedupe_key: String,
+    /// Any JSON. Targets receive the same bytes.
+    pub(crate) payload: Box<RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// A target receives events with the same order key one after the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) order_key: Option<String>,
+    /// How long to wait before the first attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delay: Option<String>,
+    /// Expire after this time: the event is not sent any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl: Option<String>,
+}
+
+/// A published event.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Published")]
+pub(super) struct PublishResult {
+    /// evt_…
+    #[schemars(with = "String")]
+    id: EventId,
+    /// True if the event was accepted before.
+    cached: bool,
+    /// Targets that receive the event. Only of a new event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    targets: Option<Vec<String>>,
+}
+
+/// An event or run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Event")]
+pub(super) struct EventDetails {
+    #[schemars(with = "String")]
+    id: EventId,
+    pub(super) r#type: String,
+    pub(super) tenant: String,
+    /// The first eight characters of the deduplication key.
+    pub(super) dedupe_key: Option<String>,
+    /// ID of the deduplication key.
+    key_id: Option<String>,
+    order_key: Option<String>,
+    content_type: String,
+    /// Size of the payload.
+    bytes: usize,
+    headers: Vec<(String, String)>,
+    pub(super) origin: EventOrigin,
+    targets: Vec<String>,
+    tags: Vec<String>,
+    metadata: Map<String, Value>,
+    ttl: Option<String>,
+    pub(super) request_id: Option<String>,
+    traceparent: Option<String>,
+    accepted_at: String,
+    /// Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliveries: Option<Vec<DeliveryDetails>>,
+    #[serde(flatten)]
+    payload: PayloadContent,
+}
+
+/// Where an event came from.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[schemars(inline)]
+pub(super) enum EventOrigin {
+    /// The HTTP API. `principal` is the name of the token.
+    Api { principal: String },
+    /// A stream.
+    Stream { stream: String, message: String },
+    /// A transaction of the application.
+    Outbox,
+    /// A dead letter or a replay job.
+    Replay {
+        #[schemars(with = "String")]
+        of: EventId,
+    },
+}
+
+/// The payload of an event or dead letter. Only operators see it.
+#[derive(Default, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct PayloadContent {
+    /// The payload as it was given, if it is JSON. Only operators see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Box<RawValue>>,
+    /// The payload in base64, if it is not JSON. Only operators see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+}
+
+impl PayloadContent {
+    pub(super) fn new(payload: &[u8]) -> Self {
+        match serde_json::from_slice(payload) {
+            Ok(payload) => Self { payload: Some(payload), payload_base64: None },
+            Err(_) => Self { payload: None, payload_base64: Some(BASE64.encode(payload)) },
+        }
+    }
+}
+
+impl EventDetails {
+    /// The event without its payload and deliveries.
+    pub(super) fn new(event: &Event) -> Self {
+        let new = &event.new;
+        // As values. The exact text of a large number is in the run itself.
+        let metadata = new.notes.metadata.iter().map(|(name, text)| {
+            let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()));
+            (name.clone(), value)
+        });
+        Self {
+            id: new.id,
+            r#type: new.event_type.clone(),
+            tenant: new.tenant.clone(),
+            dedupe_key: new.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()),
+            key_id: new.dedupe.as_ref().map(|dedupe| dedupe.id.to_string()),
+            order_key: new.order_key.clone(),
+            content_type: new.content_type.clone(),
+            bytes: new.payload.len(),
+            headers: new.headers.clone(),
+            origin: EventOrigin::new(&new.origin),
+            targets: new.targets.clone(),
+            tags: new.notes.tags.clone(),
+            metadata: metadata.collect(),
+            ttl: new.deliver_within.map(show_duration),
+            request_id: new.trace.request_id.clone(),
+            traceparent: new.trace.traceparent.clone(),
+            accepted_at: time(event.accepted_at),
+            deliveries: None,
+            payload: PayloadContent::default(),
+        }
+    }
+}
+
+impl EventOrigin {
+    fn new(origin: &Origin) -> Self {
+        match origin.clone() {
+            Origin::Api { principal } => Self::Api { principal },
+            Origin::Stream { stream, message } => Self::Stream { stream, message },
+            Origin::Outbox => Self::Outbox,
+            Origin::Replay { of } => Self::Replay { of },
+        }
+    }
+}
+
+async fn publish(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    request: Request,
-) -> Result<Response, Refusal> {
+    body: PayloadBody<PublishRequest>,
+) -> Result<Answer<PublishResult>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let (parts, body) = request.into_parts();
     let most = pipeline.max_payload;
-    let body = axum::body::to_bytes(body, most.saturating_add(AROUND)).await.map_err(|_| too_large(most))?;
-    let asked: Publish = answer::body(&body)?;
+    let trace = trace(&body.headers);
+    let asked = body.read(most, ENVELOPE).await?;
     if asked.payload.get().len() > most {
-        return Err(too_large(most));
+        return Err(Refusal::payload_too_large(most));
     }
-    let trace = trace(&parts.headers);
     let request_id = trace.request_id.clone();
     let publication = publication(asked, &caller, trace)?;
     let event = publication
@@ -87,24 +255,11 @@ pub(super) async fn publish(
         request_id,
         outcome = if cached { "cached" } else { "accepted" },
     );
-    let mut shown = json!({ "id": id, "cached": cached });
-    if !cached {
-        shown["targets"] = json!(targets);
-    }
-    let mut response = answer::json(&shown)?;
-    *response.status_mut() = status;
-    if let Some(id) = request_id.and_then(|id| id.parse().ok()) {
-        response.headers_mut().insert("x-request-id", id);
-    }
-    Ok(response)
+    let result = PublishResult { id, cached, targets: (!cached).then_some(targets) };
+    Ok(Answer::new(status, result).with_request_id(request_id))
 }
 
-fn too_large(most: usize) -> Refusal {
-    let detail = format!("the payload is larger than {most} bytes; `payload` in [limits] allows more");
-    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", detail)
-}
-
-fn publication(asked: Publish, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
+fn publication(asked: PublishRequest, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
     let origin = Origin::Api { principal: caller.name.clone() };
     let payload = asked.payload.get().to_owned();
     let mut publication = Publication::json(asked.r#type, asked.dedupe_key, payload, origin);
@@ -129,7 +284,7 @@ pub(super) fn trace(headers: &HeaderMap) -> Trace {
 
 /// Asks the ledger, again while its answer is unknown: the event has its id.
 async fn accept(pipeline: &Pipeline, event: NewEvent) -> Result<Accepted, Refusal> {
-    let give_up = Instant::now() + PERSISTENCE;
+    let give_up = Instant::now() + RETRY_TIMEOUT;
     let mut pause = Duration::from_millis(10);
     loop {
         match pipeline.ledger.accept(vec![event.clone()]).await {
@@ -149,23 +304,38 @@ async fn accept(pipeline: &Pipeline, event: NewEvent) -> Result<Accepted, Refusa
     }
 }
 
-/// Lists events, the newest first; or finds those of a request id, or of a dedupe key.
-pub(super) async fn list(
+struct EventFilters;
+
+impl Filters for EventFilters {
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::text("type", "Only events of this type."),
+        Parameter::text("tenant", "Only events of this tenant."),
+        Parameter::one_of::<EventKind>("kind", "Only events, or only runs."),
+        Parameter::text("tag", "Only runs with this tag."),
+        Parameter::text("request_id", "Only events of the request with this ID."),
+        Parameter::text(
+            "dedupe_key",
+            "The event with this deduplication key. Requires `type`, and `tenant` if it has one.",
+        ),
+        Parameter::text("key_id", "The event whose deduplication key has this ID."),
+    ];
+}
+
+async fn list(
     State(admin): State<Arc<Admin>>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Refusal> {
+    query: ListQuery<EventFilters>,
+) -> Result<Answer<Page<EventDetails>>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let mut asked =
-        Asked::read(query, &["type", "tenant", "kind", "tag", "request_id", "dedupe_key", "key_id"])?;
+    let mut asked = query.read()?;
     let found = find(pipeline, &mut asked).await?;
     if let Some(ids) = found {
         let mut shown = Vec::new();
         for id in ids {
             if let Some(event) = pipeline.ledger.event(id).await? {
-                shown.push(told::event(&event));
+                shown.push(EventDetails::new(&event));
             }
         }
-        return answer::json(&json!({ "items": shown, "next": null }));
+        return Page::answer(shown, None);
     }
     let kind = asked.choice("kind", &[("event", EventKind::Event), ("run", EventKind::Run)])?;
     let filter = EventFilter {
@@ -174,12 +344,11 @@ pub(super) async fn list(
         event_type: asked.take("type"),
         tag: asked.take("tag"),
     };
-    let page = pipeline.ledger.events(filter, asked.page()).await?;
-    items(page.items.iter().map(told::event), page.next)
+    Page::of(pipeline.ledger.events(filter, asked.page).await?, EventDetails::new)
 }
 
 /// Events that are named by something else than their id.
-async fn find(pipeline: &Pipeline, asked: &mut Asked) -> Result<Option<Vec<EventId>>, Refusal> {
+async fn find(pipeline: &Pipeline, asked: &mut ListRequest) -> Result<Option<Vec<EventId>>, Refusal> {
     let request_id = asked.take("request_id");
     let mut dedupe = match asked.take("key_id") {
         Some(id) => Some(id_of(&id)?),
@@ -197,20 +366,36 @@ async fn find(pipeline: &Pipeline, asked: &mut Asked) -> Result<Option<Vec<Event
     Ok(Some(pipeline.ledger.find_events(request_id, dedupe).await?))
 }
 
-/// One event with its deliveries and their attempts. Whoever may operate also sees its payload.
-pub(super) async fn show(
+async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+) -> Result<Answer<EventDetails>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
     let event = pipeline.ledger.event(id).await?;
     let event = event.ok_or_else(|| Refusal::not_found(format!("there is no event {id}")))?;
     let deliveries = pipeline.ledger.deliveries_of(id).await?;
-    let mut shown = told::event(&event);
-    shown["deliveries"] = deliveries.iter().map(told::delivery_with_attempts).collect();
-    let payload = caller.may(Right::Operate).is_ok().then_some(&event.new.payload);
-    let text = told::with_payload(&shown, payload);
-    Ok(([(header::CONTENT_TYPE, "application/json")], text?).into_response())
+    let mut shown = EventDetails::new(&event);
+    shown.deliveries = Some(deliveries.iter().map(DeliveryDetails::with_attempts).collect());
+    if caller.may(Right::Operate).is_ok() {
+        shown.payload = PayloadContent::new(&event.new.payload);
+    }
+    Answer::ok(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_shown_as_they_are() {
+        let shown = |payload| serde_json::to_string(&PayloadContent::new(payload)).unwrap();
+        assert_eq!(
+            shown(br#"{"n": 1.10, "big": 12345678901234567890123}"#),
+            r#"{"payload":{"n": 1.10, "big": 12345678901234567890123}}"#
+        );
+        assert_eq!(shown(b"\xff\x00"), r#"{"payload_base64":"/wA="}"#);
+        assert_eq!(serde_json::to_string(&PayloadContent::default()).unwrap(), "{}");
+    }
 }

@@ -4,20 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::StatusCode;
+use schemars::JsonSchema;
 use semel::Engine;
-use serde_json::json;
+use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::Admin;
+use super::answer::Answer;
+use super::api::{Api, Needs};
 use crate::metrics::Metrics;
 
 /// A probe that takes longer counts as failed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// So long an answer stands: whoever asks more often does not load the store more.
-const FRESH: Duration = Duration::from_millis(500);
+const PROBE_MAX_AGE: Duration = Duration::from_millis(500);
 
 /// Knows whether claims work.
 pub(super) struct Health {
@@ -35,13 +37,13 @@ impl Health {
     pub(super) async fn probe(&self) -> Result<Duration, String> {
         // Held across the probe on purpose: everybody who asks meanwhile gets its answer.
         let mut last = self.last.lock().await;
-        if let Some((_, answer)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+        if let Some((_, answer)) = last.as_ref().filter(|(at, _)| at.elapsed() < PROBE_MAX_AGE) {
             return answer.clone();
         }
-        let answer = match tokio::time::timeout(PATIENCE, self.engine.verify(1)).await {
+        let answer = match tokio::time::timeout(PROBE_TIMEOUT, self.engine.verify(1)).await {
             Ok(Ok(took)) => Ok(took),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("the store did not answer within {PATIENCE:?}")),
+            Err(_) => Err(format!("the store did not answer within {PROBE_TIMEOUT:?}")),
         };
         self.metrics.store_up(answer.as_ref().map(drop).map_err(drop));
         *last = Some((Instant::now(), answer.clone()));
@@ -49,24 +51,48 @@ impl Health {
     }
 }
 
-/// The process runs.
-pub(super) async fn live() -> &'static str {
+pub(super) fn routes(api: &mut Api) {
+    let mut group = api.group("health", "", Needs::Nothing);
+    group.get("/healthz", live, "Check that the process runs.");
+    group
+        .get("/readyz", ready, "Check that a claim works.")
+        .success(&[(200, "Claims work."), (503, "Claims do not work; `why` gives the reason.")]);
+}
+
+/// Whether claims work.
+#[derive(Default, Serialize, JsonSchema)]
+#[schemars(inline)]
+struct Readiness {
+    ready: bool,
+    /// How long a claim took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim_ms: Option<f64>,
+    /// `refused` if the store is full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    new_keys: Option<&'static str>,
+    /// Why claims do not work, or not for new keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+async fn live() -> &'static str {
     "ok\n"
 }
 
-/// Claims work.
-pub(super) async fn ready(State(admin): State<Arc<Admin>>) -> Response {
-    let (status, answer) = match admin.health.probe().await {
-        // Still ready: known keys are served, and every process of a full store would leave at once.
-        Ok(took) if admin.metrics.store_is_full() => {
-            let why = "the store has reached max_bytes: new keys are refused, known keys are served";
-            let answer = json!({
-                "ready": true, "claim_ms": took.as_secs_f64() * 1e3, "new_keys": "refused", "why": why
-            });
-            (StatusCode::OK, answer)
+async fn ready(State(admin): State<Arc<Admin>>) -> Answer<Readiness> {
+    match admin.health.probe().await {
+        Ok(took) => {
+            let mut readiness =
+                Readiness { ready: true, claim_ms: Some(took.as_secs_f64() * 1e3), ..Readiness::default() };
+            // Still ready: known keys are served, and every process of a full store would leave at once.
+            if admin.metrics.store_is_full() {
+                let why = "the store has reached max_bytes: new keys are refused, known keys are served";
+                (readiness.new_keys, readiness.why) = (Some("refused"), Some(why.to_owned()));
+            }
+            Answer::new(StatusCode::OK, readiness)
         }
-        Ok(took) => (StatusCode::OK, json!({ "ready": true, "claim_ms": took.as_secs_f64() * 1e3 })),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, json!({ "ready": false, "why": why })),
-    };
-    (status, [(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
+        Err(why) => {
+            Answer::new(StatusCode::SERVICE_UNAVAILABLE, Readiness { why: Some(why), ..Readiness::default() })
+        }
+    }
 }

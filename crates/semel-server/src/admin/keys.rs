@@ -1,63 +1,98 @@
 //! `/v1/keys`: list, show, forget, settle. Whatever changes a record by hand goes into the audit log.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use axum::response::Response;
+use schemars::JsonSchema;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{Force, Phase, Ruling, Settlement};
 use semel::store::{self, Scan, Snapshot};
 use semel::{Engine, record};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Named, Refusal};
-use super::audit::{self, to_the_end};
-use super::shown::{self, PHASES, Returned, phase_name};
+use super::answer::{self, Answer, JsonBody, PathId, Refusal};
+use super::api::{Api, Needs};
+use super::audit::{self, AuditPlace, run_to_completion};
+use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter};
+use super::records::{KeyDetails, OutcomeContent, PHASES, phase_name};
+use super::schema::OneOf;
 
-const MOST: usize = 1_000;
+const MAX_PAGE: usize = 1_000;
 /// Pages that one request looks through for keys that fit a filter of ours.
 const PAGES: usize = 20;
 /// Beyond so many keys in doubt, the number no longer matters.
 const COUNT_TO: u64 = 100_000;
 
-/// Lists keys page by page, or finds one by namespace, scope and value.
-pub(super) async fn list(
+pub(super) fn routes(api: &mut Api) {
+    let missing = "No key has this ID.";
+    let mut group = api.group("keys", "ID of the key: 32 hexadecimal characters.", Needs::Store);
+    group.get("/v1/keys", list, "List keys, or find one by namespace, scope and key.");
+    group.get("/v1/keys/{id}", show, "Show a key. Operators also see its outcome.").problem(404, missing);
+    group
+        .post(
+            "/v1/keys/{id}/forget",
+            forget,
+            "Forget a key: the next call with it runs the effect again. A key that is claimed or in doubt is forgotten only \
+             with `force`, which requires the role admin.",
+        )
+        .problem(404, missing)
+        .problem(409, "Code `refused`: `phase` is the phase of the key.");
+    group
+        .post("/v1/keys/{id}/settle", settle, "Settle a key in doubt.")
+        .problem(404, missing)
+        .problem(409, "Code `refused`: the key is not in doubt.");
+}
+
+struct KeyFilters;
+
+impl Filters for KeyFilters {
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::one_of::<Phase>("phase", "Only keys in this phase."),
+        Parameter::text(
+            "hint",
+            "Only keys whose value starts with this; at most eight characters are compared.",
+        ),
+        Parameter::text("namespace", "Namespace of the key to find."),
+        Parameter::text("scope", "Scope of the key to find; repeat it for each part."),
+        Parameter::text("key", "Value of the key to find."),
+    ];
+}
+
+async fn list(
     State(admin): State<Arc<Admin>>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Refusal> {
-    let mut wanted = Wanted::read(query)?;
-    if let Some(key) = wanted.key.take() {
+    query: ListQuery<KeyFilters>,
+) -> Result<Answer<Page<KeyDetails>>, Refusal> {
+    let wanted = KeyQuery::read(query.read()?)?;
+    if let Some(key) = &wanted.key {
         let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
         let found = admin.engine.store().get(id).await?;
-        let items: Vec<Value> =
-            found.iter().filter(|snapshot| wanted.fits(snapshot)).map(shown::record).collect();
-        return answer::json(&json!({ "items": items, "next": null }));
+        let found = found.iter().filter(|snapshot| wanted.matches(snapshot));
+        return Page::answer(found.map(KeyDetails::new).collect(), None);
     }
     let mut items = Vec::new();
     let mut after = wanted.after;
     for _ in 0..PAGES {
         let scan = Scan { phase: wanted.phase, after, limit: wanted.limit - items.len() };
         let page = admin.engine.store().scan(scan).await?;
-        items.extend(page.items.iter().filter(|snapshot| wanted.fits(snapshot)).map(shown::record));
+        items.extend(page.items.iter().filter(|snapshot| wanted.matches(snapshot)).map(KeyDetails::new));
         after = page.next;
         if after.is_none() || items.len() >= wanted.limit {
             break;
         }
     }
-    answer::json(&json!({ "items": items, "next": after.map(|id| id.to_string()) }))
+    Page::answer(items, after.map(|id| id.to_string()))
 }
 
 /// What a list is asked for.
-struct Wanted {
+struct KeyQuery {
     phase: Option<Phase>,
     hint: Option<String>,
     key: Option<Key>,
@@ -65,56 +100,35 @@ struct Wanted {
     limit: usize,
 }
 
-impl Wanted {
-    fn read(query: Vec<(String, String)>) -> Result<Self, Refusal> {
-        let mut wanted = Self { phase: None, hint: None, key: None, after: None, limit: 100 };
-        let (mut namespace, mut value, mut scopes) = (None, None, Vec::new());
-        for (name, given) in query {
-            match name.as_str() {
-                "phase" => {
-                    let known: HashMap<_, _> = PHASES.into_iter().collect();
-                    let phase = known.get(given.as_str()).copied();
-                    wanted.phase = Some(phase.ok_or_else(|| {
-                        let names = PHASES.map(|(name, _)| name).join(", ");
-                        Refusal::bad(format!("phase: expected one of {names}"))
-                    })?);
-                }
-                "hint" => wanted.hint = Some(given),
-                "namespace" => namespace = Some(given),
-                "scope" => scopes.push(given),
-                "key" => value = Some(given),
-                "cursor" => {
-                    let id =
-                        given.parse().map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))?;
-                    wanted.after = Some(id);
-                }
-                "limit" => {
-                    let limit = given.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-                    wanted.limit = limit
-                        .ok_or_else(|| Refusal::bad(format!("limit: expected a number from 1 to {MOST}")))?;
-                }
-                other => {
-                    let known = "phase, hint, namespace, scope, key, cursor, limit";
-                    return Err(Refusal::bad(format!("{other:?} is not known here; there are {known}")));
-                }
-            }
+impl KeyQuery {
+    fn read(mut asked: ListRequest) -> Result<Self, Refusal> {
+        let after = asked.page.after.take().map(|cursor| cursor.parse()).transpose();
+        let mut scopes = Vec::new();
+        while let Some(scope) = asked.take("scope") {
+            scopes.push(scope);
         }
-        match (namespace, value) {
+        let key = match (asked.take("namespace"), asked.take("key")) {
             (Some(namespace), Some(value)) => {
                 let key = scopes.iter().fold(Key::new(namespace), |key, scope| key.scope(scope));
-                wanted.key = Some(key.value(value));
+                Some(key.value(value))
             }
-            (None, None) if scopes.is_empty() => {}
+            (None, None) if scopes.is_empty() => None,
             _ => {
                 return Err(Refusal::bad(
                     "to find one key give namespace and key, and scope where it has one",
                 ));
             }
-        }
-        Ok(wanted)
+        };
+        Ok(Self {
+            phase: asked.choice("phase", &PHASES)?,
+            hint: asked.take("hint"),
+            key,
+            after: after.map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))?,
+            limit: usize::try_from(asked.page.limit).unwrap_or(MAX_PAGE),
+        })
     }
 
-    fn fits(&self, snapshot: &Snapshot) -> bool {
+    fn matches(&self, snapshot: &Snapshot) -> bool {
         let phase = snapshot.phase();
         // What was given back or forgotten leaves a stub; nobody looks for those unless they say so.
         self.phase.map_or(phase != Phase::Vacant, |wanted| wanted == phase)
@@ -125,50 +139,48 @@ impl Wanted {
     }
 }
 
-/// One key. Whoever may settle it also sees what it returned.
-pub(super) async fn show(
+async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+) -> Result<Answer<KeyDetails>, Refusal> {
     let (_, snapshot) = find(&admin.engine, &id).await?;
-    let shown = shown::record(&snapshot);
-    let returned = match (snapshot.record.outcome(snapshot.now), caller.may(Right::Operate)) {
-        (Some(outcome), Ok(())) => Some(Returned::of(outcome)),
-        _ => None,
-    };
-    answer::json(&Shown { shown: &shown, returned })
+    let mut shown = KeyDetails::new(&snapshot);
+    if caller.may(Right::Operate).is_ok() {
+        shown.returned = snapshot.record.outcome(snapshot.now).map(|outcome| OutcomeContent::new(outcome));
+    }
+    Answer::ok(shown)
 }
 
-#[derive(serde::Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    shown: &'a Value,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    returned: Option<Returned>,
-}
-
-#[derive(Deserialize)]
+/// Why a key is forgotten.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Forget {
-    reason: String,
+#[schemars(inline)]
+pub(crate) struct ForgetRequest {
+    /// Why; for the audit log.
+    pub(crate) reason: String,
+    /// Forget also a key that is claimed or in doubt.
     #[serde(default)]
-    force: bool,
+    pub(crate) force: bool,
 }
 
-/// Takes a record away.
-pub(super) async fn forget(
+async fn forget(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let asked = answer::body(&body)?;
-    to_the_end(async move { forget_key(&admin, &caller, &id, asked).await }).await
+    PathId(id): PathId,
+    body: JsonBody<ForgetRequest>,
+) -> Result<Answer<KeyChange>, Refusal> {
+    let asked = body.read()?;
+    run_to_completion(async move { forget_key(&admin, &caller, &id, asked).await }).await
 }
 
-async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> Result<Response, Refusal> {
-    let Forget { reason, force } = asked;
+async fn forget_key(
+    admin: &Admin,
+    caller: &Caller,
+    id: &str,
+    asked: ForgetRequest,
+) -> Result<Answer<KeyChange>, Refusal> {
+    let ForgetRequest { reason, force } = asked;
     let force = if force { Force::Yes } else { Force::No };
     if force == Force::Yes {
         caller.may(Right::Administrate)?;
@@ -178,36 +190,47 @@ async fn forget_key(admin: &Admin, caller: &Caller, id: &str, asked: Forget) -> 
     let kept = action.announce().await?;
     let ruling = admin.engine.forget(id, force).await?;
     if let Ruling::Refused { phase } = ruling {
-        let phase = phase_name(phase);
+        let name = phase_name(phase);
         let detail =
-            format!("the key is {phase}: its effect may be running or have happened; force takes it away");
-        return Err(action.refused(detail).await.with("phase", phase.into()));
+            format!("the key is {name}: its effect may be running or have happened; force takes it away");
+        return Err(action.refused(detail).await.with_phase(phase));
     }
     action.done(kept).await
 }
 
-#[derive(Deserialize)]
+/// What became of the effect of a key in doubt: either `outcome` or `run`.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Settle {
-    reason: String,
+#[schemars(inline)]
+pub(crate) struct SettleRequest {
+    /// Why; for the audit log.
+    pub(crate) reason: String,
+    /// The effect did not happen: the next call with the key runs it.
     #[serde(default)]
-    run: bool,
-    outcome: Option<Box<RawValue>>,
+    pub(crate) run: bool,
+    /// The effect happened, with this outcome. For a key of the gateway: {status, headers?, body?}; any other value is
+    /// replayed as JSON with status 200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outcome: Option<Box<RawValue>>,
 }
 
-/// Says what became of an effect in doubt.
-pub(super) async fn settle(
+async fn settle(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let asked = answer::body(&body)?;
-    to_the_end(async move { settle_key(&admin, &caller, &id, asked).await }).await
+    PathId(id): PathId,
+    body: JsonBody<SettleRequest>,
+) -> Result<Answer<KeyChange>, Refusal> {
+    let asked = body.read()?;
+    run_to_completion(async move { settle_key(&admin, &caller, &id, asked).await }).await
 }
 
-async fn settle_key(admin: &Admin, caller: &Caller, id: &str, asked: Settle) -> Result<Response, Refusal> {
-    let Settle { reason, run, outcome } = asked;
+async fn settle_key(
+    admin: &Admin,
+    caller: &Caller,
+    id: &str,
+    asked: SettleRequest,
+) -> Result<Answer<KeyChange>, Refusal> {
+    let SettleRequest { reason, run, outcome } = asked;
     let settlement = match (run, outcome) {
         (true, None) => Settlement::Run,
         (false, Some(outcome)) => Settlement::Done(Arc::new(settled(&outcome)?)),
@@ -219,9 +242,8 @@ async fn settle_key(admin: &Admin, caller: &Caller, id: &str, asked: Settle) -> 
     let kept = action.announce().await?;
     let ruling = admin.engine.settle(id, settlement).await?;
     if let Ruling::Refused { phase } = ruling {
-        let phase = phase_name(phase);
-        let detail = format!("the key is {phase}; only what is in doubt can be settled");
-        return Err(action.refused(detail).await.with("phase", phase.into()));
+        let detail = format!("the key is {}; only what is in doubt can be settled", phase_name(phase));
+        return Err(action.refused(detail).await.with_phase(phase));
     }
     action.done(kept).await
 }
@@ -269,6 +291,21 @@ async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
     snapshot.map(|snapshot| (id, snapshot)).ok_or_else(|| Refusal::not_found("no key has this id"))
 }
 
+/// A change of a key by an operator. It is in the audit log.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Changed")]
+struct KeyChange {
+    id: String,
+    action: &'static str,
+    /// Phase before the change.
+    #[schemars(with = "OneOf<Phase>")]
+    before: &'static str,
+    /// Phase after the change; `unknown` if the store could not be read.
+    #[schemars(with = "OneOf<Option<Phase>>")]
+    after: &'static str,
+    audit: AuditPlace,
+}
+
 /// A change by hand: who, what, why, before and after (audit).
 struct Action<'a> {
     admin: &'a Admin,
@@ -280,23 +317,18 @@ struct Action<'a> {
 
 impl Action<'_> {
     /// Writes into the audit log what is about to be done.
-    async fn announce(&self) -> Result<audit::Kept, Refusal> {
+    async fn announce(&self) -> Result<AuditPlace, Refusal> {
         audit::write(self.admin, self.caller, self.name, self.before.id.to_string(), self.reason).await
     }
 
-    async fn done(self, kept: audit::Kept) -> Result<Response, Refusal> {
+    async fn done(self, kept: AuditPlace) -> Result<Answer<KeyChange>, Refusal> {
         let id = self.before.id;
         // It is done, whether or not we can look at it.
         let after = self.admin.engine.store().get(id).await.ok().flatten();
         let phase = after.as_ref().map_or("unknown", |after| phase_name(after.phase()));
         self.log(phase, "done");
-        answer::json(&json!({
-            "id": id.to_string(),
-            "action": self.name,
-            "before": phase_name(self.before.phase()),
-            "after": phase,
-            "audit": kept.as_str(),
-        }))
+        let (id, before) = (id.to_string(), phase_name(self.before.phase()));
+        Answer::ok(KeyChange { id, action: self.name, before, after: phase, audit: kept })
     }
 
     async fn refused(&self, detail: String) -> Refusal {
@@ -329,7 +361,7 @@ impl Action<'_> {
 pub(super) async fn count_in_doubt(engine: &Engine) -> Result<u64, store::Error> {
     let (mut count, mut after) = (0, None);
     loop {
-        let page = engine.store().scan(Scan { phase: Some(Phase::InDoubt), after, limit: MOST }).await?;
+        let page = engine.store().scan(Scan { phase: Some(Phase::InDoubt), after, limit: MAX_PAGE }).await?;
         count += page.items.len() as u64;
         after = page.next;
         if after.is_none() || count >= COUNT_TO {

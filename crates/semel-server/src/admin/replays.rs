@@ -1,25 +1,29 @@
-//! `/v1/replays`: plan, make, follow, pause, resume and cancel replay jobs (P10).
+//! `/v1/replays`: plan, make, follow, pause, resume and cancel replay jobs.
 
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Bytes;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::id::{EventId, JobId, LetterId};
+use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
 use semel_pipeline::ledger::AuditLine;
-use semel_pipeline::replay::{Action, Item, Job, Mode, NewJob, Order, Pace, Planned, Selection};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use semel_pipeline::replay::{
+    Action, Counts, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned, Selection,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::Admin;
 use super::access::Caller;
-use super::answer::{self, Named, Refusal};
-use super::audit::{self, to_the_end};
-use super::listing::{Asked, id_of, items};
-use super::shown::time;
+use super::answer::{Answer, JsonBody, PathId, Refusal};
+use super::api::{Api, Needs, Operation, Output, Schemas};
+use super::audit::{self, run_to_completion};
+use super::listing::{ListQuery, Page, id_of};
+use super::records::time;
+use super::schema::OneOf;
 use crate::pipeline::Pipeline;
 
 /// The most items of a plan that are shown one by one; all of them are counted.
@@ -27,38 +31,312 @@ const SHOWN: usize = 1_000;
 /// How many items a job by status takes where nobody says.
 const LIMIT: u64 = 100;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Wanted {
-    status: Option<String>,
-    limit: Option<u64>,
-    tenant: Option<String>,
-    signature: Option<String>,
-    ids: Option<Vec<String>>,
-    event_id: Option<String>,
-    #[serde(default)]
-    targets: Vec<String>,
-    mode: Option<String>,
-    reason: Option<String>,
-    rate: Option<f64>,
-    canary: Option<u32>,
-    concurrency: Option<u32>,
-    pause_above: Option<f64>,
-    #[serde(default)]
-    dry_run: bool,
+pub(super) fn routes(api: &mut Api) {
+    let (missing, over) = ("No replay job has this ID.", "The job has ended.");
+    let mut group = api.group("replays", "ID of the replay job: rpl_….", Needs::Ledger);
+    group.get("/v1/replays", list, "List replay jobs, the newest first.");
+    group.post("/v1/replays", create, "Start a replay job, or with `dry_run` show what it would do.");
+    group.get("/v1/replays/{id}", show, "Show a replay job.").problem(404, missing);
+    group
+        .get("/v1/replays/{id}/items", results, "List the items of a replay job with their results.")
+        .problem(404, missing);
+    group
+        .post("/v1/replays/{id}/pause", pause, "Pause a replay job.")
+        .problem(404, missing)
+        .problem(409, over);
+    group
+        .post("/v1/replays/{id}/resume", resume, "Resume a paused replay job.")
+        .problem(404, missing)
+        .problem(409, over);
+    group
+        .post(
+            "/v1/replays/{id}/cancel",
+            cancel,
+            "Cancel a replay job. Items that have not started stay dead letters.",
+        )
+        .problem(404, missing)
+        .problem(409, over);
+    group
+        .post("/v1/replays/{id}/pace", repace, "Change rate and concurrency of a replay job.")
+        .problem(404, missing)
+        .problem(409, over);
 }
 
-/// Makes a job and answers it; or, with `dry_run`, answers what it would do.
-pub(super) async fn create(
+/// A replay job to start. What to replay is one of `status`, `ids` and `event_id`.
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Replay")]
+pub(crate) struct ReplayRequest {
+    /// Replay every delivery that ended in `dlq` or `blocked`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["failed", null]))]
+    pub(crate) status: Option<String>,
+    /// Maximum number of items, with `status`: 100 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub(crate) limit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// Only dead letters with this failure signature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) signature: Option<String>,
+    /// IDs of dead letters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ids: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) event_id: Option<String>,
+    /// Only deliveries to these targets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) targets: Vec<String>,
+    /// `resume` by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<OneOf<Mode>>")]
+    pub(crate) mode: Option<String>,
+    /// Why; for the audit log. Required by the mode `re-execute`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// Maximum number of items a second; 0 is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub(crate) rate: Option<f64>,
+    /// Number of items to try first; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) canary: Option<u32>,
+    /// Maximum number of items in progress.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub(crate) concurrency: Option<u32>,
+    /// Pause when a larger share of the items than this fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub(crate) pause_above: Option<f64>,
+    /// Show what the job would do; send nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) dry_run: bool,
+}
+
+/// A replay job.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ReplayJob {
+    /// rpl_…
+    #[schemars(with = "String")]
+    id: JobId,
+    #[schemars(with = "OneOf<JobState>")]
+    state: JobState,
+    /// Why the job is in this state.
+    note: String,
+    #[schemars(with = "OneOf<Mode>")]
+    mode: Mode,
+    reason: Option<String>,
+    /// Name of the token that started the job.
+    by: String,
+    /// The items of the job: `failed`, `letters` or `event`.
+    #[schemars(with = "Map<String, Value>")]
+    selection: Selection,
+    rate: f64,
+    concurrency: u32,
+    canary: u32,
+    pause_above: f64,
+    counts: ReplayCounts,
+    created_at: String,
+    updated_at: String,
+}
+
+/// Number of items by result.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct ReplayCounts {
+    total: u64,
+    /// Not started.
+    pending: u64,
+    /// In progress.
+    released: u64,
+    /// Delivered.
+    replayed: u64,
+    /// Delivered before the replay.
+    skipped_completed: u64,
+    /// In progress elsewhere.
+    skipped_inflight: u64,
+    failed_again: u64,
+    cancelled: u64,
+}
+
+impl ReplayJob {
+    fn new(job: &Job) -> Self {
+        let NewJob { id, selection, mode, reason, by, pace } = job.new.clone();
+        let Counts {
+            total,
+            pending,
+            released,
+            replayed,
+            skipped_completed,
+            skipped_inflight,
+            failed_again,
+            cancelled,
+        } = job.counts;
+        Self {
+            id,
+            state: job.state,
+            note: job.note.clone(),
+            mode,
+            reason,
+            by,
+            selection,
+            rate: pace.rate,
+            concurrency: pace.concurrency,
+            canary: pace.canary,
+            pause_above: pace.pause_above,
+            counts: ReplayCounts {
+                total,
+                pending,
+                released,
+                replayed,
+                skipped_completed,
+                skipped_inflight,
+                failed_again,
+                cancelled,
+            },
+            created_at: time(job.created_at),
+            updated_at: time(job.updated_at),
+        }
+    }
+}
+
+/// What a replay job would do.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ReplayPlan {
+    /// Always true.
+    dry_run: bool,
+    #[schemars(with = "OneOf<Mode>")]
+    mode: Mode,
+    total: usize,
+    /// Number of items that would be sent.
+    run: usize,
+    /// Number of items that would be skipped.
+    skip: usize,
+    /// Number of items that cannot be replayed now.
+    conflict: usize,
+    /// Number of items by failure signature.
+    by_signature: Map<String, Value>,
+    /// The first 1000 items.
+    items: Vec<PlannedItem>,
+    /// Number of items that are not in `items`.
+    more: usize,
+}
+
+/// What a replay job would do with a delivery.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct PlannedItem {
+    #[schemars(with = "String")]
+    delivery: DeliveryId,
+    #[schemars(with = "Option<String>")]
+    letter: Option<LetterId>,
+    #[schemars(with = "String")]
+    event: EventId,
+    target: String,
+    tenant: String,
+    signature: String,
+    #[schemars(with = "OneOf<Action>")]
+    action: Action,
+    why: String,
+}
+
+impl ReplayPlan {
+    fn new(plan: Vec<Planned>, mode: Mode) -> Self {
+        let count = |action: Action| plan.iter().filter(|item| item.action == action).count();
+        let mut by_signature: Map<String, Value> = Map::new();
+        for item in &plan {
+            let known = by_signature.entry(item.signature.clone()).or_insert_with(|| 0.into());
+            *known = (known.as_u64().unwrap_or(0) + 1).into();
+        }
+        Self {
+            dry_run: true,
+            mode,
+            total: plan.len(),
+            run: count(Action::Run),
+            skip: count(Action::Skip),
+            conflict: count(Action::Conflict),
+            by_signature,
+            more: plan.len().saturating_sub(SHOWN),
+            items: plan.into_iter().take(SHOWN).map(PlannedItem::from).collect(),
+        }
+    }
+}
+
+impl From<Planned> for PlannedItem {
+    fn from(planned: Planned) -> Self {
+        let Planned { delivery, letter, event, target, tenant, signature, action, why } = planned;
+        Self { delivery, letter, event, target, tenant, signature, action, why }
+    }
+}
+
+/// An item of a replay job.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct ReplayItem {
+    #[schemars(with = "String")]
+    delivery_id: DeliveryId,
+    #[schemars(with = "Option<String>")]
+    dlq_id: Option<LetterId>,
+    #[schemars(with = "String")]
+    event_id: EventId,
+    target: String,
+    #[schemars(with = "OneOf<ItemState>")]
+    result: ItemState,
+    /// The new event, in mode `as-new`.
+    #[schemars(with = "Option<String>")]
+    new_event_id: Option<EventId>,
+    error: Option<String>,
+}
+
+impl ReplayItem {
+    fn new(item: &Item) -> Self {
+        let Item { delivery, letter, event, target, state, new_event, error } = item.clone();
+        Self {
+            delivery_id: delivery,
+            dlq_id: letter,
+            event_id: event,
+            target,
+            result: state,
+            new_event_id: new_event,
+            error,
+        }
+    }
+}
+
+/// A plan with `dry_run`, otherwise a job.
+enum ReplayAnswer {
+    Plan(Answer<ReplayPlan>),
+    Job(Answer<ReplayJob>),
+}
+
+impl IntoResponse for ReplayAnswer {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Plan(plan) => plan.into_response(),
+            Self::Job(job) => job.into_response(),
+        }
+    }
+}
+
+impl Output for ReplayAnswer {
+    fn describe(operation: &mut Operation, schemas: &mut Schemas) {
+        operation.answer::<ReplayPlan>(200, schemas);
+        operation.answer::<ReplayJob>(201, schemas);
+    }
+}
+
+async fn create(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let wanted: Wanted = answer::body(&body)?;
-    to_the_end(async move { create_job(&admin, &caller, wanted).await }).await
+    body: JsonBody<ReplayRequest>,
+) -> Result<ReplayAnswer, Refusal> {
+    let wanted = body.read()?;
+    run_to_completion(async move { create_job(&admin, &caller, wanted).await }).await
 }
 
-async fn create_job(admin: &Admin, caller: &Caller, wanted: Wanted) -> Result<Response, Refusal> {
+async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Result<ReplayAnswer, Refusal> {
     let pipeline = admin.pipeline()?;
     let mode = match &wanted.mode {
         None => Mode::Resume,
@@ -70,7 +348,7 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: Wanted) -> Result<Re
     let targets = known(pipeline);
     if wanted.dry_run {
         let plan = pipeline.ledger.plan(selection, mode, targets).await?;
-        return answer::json(&shown_plan(&plan, mode));
+        return Ok(ReplayAnswer::Plan(Answer::ok(ReplayPlan::new(plan, mode))?));
     }
     let reason = wanted.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
     if mode == Mode::ReExecute && reason.is_none() {
@@ -107,9 +385,7 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: Wanted) -> Result<Re
         outcome = "made",
         "a replay job was made"
     );
-    let mut response = answer::json(&shown_job(&job))?;
-    *response.status_mut() = StatusCode::CREATED;
-    Ok(response)
+    Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, ReplayJob::new(&job))))
 }
 
 /// The targets of the config: what goes to others cannot be replayed.
@@ -117,7 +393,7 @@ fn known(pipeline: &Pipeline) -> Vec<String> {
     pipeline.registry.current().names()
 }
 
-fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &Wanted) -> Result<Selection, Refusal> {
+fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &ReplayRequest) -> Result<Selection, Refusal> {
     let known = known(pipeline);
     if let Some(unknown) = wanted.targets.iter().find(|target| !known.contains(target)) {
         let detail = format!("targets: there is no target {unknown:?}; there are {}", known.join(", "));
@@ -155,7 +431,7 @@ fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &Wanted) -> Result<Se
     }
 }
 
-fn pace(wanted: &Wanted) -> Result<Pace, Refusal> {
+fn pace(wanted: &ReplayRequest) -> Result<Pace, Refusal> {
     let usual = Pace::default();
     let pace = Pace {
         rate: wanted.rate.unwrap_or(usual.rate),
@@ -175,137 +451,83 @@ fn pace(wanted: &Wanted) -> Result<Pace, Refusal> {
     Ok(pace)
 }
 
-fn shown_plan(plan: &[Planned], mode: Mode) -> Value {
-    let count = |action: Action| plan.iter().filter(|item| item.action == action).count();
-    let mut by_signature: Map<String, Value> = Map::new();
-    for item in plan {
-        let known = by_signature.entry(item.signature.clone()).or_insert_with(|| json!(0));
-        *known = json!(known.as_u64().unwrap_or(0) + 1);
-    }
-    json!({
-        "dry_run": true,
-        "mode": mode,
-        "total": plan.len(),
-        "run": count(Action::Run),
-        "skip": count(Action::Skip),
-        "conflict": count(Action::Conflict),
-        "by_signature": by_signature,
-        "items": plan.iter().take(SHOWN).collect::<Vec<_>>(),
-        "more": plan.len().saturating_sub(SHOWN),
-    })
-}
-
-fn shown_job(job: &Job) -> Value {
-    let pace = &job.new.pace;
-    json!({
-        "id": job.new.id,
-        "state": job.state,
-        "note": job.note,
-        "mode": job.new.mode,
-        "reason": job.new.reason,
-        "by": job.new.by,
-        "selection": job.new.selection,
-        "rate": pace.rate,
-        "concurrency": pace.concurrency,
-        "canary": pace.canary,
-        "pause_above": pace.pause_above,
-        "counts": job.counts,
-        "created_at": time(job.created_at),
-        "updated_at": time(job.updated_at),
-    })
-}
-
-fn shown_item(item: &Item) -> Value {
-    json!({
-        "delivery_id": item.delivery,
-        "dlq_id": item.letter,
-        "event_id": item.event,
-        "target": item.target,
-        "result": item.state,
-        "new_event_id": item.new_event,
-        "error": item.error,
-    })
-}
-
-/// Lists jobs, the newest first.
-pub(super) async fn list(
+async fn list(
     State(admin): State<Arc<Admin>>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Refusal> {
+    query: ListQuery<()>,
+) -> Result<Answer<Page<ReplayJob>>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let page = pipeline.ledger.jobs(Asked::read(query, &[])?.page()).await?;
-    items(page.items.iter().map(shown_job), page.next)
+    Page::of(pipeline.ledger.jobs(query.read()?.page).await?, ReplayJob::new)
 }
 
-/// One job.
-pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let id: JobId = id_of(&id)?;
+async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<ReplayJob>, Refusal> {
+    Answer::ok(ReplayJob::new(&find(admin.pipeline()?, id_of(&id)?).await?))
+}
+
+async fn find(pipeline: &Pipeline, id: JobId) -> Result<Job, Refusal> {
     let job = pipeline.ledger.job(id).await?;
-    answer::json(&shown_job(&job.ok_or_else(|| Refusal::not_found(format!("there is no replay job {id}")))?))
+    job.ok_or_else(|| Refusal::not_found(format!("there is no replay job {id}")))
 }
 
-/// What became of the items of a job.
-pub(super) async fn results(
+async fn results(
     State(admin): State<Arc<Admin>>,
-    Named(id): Named,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+    query: ListQuery<()>,
+) -> Result<Answer<Page<ReplayItem>>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let page = pipeline.ledger.items(id_of(&id)?, Asked::read(query, &[])?.page()).await?;
-    items(page.items.iter().map(shown_item), page.next)
+    Page::of(pipeline.ledger.items(id_of(&id)?, query.read()?.page).await?, ReplayItem::new)
 }
 
-#[derive(Deserialize)]
+/// A change of a replay job. Only /pace uses `rate` and `concurrency`.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Told {
+#[schemars(inline)]
+pub(crate) struct OrderRequest {
+    /// Why; for the audit log.
     #[serde(default)]
-    reason: String,
-    rate: Option<f64>,
-    concurrency: Option<u32>,
+    pub(crate) reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) concurrency: Option<u32>,
 }
 
-/// Releases nothing more for now.
-pub(super) async fn pause(
+async fn pause(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    id: PathId,
+    body: JsonBody<OrderRequest>,
+) -> Result<Answer<ReplayJob>, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Pause), "pause").await
 }
 
-/// Goes on.
-pub(super) async fn resume(
+async fn resume(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    id: PathId,
+    body: JsonBody<OrderRequest>,
+) -> Result<Answer<ReplayJob>, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Resume), "resume").await
 }
 
-/// Releases nothing more at all.
-pub(super) async fn cancel(
+async fn cancel(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    id: PathId,
+    body: JsonBody<OrderRequest>,
+) -> Result<Answer<ReplayJob>, Refusal> {
     order(state, caller, id, body, |_, _| Ok(Order::Cancel), "cancel").await
 }
 
-/// Changes rate and concurrency of a job that runs.
-pub(super) async fn repace(
+async fn repace(
     state: State<Arc<Admin>>,
     caller: Extension<Caller>,
-    id: Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let wish = |job: &Job, told: &Told| {
+    id: PathId,
+    body: JsonBody<OrderRequest>,
+) -> Result<Answer<ReplayJob>, Refusal> {
+    let wish = |job: &Job, asked: &OrderRequest| {
         let pace = Pace {
-            rate: told.rate.unwrap_or(job.new.pace.rate),
-            concurrency: told.concurrency.unwrap_or(job.new.pace.concurrency),
+            rate: asked.rate.unwrap_or(job.new.pace.rate),
+            concurrency: asked.concurrency.unwrap_or(job.new.pace.concurrency),
             ..job.new.pace
         };
         if !pace.rate.is_finite() || pace.rate < 0.0 || pace.concurrency == 0 {
@@ -321,18 +543,16 @@ pub(super) async fn repace(
 async fn order(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    body: Bytes,
-    wish: impl FnOnce(&Job, &Told) -> Result<Order, Refusal>,
+    PathId(id): PathId,
+    body: JsonBody<OrderRequest>,
+    wish: impl FnOnce(&Job, &OrderRequest) -> Result<Order, Refusal>,
     action: &'static str,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<ReplayJob>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: JobId = id_of(&id)?;
-    let told: Told = answer::body(&body)?;
-    let job = pipeline.ledger.job(id).await?;
-    let job = job.ok_or_else(|| Refusal::not_found(format!("there is no replay job {id}")))?;
-    let wish = wish(&job, &told)?;
-    let reason = told.reason.trim();
+    let asked = body.read()?;
+    let wish = wish(&find(pipeline, id).await?, &asked)?;
+    let reason = asked.reason.trim();
     let note = match reason {
         "" => format!("{action} by {}", caller.name),
         reason => format!("{action} by {}: {reason}", caller.name),
@@ -353,5 +573,5 @@ async fn order(
         outcome = "done",
         "a replay job was told"
     );
-    answer::json(&shown_job(&job))
+    Answer::ok(ReplayJob::new(&job))
 }

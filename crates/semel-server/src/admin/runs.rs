@@ -5,75 +5,137 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Bytes;
-use axum::extract::{Query, Request, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use axum::response::Response;
-use semel_pipeline::delivery::Told;
+use schemars::JsonSchema;
+use semel_pipeline::delivery::{State as DeliveryState, Told};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::ledger::{AuditLine, Change, EventFilter};
+use semel_pipeline::ledger::{self, AuditLine, Change, EventFilter};
 use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Named, Refusal};
-use super::events::trace;
-use super::listing::{Asked, id_of, items};
-use super::shown::time;
-use super::told;
+use super::answer::{self, Answer, JsonBody, PathId, PayloadBody, Refusal};
+use super::api::{Api, Needs};
+use super::deliveries::DeliveryDetails;
+use super::events::{EventDetails, trace};
+use super::listing::{Filters, ListQuery, Page, Parameter, id_of};
+use super::records::time;
+use super::schema::{Names as _, OneOf};
 use crate::config::show_duration;
 use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
-const AROUND: usize = 256 << 10;
+const ENVELOPE: usize = 256 << 10;
 /// The most tags of a run, and the longest of them.
 const TAGS: (usize, usize) = (100, 255);
 /// How long a caller that waits for a run is kept waiting, where it does not say.
 const WAIT: Duration = Duration::from_secs(30);
 /// When a caller should come back that found no place to wait.
-const NO_PLACE: Duration = Duration::from_secs(5);
+const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Trigger {
-    target: String,
-    payload: Box<RawValue>,
-    tenant: Option<String>,
-    #[serde(default)]
-    tags: Vec<String>,
-    #[serde(default)]
-    metadata: BTreeMap<String, Box<RawValue>>,
-    delay: Option<String>,
-    ttl: Option<String>,
-    idempotency_key: Option<String>,
+pub(super) fn routes(api: &mut Api) {
+    let missing = "No run has this ID.";
+    let mut group = api.group("runs", "ID of the run: run_….", Needs::Ledger);
+    group.get("/v1/runs", list, "List runs, the newest first, or with `buffered` those in the buffer.");
+    group
+        .post("/v1/runs", trigger, "Trigger a run. Triggers with the same key are the same run.")
+        .parameter("wait", "true: answer when the run has ended.", &json!({ "type": "string", "enum": bool::names() }))
+        .parameter(
+            "timeout",
+            "How long to wait: 30s by default, at most `run_wait` in [limits].",
+            &json!({ "type": "string" }),
+        )
+        .success(&[
+            (200, "The run already existed."),
+            (201, "A new run."),
+            (202, "A new run, in the buffer."),
+        ])
+        .problem(422, "The key belongs to another payload, or no target has this name.")
+        .problem(
+            503,
+            "The store or the ledger is unavailable, or another trigger with the same key is in progress. Code \
+             `too_many_waiters`, with wait=true: nothing was triggered.",
+        );
+    group.post("/v1/runs/reset-key", reset_key, "Reset a key: the next trigger with it is another run.");
+    group.get("/v1/runs/{id}", show, "Show a run.").problem(404, missing);
+    group
+        .patch("/v1/runs/{id}", patch, "Change a run. A member of `metadata` that is null is removed.")
+        .problem(404, missing)
+        .problem(409, "The run has another version or has started, or a member is not a number.");
+    group
+        .post("/v1/runs/{id}/cancel", cancel, "Cancel a run that has not started.")
+        .problem(404, missing)
+        .problem(409, "The run has started.");
 }
 
-/// Triggers a run: 201 the first time, 202 where it is buffered, 200 from then on.
-pub(super) async fn trigger(
+/// A run to trigger.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Trigger")]
+pub(crate) struct TriggerRequest {
+    /// Name of a target in the configuration.
+    pub(crate) target: String,
+    /// Any JSON. The target receives the same bytes.
+    pub(crate) payload: Box<RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tags: Vec<String>,
+    /// Every value keeps its text.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) metadata: BTreeMap<String, Box<RawValue>>,
+    /// How long to wait before the first attempt, such as "30s".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delay: Option<String>,
+    /// How long the key is remembered, such as "24h".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl: Option<String>,
+    /// Key of the run. The header Idempotency-Key can hold it instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idempotency_key: Option<String>,
+}
+
+/// A triggered run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Triggered")]
+struct TriggerResult {
+    /// run_…
+    #[schemars(with = "String")]
+    id: EventId,
+    /// True if the run already existed.
+    cached: bool,
+    /// True if the run is in the buffer.
+    buffered: bool,
+    /// State of the run. Only with wait=true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<String>,
+}
+
+async fn trigger(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<Vec<(String, String)>>,
-    request: Request,
-) -> Result<Response, Refusal> {
+    body: PayloadBody<TriggerRequest>,
+) -> Result<Answer<TriggerResult>, Refusal> {
     let pipeline = admin.pipeline()?;
     // Before the run is triggered: a caller that is refused has changed nothing.
     let wait = match waits(query, pipeline.waiters.longest())? {
         Some(limit) => Some((limit, pipeline.waiters.enter().ok_or_else(|| too_many_waiters(pipeline))?)),
         None => None,
     };
-    let (parts, body) = request.into_parts();
     let most = pipeline.max_payload;
-    let body = axum::body::to_bytes(body, most.saturating_add(AROUND)).await.map_err(|_| too_large(most))?;
-    let asked: Trigger = answer::body(&body)?;
+    let headers = body.headers.clone();
+    let asked = body.read(most, ENVELOPE).await?;
     if asked.payload.get().len() > most {
-        return Err(too_large(most));
+        return Err(Refusal::payload_too_large(most));
     }
-    let header = parts.headers.get("idempotency-key").map(|key| key.to_str());
+    let header = headers.get("idempotency-key").map(|key| key.to_str());
     let header = header.transpose().map_err(|_| Refusal::bad("Idempotency-Key: expected visible ASCII"))?;
     let key = match (header, asked.idempotency_key) {
         (Some(one), Some(other)) if one != other => {
@@ -94,7 +156,7 @@ pub(super) async fn trigger(
         lifetime: answer::length("ttl", asked.ttl.as_deref())?,
         delay: answer::length("delay", asked.delay.as_deref())?.unwrap_or_default(),
         notes: Notes { tags: tags(asked.tags)?, metadata: texts(asked.metadata)? },
-        trace: trace(&parts.headers),
+        trace: trace(&headers),
     };
     let triggers = &pipeline.intake.triggers;
     let triggered = match wait {
@@ -113,20 +175,17 @@ pub(super) async fn trigger(
         buffered,
         outcome = if cached { "cached" } else { "accepted" },
     );
-    let mut shown = json!({ "id": id, "cached": cached, "buffered": buffered });
-    if let Some((limit, _place)) = wait {
-        shown["status"] = json!(ended(pipeline, id, limit).await?);
-    }
-    let mut response = answer::json(&shown)?;
-    *response.status_mut() = match (cached, buffered) {
+    let status = match wait {
+        Some((limit, _place)) => Some(ended(pipeline, id, limit).await?),
+        None => None,
+    };
+    let code = match (cached, buffered) {
         (true, _) => StatusCode::OK,
         (false, true) => StatusCode::ACCEPTED,
         (false, false) => StatusCode::CREATED,
     };
-    if let Some(id) = ask.trace.request_id.and_then(|id| id.parse().ok()) {
-        response.headers_mut().insert("x-request-id", id);
-    }
-    Ok(response)
+    Ok(Answer::new(code, TriggerResult { id, cached, buffered, status })
+        .with_request_id(ask.trace.request_id))
 }
 
 /// How long the caller waits for the run itself; `None` where it does not.
@@ -176,17 +235,13 @@ fn too_many_waiters(pipeline: &Pipeline) -> Refusal {
         "{most} callers already wait for runs, and nothing was triggered: trigger without wait=true, or come back later; \
          `run_waiters` in [limits] allows more"
     );
-    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_waiters", detail).after(NO_PLACE)
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_waiters", detail)
+        .with_retry_after(RETRY_WHEN_FULL)
 }
 
 /// A run has one target; one that was executed again has several deliveries, and the last one counts.
 fn status(deliveries: &[Told]) -> String {
     deliveries.last().map_or("queued", |told| told.delivery.state.as_str()).to_owned()
-}
-
-fn too_large(most: usize) -> Refusal {
-    let detail = format!("the payload is larger than {most} bytes; `payload` in [limits] allows more");
-    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", detail)
 }
 
 fn target(pipeline: &Pipeline, name: String) -> Result<String, Refusal> {
@@ -230,40 +285,47 @@ fn refused(error: TriggerError) -> Refusal {
         TriggerError::Key(_) => Refusal::bad(format!("idempotency_key: {detail}")),
         TriggerError::Conflict => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "conflict", detail),
         TriggerError::TimedOut { retry_after } => {
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_flight", detail).after(retry_after)
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_flight", detail).with_retry_after(retry_after)
         }
         TriggerError::Ledger(error) => error.into(),
         _ => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail),
     }
 }
 
-fn desk(error: DeskError) -> Refusal {
+pub(super) fn run_error(error: DeskError) -> Refusal {
     let detail = error.to_string();
     match error {
         DeskError::Ledger(error) => error.into(),
         DeskError::Buffer(error) => error.into(),
-        _ => {
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail).after(Duration::from_secs(1))
-        }
+        _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail)
+            .with_retry_after(Duration::from_secs(1)),
     }
 }
 
-/// A run as it is shown. Metadata is the exact text that was given.
-#[derive(Serialize)]
-struct Shown {
+/// A run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Run")]
+struct RunDetails {
+    #[schemars(with = "String")]
     id: EventId,
     target: String,
     tenant: String,
+    #[schemars(with = "OneOf<DeliveryState>")]
     status: String,
+    /// True if the run is in the buffer.
     buffered: bool,
     tags: Vec<String>,
+    /// Every value has the text that was given.
     metadata: BTreeMap<String, Box<RawValue>>,
     version: u64,
+    /// The first eight characters of the key.
     idempotency_key: Option<String>,
     key_id: Option<String>,
     request_id: Option<String>,
+    /// Null while the run is in the buffer.
     accepted_at: Option<String>,
-    deliveries: Vec<Value>,
+    deliveries: Vec<DeliveryDetails>,
+    /// Only operators see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Box<RawValue>>,
 }
@@ -278,14 +340,14 @@ struct View<'a> {
     deliveries: &'a [Told],
 }
 
-fn shown(view: &View<'_>, caller: &Caller) -> Shown {
+fn shown(view: &View<'_>, caller: &Caller) -> RunDetails {
     let View { run, version, status, buffered, accepted_at, deliveries } = view;
     let raw = |text: &String| RawValue::from_string(text.clone()).ok();
     let metadata = &run.notes.metadata;
     let metadata = metadata.iter().filter_map(|(name, text)| Some((name.clone(), raw(text)?))).collect();
     let payload = caller.may(Right::Operate).is_ok();
     let payload = payload.then(|| serde_json::from_slice(&run.payload).ok()).flatten();
-    Shown {
+    RunDetails {
         id: run.id,
         target: run.event_type.clone(),
         tenant: run.tenant.clone(),
@@ -298,7 +360,7 @@ fn shown(view: &View<'_>, caller: &Caller) -> Shown {
         key_id: run.dedupe.as_ref().map(|dedupe| dedupe.id.to_string()),
         request_id: run.trace.request_id.clone(),
         accepted_at: accepted_at.clone(),
-        deliveries: deliveries.iter().map(told::delivery_with_attempts).collect(),
+        deliveries: deliveries.iter().map(DeliveryDetails::with_attempts).collect(),
         payload,
     }
 }
@@ -309,7 +371,7 @@ async fn view(
     located: Located,
     id: EventId,
     caller: &Caller,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<RunDetails>, Refusal> {
     let not_found = || Refusal::not_found(format!("there is no run {id}"));
     let own = |run: &NewEvent| caller.tenant.as_ref().is_none_or(|tenant| *tenant == run.tenant);
     match located {
@@ -323,54 +385,60 @@ async fn view(
                 accepted_at: Some(time(event.accepted_at)),
                 deliveries: &deliveries,
             };
-            answer::json(&shown(&view, caller))
+            Answer::ok(shown(&view, caller))
         }
         Located::Buffer { buffered, version } if own(&buffered.run) => {
             let status = if buffered.cancelled { "cancelled" } else { "queued" }.to_owned();
             let run = &buffered.run;
             let view = View { run, version, status, buffered: true, accepted_at: None, deliveries: &[] };
-            answer::json(&shown(&view, caller))
+            Answer::ok(shown(&view, caller))
         }
         _ => Err(not_found()),
     }
 }
 
-/// One run, wherever it is.
-pub(super) async fn show(
+async fn show(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+) -> Result<Answer<RunDetails>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
-    let located = pipeline.intake.triggers.locate(id).await.map_err(desk)?;
+    let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     view(pipeline, located, id, &caller).await
 }
 
-#[derive(Deserialize)]
+/// A change of a run.
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Patch {
+#[schemars(inline)]
+pub(crate) struct PatchRequest {
     #[serde(default)]
-    add_tags: Vec<String>,
-    #[serde(default)]
-    metadata: BTreeMap<String, Box<RawValue>>,
-    #[serde(default)]
-    increment: BTreeMap<String, Box<RawValue>>,
-    delay: Option<String>,
-    version: Option<u64>,
+    pub(crate) add_tags: Vec<String>,
+    /// Members to set; a member that is null is removed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) metadata: BTreeMap<String, Box<RawValue>>,
+    /// Numbers to add to members of the metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) increment: BTreeMap<String, Box<RawValue>>,
+    /// How long to wait before the first attempt, such as "30s".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delay: Option<String>,
+    /// Change the run only if it has this version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) version: Option<u64>,
 }
 
-/// Changes a run, wherever it is. A member of `metadata` that is null is taken away.
-pub(super) async fn patch(
+async fn patch(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+    body: JsonBody<PatchRequest>,
+) -> Result<Answer<RunDetails>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
     own(pipeline, id, &caller).await?;
-    let asked: Patch = answer::body(&body)?;
+    let asked = body.read()?;
     let (removed, set): (Vec<_>, Vec<_>) =
         texts(asked.metadata)?.into_iter().partition(|(_, value)| value == "null");
     let change = Change {
@@ -380,14 +448,14 @@ pub(super) async fn patch(
         increment: texts(asked.increment)?.into_iter().collect(),
         delay: answer::length("delay", asked.delay.as_deref())?,
     };
-    let located = pipeline.intake.triggers.change(id, &change, asked.version).await.map_err(desk)?;
+    let located = pipeline.intake.triggers.change(id, &change, asked.version).await.map_err(run_error)?;
     view(pipeline, located, id, &caller).await
 }
 
 /// 404 where the run is another tenant's: whoever is confined to one does not learn of others.
 async fn own(pipeline: &Pipeline, id: EventId, caller: &Caller) -> Result<(), Refusal> {
     let Some(tenant) = &caller.tenant else { return Ok(()) };
-    let located = pipeline.intake.triggers.locate(id).await.map_err(desk)?;
+    let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     let whose = match &located {
         Located::Ledger(event) => Some(&event.new.tenant),
         Located::Buffer { buffered, .. } => Some(&buffered.run.tenant),
@@ -399,51 +467,69 @@ async fn own(pipeline: &Pipeline, id: EventId, caller: &Caller) -> Result<(), Re
     }
 }
 
-#[derive(Default, Deserialize)]
+/// Why a run is cancelled.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Reason {
+#[schemars(inline)]
+pub(crate) struct CancelRequest {
+    /// Why; for the audit log.
     #[serde(default)]
-    reason: String,
+    pub(crate) reason: String,
 }
 
-/// Cancels a run that has not started.
-pub(super) async fn cancel(
+async fn cancel(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    PathId(id): PathId,
+    body: JsonBody<CancelRequest>,
+) -> Result<Answer<RunDetails>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
     own(pipeline, id, &caller).await?;
-    let Reason { reason } = answer::body(&body)?;
+    let CancelRequest { reason } = body.read()?;
     let line =
         AuditLine { who: caller.name.clone(), action: "cancel".to_owned(), subject: id.to_string(), reason };
-    pipeline.intake.triggers.cancel(id, &line).await.map_err(desk)?;
+    pipeline.intake.triggers.cancel(id, &line).await.map_err(run_error)?;
     pipeline.waiters.wake(id);
-    let located = pipeline.intake.triggers.locate(id).await.map_err(desk)?;
+    let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     view(pipeline, located, id, &caller).await
 }
 
-#[derive(Deserialize)]
+/// A key of runs to reset.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Reset {
-    target: String,
-    key: String,
-    tenant: Option<String>,
-    principal: Option<String>,
+#[schemars(inline)]
+pub(crate) struct ResetRequest {
+    pub(crate) target: String,
+    pub(crate) key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// Name of the token that triggered the run, if it is another. Requires the role operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) principal: Option<String>,
+    /// Why; for the audit log.
     #[serde(default)]
-    reason: String,
+    pub(crate) reason: String,
 }
 
-/// Resets a key: the next trigger with it is another run. An operator may reset a key of another principal.
-pub(super) async fn reset_key(
+/// The result of a key reset.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct ResetResult {
+    /// False if no run had the key.
+    reset: bool,
+    /// The run that had the key.
+    #[schemars(with = "Option<String>")]
+    id: Option<EventId>,
+}
+
+async fn reset_key(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
+    body: JsonBody<ResetRequest>,
+) -> Result<Answer<ResetResult>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let asked: Reset = answer::body(&body)?;
+    let asked = body.read()?;
     let tenant = caller.tenant_for(asked.tenant)?;
     let principal = match asked.principal {
         Some(other) if other != caller.name => {
@@ -459,24 +545,70 @@ pub(super) async fn reset_key(
         reason: asked.reason,
     };
     let key = RunKey { principal: &principal, tenant: &tenant, target: &asked.target, key: &asked.key };
-    let whose = pipeline.intake.triggers.reset_key(key, &line).await.map_err(desk)?;
-    answer::json(&json!({ "reset": whose.is_some(), "id": whose }))
+    let id = pipeline.intake.triggers.reset_key(key, &line).await.map_err(run_error)?;
+    Answer::ok(ResetResult { reset: id.is_some(), id })
 }
 
-/// Lists runs of the ledger, the newest first; or, with `buffered=true`, those that wait in the buffer of a tenant.
-pub(super) async fn list(
+struct RunFilters;
+
+impl Filters for RunFilters {
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::text("target", "Only runs of this target."),
+        Parameter::text("tenant", "Only runs of this tenant."),
+        Parameter::text("tag", "Only runs with this tag."),
+        Parameter::one_of::<bool>(
+            "buffered",
+            "true: the runs in the buffer. Requires `tenant` to list them one by one.",
+        ),
+    ];
+}
+
+/// A page of runs.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+enum RunPage {
+    /// Runs in the ledger.
+    Ledger(Page<EventDetails>),
+    /// Runs in the buffer.
+    Buffer { items: Vec<BufferedRun>, next: Option<String>, tenants: Vec<BufferDepth> },
+}
+
+/// A run in the buffer.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct BufferedRun {
+    #[schemars(with = "String")]
+    id: EventId,
+    tenant: String,
+    buffered: bool,
+}
+
+/// The runs of a tenant in the buffer.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct BufferDepth {
+    tenant: String,
+    queued: u64,
+    /// Runs on their way to the ledger.
+    in_transit: u64,
+    /// Age of the oldest run.
+    oldest_seconds: f64,
+}
+
+async fn list(
     State(admin): State<Arc<Admin>>,
     Extension(caller): Extension<Caller>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Refusal> {
+    query: ListQuery<RunFilters>,
+) -> Result<Answer<RunPage>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let mut asked = Asked::read(query, &["target", "tenant", "tag", "buffered"])?;
+    let mut asked = query.read()?;
     let tenant = match &caller.tenant {
         Some(own) => Some(own.clone()),
         None => asked.take("tenant"),
     };
     if asked.choice("buffered", &[("true", true), ("false", false)])? == Some(true) {
-        return buffered(pipeline, tenant, asked).await;
+        return Answer::ok(buffered(pipeline, tenant, asked.page).await?);
     }
     let filter = EventFilter {
         kind: Some(EventKind::Run),
@@ -484,45 +616,40 @@ pub(super) async fn list(
         event_type: asked.take("target"),
         tag: asked.take("tag"),
     };
-    let page = pipeline.ledger.events(filter, asked.page()).await?;
-    items(page.items.iter().map(told::event), page.next)
+    let page = pipeline.ledger.events(filter, asked.page).await?;
+    Answer::ok(RunPage::Ledger(Page::new(page, EventDetails::new)))
 }
 
-/// What waits in the buffer: how much for each tenant, and the runs of one.
-async fn buffered(pipeline: &Pipeline, tenant: Option<String>, asked: Asked) -> Result<Response, Refusal> {
-    let Some(burst) = pipeline.intake.triggers.burst_at_hand()? else {
-        return answer::json(&json!({ "items": [], "next": null, "tenants": [] }));
-    };
+/// The runs in the buffer: the number of each tenant, and the runs of one tenant.
+async fn buffered(
+    pipeline: &Pipeline,
+    tenant: Option<String>,
+    page: ledger::Page,
+) -> Result<RunPage, Refusal> {
     let mut tenants = Vec::new();
+    let Some(burst) = pipeline.intake.triggers.burst_at_hand()? else {
+        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
+    };
     for name in burst.buffer.tenants().await? {
         if tenant.as_ref().is_some_and(|tenant| *tenant != name) {
             continue;
         }
         let depth = burst.buffer.depth(&name).await?;
-        tenants.push(json!({
-            "tenant": name,
-            "queued": depth.queued,
-            "in_transit": depth.leased,
-            "oldest_seconds": depth.oldest.as_secs_f64(),
-        }));
+        tenants.push(BufferDepth {
+            tenant: name,
+            queued: depth.queued,
+            in_transit: depth.leased,
+            oldest_seconds: depth.oldest.as_secs_f64(),
+        });
     }
     let Some(tenant) = tenant else {
-        return answer::json(&json!({ "items": [], "next": null, "tenants": tenants }));
+        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
     };
-    let page = asked.page();
     let after = page.after.map(|after| id_of(&after)).transpose()?;
     let ids = burst.buffer.list(&tenant, after, page.limit).await?;
     let full = ids.len() == usize::try_from(page.limit).unwrap_or(usize::MAX);
     let next = ids.last().filter(|_| full).map(ToString::to_string);
-    let shown: Vec<Value> =
-        ids.iter().map(|id| json!({ "id": id, "tenant": tenant, "buffered": true })).collect();
-    answer::json(&json!({ "items": shown, "next": next, "tenants": tenants }))
-}
-
-impl Refusal {
-    /// The same with a hint when to come back.
-    fn after(mut self, retry_after: Duration) -> Self {
-        self.set_retry_after(retry_after);
-        self
-    }
+    let items =
+        ids.into_iter().map(|id| BufferedRun { id, tenant: tenant.clone(), buffered: true }).collect();
+    Ok(RunPage::Buffer { items, next, tenants })
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
+use schemars::JsonSchema;
 use semel::key::KeyId;
 use semel::outcome::Body;
 use semel::record::State as RecordState;
@@ -21,14 +20,18 @@ use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
 use semel_pipeline::letter::LetterStory;
-use semel_pipeline::trigger::{Burst, DeskError, Located};
-use serde_json::{Value, json};
+use semel_pipeline::trigger::{Burst, Located};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::Admin;
-use super::answer::{self, Named, Refusal};
-use super::shown::{self, time};
-use super::told;
+use super::answer::{Answer, PathId, Refusal};
+use super::api::{Api, Needs};
+use super::deliveries::AttemptDetails;
+use super::events::EventDetails;
+use super::records::{KeyDetails, time};
+use super::runs::run_error;
 use crate::pipeline::Pipeline;
 
 /// No action has more.
@@ -41,28 +44,77 @@ const RECORDS: usize = 100;
 /// How many buffered runs are listed at once.
 const RUNS: u32 = 500;
 
-/// Something that happened.
-struct Moment {
-    at: Timestamp,
-    shown: Value,
+pub(super) fn routes(api: &mut Api) {
+    let id = "Any ID of the action: evt_…, run_… (also in the buffer), dlv_…, dlq_…, rpl_…, the ID of a key or of the claim of a \
+              trigger, or the request ID of the gateway, of a publisher, of a trigger or of an attempt.";
+    api.group("events", id, Needs::Store)
+        .get(
+            "/v1/story/{id}",
+            show,
+            "Show everything that is known about one action, in the order it happened.",
+        )
+        .problem(404, "Nothing has this ID.");
+}
+
+/// Everything that is known about one action.
+#[derive(Serialize, JsonSchema)]
+struct Story {
+    /// The ID that was asked for.
+    id: String,
+    found: Vec<StorySubject>,
+    /// What happened, the oldest first.
+    timeline: Vec<StoryEntry>,
+}
+
+/// A thing that belongs to the action.
+#[derive(Default, Serialize, JsonSchema)]
+#[schemars(inline)]
+struct StorySubject {
+    #[schemars(extend("enum" = ["key", "trigger claim", "request", "event", "run", "delivery", "dead letter", "replay"]))]
+    kind: &'static str,
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'static str>,
+}
+
+/// Something that happened. Further members depend on `what`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct StoryEntry {
+    at: String,
+    #[schemars(extend("enum" = [
+        "claim", "trigger", "buffer", "event", "delivery", "downstream", "dead letter", "replay", "audit"
+    ]))]
+    place: &'static str,
+    what: String,
+    id: String,
+    #[serde(flatten)]
+    details: Map<String, Value>,
 }
 
 /// A story while it is gathered.
-struct Story<'a> {
+struct StoryBuilder<'a> {
     admin: &'a Admin,
-    moments: Vec<Moment>,
-    found: Vec<Value>,
+    timeline: Vec<(Timestamp, StoryEntry)>,
+    found: Vec<StorySubject>,
     /// What is told already.
     events: BTreeSet<EventId>,
     /// Where the search for a request ended before it was through.
     cut_short: Option<String>,
 }
 
-/// The story of whatever the id names.
-pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> Result<Response, Refusal> {
-    let mut story = Story {
+async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<Story>, Refusal> {
+    let mut story = StoryBuilder {
         admin: &admin,
-        moments: Vec::new(),
+        timeline: Vec::new(),
         found: Vec::new(),
         events: BTreeSet::new(),
         cut_short: None,
@@ -81,12 +133,12 @@ pub(super) async fn show(State(admin): State<Arc<Admin>>, Named(id): Named) -> R
         }
         return Err(Refusal::not_found(detail));
     }
-    story.moments.sort_by_key(|moment| moment.at);
-    let timeline: Vec<Value> = story.moments.into_iter().map(|moment| moment.shown).collect();
-    answer::json(&json!({ "id": id, "found": story.found, "timeline": timeline }))
+    story.timeline.sort_by_key(|(at, _)| *at);
+    let timeline = story.timeline.into_iter().map(|(_, entry)| entry).collect();
+    Answer::ok(Story { id, found: story.found, timeline })
 }
 
-impl Story<'_> {
+impl StoryBuilder<'_> {
     /// Gathers what an id of any kind names. Answers why the buffer could not be looked into, where that is so.
     async fn gather(&mut self, id: &str) -> Result<Option<Refusal>, Refusal> {
         let key = id.parse::<KeyId>().ok();
@@ -130,12 +182,14 @@ impl Story<'_> {
         Ok(away)
     }
 
-    fn tell(&mut self, at: Timestamp, place: &str, what: &str, id: &str, more: Value) {
-        let mut shown = json!({ "at": time(at), "place": place, "what": what, "id": id });
-        if let (Value::Object(shown), Value::Object(more)) = (&mut shown, more) {
-            shown.extend(more.into_iter().filter(|(_, value)| !value.is_null()));
-        }
-        self.moments.push(Moment { at, shown });
+    /// Adds an entry with the members of `details` that are not null.
+    fn tell(&mut self, at: Timestamp, place: &'static str, what: &str, id: &str, details: Value) {
+        let details = match details {
+            Value::Object(details) => details.into_iter().filter(|(_, value)| !value.is_null()).collect(),
+            _ => Map::new(),
+        };
+        let entry = StoryEntry { at: time(at), place, what: what.to_owned(), id: id.to_owned(), details };
+        self.timeline.push((at, entry));
     }
 
     /// A key: what the gateway or a worker did under it.
@@ -149,22 +203,21 @@ impl Story<'_> {
         Ok(())
     }
 
-    fn record(&mut self, snapshot: &Snapshot, kind: &str, place: &str) {
+    fn record(&mut self, snapshot: &Snapshot, kind: &'static str, place: &'static str) {
         let id = snapshot.id.to_string();
-        let (record, shown) = (&snapshot.record, shown::record(snapshot));
-        let more = json!({ "key": shown["key"], "attempt": record.attempt, "fence": record.fence.get() });
+        let (record, shown) = (&snapshot.record, KeyDetails::new(snapshot));
+        let more = json!({ "key": shown.key, "attempt": record.attempt, "fence": record.fence.get() });
         self.tell(record.claimed_at, place, "claimed", &id, more);
         if record.changed_at > record.claimed_at {
-            let phase = shown["phase"].as_str().unwrap_or_default().to_owned();
-            self.tell(record.changed_at, place, &phase, &id, json!({ "outcome": shown["outcome"] }));
+            self.tell(record.changed_at, place, shown.phase, &id, json!({ "outcome": shown.outcome }));
         }
-        self.found.push(json!({ "kind": kind, "id": id, "state": shown["phase"] }));
+        self.found.push(StorySubject { kind, id, state: Some(shown.phase), ..StorySubject::default() });
     }
 
     /// A request of the gateway's: those it remembers, and those whose claim a record still shows.
     async fn gateway_request(&mut self, id: &str) -> Result<(), Refusal> {
         if let Some(key) = self.admin.requests.key(id) {
-            self.found.push(json!({ "kind": "request", "id": id, "key_id": key.to_string() }));
+            self.found.push(StorySubject::request(id, key));
             return self.key(key).await;
         }
         let store = self.admin.engine.store();
@@ -174,8 +227,7 @@ impl Story<'_> {
             let page = store.scan(Scan { phase: None, after, limit: RECORDS }).await?;
             searched += page.items.len();
             for snapshot in page.items.iter().filter(|one| one.record.owner.is_of_request(id)) {
-                let key = snapshot.id.to_string();
-                self.found.push(json!({ "kind": "request", "id": id, "key_id": key }));
+                self.found.push(StorySubject::request(id, snapshot.id));
                 self.record(snapshot, "key", "claim");
             }
             after = page.next;
@@ -243,7 +295,7 @@ impl Story<'_> {
         if id.kind() == EventKind::Event {
             return self.event(pipeline, id).await;
         }
-        match pipeline.intake.triggers.locate(id).await.map_err(refused)? {
+        match pipeline.intake.triggers.locate(id).await.map_err(run_error)? {
             Located::Ledger(event) => self.accepted(pipeline, &event).await,
             Located::Buffer { buffered, .. } => self.buffered(pipeline, &buffered).await,
             Located::Missing => Ok(()),
@@ -265,7 +317,15 @@ impl Story<'_> {
         }
         let id = run.id.to_string();
         let state = if buffered.cancelled { "cancelled" } else { "buffered" };
-        self.found.push(json!({ "kind": "run", "id": id, "target": run.event_type, "state": state }));
+        let target = Some(run.event_type.clone());
+        let found = StorySubject {
+            kind: "run",
+            id: id.clone(),
+            target,
+            state: Some(state),
+            ..StorySubject::default()
+        };
+        self.found.push(found);
         let more = json!({
             "target": run.event_type, "tenant": run.tenant, "request_id": run.trace.request_id,
             "key": run.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()), "trace_id": run.trace.trace_id(),
@@ -286,7 +346,7 @@ impl Story<'_> {
         let (Some(burst), Some(key)) = (pipeline.intake.triggers.burst_at_hand()?, key) else {
             return Ok(());
         };
-        let told = self.found.iter().any(|found| found["id"] == key.to_string());
+        let told = self.found.iter().any(|found| found.id == key.to_string());
         if let Some(snapshot) = burst.claims.store().get(key).await?
             && !told
             && run_of(&snapshot) == Some(run)
@@ -302,13 +362,19 @@ impl Story<'_> {
         if !self.events.insert(id) {
             return Ok(());
         }
-        let shown = told::event(event);
+        let shown = EventDetails::new(event);
         let more = json!({
-            "type": shown["type"], "tenant": shown["tenant"], "key": shown["dedupe_key"], "origin": shown["origin"],
-            "request_id": shown["request_id"], "trace_id": event.new.trace.trace_id(),
+            "type": shown.r#type, "tenant": shown.tenant, "key": shown.dedupe_key, "origin": shown.origin,
+            "request_id": shown.request_id, "trace_id": event.new.trace.trace_id(),
         });
         self.tell(event.accepted_at, "event", "accepted", &id.to_string(), more);
-        self.found.push(json!({ "kind": "event", "id": id, "type": shown["type"] }));
+        let r#type = Some(shown.r#type);
+        self.found.push(StorySubject {
+            kind: "event",
+            id: id.to_string(),
+            r#type,
+            ..StorySubject::default()
+        });
         self.audit(pipeline, &id.to_string()).await?;
         for told in pipeline.ledger.deliveries_of(id).await? {
             self.delivery(&told);
@@ -324,11 +390,16 @@ impl Story<'_> {
     fn delivery(&mut self, told: &Told) {
         let delivery = &told.delivery;
         let id = delivery.id.to_string();
-        let found =
-            json!({ "kind": "delivery", "id": id, "target": delivery.target, "state": delivery.state });
-        self.found.push(found);
+        let (target, state) = (Some(delivery.target.clone()), Some(delivery.state.as_str()));
+        self.found.push(StorySubject {
+            kind: "delivery",
+            id: id.clone(),
+            target,
+            state,
+            ..StorySubject::default()
+        });
         for attempt in &told.attempts {
-            let shown = told::attempt(attempt);
+            let shown = AttemptDetails::new(attempt);
             let more = json!({
                 "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
                 "worker": attempt.worker, "replay_id": attempt.job,
@@ -337,8 +408,8 @@ impl Story<'_> {
             if let Some(ended) = attempt.ended_at {
                 let more = json!({
                     "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
-                    "outcome": shown["outcome"], "http_status": shown["http_status"],
-                    "latency_ms": shown["latency_ms"], "error": shown["error"], "excerpt": shown["excerpt"],
+                    "outcome": shown.outcome, "http_status": shown.http_status,
+                    "latency_ms": shown.latency_ms, "error": shown.error, "excerpt": shown.excerpt,
                 });
                 self.tell(ended, "downstream", "attempt ended", &id, more);
             }
@@ -367,8 +438,14 @@ impl Story<'_> {
     async fn dead_letter(&mut self, pipeline: &Pipeline, story: &LetterStory) -> Result<(), Refusal> {
         let letter = &story.letter;
         let id = letter.id.to_string();
-        let found = json!({ "kind": "dead letter", "id": id, "state": letter.status, "cause": letter.cause });
-        self.found.push(found);
+        let (state, cause) = (Some(letter.status.as_str()), Some(letter.cause.as_str()));
+        self.found.push(StorySubject {
+            kind: "dead letter",
+            id: id.clone(),
+            state,
+            cause,
+            ..StorySubject::default()
+        });
         let more = json!({ "target": letter.target, "cause": letter.cause, "error": letter.error });
         self.tell(letter.created_at, "dead letter", "written", &id, more);
         if letter.updated_at > letter.created_at {
@@ -381,7 +458,8 @@ impl Story<'_> {
     async fn job(&mut self, pipeline: &Pipeline, id: JobId) -> Result<(), Refusal> {
         let Some(job) = pipeline.ledger.job(id).await? else { return Ok(()) };
         let id = id.to_string();
-        self.found.push(json!({ "kind": "replay", "id": id, "state": job.state }));
+        let state = Some(job.state.as_str());
+        self.found.push(StorySubject { kind: "replay", id: id.clone(), state, ..StorySubject::default() });
         let more = json!({
             "who": job.new.by, "mode": job.new.mode, "items": job.counts.total, "reason": job.new.reason,
         });
@@ -406,6 +484,12 @@ impl Story<'_> {
             self.tell(audited.at, "audit", &line.action, subject, more);
         }
         Ok(())
+    }
+}
+
+impl StorySubject {
+    fn request(id: &str, key: KeyId) -> Self {
+        Self { kind: "request", id: id.to_owned(), key_id: Some(key.to_string()), ..Self::default() }
     }
 }
 
@@ -436,17 +520,4 @@ async fn requested(burst: &Burst, request_id: &str) -> Result<Vec<EventId>, seme
         }
     }
     Ok(runs)
-}
-
-fn refused(error: DeskError) -> Refusal {
-    let detail = error.to_string();
-    match error {
-        DeskError::Ledger(error) => error.into(),
-        DeskError::Buffer(error) => error.into(),
-        _ => {
-            let mut refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail);
-            refusal.set_retry_after(Duration::from_secs(1));
-            refusal
-        }
-    }
 }

@@ -2,14 +2,13 @@
 
 use serde_json::json;
 
+use super::schema::schema;
 use super::secrets::PROCESS;
 use super::{Config, Invalid};
 use crate::cli::{ConfigCommand, ServeArgs};
 
 /// A complete, commented file. A test parses it.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");
-/// The JSON schema of the file. A test compares it with the parser.
-pub(crate) const SCHEMA: &str = include_str!("schema.json");
 
 /// Runs the command.
 ///
@@ -18,7 +17,7 @@ pub(crate) const SCHEMA: &str = include_str!("schema.json");
 pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     match command {
         ConfigCommand::Example => print!("{EXAMPLE}"),
-        ConfigCommand::Schema => print!("{SCHEMA}"),
+        ConfigCommand::Schema => println!("{:#}", schema()),
         ConfigCommand::Check { file, json, production } => {
             let checked = if *production {
                 Config::check_production(file, &PROCESS)

@@ -7,6 +7,7 @@ mod delivered;
 mod drained;
 mod durable;
 mod killed;
+mod openapi;
 mod outage;
 mod paused;
 mod poison;

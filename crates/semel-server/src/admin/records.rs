@@ -1,14 +1,17 @@
-//! Records and outcomes as the admin API shows them.
+//! Records, outcomes and times in answers of the admin API.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use schemars::JsonSchema;
 use semel::outcome::{Body, Outcome};
 use semel::record::{Mode, Phase, State};
 use semel::store::Snapshot;
 use semel::time::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
+use super::schema::OneOf;
 use crate::config::show_duration;
 
 /// The phases by their names, the same everywhere.
@@ -36,48 +39,99 @@ fn mode_name(mode: Mode) -> &'static str {
     MODES.iter().find(|(_, known)| *known == mode).map_or("atomic", |(name, _)| name)
 }
 
-/// A record, without what its effect returned.
-pub(super) fn record(snapshot: &Snapshot) -> Value {
-    let (record, now) = (&snapshot.record, snapshot.now);
-    let phase = snapshot.phase();
-    let held = matches!(phase, Phase::Claimed | Phase::Begun);
-    let outcome = match &record.state {
-        State::Done(outcome) => json!({
-            "kind": outcome.kind(),
-            "bytes": outcome.size(),
-            "kept": matches!(outcome.body(), Body::Kept(_)),
-        }),
-        _ => Value::Null,
-    };
-    json!({
-        "id": snapshot.id.to_string(),
-        "key": record.hint.to_string(),
-        "phase": phase_name(phase),
-        "mode": mode_name(record.terms.mode),
-        "fence": record.fence.get(),
-        "attempt": record.attempt,
-        "epoch": record.epoch.get(),
-        "claimed_at": time(record.claimed_at),
-        "changed_at": time(record.changed_at),
-        "lease_left": held.then(|| show_duration(record.lease_until.left(now))),
-        "expires_at": matches!(phase, Phase::Done | Phase::Bound | Phase::Lapsed).then(|| time(record.expires_at)),
-        "remembered_until": matches!(phase, Phase::Done | Phase::Expired).then(|| time(record.forget_at)),
-        "retention": show_duration(record.terms.retention),
-        "outcome": outcome,
-    })
+/// A key and the state of its record.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Key")]
+pub(super) struct KeyDetails {
+    /// 32 hexadecimal characters.
+    id: String,
+    /// The first eight characters of the value of the key.
+    pub(super) key: String,
+    #[schemars(with = "OneOf<Phase>")]
+    pub(super) phase: &'static str,
+    #[schemars(with = "OneOf<Mode>")]
+    mode: &'static str,
+    fence: u64,
+    attempt: u32,
+    epoch: u32,
+    #[schemars(extend("format" = "date-time"))]
+    claimed_at: String,
+    #[schemars(extend("format" = "date-time"))]
+    changed_at: String,
+    /// Remaining time of the lease, while the key is claimed.
+    lease_left: Option<String>,
+    /// When the outcome is no longer replayed.
+    expires_at: Option<String>,
+    /// When the key is forgotten.
+    remembered_until: Option<String>,
+    retention: String,
+    pub(super) outcome: Option<OutcomeSummary>,
+    /// The outcome itself. Only operators see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) returned: Option<OutcomeContent>,
 }
 
-/// What an effect returned, as members of an answer: `outcome` as it was given where it is JSON, else in base64.
-#[derive(Debug, serde::Serialize)]
-pub(super) struct Returned {
+/// An outcome without its body.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct OutcomeSummary {
+    kind: String,
+    /// Size of the body.
+    bytes: usize,
+    /// False if the body was not kept.
+    kept: bool,
+}
+
+impl KeyDetails {
+    /// The record, without the body of its outcome.
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
+        let (record, now) = (&snapshot.record, snapshot.now);
+        let phase = snapshot.phase();
+        let held = matches!(phase, Phase::Claimed | Phase::Begun);
+        let outcome = match &record.state {
+            State::Done(outcome) => Some(OutcomeSummary {
+                kind: outcome.kind().to_owned(),
+                bytes: outcome.size(),
+                kept: matches!(outcome.body(), Body::Kept(_)),
+            }),
+            _ => None,
+        };
+        Self {
+            id: snapshot.id.to_string(),
+            key: record.hint.to_string(),
+            phase: phase_name(phase),
+            mode: mode_name(record.terms.mode),
+            fence: record.fence.get(),
+            attempt: record.attempt,
+            epoch: record.epoch.get(),
+            claimed_at: time(record.claimed_at),
+            changed_at: time(record.changed_at),
+            lease_left: held.then(|| show_duration(record.lease_until.left(now))),
+            expires_at: matches!(phase, Phase::Done | Phase::Bound | Phase::Lapsed)
+                .then(|| time(record.expires_at)),
+            remembered_until: matches!(phase, Phase::Done | Phase::Expired).then(|| time(record.forget_at)),
+            retention: show_duration(record.terms.retention),
+            outcome,
+            returned: None,
+        }
+    }
+}
+
+/// What an effect returned.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct OutcomeContent {
+    /// The outcome: as it was given if it is JSON, otherwise in base64; null if it was not kept.
     outcome: Option<Box<RawValue>>,
+    /// `json`, `http`, or a kind that the application defines.
     outcome_kind: String,
+    /// Why the outcome was not kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<String>,
 }
 
-impl Returned {
-    pub(super) fn of(outcome: &Outcome) -> Self {
+impl OutcomeContent {
+    pub(super) fn new(outcome: &Outcome) -> Self {
         let outcome_kind = outcome.kind().to_owned();
         match outcome.body() {
             Body::Tombstone(reason) => Self { outcome: None, outcome_kind, not_kept: Some(reason.clone()) },
@@ -90,15 +144,6 @@ impl Returned {
             }
         }
     }
-}
-
-/// An answer and what an effect returned, side by side; the latter byte for byte, which no `Value` could do.
-#[derive(Debug, serde::Serialize)]
-pub(super) struct WithReturned<'a> {
-    #[serde(flatten)]
-    pub(super) members: &'a Value,
-    #[serde(flatten)]
-    pub(super) returned: Option<Returned>,
 }
 
 /// A moment as people and programs read it: RFC 3339, UTC, milliseconds.
@@ -139,15 +184,12 @@ mod tests {
     #[test]
     fn json_comes_back_as_it_was_given() {
         let text = r#"{"big":12345678901234567890,"f":1.10}"#;
-        let returned = Returned::of(&Outcome::new("json", text));
+        let returned = OutcomeContent::new(&Outcome::new("json", text));
         assert_eq!(
             serde_json::to_string(&returned).unwrap(),
             format!(r#"{{"outcome":{text},"outcome_kind":"json"}}"#)
         );
-        let beside = WithReturned { members: &json!({ "status": "replay" }), returned: Some(returned) };
-        let expected = format!(r#"{{"status":"replay","outcome":{text},"outcome_kind":"json"}}"#);
-        assert_eq!(serde_json::to_string(&beside).unwrap(), expected);
-        let returned = Returned::of(&Outcome::new("http", [0xff, 0]));
+        let returned = OutcomeContent::new(&Outcome::new("http", [0xff, 0]));
         assert_eq!(serde_json::to_string(&returned).unwrap(), r#"{"outcome":"/wA=","outcome_kind":"http"}"#);
     }
 }
