@@ -269,6 +269,14 @@ pub struct Ending {
     pub retry_after: Option<Duration>,
 }
 
+impl Ending {
+    /// The end of an attempt that does not count as one.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn deferred(error: String) -> Self {
+        Self { class: Class::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
+    }
+}
+
 /// How an attempt ended, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

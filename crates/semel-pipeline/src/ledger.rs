@@ -17,6 +17,8 @@ mod embedded;
 mod postgres;
 #[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
 pub(crate) mod rules;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod sql;
 
 use std::fmt;
 use std::time::Duration;
@@ -171,9 +173,9 @@ pub enum Arrival {
 
 /// Making deliveries.
 pub trait Working: Send + Sync + 'static {
-    /// Takes deliveries that are due: state `running`, the attempt written down as started, a lease and a token (P6).
+    /// Takes deliveries that are due: state `running`, the attempt written down as started, a lease and a token.
     ///
-    /// Fair: tenants take turns, whoever has waited longest for a turn first, so that one with a large backlog delays
+    /// Fair: tenants take turns, the one that has waited longest for a turn first, so that one with a large backlog delays
     /// nobody. In order: of one target and order key only the earliest that has not ended, one at a time. A delivery
     /// whose lease is over is first given back (`retry_wait`, its attempt ends as crashed) and may be taken at once. One at
     /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
@@ -207,9 +209,9 @@ pub trait Working: Send + Sync + 'static {
 pub struct Take {
     /// Who asks: unique for each process.
     pub worker: String,
-    /// For these targets, at most so many each. Those whose breaker is open are left out.
+    /// Targets, each with its maximum. Those whose circuit breaker is open are left out.
     pub targets: Vec<(String, u32)>,
-    /// At most so many in all.
+    /// Maximum number of deliveries in all.
     pub limit: u32,
     /// How long the work is the worker's without a renewal.
     pub lease: Duration,
@@ -255,7 +257,7 @@ pub trait Reading: Send + Sync + 'static {
 pub struct Page {
     /// After this item: the `next` of the page before. An opaque text.
     pub after: Option<String>,
-    /// At most so many.
+    /// Maximum number of items.
     pub limit: u32,
 }
 
@@ -341,7 +343,7 @@ pub struct Totals {
 
 /// Dead letters.
 pub trait Letters: Send + Sync + 'static {
-    /// Writes letters that no delivery stands behind (P8). The same message is written once; each answer is the id it is
+    /// Writes letters that no delivery stands behind. The same message is written once; each answer is the id it is
     /// kept under.
     fn put(&self, letters: Vec<NewLetter>) -> Answer<'_, Vec<LetterId>>;
 
@@ -388,7 +390,7 @@ pub struct LetterFilter {
 
 /// Replay jobs.
 pub trait Replays: Send + Sync + 'static {
-    /// What a job would do, item by item, without doing it. `targets` are those of the config: whoever is not among them
+    /// What a job would do, item by item, without doing it. `targets` are those of the config: a delivery to another one
     /// is a conflict.
     fn plan(
         &self,
@@ -410,7 +412,7 @@ pub trait Replays: Send + Sync + 'static {
     /// The items of a job, in the order they are released.
     fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>>;
 
-    /// Jobs that are running: for whoever runs them, after a restart too.
+    /// Jobs that are running, also those that ran before a restart.
     fn running(&self) -> Answer<'_, Vec<JobId>>;
 
     /// Pauses, resumes, cancels or paces a job. Refused once it is over, except to cancel a cancelled one again.

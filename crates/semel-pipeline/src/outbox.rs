@@ -21,6 +21,10 @@ use semel::secret::Secret;
 use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::EventId;
 
+/// The stream that letters of refused events name as their source.
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+pub(crate) const STREAM: &str = "outbox";
+
 /// An event as its publisher knows it: for whom it is, and what its key hashes to, is the relay's business.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Published {

@@ -1,10 +1,10 @@
 //! The ledger in the embedded store's own file: records and ledger commit together, nothing to install.
 //!
-//! Every write is a job of the store's writer, so many calls share one sync; every read is a snapshot beside it.
+//! Every write is a job of the store's writer, so that many calls share one sync; every read is a snapshot beside it.
 //!
 //! # Taking turns
 //! A *lane* is a target and a tenant that have something to take. A lane is asleep until something in it is due, then
-//! awake with a turn; whoever takes from it gives it the last turn. So tenants take turns however much each has waiting,
+//! awake with a turn; a take from it gives it the last turn. So tenants take turns however much each has waiting,
 //! and neither what is not due nor what waits behind another of its order key is ever looked at.
 //!
 //! # Order
@@ -12,14 +12,13 @@
 //! not ended. Only fronts can be taken; every step that can change the front looks.
 
 mod columns;
+mod database;
 mod drain;
 mod intake;
 mod jobs;
 mod letter_rows;
 mod letters;
 mod order;
-mod page;
-mod plan;
 mod reading;
 mod relay;
 mod release;
@@ -27,6 +26,7 @@ mod rows;
 mod runs;
 mod schema;
 mod settle;
+mod statements;
 mod sweep;
 mod take;
 mod work;
@@ -36,12 +36,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use parking_lot::Mutex;
-use semel::store::rusqlite::{self, Connection};
+use semel::store::rusqlite;
 use semel::store::{EmbeddedStore, ErrorKind};
 use tokio::sync::Notify;
 
+use self::database::Reader;
 use self::work::{Done, Fault, Work};
-use crate::ledger::{Error, rules};
+use crate::ledger::Error;
 
 /// Keeps the ledger in the file of an embedded store, in tables of its own beside the records.
 ///
@@ -114,7 +115,7 @@ impl EmbeddedLedger {
             let answer = match work(&mut call, &shared) {
                 Ok(answer) => answer,
                 Err(Fault::Sql(error)) => return Err(error),
-                Err(Fault::Told(error)) => {
+                Err(Fault::Answer(error)) => {
                     *of_job.lock() = Some(error);
                     return Err(rusqlite::Error::QueryReturnedNoRows);
                 }
@@ -133,12 +134,13 @@ impl EmbeddedLedger {
     }
 
     /// Reads one state of the ledger, on the caller's thread.
-    fn read<T>(&self, read: impl FnOnce(&Connection) -> Done<T>) -> Result<T, Error> {
+    fn read<T>(&self, read: impl FnOnce(&mut Reader<'_>) -> Done<T>) -> Result<T, Error> {
         let mut told = None;
-        let found = self.store.read(|connection| match read(connection) {
+        let now = self.store.clock().now();
+        let found = self.store.read(|connection| match read(&mut Reader::new(connection, now)) {
             Ok(found) => Ok(found),
             Err(Fault::Sql(error)) => Err(error),
-            Err(Fault::Told(error)) => {
+            Err(Fault::Answer(error)) => {
                 told = Some(error);
                 Err(rusqlite::Error::QueryReturnedNoRows)
             }
@@ -149,7 +151,7 @@ impl EmbeddedLedger {
 
 /// What the ledger holds contradicts itself: somebody else wrote in the file.
 fn broken(what: &str) -> Fault {
-    Fault::Told(Error::Store(semel::store::Error::new(
+    Fault::Answer(Error::Store(semel::store::Error::new(
         ErrorKind::Corrupt,
         format!("the ledger contradicts itself: {what}. Keep a copy of the folder, then restore a backup"),
     )))

@@ -10,6 +10,7 @@
 //! messages of letters) or by the row that is updated (tokens, jobs). Times are the server's own.
 
 mod builder;
+mod database;
 mod drain;
 mod fault;
 mod ids;
@@ -19,14 +20,13 @@ mod join;
 mod letters;
 mod link;
 mod listen;
-mod plan;
 mod reading;
 mod relay;
 mod release;
-mod rows;
 mod runs;
 mod schema;
 mod settle;
+mod statements;
 mod sweep;
 mod take;
 mod values;
@@ -43,8 +43,9 @@ use tokio::time::timeout;
 
 pub use self::builder::PostgresLedgerBuilder;
 use self::builder::Settings;
-use self::fault::Trouble;
-use self::link::Shared;
+use self::database::Db;
+use self::fault::{Fault, Trouble};
+use self::link::{Shape, Shared};
 use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
 use crate::event::{Accepted, NewEvent};
@@ -58,7 +59,7 @@ use crate::id::DeliveryId;
 /// # Failures
 /// - Nobody answers: [`ErrorKind::Unavailable`](super::ErrorKind::Unavailable) after the builder's `patience`, and it heals
 ///   by itself.
-/// - A connection that breaks while a call is under way: the call is repeated, which every call bears, and
+/// - A connection that breaks during a call: the call is repeated, which every call bears, and
 ///   [`ErrorKind::Ambiguous`](super::ErrorKind::Ambiguous) only where that was not possible in time.
 /// - A standby, `synchronous_commit = off`, an old server, missing rights: refused with a sentence that says what to do,
 ///   on every new connection.
@@ -108,6 +109,22 @@ impl PostgresLedger {
         }
         tasks.push(tokio::spawn(listen::speak(Arc::downgrade(&shared))));
         Ok(Self { shared, tasks })
+    }
+}
+
+impl PostgresLedger {
+    /// Carries out `work`, as [`Shared::call`] does.
+    fn call<'a, A, T>(
+        &'a self,
+        shape: Shape,
+        asked: A,
+        work: impl for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Send + Sync + 'a,
+    ) -> Answer<'a, T>
+    where
+        A: Send + Sync + 'a,
+        T: Send + 'a,
+    {
+        Box::pin(async move { self.shared.call(shape, &asked, work).await })
     }
 }
 

@@ -1,11 +1,15 @@
 //! What every ledger decides in the same way.
 
-use super::{Arrival, KeyState, Patch, RunAction};
-use crate::delivery::State;
-use crate::event::{Generation, NewEvent};
-use crate::id::EventId;
+use std::time::Duration;
+
+use semel::time::Timestamp;
+
+use super::{Arrival, Change, Error, KeyState, Patch, RunAction};
+use crate::delivery::{Impossible, State, Step};
+use crate::event::{Dedupe, Event, Generation, NewEvent, Origin};
+use crate::id::{EventId, JobId, LetterId};
 use crate::letter::Status;
-use crate::replay::{Action, Mode, NewJob, Pace};
+use crate::replay::{Action, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned};
 
 /// Whether a run was cancelled while it was buffered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,4 +111,119 @@ pub(crate) fn check_pace(pace: &Pace) -> Result<(), String> {
         return Err("the rate of a job is 0 (no limit) or more, and its ratio a number".to_owned());
     }
     Ok(())
+}
+
+/// What an order makes of a job: its state, and its pace where that changes. `None` where nothing changes.
+pub(crate) fn order(job: &Job, order: Order) -> Result<Option<(JobState, Option<Pace>)>, Error> {
+    Ok(Some(match (job.state, order) {
+        (JobState::Cancelled, Order::Cancel) => return Ok(None),
+        (state, _) if state.is_over() => {
+            return Err(Error::Refused(format!("{} is {}: make another job", job.new.id, state.as_str())));
+        }
+        (_, Order::Cancel) => (JobState::Cancelled, None),
+        (_, Order::Pause) => (JobState::Paused, None),
+        (_, Order::Resume) => (JobState::Running, None),
+        (state, Order::Pace(pace)) => {
+            check_pace(&pace).map_err(Error::Refused)?;
+            (state, Some(pace))
+        }
+    }))
+}
+
+/// The state in which an item of a new job begins, and why it is skipped.
+pub(crate) fn first_state(planned: &Planned) -> (ItemState, Option<&str>) {
+    match planned.action {
+        Action::Run => (ItemState::Pending, None),
+        Action::Skip => (ItemState::SkippedCompleted, None),
+        Action::Conflict => (ItemState::SkippedInflight, Some(&planned.why)),
+    }
+}
+
+/// The event that repeats `original` for the target of an item, under a key of its own.
+pub(crate) fn repeat_as_new(original: NewEvent, job: JobId, item: &Item, now: Timestamp) -> NewEvent {
+    NewEvent {
+        id: EventId::new(original.id.kind(), now),
+        dedupe: Some(Dedupe::of_replay(job, item.delivery, &original.payload)),
+        origin: Origin::Replay { of: original.id },
+        targets: vec![item.target.clone()],
+        delay: Duration::ZERO,
+        deliver_within: None,
+        ..original
+    }
+}
+
+/// The status of a letter that is discarded; `None` where it is already.
+pub(crate) fn discard(id: LetterId, status: Status) -> Result<Option<Status>, Error> {
+    match status {
+        Status::Discarded => Ok(None),
+        Status::Pending | Status::Parked => Ok(Some(Status::Discarded)),
+        Status::Replaying => Err(Error::Refused(format!(
+            "{id} is being replayed: wait for what becomes of it, or cancel its job"
+        ))),
+        Status::Replayed => {
+            Err(Error::Refused(format!("{id} was delivered after all: there is nothing to give up")))
+        }
+    }
+}
+
+/// The status of a letter that is restored, whose delivery is in state `delivery`; `None` where it is already.
+pub(crate) fn restore(
+    id: LetterId,
+    status: Status,
+    delivery: Option<State>,
+) -> Result<Option<Status>, Error> {
+    match (status, delivery) {
+        (Status::Pending, _) => Ok(None),
+        (Status::Replaying, _) => Err(Error::Refused(format!("{id} is being replayed: it is not given up"))),
+        (Status::Replayed, _) => {
+            Err(Error::Refused(format!("{id} was delivered after all: there is nothing to restore")))
+        }
+        (Status::Discarded | Status::Parked, Some(State::Cancelled)) => {
+            Err(Error::Refused(format!("the delivery of {id} was cancelled: publish its event again")))
+        }
+        (Status::Discarded | Status::Parked, _) => Ok(Some(Status::Pending)),
+    }
+}
+
+/// The one target of an edited copy.
+pub(crate) fn target_of_copy(copy: &NewEvent) -> Result<&str, Error> {
+    match &copy.targets[..] {
+        [target] => Ok(target),
+        _ => Err(Error::Refused(
+            "an edited copy is for one target: name the one that the letter was for".to_owned(),
+        )),
+    }
+}
+
+/// The error of an edited copy of a letter.
+pub(crate) fn error_of_copy(of: LetterId) -> String {
+    format!("an edited copy of {of}, not sent yet")
+}
+
+/// The refusal of a copy whose id another event has.
+pub(crate) fn id_of_copy_is_taken(id: EventId) -> Error {
+    Error::Refused(format!("{id} is another event already: give the copy an id of its own"))
+}
+
+/// The refusal of a copy whose dedupe key another event holds.
+pub(crate) fn key_of_copy_is_taken() -> Error {
+    Error::Refused("the dedupe key of the copy is taken: give the copy a key of its own, or none".to_owned())
+}
+
+/// Changes an event, if its version is still `version`.
+pub(crate) fn change(event: &mut Event, change: &Change, version: Option<u64>) -> Result<(), Error> {
+    if version.is_some_and(|version| version != event.version) {
+        return Err(Error::Stale);
+    }
+    event.new.notes.apply(change).map_err(Error::Refused)?;
+    event.version += 1;
+    Ok(())
+}
+
+/// Refuses to reschedule an event of which one delivery has started.
+pub(crate) fn check_not_started(mut deliveries: impl Iterator<Item = State>) -> Result<(), Error> {
+    match deliveries.find(|state| !matches!(state, State::Idle | State::Queued)) {
+        Some(state) => Err(Impossible { state, step: Step::Enqueue }.into()),
+        None => Ok(()),
+    }
 }

@@ -13,7 +13,7 @@ use crate::id::{EventId, EventKind};
 use crate::ledger::{EmbeddedLedger, Error};
 
 /// The stream that letters of refused events name as their source.
-pub const STREAM: &str = "outbox";
+pub const STREAM: &str = super::STREAM;
 
 /// Publishes an event inside a transaction of the embedded store: of [`EmbeddedStore::transact`], or of an effect run by
 /// [`Once::run_in`]. It is relayed once that transaction is committed, and never if it is rolled back. Answers the id that

@@ -23,7 +23,7 @@ use crate::id::{EventId, EventKind};
 use crate::ledger::{Error, PostgresLedger};
 
 /// The stream that letters of refused events name as their source.
-pub const STREAM: &str = "outbox";
+pub const STREAM: &str = super::STREAM;
 
 /// Publishes an event inside a transaction of the caller's, into the outbox of the ledger in the schema `semel` of the same
 /// database. See [`Outbox::publish_in`].

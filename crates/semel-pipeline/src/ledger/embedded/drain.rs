@@ -2,15 +2,16 @@
 
 use semel::store::rusqlite::params;
 
-use super::columns::integer;
+use super::database::now;
 use super::intake::{key_state, targets};
-use super::work::{self, Done, Fault, Work};
-use super::{reading, rules};
-use crate::delivery::{Class, Ending, State};
+use super::work::{Done, Fault, Work};
+use crate::delivery::State;
 use crate::event::{Event, NewEvent};
 use crate::id::EventId;
-use crate::ledger::rules::Cancelled;
-use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Patch, RunAction};
+use crate::ledger::rules::{self, Cancelled};
+use crate::ledger::sql::bigint;
+use crate::ledger::sql::reading::numbered_event;
+use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Error, Patch, RunAction};
 use crate::letter::Cause;
 
 impl Work<'_> {
@@ -18,7 +19,7 @@ impl Work<'_> {
     pub(super) fn drain(&mut self, drained: &DrainedRun) -> Done<Drained> {
         let id = drained.run.id;
         let then = drained.then.as_ref();
-        match reading::event(self.sql, id)? {
+        match now(numbered_event(&mut self.reader(), id))? {
             None => self.arrive(drained.run.clone(), &drained.changes, then),
             Some((number, event)) => {
                 let answer = self.catch_up(number, &event, &drained.changes)?;
@@ -34,7 +35,7 @@ impl Work<'_> {
 
     fn arrive(&mut self, mut run: NewEvent, changes: &[Patch], then: Option<&RunAction>) -> Done<Drained> {
         let (cancelled, refused) = rules::patch(&mut run, changes);
-        rules::act(&mut run, then).map_err(work::refused)?;
+        rules::act(&mut run, then).map_err(Error::Refused)?;
         let mut arrival = Arrival::New;
         if let Some(dedupe) = &mut run.dedupe {
             arrival = rules::arrival(dedupe.generation, key_state(self.sql, dedupe.id, self.now)?);
@@ -54,20 +55,7 @@ impl Work<'_> {
                     self.unsettle(number, -1)?;
                 }
                 (Cancelled::No, Arrival::LostKey(winner)) => {
-                    let error = rules::lost_key(winner);
-                    row.state = State::Dlq;
-                    row.error = Some(error.clone());
-                    row.completed_at = Some(self.now);
-                    let mut row = self.add_row(row)?;
-                    let ending = Ending {
-                        class: Class::Deferred,
-                        status: None,
-                        error,
-                        excerpt: String::new(),
-                        retry_after: None,
-                    };
-                    row.letter = Some(self.bury(&row, &ending, Cause::NonRetryable, None)?.0);
-                    self.save(&mut row)?;
+                    self.add_dead_row(row, rules::lost_key(winner), Cause::NonRetryable, None)?;
                 }
                 (Cancelled::No, _) => drop(self.add_row(row)?),
             }
@@ -101,13 +89,13 @@ impl Work<'_> {
             };
             match applied {
                 // Neither wrote anything before it was refused.
-                Err(Fault::Told(error)) => refused.push(error.to_string()),
+                Err(Fault::Answer(error)) => refused.push(error.to_string()),
                 applied => applied?,
             }
         }
         self.sql
             .prepare_cached("UPDATE ledger_events SET changes = max(changes, ?2) WHERE number = ?1")?
-            .execute(params![number, integer(changes.len() as u64)])?;
+            .execute(params![number, bigint(changes.len() as u64)])?;
         Ok(Drained { arrival: Arrival::Known, refused })
     }
 

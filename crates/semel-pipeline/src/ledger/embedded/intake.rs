@@ -8,12 +8,13 @@ use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
 use semel::time::Timestamp;
 
 use super::EmbeddedLedger;
-use super::columns::{Columns, integer, json, length, micros};
+use super::columns::{Columns, length, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::State;
 use crate::event::{Accepted, Dedupe, Generation, NewEvent};
-use crate::id::{DeliveryId, EventId, EventKind, JobId};
+use crate::id::{DeliveryId, EventId, JobId};
+use crate::ledger::sql::{Columns as _, bigint, to_json};
 use crate::ledger::{Answer, Drained, DrainedRun, Intake, KeyHolder, KeyState};
 
 impl Intake for EmbeddedLedger {
@@ -22,8 +23,7 @@ impl Intake for EmbeddedLedger {
     }
 
     fn find(&self, dedupe: KeyId) -> Answer<'_, KeyState> {
-        let now = self.store.clock().now();
-        Box::pin(async move { self.read(|connection| Ok(key_state(connection, dedupe, now)?)) })
+        Box::pin(async move { self.read(|db| Ok(key_state(db.connection, dedupe, db.now)?)) })
     }
 
     fn drain(&self, runs: Vec<DrainedRun>) -> Answer<'_, Vec<Drained>> {
@@ -54,11 +54,10 @@ pub(super) fn key_state(
         )?
         .query_row([dedupe.as_bytes()], |row| {
             let mut columns = Columns::of(row);
-            let kind = columns.name(EventKind::from_name)?;
             let holder = KeyHolder {
-                event: EventId::from_bytes(kind, columns.get()?),
+                event: columns.event_id()?,
                 fingerprint: Fingerprint::from_bytes(columns.get()?),
-                expired: columns.maybe_time()?.is_some_and(|until| until <= now),
+                expired: columns.time_or_none()?.is_some_and(|until| until <= now),
             };
             Ok((Generation::new(columns.count()?), holder))
         })
@@ -143,21 +142,21 @@ impl Work<'_> {
                 dedupe.map(|dedupe| dedupe.fingerprint.as_bytes()),
                 dedupe.and_then(|dedupe| dedupe.lifetime).map(length),
                 event.content_type,
-                json(&event.headers),
+                to_json(&event.headers),
                 event.order_key,
-                json(&event.origin),
-                json(&event.targets),
+                to_json(&event.origin),
+                to_json(&event.targets),
                 length(event.delay),
                 event.deliver_within.map(length),
-                json(&event.notes.tags),
-                json(&event.notes.metadata),
+                to_json(&event.notes.tags),
+                to_json(&event.notes.metadata),
                 event.trace.request_id,
                 event.trace.traceparent,
                 micros(self.now),
                 unsettled,
                 (unsettled == 0).then(|| micros(self.now)),
-                integer(generation.get()),
-                integer(changes),
+                bigint(generation.get()),
+                bigint(changes),
             ])?;
         let number = self.sql.last_insert_rowid();
         self.sql
@@ -198,7 +197,7 @@ impl Work<'_> {
                 event.kind().as_str(),
                 dedupe.fingerprint.as_bytes(),
                 until.map(micros),
-                integer(self.generation(dedupe)?.get()),
+                bigint(self.generation(dedupe)?.get()),
             ])
             .map(drop)
     }

@@ -3,12 +3,13 @@
 use semel::store::rusqlite::{self, OptionalExtension as _, params};
 
 use super::broken;
-use super::columns::{Columns, json, micros};
+use super::columns::{Columns, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{Ending, State};
 use crate::event::Origin;
 use crate::id::LetterId;
+use crate::ledger::sql::{Columns as _, to_json};
 use crate::letter::{Cause, NewLetter, PARKED_AFTER, Signature, SourceMessage, Status};
 
 /// What steps need to know of a letter.
@@ -32,6 +33,24 @@ impl Work<'_> {
                 })
             })
             .optional()
+    }
+
+    /// Adds a delivery that is dead from the start, with its letter. Answers the letter's id.
+    pub(super) fn add_dead_row(
+        &mut self,
+        mut row: Row,
+        error: String,
+        cause: Cause,
+        copy_of: Option<LetterId>,
+    ) -> Done<LetterId> {
+        row.state = State::Dlq;
+        row.error = Some(error.clone());
+        row.completed_at = Some(self.now);
+        let mut row = self.add_row(row)?;
+        let (letter, id) = self.bury(&row, &Ending::deferred(error), cause, copy_of)?;
+        row.letter = Some(letter);
+        self.save(&mut row)?;
+        Ok(id)
     }
 
     /// Writes the dead letter of a delivery. Answers its number and id.
@@ -137,7 +156,7 @@ impl Work<'_> {
                 letter.source.message,
                 &letter.payload[..],
                 letter.content_type,
-                json(&letter.headers),
+                to_json(&letter.headers),
                 letter.cause.as_str(),
                 letter.error,
                 signature.as_str(),

@@ -10,6 +10,7 @@ use super::columns::{Columns, micros, moment};
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::State;
+use crate::ledger::sql::Columns as _;
 
 /// The most lanes that are woken for one target in one call: bounds the call, not what is found in the end.
 const WOKEN: i64 = 512;
@@ -44,7 +45,7 @@ impl Work<'_> {
             key,
         )?;
         match (front, earliest) {
-            // What runs is at the front until it has ended, whoever comes back before it.
+            // A running delivery stays at the front until it has ended, even if an earlier one is replayed.
             (Some(front), _) if front.state == State::Running => return Ok(()),
             (Some(front), Some(earliest)) if front.number == earliest.number => self.announce(target, &front),
             (front, earliest) => {

@@ -1,25 +1,18 @@
 //! From the outbox into the ledger, in one transaction.
 
-use bytes::Bytes;
 use semel::key::KeyError;
-use semel::store::rusqlite::{self, params};
 
 use super::EmbeddedLedger;
+use super::database::now;
 use super::work::{Done, Work};
 use crate::event::{Accepted, NewEvent};
-use crate::id::{EventId, EventKind, LetterId};
+use crate::id::EventId;
 use crate::ledger::Error;
-use crate::letter::{Cause, NewLetter, SourceMessage};
-use crate::outbox::embedded::STREAM;
+use crate::ledger::sql::Database as _;
+use crate::ledger::sql::relay::{KEY_IS_TAKEN, Waiting};
 use crate::outbox::{Published, Relayed};
 
-/// What waits in the outbox.
-struct Waiting {
-    number: i64,
-    id: EventId,
-    event: String,
-    payload: Bytes,
-}
+const WAITING: &str = "SELECT number, id, event, payload FROM ledger_outbox ORDER BY number LIMIT $1";
 
 impl EmbeddedLedger {
     /// Accepts what waits in the outbox, at most `limit`, and takes it away there.
@@ -29,7 +22,8 @@ impl EmbeddedLedger {
     {
         self.write(move |work, _| {
             let mut relayed = Relayed::default();
-            for waiting in work.waiting(limit)? {
+            let all: Vec<Waiting> = now(work.reader().rows(WAITING, &[i64::from(limit).into()]))?;
+            for waiting in all {
                 match work.relay(&waiting, &place)? {
                     Accepted::First(_) => relayed.accepted += 1,
                     Accepted::Cached(_) => relayed.cached += 1,
@@ -46,63 +40,20 @@ impl EmbeddedLedger {
 }
 
 impl Work<'_> {
-    fn waiting(&self, limit: u32) -> rusqlite::Result<Vec<Waiting>> {
-        self.sql
-            .prepare_cached("SELECT number, id, event, payload FROM ledger_outbox ORDER BY number LIMIT ?1")?
-            .query_map(params![limit], |row| {
-                Ok(Waiting {
-                    number: row.get(0)?,
-                    id: EventId::from_bytes(EventKind::Event, row.get(1)?),
-                    event: row.get(2)?,
-                    payload: Bytes::from(row.get::<_, Vec<u8>>(3)?),
-                })
-            })?
-            .collect()
-    }
-
     /// Accepts one; what cannot be accepted is kept as a dead letter.
     fn relay(
         &mut self,
         waiting: &Waiting,
         place: &impl Fn(EventId, Published) -> Result<NewEvent, KeyError>,
     ) -> Done<Accepted> {
-        let read = serde_json::from_str::<Published>(&waiting.event);
-        let (event, why) = match read {
-            Ok(event) => {
-                let event = Published { payload: waiting.payload.clone(), ..event };
-                match place(waiting.id, event.clone()) {
-                    Ok(new) => match self.accept(&new)? {
-                        Accepted::Conflict | Accepted::Stale => {
-                            let why = "another event has its dedupe key and other bytes".to_owned();
-                            (Some(event), why)
-                        }
-                        accepted => return Ok(accepted),
-                    },
-                    Err(error) => (Some(event), error.to_string()),
-                }
-            }
-            Err(error) => (None, format!("it is not what the outbox writes: {error}")),
+        let letter = match waiting.event(place, self.now) {
+            Ok(event) => match self.accept(&event)? {
+                Accepted::Conflict | Accepted::Stale => waiting.refused(&event, KEY_IS_TAKEN, self.now),
+                accepted => return Ok(accepted),
+            },
+            Err(letter) => *letter,
         };
-        let cause = if event.is_some() { Cause::NonRetryable } else { Cause::Undecodable };
-        let mut headers = vec![("event".to_owned(), waiting.event.clone())];
-        let (tenant, content_type) = match event {
-            Some(event) => {
-                headers.extend(event.headers);
-                (event.tenant, event.content_type)
-            }
-            None => (String::new(), "application/octet-stream".to_owned()),
-        };
-        self.put(&NewLetter {
-            id: LetterId::new(self.now),
-            tenant,
-            source: SourceMessage { stream: STREAM.to_owned(), message: waiting.id.to_string() },
-            payload: waiting.payload.clone(),
-            content_type,
-            headers,
-            cause,
-            error: why,
-            attempts: 0,
-        })?;
+        self.put(&letter)?;
         Ok(Accepted::Conflict)
     }
 }

@@ -1,16 +1,16 @@
 //! Releasing the items of a replay job, never more than its concurrency allows.
 
-use semel::store::rusqlite::{self, OptionalExtension as _, params};
+use semel::store::rusqlite::params;
 
 use super::broken;
-use super::jobs::{ITEM, read_item};
-use super::reading;
+use super::database::now;
 use super::rows::Row;
+use super::statements::NEXT_ITEM;
 use super::work::{Done, Work};
 use crate::delivery::{State, Step};
-use crate::event::{Dedupe, NewEvent, Origin};
 use crate::id::{DeliveryId, EventId, JobId};
-use crate::ledger::rules::verdict;
+use crate::ledger::rules::{self, verdict};
+use crate::ledger::sql::{Database as _, reading};
 use crate::letter::Status;
 use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
 
@@ -29,7 +29,8 @@ impl Work<'_> {
             if room == 0 {
                 break;
             }
-            let Some((position, item)) = self.next_item(id)? else { break };
+            let next: Option<(i64, Item)> = now(self.reader().first(NEXT_ITEM, &[id.to_bytes().into()]))?;
+            let Some((position, item)) = next else { break };
             let (state, new_event, error) = self.release_item(&job, position, &item)?;
             self.sql
                 .prepare_cached(
@@ -49,15 +50,6 @@ impl Work<'_> {
         }
         self.end_job_if_over(id)?;
         self.job(id)
-    }
-
-    fn next_item(&self, job: JobId) -> rusqlite::Result<Option<(i64, Item)>> {
-        self.sql
-            .prepare_cached(&format!(
-                "SELECT {ITEM} INDEXED BY ledger_items_pending WHERE job = ?1 AND state = 'pending' ORDER BY position LIMIT 1"
-            ))?
-            .query_row([job.to_bytes()], read_item)
-            .optional()
     }
 
     /// Releases an item, or says why not.
@@ -87,7 +79,7 @@ impl Work<'_> {
         }
         let whose = Some((job.new.id, position));
         let new_event = match (mode, row.state) {
-            (Mode::AsNew, _) => match self.repeat_as_new(job.new.id, &row, whose)? {
+            (Mode::AsNew, _) => match self.repeat_as_new(item, job.new.id, whose)? {
                 Some(event) => Some(event),
                 None => {
                     return Ok((ItemState::SkippedInflight, None, Some("this job has repeated it before")));
@@ -118,26 +110,21 @@ impl Work<'_> {
         Ok((ItemState::Released, new_event, None))
     }
 
-    /// Accepts an event that repeats the one of `row` for its target, under a key of its own.
-    fn repeat_as_new(&mut self, job: JobId, row: &Row, whose: Option<(JobId, i64)>) -> Done<Option<EventId>> {
-        let original = reading::numbered_event(self.sql, row.event)?
-            .ok_or_else(|| broken(&format!("there is no event {}", row.event)))?
-            .new;
-        let of = original.id;
-        let event = NewEvent {
-            id: EventId::new(of.kind(), self.now),
-            dedupe: Some(Dedupe::of_replay(job, row.id, &original.payload)),
-            origin: Origin::Replay { of },
-            targets: vec![row.target.clone()],
-            delay: std::time::Duration::ZERO,
-            deliver_within: None,
-            ..original
-        };
+    /// Accepts an event that repeats that of `item` for its target, under a key of its own.
+    fn repeat_as_new(
+        &mut self,
+        item: &Item,
+        job: JobId,
+        whose: Option<(JobId, i64)>,
+    ) -> Done<Option<EventId>> {
+        let original = now(reading::event(&mut self.reader(), item.event))?
+            .ok_or_else(|| broken(&format!("there is no event {}", item.event)))?;
+        let event = rules::repeat_as_new(original.new, job, item, self.now);
         if self.known(&event)?.is_some() {
             return Ok(None);
         }
         let number = self.add_event(&event)?;
-        let mut first = self.first_row(&event, number, &row.target);
+        let mut first = self.first_row(&event, number, &item.target);
         first.item = whose;
         self.add_row(first)?;
         Ok(Some(event.id))

@@ -8,6 +8,7 @@ use super::columns::{Columns, micros};
 use super::work::{Done, Work};
 use crate::delivery::{State, Step};
 use crate::id::{DeliveryId, JobId};
+use crate::ledger::sql::Columns as _;
 
 /// A delivery's row, as far as steps look at it or change it.
 #[derive(Clone, Debug)]
@@ -57,20 +58,20 @@ impl Row {
             state: columns.name(State::from_name)?,
             front: columns.get()?,
             due_at: columns.time()?,
-            expires_at: columns.maybe_time()?,
+            expires_at: columns.time_or_none()?,
             attempts: columns.get()?,
             crashes: columns.get()?,
             tries: columns.get()?,
             numbered: columns.get()?,
             epoch: columns.get()?,
             token: columns.get::<Option<[u8; 16]>>()?.map(u128::from_be_bytes),
-            lease_until: columns.maybe_time()?,
+            lease_until: columns.time_or_none()?,
             error: columns.get()?,
             letter: columns.get()?,
             item: columns.get::<Option<[u8; 16]>>()?.map(JobId::from_bytes).zip(columns.get()?),
             created_at: columns.time()?,
-            started_at: columns.maybe_time()?,
-            completed_at: columns.maybe_time()?,
+            started_at: columns.time_or_none()?,
+            completed_at: columns.time_or_none()?,
         })
     }
 }

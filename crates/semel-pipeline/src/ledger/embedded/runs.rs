@@ -2,17 +2,18 @@
 
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
-use semel::store::rusqlite::{OptionalExtension as _, params};
+use semel::store::rusqlite::params;
 
 use super::EmbeddedLedger;
-use super::columns::{Columns, integer, json, micros};
+use super::columns::micros;
+use super::database::now;
 use super::intake::key_state;
-use super::reading;
-use super::work::{Done, Fault, Work, not_found, refused};
-use crate::delivery::{Impossible, State, Step};
+use super::work::{Done, Work};
+use crate::delivery::{Impossible, Step};
 use crate::event::{Event, Generation};
-use crate::id::{EventId, EventKind};
-use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Reset, Runs};
+use crate::id::EventId;
+use crate::ledger::sql::{bigint, not_found, reading, runs, to_json};
+use crate::ledger::{Answer, AuditLine, Change, Ledger, Reset, Runs, rules};
 use crate::letter::Status;
 use crate::replay::ItemState;
 
@@ -28,13 +29,7 @@ impl Runs for EmbeddedLedger {
     }
 
     fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
-        Box::pin(std::future::ready(self.read(|connection| {
-            let winner = connection
-                .prepare_cached("SELECT winner FROM ledger_aliases WHERE ghost = ?1")?
-                .query_row([ghost.to_bytes()], |row| row.get(0))
-                .optional()?;
-            Ok(winner.map(|winner| EventId::from_bytes(EventKind::Run, winner)))
-        })))
+        Box::pin(async move { self.read(|db| now(runs::resolve(db, ghost))) })
     }
 
     fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Reset> {
@@ -54,47 +49,29 @@ impl Runs for EmbeddedLedger {
         generation: Generation,
         fingerprint: Fingerprint,
     ) -> Answer<'_, Option<EventId>> {
-        Box::pin(std::future::ready(self.read(|connection| {
-            let found = connection
-                .prepare_cached(
-                    "SELECT kind, id FROM ledger_events AS e
-                     WHERE dedupe = ?1 AND generation = ?2 AND fingerprint = ?3 AND NOT EXISTS (
-                         SELECT 1 FROM ledger_dedupe AS d WHERE d.id = e.dedupe AND d.event = e.id)
-                     ORDER BY number LIMIT 1",
-                )?
-                .query_row(
-                    params![dedupe.as_bytes(), integer(generation.get()), fingerprint.as_bytes()],
-                    |row| {
-                        let mut columns = Columns::of(row);
-                        let kind = columns.name(EventKind::from_name)?;
-                        Ok(EventId::from_bytes(kind, columns.get()?))
-                    },
-                )
-                .optional()?;
-            Ok(found)
-        })))
+        Box::pin(async move { self.read(|db| now(runs::find_keyless(db, dedupe, generation, fingerprint))) })
     }
 }
 
 impl Work<'_> {
+    /// An event that must be there, with its number.
+    fn event(&self, id: EventId) -> Done<(i64, Event)> {
+        let found = now(reading::numbered_event(&mut self.reader(), id))?;
+        Ok(found.ok_or_else(|| not_found("event", id))?)
+    }
+
     pub(super) fn change(&mut self, id: EventId, change: &Change, version: Option<u64>) -> Done<Event> {
-        let (number, mut event) = reading::event(self.sql, id)?.ok_or_else(|| not_found("event", id))?;
-        if version.is_some_and(|version| version != event.version) {
-            return Err(Fault::Told(Error::Stale));
-        }
+        let (number, mut event) = self.event(id)?;
         // Before anything is written: a caller may go on after a refusal.
-        event.new.notes.apply(change).map_err(refused)?;
+        rules::change(&mut event, change, version)?;
         if let Some(delay) = change.delay {
             let rows = self.rows_of(number)?;
-            if let Some(started) = rows.iter().find(|row| !has_not_started(row.state)) {
-                return Err(Impossible { state: started.state, step: Step::Enqueue }.into());
-            }
+            rules::check_not_started(rows.iter().map(|row| row.state))?;
             for mut row in rows {
                 row.due_at = self.now.after(delay);
                 self.save(&mut row)?;
             }
         }
-        event.version += 1;
         self.sql
             .prepare_cached(
                 "UPDATE ledger_events SET tags = ?2, metadata = ?3, changes = ?4, version = version + 1
@@ -102,9 +79,9 @@ impl Work<'_> {
             )?
             .execute(params![
                 number,
-                json(&event.new.notes.tags),
-                json(&event.new.notes.metadata),
-                integer(event.changes)
+                to_json(&event.new.notes.tags),
+                to_json(&event.new.notes.metadata),
+                bigint(event.changes)
             ])?;
         for tag in &change.add_tags {
             self.add_tag(number, tag)?;
@@ -113,7 +90,7 @@ impl Work<'_> {
     }
 
     pub(super) fn cancel(&mut self, id: EventId, line: &AuditLine) -> Done<u32> {
-        let (number, _) = reading::event(self.sql, id)?.ok_or_else(|| not_found("event", id))?;
+        let (number, _) = self.event(id)?;
         let (mut cancelled, mut first) = (0, None);
         for mut row in self.rows_of(number)? {
             first = first.or(Some(row.state));
@@ -154,12 +131,7 @@ impl Work<'_> {
             .prepare_cached(
                 "INSERT OR REPLACE INTO ledger_generations (id, generation, changed_at) VALUES (?1, ?2, ?3)",
             )?
-            .execute(params![dedupe.as_bytes(), integer(next.get()), micros(self.now)])?;
+            .execute(params![dedupe.as_bytes(), bigint(next.get()), micros(self.now)])?;
         Ok(next)
     }
-}
-
-/// Whether a delivery can still be put off.
-fn has_not_started(state: State) -> bool {
-    matches!(state, State::Idle | State::Queued)
 }

@@ -3,11 +3,12 @@
 use semel::store::rusqlite::{self, OptionalExtension as _, params};
 
 use super::broken;
-use super::columns::{length, micros};
+use super::columns::{Columns, length, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
 use crate::id::{JobId, LetterId};
+use crate::ledger::sql::Columns as _;
 use crate::letter::Status;
 use crate::replay::{ItemState, JobState};
 
@@ -37,7 +38,7 @@ impl Work<'_> {
                 row.due_at = self.now.after(after);
             }
             Settle::Defer(after) => {
-                self.end_attempt(&row, &deferred())?;
+                self.end_attempt(&row, &Ending::deferred(String::new()))?;
                 row.attempts -= 1;
                 row.tries -= 1;
                 row.due_at = self.now.after(after);
@@ -119,7 +120,8 @@ impl Work<'_> {
                  RETURNING letter, new_event IS NOT NULL",
             )?
             .query_row(params![job.to_bytes(), position, state.as_str(), error], |row| {
-                Ok((row.get::<_, Option<[u8; 16]>>(0)?.map(LetterId::from_bytes), row.get::<_, bool>(1)?))
+                let mut columns = Columns::of(row);
+                Ok((columns.id_or_none()?.map(LetterId::from_bytes), columns.flag()?))
             })
             .optional()?
             .ok_or_else(|| broken(&format!("job {job} has no item {position}")))?;
@@ -148,15 +150,5 @@ impl Work<'_> {
             )?
             .execute(params![job.to_bytes(), JobState::Done.as_str(), micros(self.now)])
             .map(drop)
-    }
-}
-
-fn deferred() -> Ending {
-    Ending {
-        class: Class::Deferred,
-        status: None,
-        error: String::new(),
-        excerpt: String::new(),
-        retry_after: None,
     }
 }

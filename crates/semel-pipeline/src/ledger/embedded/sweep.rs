@@ -9,6 +9,7 @@ use super::columns::{Columns, micros};
 use super::work::{Done, Work};
 use crate::delivery::State;
 use crate::id::JobId;
+use crate::ledger::sql::Columns as _;
 use crate::letter::Status;
 
 /// How long a generation is remembered at least: nothing of an earlier one is buffered or claimed any more by then.

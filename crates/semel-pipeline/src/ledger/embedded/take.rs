@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use semel::store::BoxFuture;
 use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
 use semel::time::Timestamp;
@@ -11,9 +10,10 @@ use super::columns::{Columns, micros, moment};
 use super::rows::Row;
 use super::work::{Done, Work};
 use super::{EmbeddedLedger, Shared};
-use crate::delivery::{self, Class, Holding, Said, Settle, State, Step};
+use crate::delivery::{self, Class, Ending, Holding, Said, Settle, State, Step};
 use crate::event::Trace;
-use crate::id::{DeliveryId, EventId, EventKind};
+use crate::id::DeliveryId;
+use crate::ledger::sql::Columns as _;
 use crate::ledger::{Answer, Take, Working};
 
 /// The most lost deliveries of one target that are given back in one call: bounds the call.
@@ -67,8 +67,8 @@ impl EmbeddedLedger {
         &self,
         targets: impl Iterator<Item = &'t str>,
     ) -> Result<Option<Duration>, crate::ledger::Error> {
-        self.read(|connection| {
-            let now = self.store.clock().now();
+        self.read(|db| {
+            let (connection, now) = (db.connection, db.now);
             let mut soonest: Option<Duration> = None;
             for target in targets {
                 for due in [next_in_lanes(connection, target)?, next_lease(connection, target)?] {
@@ -173,16 +173,8 @@ impl Work<'_> {
             let mut row = self.row(number)?;
             self.step(&mut row, Step::Retry)?;
             let error = "its worker was gone before the attempt ended";
-            self.end_attempt(
-                &row,
-                &delivery::Ending {
-                    class: Class::Crashed,
-                    status: None,
-                    error: error.to_owned(),
-                    excerpt: String::new(),
-                    retry_after: None,
-                },
-            )?;
+            let ending = Ending { class: Class::Crashed, ..Ending::deferred(error.to_owned()) };
+            self.end_attempt(&row, &ending)?;
             row.crashes += 1;
             row.error = Some(error.to_owned());
             row.due_at = self.now;
@@ -233,14 +225,13 @@ impl Work<'_> {
             )?
             .query_row([row.event], |found| {
                 let mut columns = Columns::of(found);
-                let kind = columns.name(EventKind::from_name)?;
                 Ok((
-                    EventId::from_bytes(kind, columns.get()?),
+                    columns.event_id()?,
                     columns.get()?,
                     columns.json()?,
                     Trace { request_id: columns.get()?, traceparent: columns.get()? },
                     columns.time()?,
-                    Bytes::from(columns.get::<Vec<u8>>()?),
+                    columns.bytes()?,
                 ))
             })?;
         Ok(delivery::Work {

@@ -6,17 +6,19 @@ use semel::store::rusqlite::{self, Transaction, params};
 use semel::time::Timestamp;
 
 use super::columns::micros;
+use super::database::now;
 use crate::delivery::{Impossible, State};
+use crate::ledger::sql::reading;
 use crate::ledger::{AuditLine, Error};
 use crate::letter::Status;
 
 /// Why a call on the writer ends without an answer. Everything it wrote is undone.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// SQLite said no.
+    /// SQLite failed.
     Sql(rusqlite::Error),
-    /// The ledger did.
-    Told(Error),
+    /// The answer of the ledger itself.
+    Answer(Error),
 }
 
 impl From<rusqlite::Error> for Fault {
@@ -27,24 +29,14 @@ impl From<rusqlite::Error> for Fault {
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
-        Self::Told(error)
+        Self::Answer(error)
     }
 }
 
 impl From<Impossible> for Fault {
     fn from(impossible: Impossible) -> Self {
-        Self::Told(impossible.into())
+        Self::Answer(impossible.into())
     }
-}
-
-/// A sentence that says why not.
-pub(super) fn refused(why: impl Into<String>) -> Fault {
-    Fault::Told(Error::Refused(why.into()))
-}
-
-/// There is no such thing.
-pub(super) fn not_found(what: &'static str, id: impl std::fmt::Display) -> Fault {
-    Fault::Told(Error::NotFound { what, id: id.to_string() })
 }
 
 pub(super) type Done<T> = Result<T, Fault>;
@@ -87,7 +79,7 @@ impl<'a> Work<'a> {
 
     /// Writes the lanes that were noted.
     pub(super) fn write_lanes(&mut self) -> rusqlite::Result<()> {
-        // A lane that is awake needs no word: whoever takes from it looks at what is due.
+        // A lane that is awake is not written: a take from it reads what is due.
         let mut statement = self.sql.prepare_cached(
             "INSERT INTO ledger_lanes (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
              ON CONFLICT (target, tenant) DO UPDATE SET due_at = excluded.due_at
@@ -115,13 +107,7 @@ impl<'a> Work<'a> {
     }
 
     /// Writes a line of the audit log.
-    pub(super) fn audit(&self, line: &AuditLine) -> rusqlite::Result<()> {
-        let AuditLine { who, action, subject, reason } = line;
-        self.sql
-            .prepare_cached(
-                "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (?1, ?2, ?3, ?4, ?5)",
-            )?
-            .execute(params![micros(self.now), who, action, subject, reason])?;
-        Ok(())
+    pub(super) fn audit(&self, line: &AuditLine) -> Done<()> {
+        now(reading::audit(&mut self.reader(), line))
     }
 }

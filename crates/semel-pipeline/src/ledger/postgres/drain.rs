@@ -2,18 +2,16 @@
 
 use std::collections::HashSet;
 
-use sqlx::PgConnection;
-
+use super::database::Db;
 use super::fault::Fault;
 use super::intake::{self, Batch};
 use super::link::{Shape, Shared};
-use super::reading::{self, rows_of};
 use super::runs;
-use super::values::Columns;
 use crate::event::{Event, NewEvent};
-use crate::id::{DeliveryId, EventId};
+use crate::id::EventId;
 use crate::ledger::rules::{self, Cancelled};
-use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Error, KeyState, Patch, RunAction};
+use crate::ledger::sql::{Columns, FromRow, bigint, reading};
+use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Error, Patch, RunAction};
 use crate::letter::{Cause, Signature};
 
 /// How often a run that is neither kept nor found is tried again: its key changes hands at that moment.
@@ -29,14 +27,14 @@ pub(super) async fn drain(shared: &Shared, drained: &[DrainedRun]) -> Result<Vec
         if cancelled == Cancelled::No && drained.then.is_none() {
             places.push(at);
             runs.push(with_generation(run));
-            changes.push(number(drained.changes.len()));
+            changes.push(bigint(drained.changes.len() as u64));
             refused.push(why);
         }
     }
     if !runs.is_empty() {
         let batch = Batch::drained(shared, &runs, changes);
         let kept =
-            shared.call(Shape::Transaction, &batch, |s, c, b| Box::pin(intake::write(s, c, b))).await?;
+            shared.call(Shape::Transaction, &batch, |db, batch| Box::pin(intake::write(db, batch))).await?;
         let kept: HashSet<[u8; 16]> = kept.into_iter().collect();
         for ((at, run), refused) in places.into_iter().zip(&runs).zip(refused) {
             if kept.contains(&run.id.to_bytes()) {
@@ -50,16 +48,12 @@ pub(super) async fn drain(shared: &Shared, drained: &[DrainedRun]) -> Result<Vec
                 Some(RunAction::Change(change)) => runs::shape_of(change),
                 Some(RunAction::Cancel(_)) | None => Shape::Transaction,
             };
-            let one = shared.call(shape, drained, |s, c, d| Box::pin(drain_one(s, c, d)));
+            let one = shared.call(shape, drained, |db, drained| Box::pin(drain_one(db, drained)));
             *answer = Some(one.await?);
         }
     }
     shared.news.tell();
     Ok(answers.into_iter().flatten().collect())
-}
-
-fn number(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// A run from the buffer always names its generation: an expired key is not free for it.
@@ -70,26 +64,22 @@ fn with_generation(mut run: NewEvent) -> NewEvent {
     run
 }
 
-async fn drain_one(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    drained: &DrainedRun,
-) -> Result<Drained, Fault> {
+async fn drain_one(db: &mut Db<'_>, drained: &DrainedRun) -> Result<Drained, Fault> {
     let id = drained.run.id;
     for _ in 0..ROUNDS {
-        let Some(event) = runs::hold(shared, connection, id).await? else {
-            match arrive(shared, connection, drained).await? {
+        let Some(event) = runs::hold(db, id).await? else {
+            match arrive(db, drained).await? {
                 Some(answer) => return Ok(answer),
                 None => continue,
             }
         };
-        let answer = catch_up(shared, connection, &event, &drained.changes).await?;
+        let answer = catch_up(db, &event, &drained.changes).await?;
         match &drained.then {
             None => {}
             Some(RunAction::Change(change)) => {
-                drop(runs::change(shared, connection, id, change, None).await?);
+                drop(runs::change(db, id, change, None).await?);
             }
-            Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, id, line).await?),
+            Some(RunAction::Cancel(line)) => drop(runs::cancel(db, id, line).await?),
         }
         return Ok(answer);
     }
@@ -98,11 +88,7 @@ async fn drain_one(
 }
 
 /// `None` where the run, or the holder of its key, came at the same moment.
-async fn arrive(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    drained: &DrainedRun,
-) -> Result<Option<Drained>, Fault> {
+async fn arrive(db: &mut Db<'_>, drained: &DrainedRun) -> Result<Option<Drained>, Fault> {
     let mut run = drained.run.clone();
     let (cancelled, refused) = rules::patch(&mut run, &drained.changes);
     rules::act(&mut run, drained.then.as_ref()).map_err(Error::Refused)?;
@@ -110,31 +96,31 @@ async fn arrive(
     let arrival = match &run.dedupe {
         None => Arrival::New,
         Some(dedupe) => {
-            let found = intake::find_in(shared, connection, &[dedupe.id]).await?;
-            let key: KeyState = found.first().copied().unwrap_or_default();
+            let key = intake::find_in(db, &[dedupe.id]).await?.pop().unwrap_or_default();
             rules::arrival(dedupe.generation, key)
         }
     };
-    let batch = Batch::drained(shared, std::slice::from_ref(&run), vec![number(drained.changes.len())]);
+    let batch =
+        Batch::drained(db.shared, std::slice::from_ref(&run), vec![bigint(drained.changes.len() as u64)]);
     let batch = if arrival == Arrival::New { batch } else { batch.keyless() };
-    if intake::write(shared, connection, &batch).await?.is_empty() {
+    if intake::write(db, &batch).await?.is_empty() {
         return Ok(None);
     }
     match (cancelled, arrival) {
         (Cancelled::Yes, _) => {
-            rows_of(shared, connection, shared.query(ARRIVE_CANCELLED).bind(run.id.to_bytes())).await?;
+            db.execute(db.query(ARRIVE_CANCELLED).bind(run.id.to_bytes())).await?;
             let line = AuditLine::by_semel("cancel", run.id, rules::CANCELLED_IN_BUFFER);
-            reading::audit(shared, connection, &line).await?;
+            reading::audit(db, &line).await?;
         }
-        (Cancelled::No, Arrival::LostKey(winner)) => lose_key(shared, connection, &run, winner).await?,
+        (Cancelled::No, Arrival::LostKey(winner)) => lose_key(db, &run, winner).await?,
         (Cancelled::No, _) => {}
     }
     match &drained.then {
         None => {}
-        Some(RunAction::Cancel(line)) => drop(runs::cancel(shared, connection, run.id, line).await?),
+        Some(RunAction::Cancel(line)) => drop(runs::cancel(db, run.id, line).await?),
         // It is one more change than those of the buffer.
         Some(RunAction::Change(_)) => {
-            drop(rows_of(shared, connection, shared.query(ONE_MORE).bind(run.id.to_bytes())).await?);
+            db.execute(db.query(ONE_MORE).bind(run.id.to_bytes())).await?;
         }
     }
     Ok(Some(Drained { arrival, refused }))
@@ -158,29 +144,30 @@ SELECT $2, e.tenant, e.id, $3, $4, e.event_type, e.content_type, e.headers, $5, 
   statement_timestamp(), statement_timestamp()
 FROM event AS e WHERE e.id = $1";
 
-async fn lose_key(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    run: &NewEvent,
-    winner: EventId,
-) -> Result<(), Fault> {
+/// A delivery and its target.
+struct Aside([u8; 16], String);
+
+impl FromRow for Aside {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.id()?, columns.text()?))
+    }
+}
+
+async fn lose_key(db: &mut Db<'_>, run: &NewEvent, winner: EventId) -> Result<(), Fault> {
     let error = rules::lost_key(winner);
-    let query = shared.query(SET_ASIDE).bind(run.id.to_bytes()).bind(error.as_str());
-    for row in &rows_of(shared, connection, query).await? {
-        let columns = Columns::new(shared, row);
-        let (delivery, target): (DeliveryId, &str) =
-            (DeliveryId::from_bytes(columns.bytes(0)?), columns.get(1)?);
-        let signature = Signature::of(Some(target), Cause::NonRetryable, None, &error);
-        let query = shared
+    let query = db.query(SET_ASIDE).bind(run.id.to_bytes()).bind(error.as_str());
+    for Aside(delivery, target) in db.fetch(query).await? {
+        let signature = Signature::of(Some(&target), Cause::NonRetryable, None, &error);
+        let query = db
             .query(WRITE_LETTER)
             .bind(run.id.to_bytes())
-            .bind(shared.ids.letter().to_bytes())
-            .bind(delivery.to_bytes())
-            .bind(target.to_owned())
+            .bind(db.shared.ids.letter().to_bytes())
+            .bind(delivery)
+            .bind(target)
             .bind(Cause::NonRetryable.as_str())
             .bind(error.as_str())
             .bind(signature.as_str().to_owned());
-        rows_of(shared, connection, query).await?;
+        db.execute(query).await?;
     }
     Ok(())
 }
@@ -189,23 +176,16 @@ const HOLDS_CHANGES: &str = "UPDATE event SET changes = greatest(changes, $2) WH
 const DROP_KEY: &str = "UPDATE event SET dedupe_live = false WHERE id = $1";
 
 /// Applies the changes that a run in the ledger does not hold yet. The caller holds its row.
-async fn catch_up(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    event: &Event,
-    changes: &[Patch],
-) -> Result<Drained, Fault> {
+async fn catch_up(db: &mut Db<'_>, event: &Event, changes: &[Patch]) -> Result<Drained, Fault> {
     let (id, mut refused) = (event.new.id, Vec::new());
     for change in rules::behind(changes, event.changes) {
         let applied = match change {
-            Patch::Change(change) => runs::change(shared, connection, id, change, None).await.map(drop),
+            Patch::Change(change) => runs::change(db, id, change, None).await.map(drop),
             Patch::Cancel => {
                 let line = AuditLine::by_semel("cancel", id, rules::CANCELLED_IN_BUFFER);
-                runs::cancel(shared, connection, id, &line).await.map(drop)
+                runs::cancel(db, id, &line).await.map(drop)
             }
-            Patch::DropKey => {
-                rows_of(shared, connection, shared.query(DROP_KEY).bind(id.to_bytes())).await.map(drop)
-            }
+            Patch::DropKey => db.execute(db.query(DROP_KEY).bind(id.to_bytes())).await.map(drop),
         };
         match applied {
             // Neither wrote anything before it was refused.
@@ -213,7 +193,7 @@ async fn catch_up(
             applied => applied?,
         }
     }
-    let query = shared.query(HOLDS_CHANGES).bind(id.to_bytes()).bind(number(changes.len()));
-    rows_of(shared, connection, query).await?;
+    let query = db.query(HOLDS_CHANGES).bind(id.to_bytes()).bind(bigint(changes.len() as u64));
+    db.execute(query).await?;
     Ok(Drained { arrival: Arrival::Known, refused })
 }

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
 use sha2::{Digest as _, Sha256};
-use sqlx::PgConnection;
 
+use super::database::{Db, Prepared};
 use super::fault::Fault;
 use super::join::copy;
 use super::link::{Shape, Shared};
-use super::reading::rows_of;
-use super::values::{Columns, check_text, members_to_json, micros, pairs_to_json, texts_to_json};
+use super::values::{check_text, micros};
 use crate::event::{Accepted, Dedupe, Generation, NewEvent, Origin};
-use crate::id::{EventId, EventKind};
+use crate::id::EventId;
+use crate::ledger::sql::{Columns, FromRow, bigint, to_json};
 use crate::ledger::{Error, ErrorKind, KeyHolder, KeyState};
 
 /// Keeps the events whose keys are free, with their deliveries, and names them. An expired key of an event that names no
@@ -69,7 +69,7 @@ SELECT id FROM kept"
 
 const ACCEPT: &str = accept!("true");
 
-/// Only the first of a lane waits to be taken; whoever ends lets the next one wait. Under the lanes' locks.
+/// Only the first of a lane waits to be taken; the end of one lets the next one wait. Under the lanes' locks.
 const ACCEPT_IN_ORDER: &str = accept!(
     r"d.lane IS NULL OR (row_number() OVER (PARTITION BY d.lane ORDER BY d.n) = 1 AND NOT EXISTS (
       SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
@@ -97,7 +97,7 @@ macro_rules! holder {
 /// What keeps events from being kept: the state of their keys, and whether they are there under their own ids.
 const LOOK_UP: &str = concat!(
     r"
-SELECT greatest(k.generation, h.generation, 0), h.id, h.kind, h.fingerprint, h.expired, o.id IS NOT NULL
+SELECT greatest(k.generation, h.generation, 0), h.kind, h.id, h.fingerprint, coalesce(h.expired, false), o.id IS NOT NULL
 FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) ",
     holder!("g.dedupe"),
     " LEFT JOIN event AS o ON o.id = g.id ORDER BY g.n"
@@ -105,7 +105,7 @@ FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) ",
 
 const FIND: &str = concat!(
     r"
-SELECT greatest(k.generation, h.generation, 0), h.id, h.kind, h.fingerprint, h.expired
+SELECT greatest(k.generation, h.generation, 0), h.kind, h.id, h.fingerprint, coalesce(h.expired, false)
 FROM unnest($1::bytea[]) WITH ORDINALITY AS g(dedupe, n) ",
     holder!("g.dedupe"),
     " ORDER BY g.n"
@@ -116,9 +116,9 @@ pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<A
     let batch = Batch::new(shared, events);
     let shape = if batch.lanes.is_empty() { Shape::Statement } else { Shape::Transaction };
     let mut repeated = false;
-    // Whoever stood in the way may be gone by the time it is looked for.
+    // The event that held the key may be gone by the time it is looked for.
     for _ in 0..10 {
-        let called = shared.call_or_repeat(shape, &batch, |s, c, b| Box::pin(write(s, c, b))).await?;
+        let called = shared.call_or_repeat(shape, &batch, |db, batch| Box::pin(write(db, batch))).await?;
         repeated |= called.repeated;
         let kept: HashSet<[u8; 16]> = called.answer.into_iter().collect();
         if !kept.is_empty() {
@@ -150,7 +150,7 @@ async fn judge(
         .collect();
     let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    let found = shared.call(Shape::Read, asked.as_slice(), |s, c, a| Box::pin(look_up(s, c, a))).await?;
+    let found = shared.call(Shape::Read, asked.as_slice(), |db, asked| Box::pin(look_up(db, asked))).await?;
     let mut told = HashSet::new();
     for (at, obstacle) in others.into_iter().zip(found) {
         let event = &events[at];
@@ -187,7 +187,7 @@ pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<KeyState
     let carry = move |keys: Vec<KeyId>| {
         let shared = Arc::clone(&carrier);
         async move {
-            match shared.call(Shape::Read, &keys, |s, c, keys| Box::pin(find_in(s, c, keys))).await {
+            match shared.call(Shape::Read, &keys, |db, keys| Box::pin(find_in(db, keys))).await {
                 Ok(found) => found.into_iter().map(Ok).collect(),
                 Err(error) => keys.iter().map(|_| Err(copy(&error))).collect(),
             }
@@ -200,28 +200,22 @@ pub(super) async fn find(shared: &Arc<Shared>, dedupe: KeyId) -> Result<KeyState
 }
 
 /// The state of each key, in order.
-pub(super) async fn find_in(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    keys: &[KeyId],
-) -> Result<Vec<KeyState>, Fault> {
+pub(super) async fn find_in(db: &mut Db<'_>, keys: &[KeyId]) -> Result<Vec<KeyState>, Fault> {
     let asked: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes().as_slice()).collect();
-    let rows = rows_of(shared, connection, shared.query(FIND).bind(&asked)).await?;
-    rows.iter().map(|row| key_state(Columns::new(shared, row))).collect()
+    db.fetch(db.query(FIND).bind(&asked)).await
 }
 
-/// The state of a key in the first five columns of a row.
-fn key_state(columns: Columns<'_>) -> Result<KeyState, Fault> {
-    let generation = Generation::new(u64::try_from(columns.get::<i64>(0)?).unwrap_or(0));
-    let Some(id) = columns.bytes_or_none(1)? else { return Ok(KeyState { generation, holder: None }) };
-    let fingerprint =
-        columns.bytes_or_none(3)?.ok_or_else(|| columns.corrupt("a key without a fingerprint"))?;
-    let holder = KeyHolder {
-        event: EventId::from_bytes(columns.word(2, EventKind::from_name)?, id),
-        fingerprint: Fingerprint::from_bytes(fingerprint),
-        expired: columns.get(4)?,
-    };
-    Ok(KeyState { generation, holder: Some(holder) })
+impl FromRow for KeyState {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        let generation = Generation::new(columns.count()?);
+        let event = columns.event_id_or_none()?;
+        let fingerprint = columns.id_or_none()?.map(Fingerprint::from_bytes);
+        let holder = match event.zip(fingerprint) {
+            Some((event, fingerprint)) => Some(KeyHolder { event, fingerprint, expired: columns.flag()? }),
+            None => columns.flag().map(|_| None)?,
+        };
+        Ok(Self { generation, holder })
+    }
 }
 
 /// Who has the key of an event by now.
@@ -238,8 +232,7 @@ pub(super) enum Holder {
 
 /// Who has the keys of these events, of which some were kept. In the transaction that kept them.
 pub(super) async fn holders(
-    shared: &Shared,
-    connection: &mut PgConnection,
+    db: &mut Db<'_>,
     events: &[NewEvent],
     kept: &[[u8; 16]],
 ) -> Result<Vec<Holder>, Fault> {
@@ -253,7 +246,7 @@ pub(super) async fn holders(
         return Ok(holders);
     }
     let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    for (at, obstacle) in others.into_iter().zip(look_up(shared, connection, &asked).await?) {
+    for (at, obstacle) in others.into_iter().zip(look_up(db, &asked).await?) {
         holders[at] = match obstacle.key.live() {
             Some(holder) if is_same(&events[at], holder) => Holder::Same,
             Some(_) => Holder::Other,
@@ -289,40 +282,29 @@ impl Obstacle {
     }
 }
 
-async fn look_up(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    asked: &[(EventId, Option<KeyId>)],
-) -> Result<Vec<Obstacle>, Fault> {
+impl FromRow for Obstacle {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self { key: KeyState::read(columns)?, own: columns.flag()? })
+    }
+}
+
+async fn look_up(db: &mut Db<'_>, asked: &[(EventId, Option<KeyId>)]) -> Result<Vec<Obstacle>, Fault> {
     let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
     let dedupes: Vec<Option<[u8; 16]>> =
         asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
-    let rows = rows_of(shared, connection, shared.query(LOOK_UP).bind(ids).bind(dedupes)).await?;
-    rows.iter()
-        .map(|row| {
-            let columns = Columns::new(shared, row);
-            Ok(Obstacle { key: key_state(columns)?, own: columns.get(5)? })
-        })
-        .collect()
+    db.fetch(db.query(LOOK_UP).bind(ids).bind(dedupes)).await
 }
 
 /// Writes a batch of events; answers the ids of those that were kept. For a transaction where it has lanes.
-pub(super) async fn write(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    batch: &Batch<'_>,
-) -> Result<Vec<[u8; 16]>, Fault> {
-    let explain = |error: sqlx::Error| shared.explain(&error);
+pub(super) async fn write(db: &mut Db<'_>, batch: &Batch<'_>) -> Result<Vec<[u8; 16]>, Fault> {
     let statement = if batch.lanes.is_empty() {
         ACCEPT
     } else {
         // A statement of its own: what it waited for must be seen by the next one.
-        let locks = shared.query(LOCK_LANES).bind(batch.lanes.as_slice());
-        locks.execute(&mut *connection).await.map_err(explain)?;
+        db.execute(db.query(LOCK_LANES).bind(batch.lanes.as_slice())).await?;
         ACCEPT_IN_ORDER
     };
-    let rows = batch.bind(shared, statement).fetch_all(connection).await.map_err(explain)?;
-    rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect()
+    db.fetch(batch.bind(db.query(statement))).await
 }
 
 /// Refuses what the tables cannot hold, before anything is sent.
@@ -412,10 +394,10 @@ impl<'a> Batch<'a> {
         lanes.dedup();
         Self {
             events,
-            headers: events.iter().map(|event| pairs_to_json(&event.headers)).collect(),
-            targets: events.iter().map(|event| texts_to_json(&event.targets)).collect(),
-            tags: events.iter().map(|event| texts_to_json(&event.notes.tags)).collect(),
-            metadata: events.iter().map(|event| members_to_json(&event.notes.metadata)).collect(),
+            headers: events.iter().map(|event| to_json(&event.headers)).collect(),
+            targets: events.iter().map(|event| to_json(&event.targets)).collect(),
+            tags: events.iter().map(|event| to_json(&event.notes.tags)).collect(),
+            metadata: events.iter().map(|event| to_json(&event.notes.metadata)).collect(),
             origins: events.iter().map(|event| origin(&event.origin)).collect(),
             deliveries,
             lanes,
@@ -442,26 +424,20 @@ impl<'a> Batch<'a> {
         self.events.iter().map(|event| event.dedupe.as_ref().map(&read)).collect()
     }
 
-    fn bind(
-        &self,
-        shared: &Shared,
-        statement: &'static str,
-    ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    fn bind(&self, query: Prepared) -> Prepared {
         let lifetimes: Vec<Option<i64>> =
             self.each(|event| event.dedupe.as_ref().and_then(|dedupe| dedupe.lifetime).map(micros));
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let dedupes = || self.events.iter().map(|event| event.dedupe.as_ref());
         let generations: Vec<Option<i64>> =
-            dedupes().map(|dedupe| dedupe?.generation.map(|generation| number(generation.get()))).collect();
+            dedupes().map(|dedupe| dedupe?.generation.map(|generation| bigint(generation.get()))).collect();
         let expires: Vec<Option<i64>> =
-            dedupes().map(|dedupe| dedupe?.expires_at.map(|at| number(at.as_micros()))).collect();
+            dedupes().map(|dedupe| dedupe?.expires_at.map(|at| bigint(at.as_micros()))).collect();
         let freed: Vec<[u8; 16]> = dedupes()
             .flatten()
             .filter(|dedupe| dedupe.generation.is_none())
             .map(|dedupe| *dedupe.id.as_bytes())
             .collect();
-        shared
-            .query(statement)
+        query
             .bind(self.each(|event| event.id.to_bytes()))
             .bind(self.each(|event| event.id.kind().as_str()))
             .bind(self.each(|event| event.tenant.as_str()))

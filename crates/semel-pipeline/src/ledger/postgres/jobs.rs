@@ -1,74 +1,49 @@
 //! Replay jobs: making them, looking at them, and what people want of them.
 
-use sqlx::PgConnection;
-
 use super::PostgresLedger;
+use super::database::Db;
 use super::fault::Fault;
-use super::letters::not_found;
-use super::link::{Shape, Shared};
-use super::plan::plan;
-use super::reading::{audit, limit_of, paged, position, rows_of};
+use super::link::Shape;
 use super::release;
 use super::settle::END_JOBS;
-use super::values::{Columns, integer, plain};
-use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
-use crate::ledger::rules::{check_job, check_pace};
-use crate::ledger::{Answer, AuditLine, Error, Page, Paged, Replays};
-use crate::replay::{
-    Action, Counts, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned, Selection,
-};
+use super::values::{integer, plain};
+use crate::id::{JobId, LetterId};
+use crate::ledger::sql::plan::plan;
+use crate::ledger::sql::reading::audit;
+use crate::ledger::sql::{Database as _, jobs, not_found, to_json};
+use crate::ledger::{Answer, AuditLine, Error, Page, Paged, Replays, rules};
+use crate::replay::{Item, Job, Mode, NewJob, Order, Pace, Planned, Selection};
 
 impl Replays for PostgresLedger {
     fn plan(&self, selection: Selection, mode: Mode, targets: Vec<String>) -> Answer<'_, Vec<Planned>> {
-        Box::pin(async move {
-            let asked = (selection, mode, targets);
-            self.shared.call(Shape::Read, &asked, |s, c, a| Box::pin(plan(s, c, &a.0, a.1, &a.2))).await
+        self.call(Shape::Read, (selection, mode, targets), |db, (selection, mode, targets)| {
+            Box::pin(plan(db, selection, *mode, targets))
         })
     }
 
     fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, Job> {
-        Box::pin(async move {
-            let asked = (job, targets);
-            self.shared.call(Shape::Transaction, &asked, |s, c, a| Box::pin(create(s, c, &a.0, &a.1))).await
-        })
+        self.call(Shape::Transaction, (job, targets), |db, (job, targets)| Box::pin(create(db, job, targets)))
     }
 
     fn job(&self, id: JobId) -> Answer<'_, Option<Job>> {
-        Box::pin(
-            async move { self.shared.call(Shape::Read, &id, |s, c, id| Box::pin(find(s, c, *id))).await },
-        )
+        self.call(Shape::Read, id, |db, id| Box::pin(jobs::find(db, *id)))
     }
 
     fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>> {
-        Box::pin(async move { self.shared.call(Shape::Read, &page, |s, c, p| Box::pin(jobs(s, c, p))).await })
+        self.call(Shape::Read, page, |db, page| Box::pin(jobs::jobs(db, page)))
     }
 
     fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>> {
-        Box::pin(async move {
-            let asked = (job, page);
-            self.shared.call(Shape::Read, &asked, |s, c, a| Box::pin(items(s, c, a.0, &a.1))).await
-        })
+        self.call(Shape::Read, (job, page), |db, (job, page)| Box::pin(jobs::items(db, *job, page)))
     }
 
     fn running(&self) -> Answer<'_, Vec<JobId>> {
-        Box::pin(async move {
-            self.shared
-                .call(Shape::Read, &(), |s, c, ()| {
-                    Box::pin(async move {
-                        let rows = rows_of(s, c, s.query(RUNNING)).await?;
-                        rows.iter().map(|row| Columns::new(s, row).bytes(0).map(JobId::from_bytes)).collect()
-                    })
-                })
-                .await
-        })
+        self.call(Shape::Read, (), |db, ()| Box::pin(jobs::running(db)))
     }
 
     fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job> {
-        Box::pin(async move {
-            let asked = (job, order, note, line);
-            self.shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::order(s, c, a.0, a.1, &a.2, &a.3)))
-                .await
+        self.call(Shape::Transaction, (job, order, note, line), |db, (job, order, note, line)| {
+            Box::pin(self::order(db, *job, *order, note, line))
         })
     }
 
@@ -83,140 +58,25 @@ impl Replays for PostgresLedger {
 
 impl PostgresLedger {
     async fn release_some(&self, job: JobId, started: Option<u64>, limit: u32) -> Result<Job, Error> {
-        let asked = (job, started, limit);
-        let released = self
-            .shared
-            .call(Shape::Transaction, &asked, |s, c, a| Box::pin(release::release(s, c, a.0, a.1, a.2)))
-            .await?;
+        let released = self.call(Shape::Transaction, (job, started, limit), |db, (job, started, limit)| {
+            Box::pin(release::release(db, *job, *started, *limit))
+        });
+        let released = released.await?;
         self.shared.news.tell();
         Ok(released)
     }
 }
 
-macro_rules! job_columns {
-    () => {
-        "j.seq, j.id, j.selection::text, j.mode, j.reason, j.asked_by, j.rate, j.concurrency, j.canary, j.pause_above, \
-         j.state, j.note, j.created_at, j.updated_at, \
-         (SELECT json_object_agg(i.state, i.number) FROM \
-           (SELECT state, count(*) AS number FROM item WHERE job = j.id GROUP BY state) AS i)::text FROM job AS j"
-    };
-}
-
-const RUNNING: &str = "SELECT id FROM job WHERE state = 'running' ORDER BY seq";
-const JOB: &str = concat!("SELECT ", job_columns!(), " WHERE j.id = $1");
-const JOBS: &str = concat!("SELECT ", job_columns!(), " WHERE j.seq < $1 ORDER BY j.seq DESC LIMIT $2");
 const HOLD: &str = "SELECT 1 FROM job WHERE id = $1 FOR UPDATE";
 
-fn read_job(row: Columns<'_>) -> Result<Job, Fault> {
-    let new = NewJob {
-        id: JobId::from_bytes(row.bytes(1)?),
-        selection: row.json(2)?,
-        mode: row.word(3, Mode::from_name)?,
-        reason: row.get(4)?,
-        by: row.get(5)?,
-        pace: Pace {
-            rate: row.get(6)?,
-            concurrency: row.count(7)?,
-            canary: row.count(8)?,
-            pause_above: row.get(9)?,
-        },
-    };
-    let state = row.word(10, JobState::from_name)?;
-    let mut counts = Counts::default();
-    if row.get::<Option<&str>>(14)?.is_some() {
-        for (name, number) in row.json::<std::collections::BTreeMap<String, u64>>(14)? {
-            let item =
-                ItemState::from_name(&name).ok_or_else(|| row.corrupt("an item of another version"))?;
-            *counts.of(seen_in(state, item)) += number;
-            counts.total += number;
-        }
-    }
-    Ok(Job { new, state, note: row.get(11)?, counts, created_at: row.time(12)?, updated_at: row.time(13)? })
-}
-
-/// Cancelling a job is one row, however many items it leaves.
-fn seen_in(job: JobState, item: ItemState) -> ItemState {
-    match (job, item) {
-        (JobState::Cancelled, ItemState::Pending) => ItemState::Cancelled,
-        (_, item) => item,
-    }
-}
-
-async fn find(shared: &Shared, connection: &mut PgConnection, id: JobId) -> Result<Option<Job>, Fault> {
-    let rows = rows_of(shared, connection, shared.query(JOB).bind(id.to_bytes())).await?;
-    rows.first().map(|row| read_job(Columns::new(shared, row))).transpose()
-}
-
-/// A job that must be there.
-pub(super) async fn job(shared: &Shared, connection: &mut PgConnection, id: JobId) -> Result<Job, Fault> {
-    find(shared, connection, id).await?.ok_or_else(|| not_found("replay job", id))
-}
-
 /// A job that must be there; nobody else changes it until the transaction ends.
-pub(super) async fn hold(shared: &Shared, connection: &mut PgConnection, id: JobId) -> Result<Job, Fault> {
-    if rows_of(shared, connection, shared.query(HOLD).bind(id.to_bytes())).await?.is_empty() {
+pub(super) async fn hold(db: &mut Db<'_>, id: JobId) -> Result<Job, Fault> {
+    if db.first::<()>(HOLD, &[id.to_bytes().into()]).await?.is_none() {
         // Not read either: it may come about now, and then nobody holds it.
-        return Err(not_found("replay job", id));
+        return Err(not_found("replay job", id).into());
     }
     // A statement of its own: it sees what the one before it waited for.
-    job(shared, connection, id).await
-}
-
-async fn jobs(shared: &Shared, connection: &mut PgConnection, page: &Page) -> Result<Paged<Job>, Fault> {
-    let query = shared.query(JOBS).bind(position(page)?).bind(limit_of(page));
-    let rows = rows_of(shared, connection, query).await?;
-    let found = rows.iter().map(|row| {
-        let columns = Columns::new(shared, row);
-        Ok((columns.get::<i64>(0)?.to_string(), read_job(columns)?))
-    });
-    Ok(paged(page, found.collect::<Result<_, Fault>>()?))
-}
-
-macro_rules! item_columns {
-    () => {
-        "i.place, i.delivery, i.letter, i.event, i.kind, i.target, i.state, i.new_event, i.error FROM item AS i"
-    };
-}
-pub(super) use item_columns;
-
-const ITEMS: &str =
-    concat!("SELECT ", item_columns!(), " WHERE i.job = $1 AND i.place > $2 ORDER BY i.place LIMIT $3");
-
-/// An item with its place.
-pub(super) fn read_item(row: Columns<'_>) -> Result<(i32, Item), Fault> {
-    let kind = row.word(4, EventKind::from_name)?;
-    let item = Item {
-        delivery: DeliveryId::from_bytes(row.bytes(1)?),
-        letter: row.bytes_or_none(2)?.map(LetterId::from_bytes),
-        event: EventId::from_bytes(kind, row.bytes(3)?),
-        target: row.get(5)?,
-        state: row.word(6, ItemState::from_name)?,
-        // A new event is of the kind of the one that it repeats.
-        new_event: row.bytes_or_none(7)?.map(|id| EventId::from_bytes(kind, id)),
-        error: row.get(8)?,
-    };
-    Ok((row.get(0)?, item))
-}
-
-async fn items(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    id: JobId,
-    page: &Page,
-) -> Result<Paged<Item>, Fault> {
-    let state = job(shared, connection, id).await?.state;
-    let after = match &page.after {
-        None => -1,
-        Some(_) => i32::try_from(position(page)?).unwrap_or(i32::MAX),
-    };
-    let query = shared.query(ITEMS).bind(id.to_bytes()).bind(after).bind(limit_of(page));
-    let rows = rows_of(shared, connection, query).await?;
-    let found = rows.iter().map(|row| {
-        let (place, mut item) = read_item(Columns::new(shared, row))?;
-        item.state = seen_in(state, item.state);
-        Ok((place.to_string(), item))
-    });
-    Ok(paged(page, found.collect::<Result<_, Fault>>()?))
+    jobs::job(db, id).await
 }
 
 const ADD_JOB: &str = r"
@@ -231,22 +91,16 @@ FROM unnest($2::bytea[], $3::bytea[], $4::bytea[], $5::text[], $6::text[], $7::t
   AS w(delivery, letter, event, kind, target, state, error, n)
 ON CONFLICT DO NOTHING";
 
-async fn create(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    new: &NewJob,
-    targets: &[String],
-) -> Result<Job, Fault> {
-    if let Some(there) = find(shared, connection, new.id).await? {
+async fn create(db: &mut Db<'_>, new: &NewJob, targets: &[String]) -> Result<Job, Fault> {
+    if let Some(there) = jobs::find(db, new.id).await? {
         return Ok(there);
     }
-    let refuse = |why: String| Fault::Answer(Error::Refused(why));
-    check_job(new).map_err(refuse)?;
+    rules::check_job(new).map_err(Error::Refused)?;
     let Pace { rate, concurrency, canary, pause_above } = new.pace;
-    let query = shared
+    let query = db
         .query(ADD_JOB)
         .bind(new.id.to_bytes())
-        .bind(serde_json::to_string(&new.selection).expect("a selection is plain data"))
+        .bind(to_json(&new.selection))
         .bind(new.mode.as_str())
         .bind(new.reason.as_deref().map(plain))
         .bind(plain(&new.by))
@@ -254,18 +108,14 @@ async fn create(
         .bind(integer(concurrency))
         .bind(integer(canary))
         .bind(pause_above);
-    if rows_of(shared, connection, query).await?.is_empty() {
+    if db.execute(query).await? == 0 {
         // Another process made it at the same moment.
-        return job(shared, connection, new.id).await;
+        return jobs::job(db, new.id).await;
     }
-    let planned = plan(shared, connection, &new.selection, new.mode, targets).await?;
-    let states = planned.iter().map(|item| match item.action {
-        Action::Run => (ItemState::Pending, None),
-        Action::Skip => (ItemState::SkippedCompleted, None),
-        Action::Conflict => (ItemState::SkippedInflight, Some(item.why.as_str())),
-    });
-    let (states, errors): (Vec<_>, Vec<_>) = states.map(|(state, why)| (state.as_str(), why)).unzip();
-    let query = shared
+    let planned = plan(db, &new.selection, new.mode, targets).await?;
+    let (states, errors): (Vec<_>, Vec<_>) =
+        planned.iter().map(rules::first_state).map(|(state, why)| (state.as_str(), why)).unzip();
+    let query = db
         .query(ADD_ITEMS)
         .bind(new.id.to_bytes())
         .bind(planned.iter().map(|item| item.delivery.to_bytes()).collect::<Vec<_>>())
@@ -275,10 +125,9 @@ async fn create(
         .bind(planned.iter().map(|item| item.target.as_str()).collect::<Vec<_>>())
         .bind(states)
         .bind(errors);
-    rows_of(shared, connection, query).await?;
-    let ended = shared.query(END_JOBS).bind(vec![new.id.to_bytes()]);
-    rows_of(shared, connection, ended).await?;
-    job(shared, connection, new.id).await
+    db.execute(query).await?;
+    db.execute(db.query(END_JOBS).bind(vec![new.id.to_bytes()])).await?;
+    jobs::job(db, new.id).await
 }
 
 const SET_STATE: &str =
@@ -286,39 +135,20 @@ const SET_STATE: &str =
 const SET_PACE: &str =
     "UPDATE job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
 
-async fn order(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    id: JobId,
-    order: Order,
-    note: &str,
-    line: &AuditLine,
-) -> Result<Job, Fault> {
-    let refuse = |why: String| Fault::Answer(Error::Refused(why));
-    let held = hold(shared, connection, id).await?;
-    let state = match (held.state, order) {
-        (JobState::Cancelled, Order::Cancel) => return Ok(held),
-        (state, _) if state.is_over() => {
-            return Err(refuse(format!("{id} is {}: make another job", state.as_str())));
-        }
-        (_, Order::Cancel) => JobState::Cancelled,
-        (_, Order::Pause) => JobState::Paused,
-        (_, Order::Resume) => JobState::Running,
-        (state, Order::Pace(pace)) => {
-            check_pace(&pace).map_err(refuse)?;
-            let query = shared
-                .query(SET_PACE)
-                .bind(id.to_bytes())
-                .bind(pace.rate)
-                .bind(integer(pace.concurrency))
-                .bind(integer(pace.canary))
-                .bind(pace.pause_above);
-            rows_of(shared, connection, query).await?;
-            state
-        }
-    };
-    let query = shared.query(SET_STATE).bind(id.to_bytes()).bind(state.as_str()).bind(plain(note));
-    rows_of(shared, connection, query).await?;
-    audit(shared, connection, line).await?;
-    job(shared, connection, id).await
+async fn order(db: &mut Db<'_>, id: JobId, order: Order, note: &str, line: &AuditLine) -> Result<Job, Fault> {
+    let held = hold(db, id).await?;
+    let Some((state, pace)) = rules::order(&held, order)? else { return Ok(held) };
+    if let Some(Pace { rate, concurrency, canary, pause_above }) = pace {
+        let query = db
+            .query(SET_PACE)
+            .bind(id.to_bytes())
+            .bind(rate)
+            .bind(integer(concurrency))
+            .bind(integer(canary))
+            .bind(pause_above);
+        db.execute(query).await?;
+    }
+    db.execute(db.query(SET_STATE).bind(id.to_bytes()).bind(state.as_str()).bind(plain(note))).await?;
+    audit(db, line).await?;
+    jobs::job(db, id).await
 }

@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::builder::Settings;
+use super::database::Db;
 use super::fault::{Cure, Fate, Fault, Trouble};
 use super::ids::Ids;
 use super::intake;
@@ -119,7 +120,7 @@ impl Shared {
     where
         A: Sync + ?Sized,
         T: Send,
-        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+        W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         self.call_or_repeat(shape, arguments, work).await.map(|called| called.answer)
     }
@@ -134,7 +135,7 @@ impl Shared {
     where
         A: Sync + ?Sized,
         T: Send,
-        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+        W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         let deadline = Instant::now() + self.settings.patience;
         let mut repeated = false;
@@ -169,7 +170,7 @@ impl Shared {
     where
         A: Sync + ?Sized,
         T: Send,
-        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+        W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         let mut kept = self.heartbeats.lock().await;
         loop {
@@ -205,7 +206,7 @@ impl Shared {
     async fn once<A, T, W>(&self, shape: Shape, arguments: &A, work: &W) -> Result<T, Fault>
     where
         A: Sync + ?Sized,
-        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+        W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         let acquired = self.pool.acquire().await;
         let mut connection = acquired.map_err(|error| match error {
@@ -234,16 +235,17 @@ impl Shared {
     ) -> Result<T, Fault>
     where
         A: Sync + ?Sized,
-        W: for<'c> Fn(&'c Shared, &'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
+        W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         let is_statement = matches!(shape, Shape::Read | Shape::Statement);
         if is_statement && self.settings.pooling == Pooling::Direct {
-            return work(self, connection, arguments).await;
+            return work(&mut Db { shared: self, connection }, arguments).await;
         }
         let undone = |error: &sqlx::Error| Trouble::of(&self.settings.target, error).uncommitted();
         let begin = AssertSqlSafe(self.settings.begin.clone());
         let mut transaction = connection.begin_with(begin).await.map_err(|error| undone(&error))?;
-        let answer = match work(self, &mut transaction, arguments).await {
+        let mut db = Db { shared: self, connection: &mut transaction };
+        let answer = match work(&mut db, arguments).await {
             Ok(answer) => answer,
             Err(fault) => {
                 // Now, and not when the connection is used again: nobody shall find rows held by a call that has ended.

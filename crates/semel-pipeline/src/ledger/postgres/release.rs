@@ -1,38 +1,29 @@
-//! Releasing the items of a replay job, never more than its concurrency allows: whoever releases holds the job's row, so
+//! Releasing the items of a replay job, never more than its concurrency allows: a release holds the job's row, so
 //! no number of processes exceeds it.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use semel::time::{Clock as _, SystemClock};
-use sqlx::PgConnection;
 
+use super::database::Db;
 use super::fault::Fault;
 use super::intake::{self, Batch};
-use super::jobs::{self, item_columns, read_item};
-use super::link::Shared;
-use super::reading::{self, rows_of};
+use super::jobs::hold;
 use super::settle::END_JOBS;
-use super::values::Columns;
+use super::statements::NEXT_ITEMS;
 use crate::delivery::State;
-use crate::event::{Dedupe, NewEvent, Origin};
 use crate::id::{EventId, JobId, LetterId};
-use crate::ledger::rules::verdict;
+use crate::ledger::rules::{self, verdict};
+use crate::ledger::sql::{Columns, Database as _, FromRow, Value, bigint, jobs, reading};
 use crate::letter::Status;
 use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
 
 /// How often more items are looked at in one call, where those before were skipped.
 const LOOKS: usize = 16;
 
-const NEXT_ITEMS: &str = concat!(
-    "SELECT ",
-    item_columns!(),
-    " WHERE i.job = $1 AND i.state = 'pending' ORDER BY i.place LIMIT $2"
-);
-
 /// How the deliveries of items stand. They and their letters are held, and their events are not swept meanwhile.
 const STANDING: &str = r"
-SELECT d.id, d.state, d.epoch FROM delivery AS d JOIN event AS e ON e.id = d.event
+SELECT d.id, d.state FROM delivery AS d JOIN event AS e ON e.id = d.event
 WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e";
 
 const LETTERS: &str = "SELECT id, status FROM letter WHERE id = ANY($1) ORDER BY id FOR UPDATE";
@@ -40,18 +31,18 @@ const LETTERS: &str = "SELECT id, status FROM letter WHERE id = ANY($1) ORDER BY
 const REPLAY: &str = r"
 UPDATE delivery AS d SET state = 'replaying', waits = true, epoch = d.epoch + $4, attempts = 0, crashes = 0,
   due_at = statement_timestamp(), deliver_until = NULL, completed_at = NULL, token = NULL, job = $1, item = r.place
-FROM unnest($2::bytea[], $3::integer[]) AS r(id, place) WHERE d.id = r.id";
+FROM unnest($2::bytea[], $3::bigint[]) AS r(id, place) WHERE d.id = r.id";
 
 /// Another delivery of the same event to the same target, one epoch up.
 const EXECUTE_AGAIN: &str = r"
 INSERT INTO delivery (id, event, target, tenant, lane, state, waits, epoch, due_at, job, item, created_at)
 SELECT r.fresh, d.event, d.target, d.tenant, d.lane, 'queued', true, d.epoch + 1, statement_timestamp(), $1, r.place,
   statement_timestamp()
-FROM unnest($2::bytea[], $3::integer[], $4::bytea[]) WITH ORDINALITY AS r(id, place, fresh, n)
+FROM unnest($2::bytea[], $3::bigint[], $4::bytea[]) WITH ORDINALITY AS r(id, place, fresh, n)
   JOIN delivery AS d ON d.id = r.id ORDER BY r.n";
 
 const OF_JOB: &str = r"
-UPDATE delivery AS d SET job = $1, item = r.place FROM unnest($2::bytea[], $3::integer[]) AS r(event, place)
+UPDATE delivery AS d SET job = $1, item = r.place FROM unnest($2::bytea[], $3::bigint[]) AS r(event, place)
 WHERE d.event = r.event";
 
 const LETTERS_ARE: &str = r"
@@ -60,12 +51,12 @@ FROM unnest($1::bytea[], $2::text[]) AS r(id, status) WHERE l.id = r.id AND l.st
 
 const ITEMS_ARE: &str = r"
 UPDATE item AS i SET state = r.state, new_event = r.new_event, error = r.error
-FROM unnest($2::integer[], $3::text[], $4::bytea[], $5::text[]) AS r(place, state, new_event, error)
+FROM unnest($2::bigint[], $3::text[], $4::bytea[], $5::text[]) AS r(place, state, new_event, error)
 WHERE i.job = $1 AND i.place = r.place";
 
 /// What becomes of an item.
 struct Fate {
-    place: i32,
+    place: i64,
     state: ItemState,
     error: Option<&'static str>,
     new_event: Option<EventId>,
@@ -73,13 +64,12 @@ struct Fate {
 }
 
 pub(super) async fn release(
-    shared: &Shared,
-    connection: &mut PgConnection,
+    db: &mut Db<'_>,
     id: JobId,
     started: Option<u64>,
     limit: u32,
 ) -> Result<Job, Fault> {
-    let job = jobs::hold(shared, connection, id).await?;
+    let job = hold(db, id).await?;
     if job.state != JobState::Running || started.is_some_and(|started| started != job.counts.started()) {
         return Ok(job);
     }
@@ -89,29 +79,25 @@ pub(super) async fn release(
         if room == 0 {
             break;
         }
-        let query =
-            shared.query(NEXT_ITEMS).bind(id.to_bytes()).bind(i64::try_from(room).unwrap_or(i64::MAX));
-        let rows = rows_of(shared, connection, query).await?;
-        if rows.is_empty() {
+        let items = db.rows(NEXT_ITEMS, &[id.to_bytes().into(), bigint(room).into()]).await?;
+        if items.is_empty() {
             break;
         }
-        let items =
-            rows.iter().map(|row| read_item(Columns::new(shared, row))).collect::<Result<Vec<_>, _>>()?;
-        room -= release_some(shared, connection, &job, &items).await?;
+        room -= release_some(db, &job, &items).await?;
     }
-    rows_of(shared, connection, shared.query(END_JOBS).bind(vec![id.to_bytes()])).await?;
-    jobs::job(shared, connection, id).await
+    db.execute(db.query(END_JOBS).bind(vec![id.to_bytes()])).await?;
+    jobs::job(db, id).await
 }
 
 /// Releases these items, or says why not. Answers how many were released.
-async fn release_some(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    job: &Job,
-    items: &[(i32, Item)],
-) -> Result<u64, Fault> {
-    let standing = standing(shared, connection, items).await?;
-    let letters = letters(shared, connection, items).await?;
+async fn release_some(db: &mut Db<'_>, job: &Job, items: &[(i64, Item)]) -> Result<u64, Fault> {
+    let ids = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
+    let states: Vec<InState<State>> = db.rows(STANDING, &[Value::Ids(ids)]).await?;
+    let states: HashMap<[u8; 16], State> = states.into_iter().map(|InState(id, state)| (id, state)).collect();
+    let ids = items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
+    let letters: Vec<InState<Status>> = db.rows(LETTERS, &[Value::Ids(ids)]).await?;
+    let letters: HashMap<[u8; 16], Status> =
+        letters.into_iter().map(|InState(id, status)| (id, status)).collect();
     let mut fates = Vec::with_capacity(items.len());
     let (mut replays, mut again, mut as_new) = (Vec::new(), Vec::new(), Vec::new());
     for (place, item) in items {
@@ -123,7 +109,7 @@ async fn release_some(
             new_event: None,
             letter: None,
         };
-        let Some(state) = standing.get(&item.delivery.to_bytes()) else {
+        let Some(state) = states.get(&item.delivery.to_bytes()) else {
             fate.error = Some("it is gone");
             fates.push(fate);
             continue;
@@ -149,77 +135,51 @@ async fn release_some(
     if !replays.is_empty() {
         let (ids, places): (Vec<_>, Vec<_>) = replays.into_iter().unzip();
         let epochs = i32::from(job.new.mode == Mode::ReExecute);
-        let query = shared.query(REPLAY).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(epochs);
-        rows_of(shared, connection, query).await?;
+        let query = db.query(REPLAY).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(epochs);
+        db.execute(query).await?;
     }
     if !again.is_empty() {
-        let fresh: Vec<[u8; 16]> = again.iter().map(|_| shared.ids.delivery().to_bytes()).collect();
+        let fresh: Vec<[u8; 16]> = again.iter().map(|_| db.shared.ids.delivery().to_bytes()).collect();
         let (ids, places): (Vec<_>, Vec<_>) = again.into_iter().unzip();
-        let query =
-            shared.query(EXECUTE_AGAIN).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(fresh);
-        rows_of(shared, connection, query).await?;
+        let query = db.query(EXECUTE_AGAIN).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(fresh);
+        db.execute(query).await?;
     }
     if !as_new.is_empty() {
-        repeat_as_new(shared, connection, job.new.id, &as_new, &mut fates).await?;
+        repeat_as_new(db, job.new.id, &as_new, &mut fates).await?;
     }
-    write(shared, connection, job.new.id, &fates).await?;
+    write(db, job.new.id, &fates).await?;
     Ok(fates.iter().filter(|fate| fate.state == ItemState::Released).count() as u64)
 }
 
-async fn standing(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    items: &[(i32, Item)],
-) -> Result<HashMap<[u8; 16], State>, Fault> {
-    let ids: Vec<[u8; 16]> = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
-    let rows = rows_of(shared, connection, shared.query(STANDING).bind(ids)).await?;
-    rows.iter()
-        .map(|row| {
-            let columns = Columns::new(shared, row);
-            Ok((columns.bytes(0)?, columns.word(1, State::from_name)?))
-        })
-        .collect()
+/// An id, and in which state or status what it names is.
+struct InState<T>([u8; 16], T);
+
+impl FromRow for InState<State> {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.id()?, columns.name(State::from_name)?))
+    }
 }
 
-async fn letters(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    items: &[(i32, Item)],
-) -> Result<HashMap<[u8; 16], Status>, Fault> {
-    let ids: Vec<[u8; 16]> =
-        items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
-    let rows = rows_of(shared, connection, shared.query(LETTERS).bind(ids)).await?;
-    rows.iter()
-        .map(|row| {
-            let columns = Columns::new(shared, row);
-            Ok((columns.bytes(0)?, columns.word(1, Status::from_name)?))
-        })
-        .collect()
+impl FromRow for InState<Status> {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.id()?, columns.name(Status::from_name)?))
+    }
 }
 
 /// Accepts events that repeat those of `items` for their targets, each under a key of its own.
 async fn repeat_as_new(
-    shared: &Shared,
-    connection: &mut PgConnection,
+    db: &mut Db<'_>,
     job: JobId,
     items: &[(usize, &Item)],
     fates: &mut [Fate],
 ) -> Result<(), Fault> {
     let mut events = Vec::with_capacity(items.len());
     for (_, item) in items {
-        let original = reading::event(shared, connection, item.event).await?;
-        let original = original.ok_or_else(|| shared.corrupt("a delivery without an event"))?.new;
-        events.push(NewEvent {
-            id: EventId::new(original.id.kind(), SystemClock.now()),
-            dedupe: Some(Dedupe::of_replay(job, item.delivery, &original.payload)),
-            origin: Origin::Replay { of: original.id },
-            targets: vec![item.target.clone()],
-            delay: Duration::ZERO,
-            deliver_within: None,
-            ..original
-        });
+        let original = reading::event(db, item.event).await?;
+        let original = original.ok_or_else(|| db.shared.corrupt("a delivery without an event"))?.new;
+        events.push(rules::repeat_as_new(original, job, item, SystemClock.now()));
     }
-    let kept = intake::write(shared, connection, &Batch::new(shared, &events)).await?;
+    let kept = intake::write(db, &Batch::new(db.shared, &events)).await?;
     let (mut ids, mut places) = (Vec::new(), Vec::new());
     for ((at, _), event) in items.iter().zip(&events) {
         let fate = &mut fates[*at];
@@ -233,30 +193,24 @@ async fn repeat_as_new(
             fate.letter = None;
         }
     }
-    let query = shared.query(OF_JOB).bind(job.to_bytes()).bind(ids).bind(places);
-    rows_of(shared, connection, query).await.map(drop)
+    db.execute(db.query(OF_JOB).bind(job.to_bytes()).bind(ids).bind(places)).await.map(drop)
 }
 
-async fn write(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    job: JobId,
-    fates: &[Fate],
-) -> Result<(), Fault> {
+async fn write(db: &mut Db<'_>, job: JobId, fates: &[Fate]) -> Result<(), Fault> {
     let letters: Vec<(LetterId, Status)> = fates.iter().filter_map(|fate| fate.letter).collect();
     if !letters.is_empty() {
-        let query = shared
+        let query = db
             .query(LETTERS_ARE)
             .bind(letters.iter().map(|(id, _)| id.to_bytes()).collect::<Vec<_>>())
             .bind(letters.iter().map(|(_, status)| status.as_str()).collect::<Vec<_>>());
-        rows_of(shared, connection, query).await?;
+        db.execute(query).await?;
     }
-    let query = shared
+    let query = db
         .query(ITEMS_ARE)
         .bind(job.to_bytes())
         .bind(fates.iter().map(|fate| fate.place).collect::<Vec<_>>())
         .bind(fates.iter().map(|fate| fate.state.as_str()).collect::<Vec<_>>())
         .bind(fates.iter().map(|fate| fate.new_event.map(EventId::to_bytes)).collect::<Vec<_>>())
         .bind(fates.iter().map(|fate| fate.error).collect::<Vec<_>>());
-    rows_of(shared, connection, query).await.map(drop)
+    db.execute(query).await.map(drop)
 }

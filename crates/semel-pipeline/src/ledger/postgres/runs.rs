@@ -2,20 +2,19 @@
 
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
-use sqlx::PgConnection;
 
 use super::PostgresLedger;
+use super::database::Db;
 use super::fault::Fault;
 use super::intake;
-use super::letters::not_found;
-use super::link::{Shape, Shared};
-use super::reading::{self, rows_of};
+use super::link::Shape;
 use super::settle::{END_ITEMS, END_JOBS, LOCK_LANES_OF, NEXT_IN_LANES_OF};
-use super::values::{Columns, check_text, members_to_json, micros};
+use super::values::{check_text, micros};
 use crate::delivery::{Impossible, State, Step};
 use crate::event::{Event, Generation};
-use crate::id::{EventId, EventKind};
-use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Reset, Runs};
+use crate::id::EventId;
+use crate::ledger::sql::{Columns, Database as _, FromRow, bigint, not_found, reading, runs, to_json};
+use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Reset, Runs, rules};
 use crate::replay::ItemState;
 
 impl Ledger for PostgresLedger {}
@@ -26,12 +25,12 @@ impl Runs for PostgresLedger {
             for tag in &change.add_tags {
                 check_text("a tag", tag)?;
             }
-            let asked = (id, change, version);
-            let changed = self
-                .shared
-                .call(shape_of(&asked.1), &asked, |s, c, a| Box::pin(self::change(s, c, a.0, &a.1, a.2)))
-                .await?;
-            if asked.1.delay.is_some() {
+            let (shape, reschedules) = (shape_of(&change), change.delay.is_some());
+            let changed = self.call(shape, (id, change, version), |db, (id, change, version)| {
+                Box::pin(self::change(db, *id, change, *version))
+            });
+            let changed = changed.await?;
+            if reschedules {
                 self.shared.news.tell();
             }
             Ok(changed)
@@ -40,10 +39,8 @@ impl Runs for PostgresLedger {
 
     fn cancel(&self, id: EventId, line: AuditLine) -> Answer<'_, u32> {
         Box::pin(async move {
-            let asked = (id, line);
             let cancelled = self
-                .shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::cancel(s, c, a.0, &a.1)))
+                .call(Shape::Transaction, (id, line), |db, (id, line)| Box::pin(self::cancel(db, *id, line)))
                 .await?;
             self.shared.news.tell();
             Ok(cancelled)
@@ -51,34 +48,18 @@ impl Runs for PostgresLedger {
     }
 
     fn resolve(&self, ghost: EventId) -> Answer<'_, Option<EventId>> {
-        Box::pin(async move {
-            self.shared
-                .call(Shape::Read, &ghost, |s, c, ghost| {
-                    Box::pin(async move {
-                        let rows = rows_of(s, c, s.query(RESOLVE).bind(ghost.to_bytes())).await?;
-                        let winner = rows.first().map(|row| Columns::new(s, row).bytes(0)).transpose()?;
-                        Ok(winner.map(|id| EventId::from_bytes(ghost.kind(), id)))
-                    })
-                })
-                .await
-        })
+        self.call(Shape::Read, ghost, |db, ghost| Box::pin(runs::resolve(db, *ghost)))
     }
 
     fn reset(&self, dedupe: KeyId, line: AuditLine) -> Answer<'_, Reset> {
-        Box::pin(async move {
-            let asked = (dedupe, line);
-            self.shared
-                .call(Shape::TransactionOnce, &asked, |s, c, a| Box::pin(self::reset(s, c, a.0, &a.1)))
-                .await
+        self.call(Shape::TransactionOnce, (dedupe, line), |db, (dedupe, line)| {
+            Box::pin(self::reset(db, *dedupe, line))
         })
     }
 
     fn advance(&self, dedupe: KeyId, from: Generation) -> Answer<'_, Generation> {
-        Box::pin(async move {
-            let asked = (dedupe, from);
-            self.shared
-                .call(Shape::Transaction, &asked, |s, c, a| Box::pin(self::advance(s, c, a.0, a.1)))
-                .await
+        self.call(Shape::Transaction, (dedupe, from), |db, (dedupe, from)| {
+            Box::pin(self::advance(db, *dedupe, *from))
         })
     }
 
@@ -88,24 +69,8 @@ impl Runs for PostgresLedger {
         generation: Generation,
         fingerprint: Fingerprint,
     ) -> Answer<'_, Option<EventId>> {
-        Box::pin(async move {
-            let asked = (dedupe, generation, fingerprint);
-            self.shared
-                .call(Shape::Read, &asked, |s, c, a| {
-                    Box::pin(async move {
-                        let query = s
-                            .query(FIND_KEYLESS)
-                            .bind(*a.0.as_bytes())
-                            .bind(bigint(a.1))
-                            .bind(*a.2.as_bytes());
-                        let rows = rows_of(s, c, query).await?;
-                        let Some(row) = rows.first() else { return Ok(None) };
-                        let columns = Columns::new(s, row);
-                        let kind = columns.word(1, EventKind::from_name)?;
-                        Ok(Some(EventId::from_bytes(kind, columns.bytes(0)?)))
-                    })
-                })
-                .await
+        self.call(Shape::Read, (dedupe, generation, fingerprint), |db, (dedupe, generation, fingerprint)| {
+            Box::pin(runs::find_keyless(db, *dedupe, *generation, *fingerprint))
         })
     }
 }
@@ -115,17 +80,6 @@ pub(super) fn shape_of(change: &Change) -> Shape {
     if change.increment.is_empty() { Shape::Transaction } else { Shape::TransactionOnce }
 }
 
-const FIND_KEYLESS: &str = r"
-SELECT id, kind FROM event
-WHERE dedupe = $1 AND NOT dedupe_live AND dedupe IS NOT NULL AND generation = $2 AND fingerprint = $3
-ORDER BY seq LIMIT 1";
-
-fn bigint(generation: Generation) -> i64 {
-    i64::try_from(generation.get()).unwrap_or(i64::MAX)
-}
-
-const RESOLVE: &str = "SELECT winner FROM alias WHERE ghost = $1";
-
 const HOLD: &str = "SELECT 1 FROM event WHERE id = $1 AND kind = $2 FOR UPDATE";
 const HOLD_DELIVERIES: &str = "SELECT id, state FROM delivery WHERE event = $1 ORDER BY seq FOR UPDATE";
 const PUT_OFF: &str =
@@ -134,62 +88,46 @@ const CHANGE: &str =
     "UPDATE event SET tags = $2, metadata = $3::json, changes = $4, version = version + 1 WHERE id = $1";
 
 /// An event whose row nobody else changes from now on.
-pub(super) async fn hold(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    id: EventId,
-) -> Result<Option<Event>, Fault> {
-    let query = shared.query(HOLD).bind(id.to_bytes()).bind(id.kind().as_str());
-    if rows_of(shared, connection, query).await?.is_empty() {
+pub(super) async fn hold(db: &mut Db<'_>, id: EventId) -> Result<Option<Event>, Fault> {
+    if db.first::<()>(HOLD, &[id.to_bytes().into(), id.kind().as_str().into()]).await?.is_none() {
         // Not read either: it may arrive now, and then nobody holds it.
         return Ok(None);
     }
-    reading::event(shared, connection, id).await
+    reading::event(db, id).await
 }
 
-async fn deliveries(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    id: EventId,
-) -> Result<Vec<([u8; 16], State)>, Fault> {
-    let rows = rows_of(shared, connection, shared.query(HOLD_DELIVERIES).bind(id.to_bytes())).await?;
-    rows.iter()
-        .map(|row| {
-            let columns = Columns::new(shared, row);
-            Ok((columns.bytes(0)?, columns.word(1, State::from_name)?))
-        })
-        .collect()
+struct Held([u8; 16], State);
+
+impl FromRow for Held {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.id()?, columns.name(State::from_name)?))
+    }
+}
+
+async fn deliveries(db: &mut Db<'_>, id: EventId) -> Result<Vec<Held>, Fault> {
+    db.rows(HOLD_DELIVERIES, &[id.to_bytes().into()]).await
 }
 
 pub(super) async fn change(
-    shared: &Shared,
-    connection: &mut PgConnection,
+    db: &mut Db<'_>,
     id: EventId,
     change: &Change,
     version: Option<u64>,
 ) -> Result<Event, Fault> {
-    let mut event = hold(shared, connection, id).await?.ok_or_else(|| not_found("event", id))?;
-    if version.is_some_and(|version| version != event.version) {
-        return Err(Error::Stale.into());
-    }
+    let mut event = hold(db, id).await?.ok_or_else(|| not_found("event", id))?;
     // Before anything is written: a caller may go on after a refusal.
-    event.new.notes.apply(change).map_err(Error::Refused)?;
+    rules::change(&mut event, change, version)?;
     if let Some(delay) = change.delay {
-        let all = deliveries(shared, connection, id).await?;
-        if let Some((_, state)) = all.iter().find(|(_, state)| !matches!(state, State::Idle | State::Queued))
-        {
-            return Err(Error::from(Impossible { state: *state, step: Step::Enqueue }).into());
-        }
-        rows_of(shared, connection, shared.query(PUT_OFF).bind(id.to_bytes()).bind(micros(delay))).await?;
+        rules::check_not_started(deliveries(db, id).await?.iter().map(|Held(_, state)| *state))?;
+        db.execute(db.query(PUT_OFF).bind(id.to_bytes()).bind(micros(delay))).await?;
     }
-    event.version += 1;
-    let query = shared
+    let query = db
         .query(CHANGE)
         .bind(id.to_bytes())
         .bind(event.new.notes.tags.as_slice())
-        .bind(members_to_json(&event.new.notes.metadata))
-        .bind(i64::try_from(event.changes).unwrap_or(i64::MAX));
-    rows_of(shared, connection, query).await?;
+        .bind(to_json(&event.new.notes.metadata))
+        .bind(bigint(event.changes));
+    db.execute(query).await?;
     Ok(event)
 }
 
@@ -200,39 +138,32 @@ WITH cancelled AS (
 )
 UPDATE letter AS l SET status = 'discarded', updated_at = statement_timestamp() FROM cancelled AS c WHERE l.id = c.letter";
 
-pub(super) async fn cancel(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    id: EventId,
-    line: &AuditLine,
-) -> Result<u32, Fault> {
-    if reading::event(shared, connection, id).await?.is_none() {
-        return Err(not_found("event", id));
+pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Result<u32, Fault> {
+    if reading::event(db, id).await?.is_none() {
+        return Err(not_found("event", id).into());
     }
     // Lanes before rows, as a settle does.
-    let all: Vec<[u8; 16]> = {
-        let rows = rows_of(shared, connection, shared.query(DELIVERY_IDS).bind(id.to_bytes())).await?;
-        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?
-    };
-    rows_of(shared, connection, shared.query(LOCK_LANES_OF).bind(all)).await?;
-    let all = deliveries(shared, connection, id).await?;
-    let cancelled: Vec<[u8; 16]> =
-        all.iter().filter(|(_, state)| state.after(Step::Cancel).is_ok()).map(|(id, _)| *id).collect();
-    if let ([(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
+    let all: Vec<[u8; 16]> = db.rows(DELIVERY_IDS, &[id.to_bytes().into()]).await?;
+    db.execute(db.query(LOCK_LANES_OF).bind(all)).await?;
+    let all = deliveries(db, id).await?;
+    let cancelled: Vec<[u8; 16]> = all
+        .iter()
+        .filter(|Held(_, state)| state.after(Step::Cancel).is_ok())
+        .map(|Held(id, _)| *id)
+        .collect();
+    if let ([Held(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
         return Err(Error::from(Impossible { state: *state, step: Step::Cancel }).into());
     }
-    rows_of(shared, connection, shared.query(CANCEL).bind(cancelled.as_slice())).await?;
-    let query = shared
+    db.execute(db.query(CANCEL).bind(cancelled.as_slice())).await?;
+    let query = db
         .query(END_ITEMS)
         .bind(cancelled.as_slice())
         .bind(vec![ItemState::Cancelled.as_str(); cancelled.len()])
         .bind(vec!["it was cancelled"; cancelled.len()]);
-    let rows = rows_of(shared, connection, query).await?;
-    let jobs: Vec<[u8; 16]> =
-        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?;
-    rows_of(shared, connection, shared.query(END_JOBS).bind(jobs)).await?;
-    rows_of(shared, connection, shared.query(NEXT_IN_LANES_OF).bind(cancelled.as_slice())).await?;
-    reading::audit(shared, connection, line).await?;
+    let jobs: Vec<[u8; 16]> = db.fetch(query).await?;
+    db.execute(db.query(END_JOBS).bind(jobs)).await?;
+    db.execute(db.query(NEXT_IN_LANES_OF).bind(cancelled.as_slice())).await?;
+    reading::audit(db, line).await?;
     Ok(u32::try_from(cancelled.len()).unwrap_or(u32::MAX))
 }
 
@@ -246,31 +177,20 @@ ON CONFLICT (key) DO UPDATE SET generation = CASE WHEN k.generation > $2 THEN k.
   changed_at = CASE WHEN k.generation > $2 THEN k.changed_at ELSE excluded.changed_at END
 RETURNING generation";
 
-pub(super) async fn advance(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    dedupe: KeyId,
-    from: Generation,
-) -> Result<Generation, Fault> {
-    let query = shared.query(END_GENERATION).bind(*dedupe.as_bytes()).bind(bigint(from));
-    let rows = rows_of(shared, connection, query).await?;
-    let row = rows.first().ok_or_else(|| shared.corrupt("a generation without its row"))?;
-    Ok(Generation::new(u64::try_from(Columns::new(shared, row).get::<i64>(0)?).unwrap_or(0)))
+pub(super) async fn advance(db: &mut Db<'_>, dedupe: KeyId, from: Generation) -> Result<Generation, Fault> {
+    let with = [(*dedupe.as_bytes()).into(), bigint(from.get()).into()];
+    let generation: Option<i64> = db.first(END_GENERATION, &with).await?;
+    let generation = generation.ok_or_else(|| db.shared.corrupt("a generation without its row"))?;
+    Ok(Generation::new(u64::try_from(generation).unwrap_or(0)))
 }
 
 /// Two resets of one key come one after the other, so that each ends what it has read.
 const LOCK_KEY: &str = "SELECT pg_advisory_xact_lock(hashtextextended(encode($1, 'hex'), 0))";
 
-async fn reset(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    dedupe: KeyId,
-    line: &AuditLine,
-) -> Result<Reset, Fault> {
-    rows_of(shared, connection, shared.query(LOCK_KEY).bind(*dedupe.as_bytes())).await?;
-    let found = intake::find_in(shared, connection, &[dedupe]).await?;
-    let key = found.first().copied().unwrap_or_default();
-    advance(shared, connection, dedupe, key.generation).await?;
-    reading::audit(shared, connection, line).await?;
+async fn reset(db: &mut Db<'_>, dedupe: KeyId, line: &AuditLine) -> Result<Reset, Fault> {
+    db.execute(db.query(LOCK_KEY).bind(*dedupe.as_bytes())).await?;
+    let key = intake::find_in(db, &[dedupe]).await?.pop().unwrap_or_default();
+    advance(db, dedupe, key.generation).await?;
+    reading::audit(db, line).await?;
     Ok(Reset { ended: key.generation, holder: key.live().map(|holder| holder.event) })
 }

@@ -3,13 +3,12 @@
 //! Most attempts concern nothing but their delivery: one statement for all of them. The token tells which ones do not
 //! (see [`take::IN_A_LANE`]); these, and what becomes a dead letter, go in a transaction.
 
-use sqlx::PgConnection;
-
+use super::database::{Db, Prepared};
 use super::fault::Fault;
 use super::ids::Ids;
 use super::link::{Shape, Shared};
 use super::take;
-use super::values::{Columns, micros, plain};
+use super::values::{micros, plain};
 use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
 use crate::ledger::Error;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
@@ -108,11 +107,11 @@ pub(super) async fn settle(shared: &Shared, settled: &[(Holding, Settle)]) -> Re
     }
     let words = Words::new(&shared.ids, settled);
     let shape = if words.concerns_more() { Shape::Transaction } else { Shape::Statement };
-    let kept = shared.call(shape, &words, |s, c, w| Box::pin(write(s, c, w))).await?;
+    let kept = shared.call(shape, &words, |db, words| Box::pin(write(db, words))).await?;
     let mut answers = vec![Said::Lost; settled.len()];
     keep(&mut answers, &kept);
     if kept.len() < settled.len() {
-        let before = shared.call(Shape::Read, &words, |s, c, w| Box::pin(said_before(s, c, w))).await?;
+        let before = shared.call(Shape::Read, &words, |db, words| Box::pin(said_before(db, words))).await?;
         keep(&mut answers, &before);
     }
     if words.gives_back() {
@@ -129,69 +128,47 @@ fn keep(answers: &mut [Said], kept: &[usize]) {
     }
 }
 
-async fn said_before(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    words: &Words<'_>,
-) -> Result<Vec<usize>, Fault> {
-    let query = shared.query(SAID_BEFORE).bind(words.ids()).bind(words.tokens()).bind(words.states());
-    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
-    places(shared, &rows)
+async fn said_before(db: &mut Db<'_>, words: &Words<'_>) -> Result<Vec<usize>, Fault> {
+    let query = db.query(SAID_BEFORE).bind(words.ids()).bind(words.tokens()).bind(words.states());
+    Ok(indexes(&db.fetch(query).await?))
 }
 
-fn places(shared: &Shared, rows: &[sqlx::postgres::PgRow]) -> Result<Vec<usize>, Fault> {
-    rows.iter()
-        .map(|row| {
-            let n: i64 = Columns::new(shared, row).get(0)?;
-            Ok(usize::try_from(n).unwrap_or(0).wrapping_sub(1))
-        })
-        .collect()
+/// Indexes of what PostgreSQL counts from 1.
+fn indexes(ordinals: &[i64]) -> Vec<usize> {
+    ordinals.iter().map(|n| usize::try_from(*n).unwrap_or(0).wrapping_sub(1)).collect()
 }
 
-async fn write(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    words: &Words<'_>,
-) -> Result<Vec<usize>, Fault> {
-    let explain = |error: sqlx::Error| shared.explain(&error);
+async fn write(db: &mut Db<'_>, words: &Words<'_>) -> Result<Vec<usize>, Fault> {
     let in_lanes: Vec<[u8; 16]> = words.all.iter().filter(|word| word.in_a_lane()).map(Word::id).collect();
     if !in_lanes.is_empty() {
-        let locks = shared.query(LOCK_LANES_OF).bind(in_lanes.as_slice());
-        locks.execute(&mut *connection).await.map_err(explain)?;
+        db.execute(db.query(LOCK_LANES_OF).bind(in_lanes.as_slice())).await?;
     }
-    let rows = words.bind(shared).fetch_all(&mut *connection).await.map_err(explain)?;
-    let kept = places(shared, &rows)?;
+    let kept = indexes(&db.fetch(words.bind(db.query(SETTLE))).await?);
     if words.concerns_more() {
         let written: Vec<&Word<'_>> = kept.iter().filter_map(|n| words.all.get(*n)).collect();
-        follow_up(shared, connection, &written).await?;
+        follow_up(db, &written).await?;
         if !in_lanes.is_empty() {
-            let next = shared.query(NEXT_IN_LANES_OF).bind(in_lanes);
-            next.execute(connection).await.map_err(explain)?;
+            db.execute(db.query(NEXT_IN_LANES_OF).bind(in_lanes)).await?;
         }
     }
     Ok(kept)
 }
 
 /// Writes what else has ended with these attempts.
-async fn follow_up(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    written: &[&Word<'_>],
-) -> Result<(), Fault> {
-    let explain = |error: sqlx::Error| shared.explain(&error);
+async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> {
     let buried: Vec<&&Word<'_>> = written
         .iter()
         .filter(|word| word.state == State::Dlq || (word.state == State::Blocked && word.replayed()))
         .collect();
     if !buried.is_empty() {
-        let query = shared
+        let query = db
             .query(BURY)
             .bind(buried.iter().map(|word| word.id()).collect::<Vec<_>>())
             .bind(buried.iter().map(|word| word.cause.map(Cause::as_str)).collect::<Vec<_>>())
             .bind(buried.iter().map(|word| word.error.as_str()).collect::<Vec<_>>())
             .bind(buried.iter().map(|word| word.signature()).collect::<Vec<_>>())
             .bind(i32::try_from(PARKED_AFTER).unwrap_or(i32::MAX));
-        query.execute(&mut *connection).await.map_err(explain)?;
+        db.execute(query).await?;
     }
     let replayed: Vec<&&Word<'_>> =
         written.iter().filter(|word| word.replayed() && word.state != State::RetryWait).collect();
@@ -201,18 +178,16 @@ async fn follow_up(
     let done: Vec<[u8; 16]> =
         replayed.iter().filter(|word| word.state == State::Done).map(|word| word.id()).collect();
     if !done.is_empty() {
-        shared.query(LETTERS_REPLAYED).bind(done).execute(&mut *connection).await.map_err(explain)?;
+        db.execute(db.query(LETTERS_REPLAYED).bind(done)).await?;
     }
-    let query = shared
+    let query = db
         .query(END_ITEMS)
         .bind(replayed.iter().map(|word| word.id()).collect::<Vec<_>>())
         .bind(replayed.iter().map(|word| word.item_end().0).collect::<Vec<_>>())
         .bind(replayed.iter().map(|word| word.item_end().1).collect::<Vec<_>>());
-    let rows = query.fetch_all(&mut *connection).await.map_err(explain)?;
-    let jobs: Vec<[u8; 16]> =
-        rows.iter().map(|row| Columns::new(shared, row).bytes(0)).collect::<Result<_, _>>()?;
+    let jobs: Vec<[u8; 16]> = db.fetch(query).await?;
     if !jobs.is_empty() {
-        shared.query(END_JOBS).bind(jobs).execute(connection).await.map_err(explain)?;
+        db.execute(db.query(END_JOBS).bind(jobs)).await?;
     }
     Ok(())
 }
@@ -320,13 +295,9 @@ impl<'a> Words<'a> {
         self.all.iter().map(|word| word.state.as_str()).collect()
     }
 
-    fn bind(
-        &self,
-        shared: &Shared,
-    ) -> sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    fn bind(&self, query: Prepared) -> Prepared {
         let retry_after = |word: &Word<'_>| word.ending.and_then(|ending| ending.retry_after).map(micros);
-        shared
-            .query(SETTLE)
+        query
             .bind(self.ids())
             .bind(self.tokens())
             .bind(self.states())

@@ -6,13 +6,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use sqlx::PgConnection;
-
+use super::database::Db;
 use super::fault::Fault;
 use super::link::{Shape, Shared};
-use super::reading::rows_of;
-use super::values::{Columns, micros};
+use super::values::micros;
 use crate::ledger::Error;
+use crate::ledger::sql::{Columns, Database as _, FromRow};
 
 /// So many events are looked at for each that may be removed.
 const LOOKS: i64 = 20;
@@ -51,8 +50,7 @@ SELECT CASE WHEN (SELECT count(*) FROM over) >= $4 THEN (SELECT max(seq) FROM ov
 const SWEEP_LETTERS: &str = r"
 DELETE FROM letter WHERE id IN (
   SELECT id FROM letter WHERE status IN ('replayed', 'discarded') AND event IS NULL
-    AND updated_at <= statement_timestamp() - $1 * interval '1 microsecond' LIMIT $2 FOR UPDATE SKIP LOCKED)
-RETURNING 1";
+    AND updated_at <= statement_timestamp() - $1 * interval '1 microsecond' LIMIT $2 FOR UPDATE SKIP LOCKED)";
 
 const SWEEP_JOBS: &str = r"
 WITH over AS MATERIALIZED (
@@ -63,46 +61,42 @@ WITH over AS MATERIALIZED (
 ), items AS (
   DELETE FROM item AS i USING over AS o WHERE i.job = o.id
 )
-DELETE FROM job AS j USING over AS o WHERE j.id = o.id RETURNING 1";
+DELETE FROM job AS j USING over AS o WHERE j.id = o.id";
 
 /// Nothing of an earlier generation is buffered or claimed any more after a week.
 const SWEEP_GENERATIONS: &str = r"
 DELETE FROM generation WHERE key IN (
   SELECT k.key FROM generation AS k WHERE k.changed_at <= statement_timestamp() - greatest($1 * interval '1 microsecond', interval '7 days')
     AND NOT EXISTS (SELECT FROM event AS e WHERE e.dedupe = k.key AND e.dedupe_live)
-  ORDER BY k.changed_at LIMIT $2 FOR UPDATE SKIP LOCKED)
-RETURNING 1";
+  ORDER BY k.changed_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
 
 pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result<u64, Error> {
     let asked = (micros(keep), i64::from(limit), shared.swept.load(Ordering::Relaxed));
-    let (next, swept) = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(events(s, c, *a))).await?;
+    let (next, mut swept) =
+        shared.call(Shape::Statement, &asked, |db, asked| Box::pin(events(db, *asked))).await?;
     shared.swept.store(next.unwrap_or(0), Ordering::Relaxed);
-    let letters =
-        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_LETTERS, *a))).await?;
-    let jobs = shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_JOBS, *a))).await?;
-    let keys =
-        shared.call(Shape::Statement, &asked, |s, c, a| Box::pin(rest(s, c, SWEEP_GENERATIONS, *a))).await?;
-    Ok(swept + letters + jobs + keys)
+    for statement in [SWEEP_LETTERS, SWEEP_JOBS, SWEEP_GENERATIONS] {
+        let asked = (statement, asked.0, asked.1);
+        swept += shared
+            .call(Shape::Statement, &asked, |db, (statement, keep, limit)| {
+                Box::pin(async move { db.execute(db.query(statement).bind(*keep).bind(*limit)).await })
+            })
+            .await?;
+    }
+    Ok(swept)
 }
 
-async fn events(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    (keep, limit, from): (i64, i64, i64),
-) -> Result<(Option<i64>, u64), Fault> {
-    let query =
-        shared.query(SWEEP_EVENTS).bind(from).bind(keep).bind(limit.saturating_mul(LOOKS)).bind(limit);
-    let rows = rows_of(shared, connection, query).await?;
-    let Some(row) = rows.first() else { return Ok((None, 0)) };
-    let columns = Columns::new(shared, row);
-    Ok((columns.get(0)?, u64::try_from(columns.get::<i64>(1)?).unwrap_or(0)))
+/// Where it stopped, and how many it removed.
+struct Swept(Option<i64>, u64);
+
+impl FromRow for Swept {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.integer_or_none()?, columns.count()?))
+    }
 }
 
-async fn rest(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    statement: &'static str,
-    (keep, limit, _): (i64, i64, i64),
-) -> Result<u64, Fault> {
-    Ok(rows_of(shared, connection, shared.query(statement).bind(keep).bind(limit)).await?.len() as u64)
+async fn events(db: &mut Db<'_>, (keep, limit, from): (i64, i64, i64)) -> Result<(Option<i64>, u64), Fault> {
+    let with = [from.into(), keep.into(), limit.saturating_mul(LOOKS).into(), limit.into()];
+    let swept: Option<Swept> = db.first(SWEEP_EVENTS, &with).await?;
+    Ok(swept.map_or((None, 0), |Swept(next, swept)| (next, swept)))
 }

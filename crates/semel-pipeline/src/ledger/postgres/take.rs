@@ -14,16 +14,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use sqlx::PgConnection;
-use sqlx::postgres::PgRow;
-
+use super::database::Db;
 use super::fault::Fault;
 use super::link::{Shape, Shared};
-use super::values::{Columns, check_text, integer, micros};
+use super::values::{check_text, integer, micros};
 use crate::delivery::{Holding, Said, Work, request_id};
 use crate::event::Trace;
-use crate::id::{DeliveryId, EventId, EventKind, JobId};
+use crate::id::{DeliveryId, JobId};
+use crate::ledger::sql::{Columns, FromRow};
 use crate::ledger::{Error, Take};
 
 /// Nothing of the lane of `d` is before it, and nothing of it runs.
@@ -130,7 +128,7 @@ WITH RECURSIVE asked AS MATERIALIZED (
   FROM (SELECT target FROM turn WHERE target = ANY($1) FOR UPDATE SKIP LOCKED) AS o, last AS l
   WHERE t.target = o.target AND l.target = o.target AND t.tenant <> l.tenant
 )
-SELECT (SELECT count(*) FROM lapsed), w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type,
+SELECT (SELECT count(*) FROM lapsed), w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type,
   e.headers::text, w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
   w.expired
 FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN event AS e ON e.id = w.event) ON true
@@ -155,14 +153,14 @@ WITH taken AS (
   INSERT INTO attempt (delivery, number, worker, epoch, started_at, job)
   SELECT id, tries, $4, epoch, statement_timestamp(), job FROM taken
 )
-SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
+SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
   w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at, w.expired
 FROM taken AS w JOIN event AS e ON e.id = w.event"
 );
 
 /// What an earlier try of the same call took: its answer was lost.
 const TAKEN: &str = r"
-SELECT 0::bigint, w.id, w.event, e.kind, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
+SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
   w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
   coalesce(w.deliver_until <= statement_timestamp(), false)
 FROM delivery AS w JOIN event AS e ON e.id = w.event
@@ -222,38 +220,28 @@ pub(super) async fn retake(
     check_text("the name of a worker", worker)?;
     let ask = AskAgain { delivery, worker, lease, token: rand::random(), asked: AtomicBool::new(false) };
     let (_, mut works) =
-        shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(retake_once(s, c, a))).await?;
+        shared.call(Shape::Statement, &ask, |db, asked| Box::pin(retake_once(db, asked))).await?;
     Ok(works.pop())
 }
 
-async fn retake_once(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    ask: &AskAgain<'_>,
-) -> Result<(i64, Vec<Work>), Fault> {
+async fn retake_once(db: &mut Db<'_>, ask: &AskAgain<'_>) -> Result<(i64, Vec<Work>), Fault> {
     if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(shared, connection, &ask.token).await?;
+        let taken = taken_before(db, &ask.token).await?;
         if !taken.1.is_empty() {
             return Ok(taken);
         }
     }
-    let query = shared
+    let query = db
         .query(RETAKE)
         .bind(ask.delivery.to_bytes())
         .bind(ask.token.as_slice())
         .bind(micros(ask.lease))
         .bind(ask.worker);
-    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
-    read(shared, &rows)
+    Ok(gather(db.fetch(query).await?))
 }
 
-async fn taken_before(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    token: &[u8; 12],
-) -> Result<(i64, Vec<Work>), Fault> {
-    let taken = shared.query(TAKEN).bind(token.as_slice()).fetch_all(connection).await;
-    read(shared, &taken.map_err(|error| shared.explain(&error))?)
+async fn taken_before(db: &mut Db<'_>, token: &[u8; 12]) -> Result<(i64, Vec<Work>), Fault> {
+    Ok(gather(db.fetch(db.query(TAKEN).bind(token.as_slice())).await?))
 }
 
 pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
@@ -283,7 +271,7 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
             asked: AtomicBool::new(false),
         };
         let (lapsed, works) =
-            shared.call(Shape::Statement, &ask, |s, c, a| Box::pin(take_once(s, c, a))).await?;
+            shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
         for work in &works {
             if let Some(most) = caps.get_mut(work.target.as_str()) {
                 *most -= 1;
@@ -303,18 +291,14 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
     }
 }
 
-async fn take_once(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    ask: &Ask<'_>,
-) -> Result<(i64, Vec<Work>), Fault> {
+async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), Fault> {
     if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(shared, connection, &ask.token).await?;
+        let taken = taken_before(db, &ask.token).await?;
         if !taken.1.is_empty() {
             return Ok(taken);
         }
     }
-    let query = shared
+    let query = db
         .query(TAKE)
         .bind(ask.targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
         .bind(ask.targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
@@ -322,42 +306,42 @@ async fn take_once(
         .bind(micros(ask.lease))
         .bind(ask.worker)
         .bind(ask.token.as_slice());
-    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
-    read(shared, &rows)
+    Ok(gather(db.fetch(query).await?))
 }
 
-fn read(shared: &Shared, rows: &[PgRow]) -> Result<(i64, Vec<Work>), Fault> {
-    let mut lapsed = 0;
-    let mut works = Vec::with_capacity(rows.len());
-    for row in rows {
-        let columns = Columns::new(shared, row);
-        lapsed = columns.get(0)?;
-        if let Some(delivery) = columns.bytes_or_none(1)? {
-            works.push(work(columns, DeliveryId::from_bytes(delivery))?);
-        }
+/// How many leases were over, and the work that was taken.
+fn gather(rows: Vec<(i64, Option<Work>)>) -> (i64, Vec<Work>) {
+    let lapsed = rows.last().map_or(0, |(lapsed, _)| *lapsed);
+    (lapsed, rows.into_iter().filter_map(|(_, work)| work).collect())
+}
+
+impl FromRow for Option<Work> {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        let Some(delivery) = columns.id_or_none()?.map(DeliveryId::from_bytes) else { return Ok(None) };
+        let event = columns.event_id()?;
+        let (target, tenant, event_type) = (columns.text()?, columns.text()?, columns.text()?);
+        let (payload, content_type, headers) = (columns.bytes()?, columns.text()?, columns.json()?);
+        let (attempt, crashes, epoch) = (columns.count()?, columns.count()?, columns.count()?);
+        let request_id = request_id(delivery, columns.count()?);
+        Ok(Some(Work {
+            holding: Holding { delivery, token: u128::from_be_bytes(columns.id()?) },
+            event,
+            target,
+            tenant,
+            event_type,
+            payload,
+            content_type,
+            headers,
+            attempt,
+            crashes,
+            epoch,
+            request_id,
+            job: columns.id_or_none()?.map(JobId::from_bytes),
+            trace: Trace { request_id: columns.text_or_none()?, traceparent: columns.text_or_none()? },
+            accepted_at: columns.time()?,
+            expired: columns.flag()?,
+        }))
     }
-    Ok((lapsed, works))
-}
-
-fn work(columns: Columns<'_>, delivery: DeliveryId) -> Result<Work, Fault> {
-    Ok(Work {
-        holding: Holding { delivery, token: u128::from_be_bytes(columns.bytes(14)?) },
-        event: EventId::from_bytes(columns.word(3, EventKind::from_name)?, columns.bytes(2)?),
-        target: columns.get(4)?,
-        tenant: columns.get(5)?,
-        event_type: columns.get(6)?,
-        payload: Bytes::from(columns.get::<Vec<u8>>(7)?),
-        content_type: columns.get(8)?,
-        headers: columns.json(9)?,
-        attempt: columns.count(10)?,
-        crashes: columns.count(11)?,
-        epoch: columns.count(12)?,
-        request_id: request_id(delivery, columns.count(13)?),
-        trace: Trace { request_id: columns.get(16)?, traceparent: columns.get(17)? },
-        accepted_at: columns.time(18)?,
-        expired: columns.get(19)?,
-        job: columns.bytes_or_none(15)?.map(JobId::from_bytes),
-    })
 }
 
 /// Renews leases on the connection for heartbeats.
@@ -366,42 +350,31 @@ pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) ->
         return Ok(Vec::new());
     }
     let arguments = (held, lease);
-    let kept = shared.call_apart(&arguments, |s, c, a| Box::pin(renew_once(s, c, a))).await?;
+    let kept = shared.call_apart(&arguments, |db, asked| Box::pin(renew_once(db, asked))).await?;
     Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
 }
 
-async fn renew_once(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    (held, lease): &(&[Holding], Duration),
-) -> Result<Vec<Holding>, Fault> {
-    let query = shared
+async fn renew_once(db: &mut Db<'_>, (held, lease): &(&[Holding], Duration)) -> Result<Vec<Holding>, Fault> {
+    let query = db
         .query(RENEW)
         .bind(held.iter().map(|held| held.delivery.to_bytes()).collect::<Vec<_>>())
         .bind(held.iter().map(|held| held.token.to_be_bytes()).collect::<Vec<_>>())
         .bind(micros(*lease));
-    let rows = query.fetch_all(connection).await.map_err(|error| shared.explain(&error))?;
-    rows.iter()
-        .map(|row| {
-            let columns = Columns::new(shared, row);
-            let delivery = DeliveryId::from_bytes(columns.bytes(0)?);
-            Ok(Holding { delivery, token: u128::from_be_bytes(columns.bytes(1)?) })
-        })
-        .collect()
+    db.fetch(query).await
+}
+
+impl FromRow for Holding {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        let delivery = DeliveryId::from_bytes(columns.id()?);
+        Ok(Self { delivery, token: u128::from_be_bytes(columns.id()?) })
+    }
 }
 
 pub(super) async fn next_due(shared: &Shared, targets: &[String]) -> Result<Option<Duration>, Error> {
-    shared.call(Shape::Read, targets, |s, c, t| Box::pin(next_due_once(s, c, t))).await
+    shared.call(Shape::Read, targets, |db, asked| Box::pin(next_due_once(db, asked))).await
 }
 
-async fn next_due_once(
-    shared: &Shared,
-    connection: &mut PgConnection,
-    targets: &[String],
-) -> Result<Option<Duration>, Fault> {
-    let query = shared.query(NEXT_DUE).bind(targets);
-    let row = query.fetch_one(connection).await.map_err(|error| shared.explain(&error))?;
-    let left: Option<i64> = Columns::new(shared, &row).get(0)?;
+async fn next_due_once(db: &mut Db<'_>, targets: &[String]) -> Result<Option<Duration>, Fault> {
     // One that is due already has waited for less than nothing.
-    Ok(left.map(|left| Duration::from_micros(u64::try_from(left).unwrap_or(0))))
+    Ok(db.fetch(db.query(NEXT_DUE).bind(targets)).await?.pop().flatten())
 }

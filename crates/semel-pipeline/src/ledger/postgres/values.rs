@@ -1,16 +1,16 @@
 //! Values on their way into columns and back.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use semel::time::Timestamp;
 use sqlx::postgres::types::Oid;
 use sqlx::postgres::{PgRow, PgTypeInfo, PgValueFormat, PgValueRef};
-use sqlx::{Decode, Postgres, Row as _, Type};
+use sqlx::{Column as _, Decode, Postgres, Row as _, Type};
 
 use super::fault::Fault;
 use super::link::Shared;
-use crate::ledger::Error;
+use crate::event::Origin;
+use crate::ledger::{Error, sql};
 
 /// PostgreSQL counts from the year 2000.
 const EPOCH: i64 = 946_684_800_000_000;
@@ -47,16 +47,6 @@ pub(super) fn micros(length: Duration) -> i64 {
     i64::try_from(length.as_micros()).unwrap_or(LONGEST).min(LONGEST)
 }
 
-/// The length of time in a column of microseconds.
-pub(super) fn length(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-/// A count in a column of type `integer`.
-pub(super) fn count(number: i32) -> u32 {
-    u32::try_from(number).unwrap_or(0)
-}
-
 /// As much of a count as a column of type `integer` holds.
 pub(super) fn integer(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
@@ -75,72 +65,71 @@ pub(super) fn plain(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// Pairs in their order, as JSON.
-pub(super) fn pairs_to_json(pairs: &[(String, String)]) -> String {
-    serde_json::to_string(pairs).expect("pairs of strings are JSON")
-}
-
-/// Texts in their order, as JSON.
-pub(super) fn texts_to_json(texts: &[String]) -> String {
-    serde_json::to_string(texts).expect("strings are JSON")
-}
-
-/// Members and the texts of their values, as JSON.
-pub(super) fn members_to_json(members: &BTreeMap<String, String>) -> String {
-    serde_json::to_string(members).expect("a map of strings is JSON")
-}
-
-/// Reads columns of one row by their place.
-#[derive(Clone, Copy)]
+/// Reads the columns of a row one after the other, in the order of the statement.
 pub(super) struct Columns<'a> {
     shared: &'a Shared,
     row: &'a PgRow,
+    next: usize,
 }
 
 impl<'a> Columns<'a> {
     pub(super) fn new(shared: &'a Shared, row: &'a PgRow) -> Self {
-        Self { shared, row }
+        Self { shared, row, next: 0 }
     }
 
-    pub(super) fn get<T>(&self, column: usize) -> Result<T, Fault>
+    fn get<T>(&mut self) -> Result<T, Fault>
     where
         T: Decode<'a, Postgres> + Type<Postgres>,
     {
-        self.row.try_get(column).map_err(|error| self.shared.explain(&error))
+        self.next += 1;
+        self.row.try_get(self.next - 1).map_err(|error| self.shared.explain(&error))
+    }
+}
+
+impl sql::Columns for Columns<'_> {
+    type Error = Fault;
+
+    /// Of a column of type `integer` or `bigint`.
+    fn integer_or_none(&mut self) -> Result<Option<i64>, Fault> {
+        let column = self.row.try_column(self.next).map_err(|error| self.shared.explain(&error))?;
+        if <i32 as Type<Postgres>>::compatible(column.type_info()) {
+            return Ok(self.get::<Option<i32>>()?.map(i64::from));
+        }
+        self.get()
     }
 
-    pub(super) fn bytes<const N: usize>(&self, column: usize) -> Result<[u8; N], Fault> {
-        self.get::<&[u8]>(column)?.try_into().map_err(|_| self.corrupt("an id of another length"))
+    fn real(&mut self) -> Result<f64, Fault> {
+        self.get()
     }
 
-    pub(super) fn bytes_or_none<const N: usize>(&self, column: usize) -> Result<Option<[u8; N]>, Fault> {
-        let bytes: Option<&[u8]> = self.get(column)?;
-        bytes.map(|bytes| bytes.try_into().map_err(|_| self.corrupt("an id of another length"))).transpose()
+    fn flag(&mut self) -> Result<bool, Fault> {
+        self.get()
     }
 
-    pub(super) fn time(&self, column: usize) -> Result<Timestamp, Fault> {
-        self.get::<Moment>(column).map(|moment| moment.0)
+    fn str_or_none(&mut self) -> Result<Option<&str>, Fault> {
+        self.get()
     }
 
-    pub(super) fn time_or_none(&self, column: usize) -> Result<Option<Timestamp>, Fault> {
-        Ok(self.get::<Option<Moment>>(column)?.map(|moment| moment.0))
+    fn bytes_or_none(&mut self) -> Result<Option<&[u8]>, Fault> {
+        self.get()
     }
 
-    pub(super) fn count(&self, column: usize) -> Result<u32, Fault> {
-        self.get(column).map(count)
+    fn time_or_none(&mut self) -> Result<Option<Timestamp>, Fault> {
+        Ok(self.get::<Option<Moment>>()?.map(|moment| moment.0))
     }
 
-    /// A column of JSON that was selected as text.
-    pub(super) fn json<T: serde::de::DeserializeOwned>(&self, column: usize) -> Result<T, Fault> {
-        serde_json::from_str(self.get::<&str>(column)?).map_err(|_| self.corrupt("JSON of another form"))
+    fn origin(&mut self) -> Result<Origin, Fault> {
+        let (kind, name): (&str, Option<String>) = (self.get()?, self.get()?);
+        let (name, message) = (name.unwrap_or_default(), self.text_or_none()?);
+        Ok(match kind {
+            "api" => Origin::Api { principal: name },
+            "stream" => Origin::Stream { stream: name, message: message.unwrap_or_default() },
+            "outbox" => Origin::Outbox,
+            _ => Origin::Replay { of: name.parse().map_err(|_| self.corrupt("an origin that is no event"))? },
+        })
     }
 
-    /// One of the words that stand for something.
-    pub(super) fn word<T>(&self, column: usize, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Fault> {
-        read(self.get::<&str>(column)?).ok_or_else(|| self.corrupt("a word of another version"))
-    }
-
-    pub(super) fn corrupt(&self, what: &str) -> Fault {
+    fn corrupt(&self, what: &str) -> Fault {
         self.shared.corrupt(what)
     }
 }

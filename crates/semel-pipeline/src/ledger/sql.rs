@@ -1,0 +1,356 @@
+//! What the SQL ledgers share. Each of them has its own statements ([`Statements`]) and its own way to write; how rows are
+//! read, listed and judged is the same for both, and is here.
+//!
+//! Parameters are `$1`, `$2`… in every statement. The embedded ledger's statements also know `:now`, the time of the call.
+
+pub(super) mod jobs;
+pub(super) mod letters;
+pub(super) mod page;
+pub(super) mod plan;
+pub(super) mod reading;
+pub(super) mod relay;
+pub(super) mod rows;
+pub(super) mod runs;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use semel::time::Timestamp;
+
+use super::{BoxFuture, DeliveryFilter, Error, EventFilter, LetterFilter, Page, Paged};
+use crate::delivery::Delivery;
+use crate::event::Origin;
+use crate::id::{EventId, EventKind};
+
+/// A database that holds a ledger, inside one call.
+pub(super) trait Database {
+    /// Why a call ends without an answer.
+    type Fault: From<Error>;
+
+    /// Its statements.
+    const SQL: Statements;
+
+    /// Reads the rows of a statement one after the other, until `visit` answers false.
+    fn each<'a, T: FromRow>(
+        &'a mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+        visit: impl FnMut(T) -> bool + Send + 'a,
+    ) -> BoxFuture<'a, Result<(), Self::Fault>>;
+
+    /// How many rows to ask for where the statement itself applies the whole filter, or only one that has an index.
+    fn page_rows(page: &Page) -> i64;
+
+    /// As [`page_rows`](Self::page_rows), for deliveries.
+    fn delivery_rows(filter: &DeliveryFilter, page: &Page) -> i64;
+
+    /// The cursor of a page that ends with this delivery.
+    fn delivery_cursor(number: i64, delivery: &Delivery) -> String;
+
+    /// Where a page of deliveries begins.
+    ///
+    /// # Errors
+    /// The cursor is none of this listing.
+    fn deliveries_before(page: &Page) -> Result<Value<'static>, Error>;
+
+    /// All rows of a statement.
+    async fn rows<T: FromRow>(
+        &mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+    ) -> Result<Vec<T>, Self::Fault> {
+        let mut found = Vec::new();
+        let all = self.each(sql, with, |row| {
+            found.push(row);
+            true
+        });
+        all.await?;
+        Ok(found)
+    }
+
+    /// The first row of a statement.
+    async fn first<T: FromRow>(
+        &mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+    ) -> Result<Option<T>, Self::Fault> {
+        let mut found = None;
+        let first = self.each(sql, with, |row| {
+            found = Some(row);
+            false
+        });
+        first.await?;
+        Ok(found)
+    }
+
+    /// A page of a listing, whose statement answers a number before each item. Not every row is `wanted`.
+    async fn page<T: FromRow>(
+        &mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+        page: &Page,
+        cursor: impl Fn(i64, &T) -> String + Send + Sync,
+        wanted: impl Fn(&T) -> bool + Send + Sync,
+    ) -> Result<Paged<T>, Self::Fault> {
+        let mut listing = page::Listing::of(page);
+        let all = self.each(sql, with, |(number, item): (i64, T)| {
+            let cursor = cursor(number, &item);
+            listing.look(cursor, wanted(&item).then_some(item))
+        });
+        all.await?;
+        Ok(listing.end())
+    }
+}
+
+/// The statements of a database, as far as shared code sends them.
+pub(super) struct Statements {
+    /// `$1` id, `$2` kind.
+    pub(super) event: &'static str,
+    /// `$1` before this number, `$2` rows, `$3` kind, `$4` tenant, `$5` type, `$6` tag.
+    pub(super) events: fn(&EventFilter) -> &'static str,
+    /// `$1` id.
+    pub(super) delivery: &'static str,
+    /// `$1` event.
+    pub(super) deliveries_of: &'static str,
+    /// `$1` before this one, `$2` rows, `$3` target, `$4` tenant, `$5` states, `$6` event.
+    pub(super) deliveries: fn(&DeliveryFilter) -> &'static str,
+    /// `$1` delivery.
+    pub(super) attempts: &'static str,
+    /// `$1` request id, `$2` delivery, `$3` key.
+    pub(super) find_events: &'static str,
+    /// `$1` who, `$2` action, `$3` subject, `$4` reason.
+    pub(super) audit: &'static str,
+    /// `$1` before this number, `$2` rows.
+    pub(super) audit_log: &'static str,
+    /// The same; `$3` subject.
+    pub(super) audit_log_of: &'static str,
+    /// Target, state and number of deliveries.
+    pub(super) delivery_totals: &'static str,
+    /// Status and number of letters.
+    pub(super) letter_totals: &'static str,
+    /// For how many microseconds the oldest delivery has been due.
+    pub(super) oldest_due: &'static str,
+    /// `$1` id.
+    pub(super) letter: &'static str,
+    /// `$1` before this number, `$2` rows, `$3` tenant, `$4` target, `$5` status, `$6` signature.
+    pub(super) letters: fn(&LetterFilter) -> &'static str,
+    /// `$1` the letter that they are copies of.
+    pub(super) copies: &'static str,
+    /// `$1` status, `$2` tenant, `$3` target, `$4` signature.
+    pub(super) groups: &'static str,
+    /// `$1` stream, `$2` rows.
+    pub(super) unmirrored: &'static str,
+    /// `$1` letters.
+    pub(super) mirrored: &'static str,
+    /// `$1` id.
+    pub(super) job: &'static str,
+    /// `$1` before this number, `$2` rows.
+    pub(super) jobs: &'static str,
+    /// The ids of jobs that are running.
+    pub(super) running: &'static str,
+    /// `$1` job, `$2` after this position, `$3` rows.
+    pub(super) items: &'static str,
+    /// `$1` rows, `$2` tenant, `$3` targets, `$4` signature.
+    pub(super) failed: &'static str,
+    /// `$1` letters.
+    pub(super) deliveries_of_letters: &'static str,
+    /// `$1` letter.
+    pub(super) letter_exists: &'static str,
+    /// `$1` event, `$2` kind.
+    pub(super) event_exists: &'static str,
+    /// `$1` event.
+    pub(super) candidates_of_event: &'static str,
+    /// `$1` the id that leads to another run.
+    pub(super) resolve: &'static str,
+    /// `$1` key, `$2` generation, `$3` fingerprint.
+    pub(super) find_keyless: &'static str,
+}
+
+/// A parameter of a statement.
+#[derive(Clone, Debug)]
+pub(super) enum Value<'a> {
+    Integer(i64),
+    Text(Option<&'a str>),
+    Bytes(Option<Vec<u8>>),
+    Texts(Vec<&'a str>),
+    Ids(Vec<[u8; 16]>),
+}
+
+impl From<i64> for Value<'_> {
+    fn from(number: i64) -> Self {
+        Self::Integer(number)
+    }
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(Some(text))
+    }
+}
+
+impl<'a> From<Option<&'a str>> for Value<'a> {
+    fn from(text: Option<&'a str>) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a Option<String>> for Value<'a> {
+    fn from(text: &'a Option<String>) -> Self {
+        Self::Text(text.as_deref())
+    }
+}
+
+impl From<[u8; 16]> for Value<'_> {
+    fn from(id: [u8; 16]) -> Self {
+        Self::Bytes(Some(id.to_vec()))
+    }
+}
+
+impl From<Option<[u8; 16]>> for Value<'_> {
+    fn from(id: Option<[u8; 16]>) -> Self {
+        Self::Bytes(id.map(|id| id.to_vec()))
+    }
+}
+
+/// A row, whose columns are read from the left to the right.
+pub(super) trait Columns {
+    /// Why a column cannot be read.
+    type Error;
+
+    fn integer_or_none(&mut self) -> Result<Option<i64>, Self::Error>;
+    fn real(&mut self) -> Result<f64, Self::Error>;
+    fn flag(&mut self) -> Result<bool, Self::Error>;
+    fn str_or_none(&mut self) -> Result<Option<&str>, Self::Error>;
+    fn bytes_or_none(&mut self) -> Result<Option<&[u8]>, Self::Error>;
+    fn time_or_none(&mut self) -> Result<Option<Timestamp>, Self::Error>;
+
+    /// Where an event came from.
+    fn origin(&mut self) -> Result<Origin, Self::Error>;
+
+    /// The column that was read last holds what Semel never writes.
+    fn corrupt(&self, what: &str) -> Self::Error;
+
+    fn integer(&mut self) -> Result<i64, Self::Error> {
+        let number = self.integer_or_none()?;
+        number.ok_or_else(|| self.corrupt("no number"))
+    }
+
+    /// A number that is never negative.
+    fn count<N: TryFrom<i64>>(&mut self) -> Result<N, Self::Error> {
+        let number = self.integer()?;
+        N::try_from(number).map_err(|_| self.corrupt("a number out of range"))
+    }
+
+    fn text(&mut self) -> Result<String, Self::Error> {
+        let text = self.text_or_none()?;
+        text.ok_or_else(|| self.corrupt("no text"))
+    }
+
+    fn text_or_none(&mut self) -> Result<Option<String>, Self::Error> {
+        Ok(self.str_or_none()?.map(str::to_owned))
+    }
+
+    fn bytes(&mut self) -> Result<Bytes, Self::Error> {
+        let bytes = self.bytes_or_none()?.map(Bytes::copy_from_slice);
+        bytes.ok_or_else(|| self.corrupt("no bytes"))
+    }
+
+    /// An id, a token or a hash.
+    fn id<const N: usize>(&mut self) -> Result<[u8; N], Self::Error> {
+        let id = self.id_or_none()?;
+        id.ok_or_else(|| self.corrupt("no id"))
+    }
+
+    fn id_or_none<const N: usize>(&mut self) -> Result<Option<[u8; N]>, Self::Error> {
+        let id = self.bytes_or_none()?.map(<[u8; N]>::try_from).transpose();
+        id.map_err(|_| self.corrupt("an id of another length"))
+    }
+
+    fn time(&mut self) -> Result<Timestamp, Self::Error> {
+        let time = self.time_or_none()?;
+        time.ok_or_else(|| self.corrupt("no time"))
+    }
+
+    /// A duration, kept in microseconds.
+    fn duration(&mut self) -> Result<Duration, Self::Error> {
+        Ok(self.duration_or_none()?.unwrap_or_default())
+    }
+
+    fn duration_or_none(&mut self) -> Result<Option<Duration>, Self::Error> {
+        let micros = self.integer_or_none()?;
+        Ok(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))
+    }
+
+    /// One of a fixed set of names.
+    fn name<T>(&mut self, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Self::Error> {
+        let name = self.name_or_none(read)?;
+        name.ok_or_else(|| self.corrupt("no name"))
+    }
+
+    fn name_or_none<T>(&mut self, read: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, Self::Error> {
+        let Some(text) = self.str_or_none()? else { return Ok(None) };
+        let name = read(text);
+        if name.is_none() { Err(self.corrupt("a name of another version")) } else { Ok(name) }
+    }
+
+    fn json<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, Self::Error> {
+        let value = serde_json::from_str(self.str_or_none()?.unwrap_or("null"));
+        value.map_err(|_| self.corrupt("JSON of another form"))
+    }
+
+    /// The kind of an event, then its id.
+    fn event_id(&mut self) -> Result<EventId, Self::Error> {
+        let event = self.event_id_or_none()?;
+        event.ok_or_else(|| self.corrupt("no event"))
+    }
+
+    fn event_id_or_none(&mut self) -> Result<Option<EventId>, Self::Error> {
+        let kind = self.name_or_none(EventKind::from_name)?;
+        Ok(kind.zip(self.id_or_none()?).map(|(kind, id)| EventId::from_bytes(kind, id)))
+    }
+}
+
+/// Something that is read from the next columns of a row.
+pub(super) trait FromRow: Sized + Send + 'static {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error>;
+}
+
+/// Nothing is read.
+impl FromRow for () {
+    fn read<C: Columns>(_: &mut C) -> Result<Self, C::Error> {
+        Ok(())
+    }
+}
+
+impl FromRow for i64 {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        columns.integer()
+    }
+}
+
+impl FromRow for [u8; 16] {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        columns.id()
+    }
+}
+
+impl<A: FromRow, B: FromRow> FromRow for (A, B) {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok((A::read(columns)?, B::read(columns)?))
+    }
+}
+
+/// A number as the databases keep it.
+pub(super) fn bigint(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A value as JSON text.
+pub(super) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> String {
+    serde_json::to_string(value).expect("plain data without maps of odd keys")
+}
+
+/// There is no such thing.
+pub(super) fn not_found(what: &'static str, id: impl std::fmt::Display) -> Error {
+    Error::NotFound { what, id: id.to_string() }
+}

@@ -1,0 +1,168 @@
+//! Looking: events, deliveries, the audit log, numbers.
+
+use std::time::Duration;
+
+use semel::key::KeyId;
+
+use super::page::{before, exactly};
+use super::{Columns, Database, FromRow, Value, not_found};
+use crate::delivery::{self, Attempt, Delivery, State, Told};
+use crate::event::Event;
+use crate::id::{DeliveryId, EventId, EventKind};
+use crate::ledger::{AuditLine, Audited, DeliveryFilter, EventFilter, Page, Paged, Totals};
+use crate::letter::Status;
+
+/// Whether an item has what a filter asks for.
+pub(crate) fn is_wanted<T: PartialEq>(wanted: Option<&T>, has: &T) -> bool {
+    wanted.is_none_or(|wanted| wanted == has)
+}
+
+/// An event with its number.
+pub(crate) async fn numbered_event<D: Database>(
+    db: &mut D,
+    id: EventId,
+) -> Result<Option<(i64, Event)>, D::Fault> {
+    db.first(D::SQL.event, &[id.to_bytes().into(), id.kind().as_str().into()]).await
+}
+
+pub(crate) async fn event<D: Database>(db: &mut D, id: EventId) -> Result<Option<Event>, D::Fault> {
+    Ok(numbered_event(db, id).await?.map(|(_, event)| event))
+}
+
+pub(crate) async fn events<D: Database>(
+    db: &mut D,
+    filter: &EventFilter,
+    page: &Page,
+) -> Result<Paged<Event>, D::Fault> {
+    let EventFilter { kind, tenant, event_type, tag } = filter;
+    let with = [
+        before(page)?.into(),
+        D::page_rows(page).into(),
+        kind.map(EventKind::as_str).into(),
+        tenant.into(),
+        event_type.into(),
+        tag.into(),
+    ];
+    let wanted = |event: &Event| {
+        is_wanted(kind.as_ref(), &event.new.id.kind())
+            && is_wanted(tenant.as_ref(), &event.new.tenant)
+            && is_wanted(event_type.as_ref(), &event.new.event_type)
+    };
+    db.page((D::SQL.events)(filter), &with, page, |number, _| number.to_string(), wanted).await
+}
+
+pub(crate) async fn delivery<D: Database>(db: &mut D, id: DeliveryId) -> Result<Option<Told>, D::Fault> {
+    let found = db.rows(D::SQL.delivery, &[id.to_bytes().into()]).await?;
+    Ok(details(db, found).await?.pop())
+}
+
+pub(crate) async fn deliveries_of<D: Database>(db: &mut D, event: EventId) -> Result<Vec<Told>, D::Fault> {
+    let found = db.rows(D::SQL.deliveries_of, &[event.to_bytes().into()]).await?;
+    details(db, found).await
+}
+
+/// Adds events and attempts to deliveries.
+async fn details<D: Database>(db: &mut D, found: Vec<(i64, Delivery)>) -> Result<Vec<Told>, D::Fault> {
+    let mut all = Vec::with_capacity(found.len());
+    for (_, delivery) in found {
+        let event = event(db, delivery.event).await?;
+        let event = event.ok_or_else(|| not_found("event", delivery.event))?;
+        let attempts = attempts(db, delivery.id).await?;
+        all.push(Told { delivery, event, attempts });
+    }
+    Ok(all)
+}
+
+/// The attempts of a delivery, the first one first.
+pub(crate) async fn attempts<D: Database>(db: &mut D, id: DeliveryId) -> Result<Vec<Attempt>, D::Fault> {
+    let mut attempts: Vec<Attempt> = db.rows(D::SQL.attempts, &[id.to_bytes().into()]).await?;
+    for attempt in &mut attempts {
+        attempt.request_id = delivery::request_id(id, attempt.number);
+    }
+    Ok(attempts)
+}
+
+pub(crate) async fn deliveries<D: Database>(
+    db: &mut D,
+    filter: &DeliveryFilter,
+    page: &Page,
+) -> Result<Paged<Delivery>, D::Fault> {
+    let DeliveryFilter { event, target, tenant, states } = filter;
+    let with = [
+        D::deliveries_before(page)?,
+        D::delivery_rows(filter, page).into(),
+        target.into(),
+        tenant.into(),
+        Value::Texts(states.iter().map(|state| state.as_str()).collect()),
+        event.map(EventId::to_bytes).into(),
+    ];
+    let wanted = |delivery: &Delivery| {
+        is_wanted(target.as_ref(), &delivery.target)
+            && is_wanted(tenant.as_ref(), &delivery.tenant)
+            && (states.is_empty() || states.contains(&delivery.state))
+    };
+    db.page((D::SQL.deliveries)(filter), &with, page, D::delivery_cursor, wanted).await
+}
+
+pub(crate) async fn find_events<D: Database>(
+    db: &mut D,
+    request_id: Option<&str>,
+    dedupe: Option<KeyId>,
+) -> Result<Vec<EventId>, D::Fault> {
+    let delivery = request_id.and_then(delivery::delivery_of_request).map(DeliveryId::to_bytes);
+    let key = dedupe.map(|dedupe| *dedupe.as_bytes());
+    db.rows(D::SQL.find_events, &[request_id.into(), delivery.into(), key.into()]).await
+}
+
+/// Writes a line of the audit log.
+pub(crate) async fn audit<D: Database>(db: &mut D, line: &AuditLine) -> Result<(), D::Fault> {
+    let AuditLine { who, action, subject, reason } = line;
+    let with = [who.as_str().into(), action.as_str().into(), subject.as_str().into(), reason.as_str().into()];
+    db.first::<()>(D::SQL.audit, &with).await.map(drop)
+}
+
+pub(crate) async fn audit_log<D: Database>(
+    db: &mut D,
+    subject: Option<&str>,
+    page: &Page,
+) -> Result<Paged<Audited>, D::Fault> {
+    let mut with = vec![before(page)?.into(), exactly(page).into()];
+    with.extend(subject.map(Value::from));
+    let sql = if subject.is_some() { D::SQL.audit_log_of } else { D::SQL.audit_log };
+    db.page(sql, &with, page, |number, _| number.to_string(), |_| true).await
+}
+
+struct DeliveryTotal(String, State, u64);
+
+impl FromRow for DeliveryTotal {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.text()?, columns.name(State::from_name)?, columns.count()?))
+    }
+}
+
+struct LetterTotal(Status, u64);
+
+impl FromRow for LetterTotal {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok(Self(columns.name(Status::from_name)?, columns.count()?))
+    }
+}
+
+impl FromRow for Option<Duration> {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        columns.duration_or_none()
+    }
+}
+
+pub(crate) async fn totals<D: Database>(db: &mut D) -> Result<Totals, D::Fault> {
+    let deliveries: Vec<DeliveryTotal> = db.rows(D::SQL.delivery_totals, &[]).await?;
+    let letters: Vec<LetterTotal> = db.rows(D::SQL.letter_totals, &[]).await?;
+    Ok(Totals {
+        deliveries: deliveries
+            .into_iter()
+            .map(|DeliveryTotal(target, state, n)| (target, state, n))
+            .collect(),
+        oldest_due: db.first(D::SQL.oldest_due, &[]).await?.flatten(),
+        letters: letters.into_iter().map(|LetterTotal(status, n)| (status, n)).collect(),
+    })
+}
