@@ -62,20 +62,19 @@ async fn relay(db: &mut Db<'_>, limit: u32, place: &PlaceEvent<'_>) -> Result<Re
     let (mut relayed, mut gone) = (Relayed::default(), Vec::new());
     let (mut waiting, mut events, mut letters) = (Vec::new(), Vec::new(), Vec::new());
     for one in db.rows::<Waiting>(WAITING, &[i64::from(limit).into()]).await? {
-        let event = one.event(place, now).map_err(|letter| *letter).and_then(|event| {
-            let checked = intake::check(&event);
-            checked.map_err(|why| one.refused(&event, why.to_string(), now)).map(|()| event)
-        });
-        match event {
-            Ok(event) => {
-                events.push(event);
-                waiting.push(one);
-            }
-            Err(letter) => {
-                gone.push(one.number);
-                letters.push(letter);
-            }
-        }
+        let letter = match one.event(place, now) {
+            Ok(event) => match intake::check(&event) {
+                Ok(()) => {
+                    events.push(event);
+                    waiting.push(one);
+                    continue;
+                }
+                Err(why) => one.refused(&event, why.to_string(), now),
+            },
+            Err(letter) => *letter,
+        };
+        gone.push(one.number);
+        letters.push(letter);
     }
     let batch = Batch::new(db.shared, &events);
     let kept = if events.is_empty() { Vec::new() } else { intake::write(db, &batch).await? };

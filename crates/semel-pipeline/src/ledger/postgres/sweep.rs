@@ -79,7 +79,7 @@ pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result
         let asked = (statement, asked.0, asked.1);
         swept += shared
             .call(Shape::Statement, &asked, |db, (statement, keep, limit)| {
-                Box::pin(async move { db.execute(db.query(*statement).bind(*keep).bind(*limit)).await })
+                Box::pin(async move { db.execute(db.query(statement).bind(*keep).bind(*limit)).await })
             })
             .await?;
     }
