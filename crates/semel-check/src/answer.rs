@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::path::Path;
-use crate::wire::Received;
+use crate::wire::ReceivedAnswer;
 
 /// Where a payload was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -26,7 +26,7 @@ pub enum Extraction {
 
 /// One answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TargetAnswer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
@@ -35,25 +35,25 @@ pub(crate) struct Answer {
     /// The document around the payload.
     pub(crate) envelope: Value,
     pub(crate) extraction: Extraction,
-    pub(crate) error: Option<Fault>,
+    pub(crate) error: Option<ErrorForm>,
 }
 
 /// How an answer reports an error.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Fault {
+pub(crate) struct ErrorForm {
     pub(crate) code: Option<String>,
     pub(crate) retry_after: Option<f64>,
 }
 
-impl Answer {
+impl TargetAnswer {
     /// For a step that sends no request.
     pub(crate) fn none() -> Self {
-        Self::http(Received { status: 0, headers: HeaderMap::new(), body: Bytes::new() })
+        Self::http(ReceivedAnswer { status: 0, headers: HeaderMap::new(), body: Bytes::new() })
     }
 
     /// A plain HTTP answer.
-    pub(crate) fn http(received: Received) -> Self {
-        let Received { status, headers, body } = received;
+    pub(crate) fn http(received: ReceivedAnswer) -> Self {
+        let ReceivedAnswer { status, headers, body } = received;
         let payload: Option<Value> = serde_json::from_slice(&body).ok();
         let extraction = if payload.is_some() { Extraction::StructuredContent } else { Extraction::None };
         let payload = payload.unwrap_or(Value::Null);
@@ -61,7 +61,7 @@ impl Answer {
             let found = ["adcp_error", "errors[0]", "", "error"].iter();
             let objects = found.filter_map(|path| Path::parse(path).get(&payload));
             let fault = objects.map(|found| fault_of(&found)).find(|fault| fault.code.is_some());
-            fault.unwrap_or(Fault { code: None, retry_after: None })
+            fault.unwrap_or(ErrorForm { code: None, retry_after: None })
         });
         let mut answer =
             Self { status, headers, body, envelope: payload.clone(), payload, extraction, error };
@@ -70,8 +70,8 @@ impl Answer {
     }
 
     /// An answer to a JSON-RPC call: `message` is the response object, if there was one.
-    pub(crate) fn mcp(received: Received, message: Option<Value>) -> Self {
-        let Received { status, headers, body } = received;
+    pub(crate) fn mcp(received: ReceivedAnswer, message: Option<Value>) -> Self {
+        let ReceivedAnswer { status, headers, body } = received;
         let envelope = message.unwrap_or(Value::Null);
         let result = envelope.get("result").cloned().unwrap_or(Value::Null);
         let text = text_json(&result);
@@ -91,7 +91,7 @@ impl Answer {
         let error = find_fault(&envelope, &result, text.as_ref(), &payload);
         let error = match (error, failed) {
             (Some(fault), _) => Some(fault),
-            (None, true) => Some(Fault { code: problem_code(&body), retry_after: None }),
+            (None, true) => Some(ErrorForm { code: problem_code(&body), retry_after: None }),
             (None, false) => None,
         };
         let mut answer = Self { status, headers, body, payload, envelope: result, extraction, error };
@@ -154,7 +154,7 @@ fn text_json(result: &Value) -> Option<Value> {
 }
 
 /// Looks for an error in every possible place, in the order in which clients look.
-fn find_fault(envelope: &Value, result: &Value, text: Option<&Value>, payload: &Value) -> Option<Fault> {
+fn find_fault(envelope: &Value, result: &Value, text: Option<&Value>, payload: &Value) -> Option<ErrorForm> {
     let at = |root: &Value, path: &str| Path::parse(path).get(root).filter(Value::is_object);
     let null = Value::Null;
     let text = text.unwrap_or(&null);
@@ -171,11 +171,11 @@ fn find_fault(envelope: &Value, result: &Value, text: Option<&Value>, payload: &
     Some(fault_of(&found))
 }
 
-fn fault_of(found: &Value) -> Fault {
+fn fault_of(found: &Value) -> ErrorForm {
     let code = found.get("code").or_else(|| found.get("type").filter(|kind| !kind.to_string().contains(':')));
     let code = code.and_then(Value::as_str).map(str::to_owned);
     let hint = found.get("retry_after").or_else(|| found.pointer("/details/retry_after"));
-    Fault { code, retry_after: hint.and_then(Value::as_f64) }
+    ErrorForm { code, retry_after: hint.and_then(Value::as_f64) }
 }
 
 /// The code of a problem document, if a proxy answered instead of the agent.
@@ -185,7 +185,7 @@ fn problem_code(body: &Bytes) -> Option<String> {
 }
 
 /// The answer as shown in reports.
-pub(crate) fn shown(answer: &Answer) -> Value {
+pub(crate) fn shown(answer: &TargetAnswer) -> Value {
     let body = match serde_json::from_slice::<Value>(&answer.body) {
         Ok(body) => body,
         Err(_) => json!(String::from_utf8_lossy(&answer.body)),

@@ -10,23 +10,23 @@ use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-use crate::answer::Answer;
-use crate::mcp::{self, Session};
+use crate::answer::TargetAnswer;
+use crate::mcp::{self, McpSession};
 use crate::path::same;
-use crate::wire::{Connection, Outgoing, Received, Target, WireError};
+use crate::wire::{CheckedTarget, Connection, Outgoing, ReceivedAnswer, WireError};
 
 /// Makes calls: the target, and the sessions with it.
 #[derive(Debug)]
-pub(crate) struct Caller {
-    target: Arc<Target>,
+pub(crate) struct TargetCaller {
+    target: Arc<CheckedTarget>,
     ids: AtomicU64,
     /// MCP sessions, by credential.
-    sessions: Mutex<HashMap<Option<String>, Session>>,
+    sessions: Mutex<HashMap<Option<String>, McpSession>>,
 }
 
 /// A prepared request, which can be sent repeatedly.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct CheckCall {
     outgoing: Outgoing,
     /// The id of a JSON-RPC call.
     id: Option<u64>,
@@ -36,17 +36,22 @@ pub(crate) struct Call {
     correlation: Option<(Value, Value)>,
 }
 
-impl Caller {
-    pub(crate) fn new(target: Target) -> Self {
+impl TargetCaller {
+    pub(crate) fn new(target: CheckedTarget) -> Self {
         Self { target: Arc::new(target), ids: AtomicU64::new(1), sessions: Mutex::default() }
     }
 
-    pub(crate) fn target(&self) -> &Arc<Target> {
+    pub(crate) fn target(&self) -> &Arc<CheckedTarget> {
         &self.target
     }
 
     /// Prepares a JSON-RPC call. The credential must have a session, except to begin one.
-    pub(crate) fn rpc(&self, method: &str, params: &Value, credential: Option<&str>) -> Result<Call, String> {
+    pub(crate) fn rpc(
+        &self,
+        method: &str,
+        params: &Value,
+        credential: Option<&str>,
+    ) -> Result<CheckCall, String> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
         let mut call = self.message(&message, credential)?;
@@ -54,7 +59,7 @@ impl Caller {
         Ok(call)
     }
 
-    fn message(&self, message: &Value, credential: Option<&str>) -> Result<Call, String> {
+    fn message(&self, message: &Value, credential: Option<&str>) -> Result<CheckCall, String> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
@@ -65,7 +70,7 @@ impl Caller {
         }
         let body = Bytes::from(message.to_string());
         let outgoing = Outgoing { method: Method::POST, path: String::new(), headers, body };
-        Ok(Call { outgoing, id: None, asked: message.clone(), correlation: None })
+        Ok(CheckCall { outgoing, id: None, asked: message.clone(), correlation: None })
     }
 
     /// Prepares a tool call.
@@ -74,7 +79,7 @@ impl Caller {
         name: &str,
         arguments: &Value,
         credential: Option<&str>,
-    ) -> Result<Call, String> {
+    ) -> Result<CheckCall, String> {
         let mut call = self.rpc("tools/call", &json!({"name": name, "arguments": arguments}), credential)?;
         call.asked = json!({"tool": name, "arguments": arguments});
         Ok(call)
@@ -88,11 +93,11 @@ impl Caller {
         }
         let call = self.rpc("initialize", &mcp::initialize(), credential).map_err(WireError::Request)?;
         let (received, message) = self.exchange(&call).await?;
-        let answer = Answer::mcp(received, message);
+        let answer = TargetAnswer::mcp(received, message);
         if answer.error.is_some() {
             return Ok(Begun::Refused(Box::new(answer)));
         }
-        let session = Session::begun(&answer);
+        let session = McpSession::begun(&answer);
         self.sessions.lock().insert(whose, session);
         let done = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
         let call = self.message(&done, credential).map_err(WireError::Request)?;
@@ -107,12 +112,12 @@ impl Caller {
     }
 
     /// Sends a call over a new connection.
-    pub(crate) async fn send(&self, call: &Call) -> Result<Answer, WireError> {
+    pub(crate) async fn send(&self, call: &CheckCall) -> Result<TargetAnswer, WireError> {
         let (received, message) = self.exchange(call).await?;
         Ok(call.answer(received, message))
     }
 
-    async fn exchange(&self, call: &Call) -> Result<(Received, Option<Value>), WireError> {
+    async fn exchange(&self, call: &CheckCall) -> Result<(ReceivedAnswer, Option<Value>), WireError> {
         let id = call.id;
         let complete = move |headers: &HeaderMap, bytes: &[u8]| mcp::complete(id, headers, bytes);
         let received = self.target.send(call.outgoing.clone(), &complete).await?;
@@ -125,10 +130,10 @@ impl Caller {
 #[derive(Debug)]
 pub(crate) enum Begun {
     Session,
-    Refused(Box<Answer>),
+    Refused(Box<TargetAnswer>),
 }
 
-impl Call {
+impl CheckCall {
     /// Prepares an HTTP request.
     pub(crate) fn request(request: &Value, credential: Option<&str>) -> Result<Self, String> {
         let text = |name: &str| request.get(name).and_then(Value::as_str);
@@ -168,8 +173,8 @@ impl Call {
     pub(crate) async fn send_over(
         &self,
         connection: Connection,
-        target: &Target,
-    ) -> Result<Answer, WireError> {
+        target: &CheckedTarget,
+    ) -> Result<TargetAnswer, WireError> {
         let id = self.id;
         let complete = move |headers: &HeaderMap, bytes: &[u8]| mcp::complete(id, headers, bytes);
         let received = connection.send(target, self.outgoing.clone(), &complete).await?;
@@ -177,10 +182,10 @@ impl Call {
         Ok(self.answer(received, message))
     }
 
-    fn answer(&self, received: Received, message: Option<Value>) -> Answer {
+    fn answer(&self, received: ReceivedAnswer, message: Option<Value>) -> TargetAnswer {
         let mut answer = match self.id {
-            None => Answer::http(received),
-            Some(_) => Answer::mcp(received, message),
+            None => TargetAnswer::http(received),
+            Some(_) => TargetAnswer::mcp(received, message),
         };
         // The id is unique on the wire and the original one in checks.
         if let Some((sent, written)) = &self.correlation

@@ -8,14 +8,14 @@ use regex_lite::Regex;
 use serde_json::{Map, Value};
 
 pub(crate) use self::across::{across, rate_limit};
-pub(crate) use self::one::{View, one};
+pub(crate) use self::one::{CheckView, one};
 
-use crate::substitute::{Scope, Unresolved};
+use crate::substitute::{Unresolved, Variables};
 
 /// One check, as written in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
-    pub(crate) kind: Kind,
+    pub(crate) kind: CheckKind,
     pub(crate) name: String,
     pub(crate) id: Option<String>,
     pub(crate) path: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) enum Severity {
 
 /// The kind of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CheckKind {
     FieldPresent,
     FieldAbsent,
     FieldPattern,
@@ -74,7 +74,7 @@ pub(crate) enum Kind {
     Unknown,
 }
 
-impl Kind {
+impl CheckKind {
     /// Every kind by its name in a file.
     pub(crate) const NAMES: [(&'static str, Self); 29] = [
         ("field_present", Self::FieldPresent),
@@ -142,10 +142,10 @@ impl Check {
     }
 
     /// The same check with every value filled in.
-    pub(crate) fn fill(&self, scope: &Scope<'_>) -> Result<Self, Unresolved> {
+    pub(crate) fn fill(&self, scope: &Variables<'_>) -> Result<Self, Unresolved> {
         let value = |value: &Option<Value>| value.as_ref().map(|value| scope.fill(value)).transpose();
         let text = |text: &Option<String>| text.as_deref().map(|text| scope.fill_text(text)).transpose();
-        let is_pattern = matches!(self.kind, Kind::FieldPattern | Kind::EnvelopeFieldPattern);
+        let is_pattern = matches!(self.kind, CheckKind::FieldPattern | CheckKind::EnvelopeFieldPattern);
         Ok(Self {
             path: text(&self.path)?,
             header: text(&self.header)?,
@@ -167,7 +167,7 @@ impl Check {
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum CheckVerdict {
     Pass,
     /// It passed, with a note.
     PassNoted(String),
@@ -178,7 +178,7 @@ pub(crate) enum Verdict {
     NotApplicable(String),
 }
 
-impl Verdict {
+impl CheckVerdict {
     fn judge(held: bool, expected: impl FnOnce() -> Value, actual: impl FnOnce() -> Value) -> Self {
         if held { Self::Pass } else { Self::Fail { expected: expected(), actual: actual() } }
     }

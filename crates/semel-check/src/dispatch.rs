@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::answer::Answer;
-use crate::call::Call;
-use crate::wire::{Connection, Hold, Target, WireError};
+use crate::answer::TargetAnswer;
+use crate::call::CheckCall;
+use crate::wire::{CheckedTarget, Connection, SharedHalves, WireError};
 
 /// How often a call is repeated that was told to wait.
 const AGAIN: usize = 5;
@@ -17,7 +17,7 @@ const AGAIN: usize = 5;
 #[derive(Debug)]
 pub(crate) enum Dispatched {
     /// Every call was answered, in the order of the calls.
-    Answered(Vec<Answer>),
+    Answered(Vec<TargetAnswer>),
     /// Not within the barrier time: the rule cannot be graded.
     TimedOut(String),
     /// A connection could not be opened, or broke.
@@ -25,7 +25,11 @@ pub(crate) enum Dispatched {
 }
 
 /// Sends all calls concurrently, each over its own connection, and repeats those that are answered with "in flight".
-pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Duration) -> Dispatched {
+pub(crate) async fn dispatch(
+    target: &Arc<CheckedTarget>,
+    calls: Vec<CheckCall>,
+    within: Duration,
+) -> Dispatched {
     allow_many_connections(calls.len());
     let deadline = Instant::now() + within;
     let connections = match timeout_at(deadline, open_all(target, calls.len())).await {
@@ -33,7 +37,7 @@ pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Dur
         Ok(Err(error)) => return Dispatched::Broken(error),
         Ok(Ok(connections)) => connections,
     };
-    let holds: Vec<Arc<Hold>> = connections.iter().map(Connection::hold).collect();
+    let holds: Vec<Arc<SharedHalves>> = connections.iter().map(Connection::hold).collect();
     let mut running = JoinSet::new();
     for (index, (call, connection)) in calls.into_iter().zip(connections).enumerate() {
         let target = Arc::clone(target);
@@ -47,7 +51,7 @@ pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Dur
     for hold in &holds {
         hold.release();
     }
-    let mut answers: Vec<Option<Answer>> = holds.iter().map(|_| None).collect();
+    let mut answers: Vec<Option<TargetAnswer>> = holds.iter().map(|_| None).collect();
     loop {
         let joined = match timeout_at(deadline, running.join_next()).await {
             Err(_) => {
@@ -74,11 +78,11 @@ pub(crate) async fn dispatch(target: &Arc<Target>, calls: Vec<Call>, within: Dur
     Dispatched::Answered(answers.into_iter().flatten().collect())
 }
 
-async fn open_all(target: &Arc<Target>, count: usize) -> Result<Vec<Connection>, WireError> {
+async fn open_all(target: &Arc<CheckedTarget>, count: usize) -> Result<Vec<Connection>, WireError> {
     let mut opening = JoinSet::new();
     for _ in 0..count {
         let target = Arc::clone(target);
-        opening.spawn(async move { target.open(Hold::held()).await });
+        opening.spawn(async move { target.open(SharedHalves::held()).await });
     }
     let mut open = Vec::with_capacity(count);
     while let Some(joined) = opening.join_next().await {
@@ -89,11 +93,11 @@ async fn open_all(target: &Arc<Target>, count: usize) -> Result<Vec<Connection>,
 
 /// Sends a call. While the key is in progress, waits and sends it again. `None`: it never ended.
 async fn resolve(
-    target: &Arc<Target>,
-    call: &Call,
+    target: &Arc<CheckedTarget>,
+    call: &CheckCall,
     connection: Connection,
     deadline: Instant,
-) -> Result<Option<Answer>, WireError> {
+) -> Result<Option<TargetAnswer>, WireError> {
     let mut answer = call.send_over(connection, target).await?;
     for _ in 0..AGAIN {
         let Some(wait) = answer.in_flight() else { return Ok(Some(answer)) };
@@ -101,7 +105,7 @@ async fn resolve(
             return Ok(None);
         };
         sleep_until(then).await;
-        let connection = target.open(Hold::released()).await?;
+        let connection = target.open(SharedHalves::released()).await?;
         answer = call.send_over(connection, target).await?;
     }
     Ok(if answer.in_flight().is_some() { None } else { Some(answer) })

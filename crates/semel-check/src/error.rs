@@ -4,14 +4,14 @@ use std::fmt;
 
 /// A position in a file, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct FilePlace {
     /// The line.
     pub line: usize,
     /// The column.
     pub column: usize,
 }
 
-impl Place {
+impl FilePlace {
     /// The first character.
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 }
@@ -20,13 +20,13 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// Its position.
-    pub at: Place,
+    pub at: FilePlace,
     /// What was expected.
     pub expected: String,
 }
 
 impl Mistake {
-    pub(crate) fn new(at: Place, expected: impl Into<String>) -> Self {
+    pub(crate) fn new(at: FilePlace, expected: impl Into<String>) -> Self {
         Self { at, expected: expected.into() }
     }
 }

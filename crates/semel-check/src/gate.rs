@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use crate::path::{Path, same};
 use crate::report::{Reason, Skip};
-use crate::storyboard::{Gate, Wants};
+use crate::storyboard::{CapabilityGate, Wants};
 
 /// The reason why a capability gate is closed, if it is.
-pub(crate) fn closed(gate: &Gate, capabilities: &Value) -> Option<Skip> {
+pub(crate) fn closed(gate: &CapabilityGate, capabilities: &Value) -> Option<Skip> {
     let found = Path::parse(&gate.path).get(capabilities);
     let items = found.as_ref().and_then(Value::as_array);
     let (open, wanted) = match &gate.wants {
@@ -111,7 +111,7 @@ mod tests {
 
     use super::{Condition, closed, condition};
     use crate::report::Reason;
-    use crate::storyboard::{Gate, Wants};
+    use crate::storyboard::{CapabilityGate, Wants};
 
     #[test]
     fn conditions_are_evaluated_or_said_to_be_unreadable() {
@@ -145,7 +145,7 @@ mod tests {
             ("missing", Wants::Present(false), true),
             ("protocols", Wants::Present(true), true),
         ] {
-            let skip = closed(&Gate { path: path.to_owned(), wants }, &capabilities);
+            let skip = closed(&CapabilityGate { path: path.to_owned(), wants }, &capabilities);
             assert_eq!(skip.is_none(), open, "{path}");
             assert!(skip.is_none_or(|skip| skip.reason == Reason::NotApplicable));
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::Answer;
+use crate::answer::TargetAnswer;
 use crate::redact::secrets_in;
 
 /// The only members that a conflict may have.
@@ -45,7 +45,7 @@ pub(crate) struct Broken {
 pub(crate) fn holds(
     name: &str,
     asked: &Value,
-    answer: &Answer,
+    answer: &TargetAnswer,
     secrets: &[String],
 ) -> Option<Result<(), Box<Broken>>> {
     match name {
@@ -55,7 +55,7 @@ pub(crate) fn holds(
     }
 }
 
-fn no_leak(asked: &Value, answer: &Answer) -> Result<(), Box<Broken>> {
+fn no_leak(asked: &Value, answer: &TargetAnswer) -> Result<(), Box<Broken>> {
     if !answer.code().is_some_and(|code| CONFLICTS.contains(&code)) {
         return Ok(());
     }
@@ -105,7 +105,7 @@ fn only_correlation(context: &Value) -> bool {
     context.as_object().is_some_and(|members| members.keys().all(|name| known.contains(&name.as_str())))
 }
 
-fn no_echo(asked: &Value, answer: &Answer, secrets: &[String]) -> Result<(), Box<Broken>> {
+fn no_echo(asked: &Value, answer: &TargetAnswer, secrets: &[String]) -> Result<(), Box<Broken>> {
     let mut secret = secrets.to_vec();
     secrets_in(asked, &mut secret);
     let mut text = String::from_utf8_lossy(&answer.body).into_owned();

@@ -45,11 +45,11 @@ mod wire;
 mod yaml;
 
 pub use self::answer::Extraction;
-pub use self::error::{Error, Mistake, Place};
+pub use self::error::{Error, FilePlace, Mistake};
 pub use self::report::{
-    CaseReport, FileReport, Grade, Outcome, Paint, Reason, Report, Skip, StepReport, Summary, Telling,
-    Validation, json, junit, pretty,
+    CaseReport, CheckOutcome, FileReport, Grade, Paint, Reason, Report, Skip, StepReport, Summary,
+    Validation, Verbosity, json, junit, pretty,
 };
-pub use self::run::{Options, Progress, Runner};
+pub use self::run::{Progress, RunOptions, Runner};
 pub use self::storyboard::{Level, Storyboard, Transport};
 pub use self::suites::{SUITES, Suite, suite, template};

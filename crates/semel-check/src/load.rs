@@ -8,9 +8,11 @@ use std::path::Path as FilePath;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Mistake};
-use crate::reader::{Log, Table};
-use crate::storyboard::{Dialect, Explain, Gate, Level, Phase, Seeding, Storyboard, Transport, Wants};
-use crate::yaml::{self, Kind, Node};
+use crate::reader::{FoundProblems, MappingReader};
+use crate::storyboard::{
+    CapabilityGate, Explain, Level, Seeding, Storyboard, StoryboardDialect, StoryboardPhase, Transport, Wants,
+};
+use crate::yaml::{self, YamlKind, YamlNode};
 
 /// Top-level members that are documentation, or for other runners.
 const TOP_DOCUMENTATION: &[&str] =
@@ -39,7 +41,7 @@ impl Storyboard {
     fn load(name: &str, text: &str, folder: Option<&FilePath>) -> Result<Self, Error> {
         let file = |mistakes: Vec<Mistake>| Error::File { file: name.to_owned(), mistakes };
         let root = yaml::parse(text).map_err(|mistake| file(vec![mistake]))?;
-        let log = Log::default();
+        let log = FoundProblems::default();
         let storyboard = read(name, &root, folder, &log);
         let notices = log.finish().map_err(file)?;
         let mut storyboard = storyboard.expect("a file that is no mapping is a mistake");
@@ -48,8 +50,8 @@ impl Storyboard {
     }
 }
 
-fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option<Storyboard> {
-    let mut top = Table::of(root, "a storyboard", log)?;
+fn read(file: &str, root: &YamlNode, folder: Option<&FilePath>, log: &FoundProblems) -> Option<Storyboard> {
+    let mut top = MappingReader::of(root, "a storyboard", log)?;
     let id = top.needed_text("id");
     let title = top.text("title").unwrap_or_else(|| id.clone());
     let summary = top.text("summary").unwrap_or_default();
@@ -61,7 +63,7 @@ fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option
     {
         top.wrong(node, "requires", "a list with at least one entry");
     }
-    let mut gates: Vec<Gate> =
+    let mut gates: Vec<CapabilityGate> =
         top.table("requires_capability").and_then(|gate| read_gate(gate, log)).into_iter().collect();
     let all = top.tables("requires_all_capabilities");
     if let Some(node) = top.node("requires_all_capabilities")
@@ -105,11 +107,11 @@ fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option
     let fixtures = top.json("fixtures").unwrap_or(Value::Null);
     let invariants = top.texts("invariants").unwrap_or_default();
     let required_tools = top.texts("required_tools").unwrap_or_default();
-    if !top.has("phases") && dialect == Dialect::Own {
+    if !top.has("phases") && dialect == StoryboardDialect::Own {
         log.mistake(top.at(), "`phases` in a storyboard");
     }
     let reader = steps::Steps { log, transport, dialect };
-    let phases: Vec<Phase> =
+    let phases: Vec<StoryboardPhase> =
         top.tables("phases").into_iter().map(|phase| read_phase(phase, &reader)).collect();
     repeated_ids(root, &phases, log);
     top.finish(TOP_DOCUMENTATION);
@@ -136,36 +138,40 @@ fn read(file: &str, root: &Node, folder: Option<&FilePath>, log: &Log) -> Option
     })
 }
 
-fn transport(top: &mut Table<'_>, log: &Log) -> (Transport, Dialect) {
+fn transport(top: &mut MappingReader<'_>, log: &FoundProblems) -> (Transport, StoryboardDialect) {
     match top.text("transport").as_deref() {
-        Some("http") => (Transport::Http, Dialect::Own),
-        Some("mcp") => (Transport::Mcp, Dialect::Own),
+        Some("http") => (Transport::Http, StoryboardDialect::Own),
+        Some("mcp") => (Transport::Mcp, StoryboardDialect::Own),
         Some(other) => {
             if let Some(node) = top.node("transport") {
                 log.mistake(node.at, format!("`transport` to be http or mcp, not {other:?}"));
             }
-            (Transport::Http, Dialect::Own)
+            (Transport::Http, StoryboardDialect::Own)
         }
         None => {
-            let has_task = |step: &Node| match &step.kind {
-                Kind::Table(members) => members.iter().any(|member| member.name == "task"),
-                Kind::Scalar(_) | Kind::List(_) => false,
+            let has_task = |step: &YamlNode| match &step.kind {
+                YamlKind::Table(members) => members.iter().any(|member| member.name == "task"),
+                YamlKind::Scalar(_) | YamlKind::List(_) => false,
             };
             let phases = top.items("phases").iter();
             let steps = phases.filter_map(|phase| match &phase.kind {
-                Kind::Table(members) => members.iter().find(|member| member.name == "steps"),
-                Kind::Scalar(_) | Kind::List(_) => None,
+                YamlKind::Table(members) => members.iter().find(|member| member.name == "steps"),
+                YamlKind::Scalar(_) | YamlKind::List(_) => None,
             });
             let any = steps.map(|steps| &steps.node.kind).any(|steps| match steps {
-                Kind::List(steps) => steps.iter().any(has_task),
-                Kind::Scalar(_) | Kind::Table(_) => false,
+                YamlKind::List(steps) => steps.iter().any(has_task),
+                YamlKind::Scalar(_) | YamlKind::Table(_) => false,
             });
-            if any { (Transport::Mcp, Dialect::Adcp) } else { (Transport::Http, Dialect::Own) }
+            if any {
+                (Transport::Mcp, StoryboardDialect::Adcp)
+            } else {
+                (Transport::Http, StoryboardDialect::Own)
+            }
         }
     }
 }
 
-fn read_phase(mut table: Table<'_>, steps: &steps::Steps<'_>) -> Phase {
+fn read_phase(mut table: MappingReader<'_>, steps: &steps::Steps<'_>) -> StoryboardPhase {
     let log = steps.log;
     let id = table.needed_text("id");
     let title = table.text("title").unwrap_or_else(|| id.clone());
@@ -192,10 +198,10 @@ fn read_phase(mut table: Table<'_>, steps: &steps::Steps<'_>) -> Phase {
     });
     let read = table.tables("steps").into_iter().map(|step| steps.read(step, branch.as_deref())).collect();
     table.finish(&["narrative"]);
-    Phase { id, title, level, explain, depends_on, gate, skip_if, branch, steps: read }
+    StoryboardPhase { id, title, level, explain, depends_on, gate, skip_if, branch, steps: read }
 }
 
-pub(super) fn read_level(table: &mut Table<'_>, log: &Log) -> Option<Level> {
+pub(super) fn read_level(table: &mut MappingReader<'_>, log: &FoundProblems) -> Option<Level> {
     let text = table.text("level")?;
     match text.as_str() {
         "required" => Some(Level::Required),
@@ -213,7 +219,7 @@ pub(super) fn read_level(table: &mut Table<'_>, log: &Log) -> Option<Level> {
     }
 }
 
-fn read_gate(mut table: Table<'_>, log: &Log) -> Option<Gate> {
+fn read_gate(mut table: MappingReader<'_>, log: &FoundProblems) -> Option<CapabilityGate> {
     let at = table.at();
     let path = table.needed_text("path");
     let mut wants = Vec::new();
@@ -225,7 +231,7 @@ fn read_gate(mut table: Table<'_>, log: &Log) -> Option<Gate> {
     if wants.len() != 1 {
         log.mistake(at, "exactly one of equals, contains, not_contains, present in a capability gate");
     }
-    wants.pop().map(|wants| Gate { path, wants })
+    wants.pop().map(|wants| CapabilityGate { path, wants })
 }
 
 /// A test kit in the folder of the file, or in one of the folders above.
@@ -237,7 +243,7 @@ fn find_kit(kit: &str, folder: Option<&FilePath>) -> Option<Value> {
 }
 
 /// Ids of phases and steps must be unique.
-fn repeated_ids(root: &Node, phases: &[Phase], log: &Log) {
+fn repeated_ids(root: &YamlNode, phases: &[StoryboardPhase], log: &FoundProblems) {
     let mut seen = std::collections::BTreeSet::new();
     for phase in phases {
         if !seen.insert(format!("phase {}", phase.id)) {
@@ -263,7 +269,7 @@ fn repeated_ids(root: &Node, phases: &[Phase], log: &Log) {
 }
 
 /// A `{{…}}` that neither this file nor this runner can fill: the file does not apply.
-fn unknown_references(root: &Node, phases: &[Phase]) -> Option<String> {
+fn unknown_references(root: &YamlNode, phases: &[StoryboardPhase]) -> Option<String> {
     let known: Vec<&str> =
         phases.iter().flat_map(|phase| &phase.steps).map(|step| step.id.as_str()).collect();
     let mut unknown = None;

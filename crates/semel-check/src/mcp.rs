@@ -4,8 +4,8 @@ use http::HeaderMap;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
-use crate::answer::Answer;
-use crate::wire::Received;
+use crate::answer::TargetAnswer;
+use crate::wire::ReceivedAnswer;
 
 /// The offered version of the protocol.
 const VERSION: &str = "2025-06-18";
@@ -14,13 +14,13 @@ const PROTOCOL: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
 /// A session that a server began.
 #[derive(Clone, Debug)]
-pub(crate) struct Session {
+pub(crate) struct McpSession {
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
 }
 
-impl Session {
-    pub(crate) fn begun(answer: &Answer) -> Self {
+impl McpSession {
+    pub(crate) fn begun(answer: &TargetAnswer) -> Self {
         let version = answer.envelope.get("protocolVersion").and_then(Value::as_str).unwrap_or(VERSION);
         Self { id: answer.headers.get(&SESSION).cloned(), version: HeaderValue::from_str(version).ok() }
     }
@@ -55,7 +55,7 @@ pub(crate) fn complete(id: Option<u64>, headers: &HeaderMap, bytes: &[u8]) -> bo
 }
 
 /// The response object to a call.
-pub(crate) fn message(id: Option<u64>, received: &Received) -> Option<Value> {
+pub(crate) fn message(id: Option<u64>, received: &ReceivedAnswer) -> Option<Value> {
     if is_stream(&received.headers) {
         return in_stream(id, &received.body);
     }
@@ -92,12 +92,12 @@ mod tests {
     use serde_json::json;
 
     use super::{complete, message};
-    use crate::wire::Received;
+    use crate::wire::ReceivedAnswer;
 
     #[test]
     fn the_response_is_found_in_json_and_in_a_stream() {
         let mut headers = HeaderMap::new();
-        let received = |headers: &HeaderMap, body: &str| Received {
+        let received = |headers: &HeaderMap, body: &str| ReceivedAnswer {
             status: 200,
             headers: headers.clone(),
             body: Bytes::from(body.to_owned()),

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// One step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Segment {
+enum PathStep {
     Name(String),
     Index(usize),
     Every,
@@ -13,7 +13,7 @@ enum Segment {
 /// A parsed path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
-    segments: Vec<Segment>,
+    segments: Vec<PathStep>,
 }
 
 impl Path {
@@ -22,8 +22,8 @@ impl Path {
         if let Some(pointer) = text.strip_prefix('/') {
             let names = pointer.split('/').map(|name| name.replace("~1", "/").replace("~0", "~"));
             let segment = |name: String| match name.parse() {
-                Ok(index) => Segment::Index(index),
-                Err(_) => Segment::Name(name),
+                Ok(index) => PathStep::Index(index),
+                Err(_) => PathStep::Name(name),
             };
             return Self { segments: names.map(segment).collect() };
         }
@@ -32,13 +32,13 @@ impl Path {
         for part in text.split('.') {
             let (name, mut rest) = part.find('[').map_or((part, ""), |at| part.split_at(at));
             if !name.is_empty() {
-                segments.push(Segment::Name(name.to_owned()));
+                segments.push(PathStep::Name(name.to_owned()));
             }
             while let Some((inside, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
                 let inside = inside.trim_matches(['"', '\'']);
                 segments.push(match inside {
-                    "*" | "" => Segment::Every,
-                    index => index.parse().map_or_else(|_| Segment::Name(index.to_owned()), Segment::Index),
+                    "*" | "" => PathStep::Every,
+                    index => index.parse().map_or_else(|_| PathStep::Name(index.to_owned()), PathStep::Index),
                 });
                 rest = after;
             }
@@ -48,7 +48,7 @@ impl Path {
 
     /// True if it can match several values.
     pub(crate) fn has_wildcard(&self) -> bool {
-        self.segments.contains(&Segment::Every)
+        self.segments.contains(&PathStep::Every)
     }
 
     /// All matching values.
@@ -70,14 +70,14 @@ impl Path {
         let mut at = root;
         for segment in &self.segments {
             match segment {
-                Segment::Name(name) => {
+                PathStep::Name(name) => {
                     if at.is_null() {
                         *at = Value::Object(Map::new());
                     }
                     let Some(members) = at.as_object_mut() else { return false };
                     at = members.entry(name.as_str()).or_insert(Value::Null);
                 }
-                Segment::Index(index) => {
+                PathStep::Index(index) => {
                     if at.is_null() {
                         *at = Value::Array(Vec::new());
                     }
@@ -90,7 +90,7 @@ impl Path {
                     }
                     at = &mut items[*index];
                 }
-                Segment::Every => return false,
+                PathStep::Every => return false,
             }
         }
         *at = value;
@@ -99,25 +99,25 @@ impl Path {
 
     /// The path as a JSON pointer (RFC 6901); a wildcard stays `*`.
     pub(crate) fn pointer(&self) -> String {
-        let part = |segment: &Segment| match segment {
-            Segment::Name(name) => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
-            Segment::Index(index) => format!("/{index}"),
-            Segment::Every => "/*".to_owned(),
+        let part = |segment: &PathStep| match segment {
+            PathStep::Name(name) => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
+            PathStep::Index(index) => format!("/{index}"),
+            PathStep::Every => "/*".to_owned(),
         };
         self.segments.iter().map(part).collect()
     }
 }
 
-fn step(value: &Value, segment: &Segment) -> Vec<Value> {
+fn step(value: &Value, segment: &PathStep) -> Vec<Value> {
     match (value, segment) {
-        (Value::Object(members), Segment::Name(name)) => members.get(name).cloned().into_iter().collect(),
-        (Value::Object(members), Segment::Index(index)) => {
+        (Value::Object(members), PathStep::Name(name)) => members.get(name).cloned().into_iter().collect(),
+        (Value::Object(members), PathStep::Index(index)) => {
             members.get(&index.to_string()).cloned().into_iter().collect()
         }
-        (Value::Array(items), Segment::Name(name)) if name == "length" => vec![Value::from(items.len())],
-        (Value::Array(items), Segment::Index(index)) => items.get(*index).cloned().into_iter().collect(),
-        (Value::Array(items), Segment::Every) => items.clone(),
-        (Value::Object(members), Segment::Every) => members.values().cloned().collect(),
+        (Value::Array(items), PathStep::Name(name)) if name == "length" => vec![Value::from(items.len())],
+        (Value::Array(items), PathStep::Index(index)) => items.get(*index).cloned().into_iter().collect(),
+        (Value::Array(items), PathStep::Every) => items.clone(),
+        (Value::Object(members), PathStep::Every) => members.values().cloned().collect(),
         _ => Vec::new(),
     }
 }

@@ -6,27 +6,27 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use crate::error::{Mistake, Place};
-use crate::yaml::{Kind, Member, Node};
+use crate::error::{FilePlace, Mistake};
+use crate::yaml::{MappingMember, YamlKind, YamlNode};
 
 /// The findings while reading.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct FoundProblems {
     mistakes: RefCell<Vec<Mistake>>,
     notices: RefCell<Vec<String>>,
-    ignored: RefCell<BTreeMap<String, (Place, usize)>>,
+    ignored: RefCell<BTreeMap<String, (FilePlace, usize)>>,
 }
 
-impl Log {
-    pub(crate) fn mistake(&self, at: Place, expected: impl Into<String>) {
+impl FoundProblems {
+    pub(crate) fn mistake(&self, at: FilePlace, expected: impl Into<String>) {
         self.mistakes.borrow_mut().push(Mistake::new(at, expected));
     }
 
-    pub(crate) fn notice(&self, at: Place, text: &str) {
+    pub(crate) fn notice(&self, at: FilePlace, text: &str) {
         self.notices.borrow_mut().push(format!("line {}: {text}", at.line));
     }
 
-    fn ignored(&self, at: Place, name: String) {
+    fn ignored(&self, at: FilePlace, name: String) {
         self.ignored.borrow_mut().entry(name).or_insert((at, 0)).1 += 1;
     }
 
@@ -47,36 +47,38 @@ impl Log {
 }
 
 /// One mapping.
-pub(crate) struct Table<'a> {
+pub(crate) struct MappingReader<'a> {
     what: String,
-    at: Place,
-    members: &'a [Member],
+    at: FilePlace,
+    members: &'a [MappingMember],
     asked: BTreeSet<&'static str>,
-    log: &'a Log,
+    log: &'a FoundProblems,
 }
 
-impl<'a> Table<'a> {
+impl<'a> MappingReader<'a> {
     /// The node as a mapping; otherwise a mistake.
-    pub(crate) fn of(node: &'a Node, what: impl Into<String>, log: &'a Log) -> Option<Self> {
+    pub(crate) fn of(node: &'a YamlNode, what: impl Into<String>, log: &'a FoundProblems) -> Option<Self> {
         let what = what.into();
         match &node.kind {
-            Kind::Table(members) => Some(Self { what, at: node.at, members, asked: BTreeSet::new(), log }),
-            Kind::Scalar(_) | Kind::List(_) => {
+            YamlKind::Table(members) => {
+                Some(Self { what, at: node.at, members, asked: BTreeSet::new(), log })
+            }
+            YamlKind::Scalar(_) | YamlKind::List(_) => {
                 log.mistake(node.at, format!("{what} as a mapping, not {}", node.what()));
                 None
             }
         }
     }
 
-    pub(crate) fn at(&self) -> Place {
+    pub(crate) fn at(&self) -> FilePlace {
         self.at
     }
 
-    pub(crate) fn node(&mut self, name: &'static str) -> Option<&'a Node> {
+    pub(crate) fn node(&mut self, name: &'static str) -> Option<&'a YamlNode> {
         self.asked.insert(name);
         let member = self.members.iter().find(|member| member.name == name)?;
         match member.node.kind {
-            Kind::Scalar(Value::Null) => None,
+            YamlKind::Scalar(Value::Null) => None,
             _ => Some(&member.node),
         }
     }
@@ -86,7 +88,7 @@ impl<'a> Table<'a> {
     }
 
     pub(crate) fn json(&mut self, name: &'static str) -> Option<Value> {
-        self.node(name).map(Node::json)
+        self.node(name).map(YamlNode::json)
     }
 
     /// The same, with a written `null` as a value.
@@ -96,16 +98,16 @@ impl<'a> Table<'a> {
     }
 
     /// Reports a mistake at one member.
-    pub(crate) fn wrong(&self, node: &Node, name: &str, expected: &str) {
+    pub(crate) fn wrong(&self, node: &YamlNode, name: &str, expected: &str) {
         self.log.mistake(node.at, format!("`{name}` of {} to be {expected}, not {}", self.what, node.what()));
     }
 
     pub(crate) fn text(&mut self, name: &'static str) -> Option<String> {
         let node = self.node(name)?;
         match &node.kind {
-            Kind::Scalar(Value::String(text)) => Some(text.clone()),
-            Kind::Scalar(value) => Some(value.to_string()),
-            Kind::List(_) | Kind::Table(_) => {
+            YamlKind::Scalar(Value::String(text)) => Some(text.clone()),
+            YamlKind::Scalar(value) => Some(value.to_string()),
+            YamlKind::List(_) | YamlKind::Table(_) => {
                 self.wrong(node, name, "text");
                 None
             }
@@ -122,7 +124,7 @@ impl<'a> Table<'a> {
     pub(crate) fn flag(&mut self, name: &'static str) -> Option<bool> {
         let node = self.node(name)?;
         match &node.kind {
-            Kind::Scalar(Value::Bool(flag)) => Some(*flag),
+            YamlKind::Scalar(Value::Bool(flag)) => Some(*flag),
             _ => {
                 self.wrong(node, name, "true or false");
                 None
@@ -133,8 +135,8 @@ impl<'a> Table<'a> {
     pub(crate) fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let node = self.node(name)?;
         let number = match &node.kind {
-            Kind::Scalar(value) => value.as_u64(),
-            Kind::List(_) | Kind::Table(_) => None,
+            YamlKind::Scalar(value) => value.as_u64(),
+            YamlKind::List(_) | YamlKind::Table(_) => None,
         };
         let number = number.filter(|number| range.contains(number));
         if number.is_none() {
@@ -146,30 +148,30 @@ impl<'a> Table<'a> {
     /// A list of strings; a single string is a list of one.
     pub(crate) fn texts(&mut self, name: &'static str) -> Option<Vec<String>> {
         let node = self.node(name)?;
-        let text = |node: &Node| match &node.kind {
-            Kind::Scalar(Value::String(text)) => Some(text.clone()),
-            Kind::Scalar(value) if !value.is_null() => Some(value.to_string()),
+        let text = |node: &YamlNode| match &node.kind {
+            YamlKind::Scalar(Value::String(text)) => Some(text.clone()),
+            YamlKind::Scalar(value) if !value.is_null() => Some(value.to_string()),
             _ => {
                 self.wrong(node, name, "a list of strings");
                 None
             }
         };
         Some(match &node.kind {
-            Kind::List(items) => items.iter().filter_map(text).collect(),
-            Kind::Scalar(_) | Kind::Table(_) => text(node).into_iter().collect(),
+            YamlKind::List(items) => items.iter().filter_map(text).collect(),
+            YamlKind::Scalar(_) | YamlKind::Table(_) => text(node).into_iter().collect(),
         })
     }
 
-    pub(crate) fn table(&mut self, name: &'static str) -> Option<Table<'a>> {
+    pub(crate) fn table(&mut self, name: &'static str) -> Option<MappingReader<'a>> {
         let node = self.node(name)?;
-        Table::of(node, format!("`{name}` of {}", self.what), self.log)
+        MappingReader::of(node, format!("`{name}` of {}", self.what), self.log)
     }
 
     /// The nodes of a list.
-    pub(crate) fn items(&mut self, name: &'static str) -> &'a [Node] {
+    pub(crate) fn items(&mut self, name: &'static str) -> &'a [YamlNode] {
         let Some(node) = self.node(name) else { return &[] };
         match &node.kind {
-            Kind::List(items) => items,
+            YamlKind::List(items) => items,
             _ => {
                 self.wrong(node, name, "a list");
                 &[]
@@ -178,9 +180,9 @@ impl<'a> Table<'a> {
     }
 
     /// The mappings of a list.
-    pub(crate) fn tables(&mut self, name: &'static str) -> Vec<Table<'a>> {
+    pub(crate) fn tables(&mut self, name: &'static str) -> Vec<MappingReader<'a>> {
         let items = self.items(name).iter();
-        items.filter_map(|item| Table::of(item, format!("an entry of `{name}`"), self.log)).collect()
+        items.filter_map(|item| MappingReader::of(item, format!("an entry of `{name}`"), self.log)).collect()
     }
 
     /// Reports members that were not read.

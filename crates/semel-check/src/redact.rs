@@ -61,14 +61,14 @@ pub(crate) fn is_secret(name: &str) -> bool {
 
 /// Removes secrets at any depth: by member name, and every occurrence of a known secret, even encoded or truncated.
 pub(crate) fn redact(value: &mut Value, known: &[String]) {
-    Scrubber::new(known).scrub_value(value);
+    Redactor::new(known).scrub_value(value);
 }
 
 /// Finds known secrets in strings.
 ///
 /// It looks for pieces instead of whole secrets: a target may truncate a token, or quote it in the middle of encoded text, and then a
 /// piece of one of its forms remains.
-pub(crate) struct Scrubber {
+pub(crate) struct Redactor {
     /// Every piece of every form, in lower case.
     pieces: HashSet<[u8; PIECE]>,
     /// Forms that are shorter than a piece.
@@ -78,7 +78,7 @@ pub(crate) struct Scrubber {
 /// Length of a piece. Shorter ones would match by chance.
 const PIECE: usize = 8;
 
-impl Scrubber {
+impl Redactor {
     pub(crate) fn new(known: &[String]) -> Self {
         let mut scrubber = Self { pieces: HashSet::new(), short: Vec::new() };
         for secret in known {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 pub use self::json::json;
 pub use self::junit::junit;
-pub use self::pretty::{Paint, Telling, pretty};
+pub use self::pretty::{Paint, Verbosity, pretty};
 
 use crate::answer::Extraction;
 use crate::storyboard::Level;
@@ -168,7 +168,7 @@ pub struct StepReport {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// It passed.
     Passed,
     /// It failed.
@@ -190,7 +190,7 @@ pub struct Validation {
     /// Its purpose.
     pub description: String,
     /// Its result.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// True if it passed.
     pub passed: bool,
     /// Path in the payload.
@@ -253,9 +253,9 @@ impl Report {
             }
             for validation in &step.validations {
                 match validation.outcome {
-                    Outcome::NotApplicable => summary.validations_not_applicable += 1,
-                    Outcome::Advisory => summary.advisory_failures += 1,
-                    Outcome::Passed | Outcome::Failed => {}
+                    CheckOutcome::NotApplicable => summary.validations_not_applicable += 1,
+                    CheckOutcome::Advisory => summary.advisory_failures += 1,
+                    CheckOutcome::Passed | CheckOutcome::Failed => {}
                 }
             }
         }

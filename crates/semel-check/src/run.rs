@@ -15,16 +15,16 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Map, Value};
 
-use crate::call::Caller;
+use crate::call::TargetCaller;
 use crate::error::Error;
 use crate::redact::SHORTEST_SECRET;
 use crate::report::Report;
 use crate::storyboard::Storyboard;
-use crate::wire::{Hold, Target};
+use crate::wire::{CheckedTarget, SharedHalves};
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// The target's address: `http://HOST[:PORT][/PATH]` or `https://…`.
     pub target: String,
     /// A bearer token; sent unchanged if it names its scheme.
@@ -41,7 +41,7 @@ pub struct Options {
     pub roots: Option<PathBuf>,
 }
 
-impl Options {
+impl RunOptions {
     /// The defaults for a target.
     pub fn new(target: impl Into<String>) -> Self {
         Self {
@@ -70,8 +70,8 @@ pub struct Progress<'a> {
 /// Runs storyboards against one target.
 #[derive(Debug)]
 pub struct Runner {
-    options: Options,
-    caller: Caller,
+    options: RunOptions,
+    caller: TargetCaller,
 }
 
 impl Runner {
@@ -79,10 +79,10 @@ impl Runner {
     ///
     /// # Errors
     /// An invalid address, or certificates that cannot be read.
-    pub fn new(options: Options) -> Result<Self, Error> {
+    pub fn new(options: RunOptions) -> Result<Self, Error> {
         let roots = options.roots.as_ref().map(read_roots).transpose()?;
-        let target = Target::new(&options.target, roots, options.timeout).map_err(Error::Target)?;
-        Ok(Self { options, caller: Caller::new(target) })
+        let target = CheckedTarget::new(&options.target, roots, options.timeout).map_err(Error::Target)?;
+        Ok(Self { options, caller: TargetCaller::new(target) })
     }
 
     /// Runs the files one after the other.
@@ -97,7 +97,7 @@ impl Runner {
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
         // Fails early if the target does not answer.
-        let open = self.caller.target().open(Hold::released()).await;
+        let open = self.caller.target().open(SharedHalves::released()).await;
         drop(open.map_err(|error| Error::Target(error.to_string()))?);
         let count = |file: &Storyboard| file.phases.iter().map(|phase| phase.steps.len()).sum::<usize>();
         let total = storyboards.iter().map(count).sum();

@@ -18,18 +18,18 @@ pub struct Storyboard {
     /// Its summary.
     pub summary: String,
     pub(crate) transport: Transport,
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: StoryboardDialect,
     pub(crate) invariants: Vec<String>,
     pub(crate) required_tools: Vec<String>,
     pub(crate) tool_families: Vec<Vec<String>>,
     pub(crate) requires: Vec<String>,
-    pub(crate) gates: Vec<Gate>,
+    pub(crate) gates: Vec<CapabilityGate>,
     /// Values that every step can use; the command line can override them.
     pub(crate) context: Map<String, Value>,
     pub(crate) seeding: Seeding,
     pub(crate) fixtures: Value,
     pub(crate) test_kit: Value,
-    pub(crate) phases: Vec<Phase>,
+    pub(crate) phases: Vec<StoryboardPhase>,
     /// Harmless oddities of the file.
     pub(crate) notices: Vec<String>,
     /// Why the file does not apply, if its content shows it.
@@ -47,7 +47,7 @@ pub enum Transport {
 
 /// The dialect of a file, where runners differ. A file with `transport` is written for this runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dialect {
+pub(crate) enum StoryboardDialect {
     Own,
     Adcp,
 }
@@ -94,22 +94,22 @@ pub(crate) struct Explain {
 
 /// A case: steps in order.
 #[derive(Clone, Debug)]
-pub(crate) struct Phase {
+pub(crate) struct StoryboardPhase {
     pub(crate) id: String,
     pub(crate) title: String,
     pub(crate) level: Level,
     pub(crate) explain: Option<Explain>,
     /// `None`: all earlier phases.
     pub(crate) depends_on: Option<Vec<String>>,
-    pub(crate) gate: Option<Gate>,
+    pub(crate) gate: Option<CapabilityGate>,
     pub(crate) skip_if: Option<String>,
     pub(crate) branch: Option<String>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<StoryboardStep>,
 }
 
 /// A condition on the capabilities of the target.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate {
+pub(crate) struct CapabilityGate {
     pub(crate) path: String,
     pub(crate) wants: Wants,
 }
@@ -124,10 +124,10 @@ pub(crate) enum Wants {
 
 /// One request or a group of requests, and their checks.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct StoryboardStep {
     pub(crate) id: String,
     pub(crate) title: String,
-    pub(crate) action: Action,
+    pub(crate) action: StepAction,
     pub(crate) spread: Spread,
     pub(crate) wait: Option<Value>,
     pub(crate) level: Option<Level>,
@@ -146,7 +146,7 @@ pub(crate) struct Step {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Action {
+pub(crate) enum StepAction {
     /// An HTTP request, as written: `method`, `path`, `headers`, `body` or `body_raw`.
     Request(Value),
     /// A tool and its arguments.
@@ -159,7 +159,7 @@ pub(crate) enum Action {
     Contributions,
 }
 
-impl Action {
+impl StepAction {
     pub(crate) fn task(&self) -> &str {
         match self {
             Self::Request(_) => "request",
@@ -198,7 +198,7 @@ pub(crate) enum SharedKey {
 #[derive(Clone, Debug)]
 pub(crate) struct Trip {
     /// A tool's arguments, or a request.
-    pub(crate) target: Box<Action>,
+    pub(crate) target: Box<StepAction>,
     pub(crate) attempts: usize,
     pub(crate) longest: Duration,
 }
@@ -236,11 +236,11 @@ pub(crate) enum Auth {
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     pub(crate) name: String,
-    pub(crate) from: Source,
+    pub(crate) from: ValueSource,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum ValueSource {
     Path(String),
     Generate,
 }

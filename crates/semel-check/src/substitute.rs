@@ -15,7 +15,7 @@ pub(crate) struct Unresolved(pub(crate) String);
 
 /// The values for tokens.
 #[derive(Debug)]
-pub(crate) struct Scope<'a> {
+pub(crate) struct Variables<'a> {
     pub(crate) context: &'a Map<String, Value>,
     pub(crate) aliases: &'a Mutex<HashMap<String, String>>,
     /// The payloads of answered steps.
@@ -53,7 +53,7 @@ pub(crate) fn each_reference(value: &Value, tell: &mut impl FnMut(&str)) {
     }
 }
 
-impl Scope<'_> {
+impl Variables<'_> {
     /// Fills every token in a value. A string that is exactly one token takes the type of its value.
     pub(crate) fn fill(&self, value: &Value) -> Result<Value, Unresolved> {
         Ok(match value {
@@ -80,7 +80,7 @@ impl Scope<'_> {
     fn fill_string(&self, text: &str) -> Result<Value, Unresolved> {
         let mut filled = String::new();
         let mut rest = text;
-        while let Some(token) = Token::first(rest) {
+        while let Some(token) = Placeholder::first(rest) {
             let value = self.resolve(&token).ok_or_else(|| Unresolved(token.text(rest).to_owned()))?;
             if token.start == 0 && token.end == rest.len() && filled.is_empty() {
                 return Ok(value);
@@ -96,7 +96,7 @@ impl Scope<'_> {
         Ok(Value::String(filled))
     }
 
-    fn resolve(&self, token: &Token) -> Option<Value> {
+    fn resolve(&self, token: &Placeholder) -> Option<Value> {
         let found = match &token.kind {
             TokenKind::Context(name) => match self.context.get(name) {
                 Some(value) => Some(value.clone()),
@@ -119,7 +119,7 @@ impl Scope<'_> {
     }
 }
 
-struct Token {
+struct Placeholder {
     start: usize,
     end: usize,
     kind: TokenKind,
@@ -133,7 +133,7 @@ enum TokenKind {
     Unknown,
 }
 
-impl Token {
+impl Placeholder {
     fn text<'a>(&self, whole: &'a str) -> &'a str {
         &whole[self.start..self.end]
     }
@@ -206,16 +206,16 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::{Map, Value, json};
 
-    use super::{Scope, Unresolved, uuid_v4};
+    use super::{Unresolved, Variables, uuid_v4};
 
-    fn with(check: impl FnOnce(&Scope<'_>)) {
+    fn with(check: impl FnOnce(&Variables<'_>)) {
         let Value::Object(context) = json!({"n": 7, "id": "x", "account": {"a": [1, 2]}, "none": null})
         else {
             panic!("a mapping")
         };
         let steps = HashMap::from([("made".to_owned(), json!({"id": "m-1"}))]);
         let (aliases, kit) = (Mutex::default(), json!({"auth": {"api_key": "k"}}));
-        check(&Scope { context: &context, aliases: &aliases, steps: &steps, test_kit: &kit });
+        check(&Variables { context: &context, aliases: &aliases, steps: &steps, test_kit: &kit });
     }
 
     #[test]

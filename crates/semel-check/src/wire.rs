@@ -19,14 +19,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-pub(crate) use self::held::Hold;
-use self::held::{Held, Sent};
+pub(crate) use self::held::SharedHalves;
+use self::held::{HeldStream, SentBody};
 
 /// Maximum size of an answer.
 const MOST: usize = 16 << 20;
 
 /// The target of requests.
-pub(crate) struct Target {
+pub(crate) struct CheckedTarget {
     host: String,
     port: u16,
     /// Prefix of every path.
@@ -47,7 +47,7 @@ pub(crate) struct Outgoing {
 
 /// A received answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedAnswer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
@@ -70,21 +70,21 @@ pub(crate) enum WireError {
     Request(String),
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait NetStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> NetStream for S {}
 
 /// An open connection that has sent nothing yet.
 pub(crate) struct Connection {
-    sender: SendRequest<Sent>,
-    hold: Arc<Hold>,
+    sender: SendRequest<SentBody>,
+    hold: Arc<SharedHalves>,
     answer: Duration,
 }
 
 /// Decides whether an answer is complete before its connection ends.
-pub(crate) type Complete<'a> = &'a (dyn Fn(&HeaderMap, &[u8]) -> bool + Sync);
+pub(crate) type CompletionCheck<'a> = &'a (dyn Fn(&HeaderMap, &[u8]) -> bool + Sync);
 
-impl Target {
+impl CheckedTarget {
     /// A target by its address. Trusts the public roots, or those of a file instead.
     pub(crate) fn new(url: &str, roots: Option<RootCertStore>, answer: Duration) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not an address: {error}"))?;
@@ -117,8 +117,8 @@ impl Target {
         if joined.is_empty() { "/".to_owned() } else { joined }
     }
 
-    /// Opens a connection. With `held`, its answer is not read before [`Hold::release`].
-    pub(crate) async fn open(&self, hold: Hold) -> Result<Connection, WireError> {
+    /// Opens a connection. With `held`, its answer is not read before [`SharedHalves::release`].
+    pub(crate) async fn open(&self, hold: SharedHalves) -> Result<Connection, WireError> {
         let at = self.at();
         let connect = TcpStream::connect((self.host.as_str(), self.port));
         let stream = match tokio::time::timeout(self.connect, connect).await {
@@ -128,7 +128,7 @@ impl Target {
         };
         // Measures the answer, not the delay of its segments.
         let _ = stream.set_nodelay(true);
-        let stream: Box<dyn Stream> = match &self.tls {
+        let stream: Box<dyn NetStream> = match &self.tls {
             None => Box::new(stream),
             Some((connector, name)) => {
                 let connecting = connector.connect(name.clone(), stream);
@@ -140,7 +140,7 @@ impl Target {
             }
         };
         let hold = Arc::new(hold);
-        let io = TokioIo::new(Held::new(stream, Arc::clone(&hold)));
+        let io = TokioIo::new(HeldStream::new(stream, Arc::clone(&hold)));
         let (sender, connection) = handshake(io).await.map_err(|error| WireError::Broken(told(&error)))?;
         // It ends when both sides are done; the request reports its errors.
         tokio::spawn(connection);
@@ -151,27 +151,27 @@ impl Target {
     pub(crate) async fn send(
         &self,
         request: Outgoing,
-        complete: Complete<'_>,
-    ) -> Result<Received, WireError> {
-        let connection = self.open(Hold::released()).await?;
+        complete: CompletionCheck<'_>,
+    ) -> Result<ReceivedAnswer, WireError> {
+        let connection = self.open(SharedHalves::released()).await?;
         connection.send(self, request, complete).await
     }
 }
 
 impl Connection {
     /// The handle that holds its answer.
-    pub(crate) fn hold(&self) -> Arc<Hold> {
+    pub(crate) fn hold(&self) -> Arc<SharedHalves> {
         Arc::clone(&self.hold)
     }
 
     /// Sends the request and reads the whole answer.
     pub(crate) async fn send(
         mut self,
-        target: &Target,
+        target: &CheckedTarget,
         request: Outgoing,
-        complete: Complete<'_>,
-    ) -> Result<Received, WireError> {
-        let body = Sent::new(request.body, Arc::clone(&self.hold));
+        complete: CompletionCheck<'_>,
+    ) -> Result<ReceivedAnswer, WireError> {
+        let body = SentBody::new(request.body, Arc::clone(&self.hold));
         let mut built = Request::builder().method(request.method).uri(target.path(&request.path));
         if let Some(headers) = built.headers_mut() {
             *headers = request.headers;
@@ -200,7 +200,7 @@ impl Connection {
                     break;
                 }
             }
-            Ok(Received { status: parts.status.as_u16(), headers: parts.headers, body: bytes.freeze() })
+            Ok(ReceivedAnswer { status: parts.status.as_u16(), headers: parts.headers, body: bytes.freeze() })
         };
         tokio::time::timeout(answer, whole).await.unwrap_or(Err(WireError::Timeout(answer)))
     }
@@ -235,7 +235,7 @@ fn server_name(host: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(host.to_owned()).map_err(|_| format!("{host:?} is not a valid TLS server name"))
 }
 
-impl std::fmt::Debug for Target {
+impl std::fmt::Debug for CheckedTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Target")
             .field("at", &self.at())

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Number, Value};
 
-use crate::error::{Mistake, Place};
+use crate::error::{FilePlace, Mistake};
 
 /// Maximum number of nodes: more than any storyboard has, and fewer than an alias bomb.
 const MOST_NODES: usize = 200_000;
@@ -17,32 +17,32 @@ const MOST_DEPTH: usize = 100;
 
 /// A node and its position.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) at: Place,
-    pub(crate) kind: Kind,
+pub(crate) struct YamlNode {
+    pub(crate) at: FilePlace,
+    pub(crate) kind: YamlKind,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum YamlKind {
     Scalar(Value),
-    List(Vec<Node>),
-    Table(Vec<Member>),
+    List(Vec<YamlNode>),
+    Table(Vec<MappingMember>),
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
-    pub(crate) at: Place,
+pub(crate) struct MappingMember {
+    pub(crate) at: FilePlace,
     pub(crate) name: String,
-    pub(crate) node: Node,
+    pub(crate) node: YamlNode,
 }
 
-impl Node {
+impl YamlNode {
     /// The value without positions.
     pub(crate) fn json(&self) -> Value {
         match &self.kind {
-            Kind::Scalar(value) => value.clone(),
-            Kind::List(items) => Value::Array(items.iter().map(Self::json).collect()),
-            Kind::Table(members) => {
+            YamlKind::Scalar(value) => value.clone(),
+            YamlKind::List(items) => Value::Array(items.iter().map(Self::json).collect()),
+            YamlKind::Table(members) => {
                 let members = members.iter().map(|member| (member.name.clone(), member.node.json()));
                 Value::Object(members.collect::<Map<_, _>>())
             }
@@ -52,16 +52,16 @@ impl Node {
     /// Its type, for messages.
     pub(crate) fn what(&self) -> String {
         match &self.kind {
-            Kind::Scalar(Value::Null) => "nothing".to_owned(),
-            Kind::Scalar(value) => value.to_string(),
-            Kind::List(_) => "a list".to_owned(),
-            Kind::Table(_) => "a mapping".to_owned(),
+            YamlKind::Scalar(Value::Null) => "nothing".to_owned(),
+            YamlKind::Scalar(value) => value.to_string(),
+            YamlKind::List(_) => "a list".to_owned(),
+            YamlKind::Table(_) => "a mapping".to_owned(),
         }
     }
 }
 
 /// Parses one document.
-pub(crate) fn parse(text: &str) -> Result<Node, Mistake> {
+pub(crate) fn parse(text: &str) -> Result<YamlNode, Mistake> {
     let mut tree = Tree { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
     let mut document = None;
     loop {
@@ -75,29 +75,29 @@ pub(crate) fn parse(text: &str) -> Result<Node, Mistake> {
             first => document = Some(tree.node(first, at, 0)?),
         }
     }
-    document.ok_or_else(|| Mistake::new(Place::START, "a mapping; the file is empty"))
+    document.ok_or_else(|| Mistake::new(FilePlace::START, "a mapping; the file is empty"))
 }
 
 struct Tree<'input> {
     parser: Parser<'input, saphyr_parser::StrInput<'input>>,
-    anchors: HashMap<usize, Node>,
+    anchors: HashMap<usize, YamlNode>,
     nodes: usize,
 }
 
 impl<'input> Tree<'input> {
-    fn next(&mut self) -> Result<(Event<'input>, Place), Mistake> {
+    fn next(&mut self) -> Result<(Event<'input>, FilePlace), Mistake> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, place(&span))),
             Some(Err(error)) => {
                 let mark = error.marker();
-                let at = Place { line: mark.line(), column: mark.col() + 1 };
+                let at = FilePlace { line: mark.line(), column: mark.col() + 1 };
                 Err(Mistake::new(at, format!("valid YAML: {}", error.info())))
             }
-            None => Ok((Event::StreamEnd, Place::START)),
+            None => Ok((Event::StreamEnd, FilePlace::START)),
         }
     }
 
-    fn count(&mut self, more: usize, at: Place) -> Result<(), Mistake> {
+    fn count(&mut self, more: usize, at: FilePlace) -> Result<(), Mistake> {
         self.nodes = self.nodes.saturating_add(more);
         if self.nodes > MOST_NODES {
             return Err(Mistake::new(at, format!("at most {MOST_NODES} values, aliases expanded")));
@@ -105,7 +105,7 @@ impl<'input> Tree<'input> {
         Ok(())
     }
 
-    fn node(&mut self, event: Event<'input>, at: Place, depth: usize) -> Result<Node, Mistake> {
+    fn node(&mut self, event: Event<'input>, at: FilePlace, depth: usize) -> Result<YamlNode, Mistake> {
         if depth > MOST_DEPTH {
             return Err(Mistake::new(at, format!("at most {MOST_DEPTH} levels")));
         }
@@ -114,16 +114,16 @@ impl<'input> Tree<'input> {
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain && tag.is_none();
                 let value = if plain { plain_scalar(&text) } else { Value::String(text.into_owned()) };
-                (anchor, Kind::Scalar(value))
+                (anchor, YamlKind::Scalar(value))
             }
-            Event::SequenceStart(anchor, _) => (anchor, Kind::List(self.list(depth)?)),
-            Event::MappingStart(anchor, _) => (anchor, Kind::Table(self.table(depth)?)),
+            Event::SequenceStart(anchor, _) => (anchor, YamlKind::List(self.list(depth)?)),
+            Event::MappingStart(anchor, _) => (anchor, YamlKind::Table(self.table(depth)?)),
             Event::Alias(anchor) => {
                 let Some(known) = self.anchors.get(&anchor).cloned() else {
                     return Err(Mistake::new(at, "an alias of an earlier, complete anchor"));
                 };
                 self.count(size(&known), at)?;
-                return Ok(Node { at, ..known });
+                return Ok(YamlNode { at, ..known });
             }
             Event::Nothing
             | Event::StreamStart
@@ -133,14 +133,14 @@ impl<'input> Tree<'input> {
             | Event::SequenceEnd
             | Event::MappingEnd => return Err(Mistake::new(at, "a value")),
         };
-        let node = Node { at, kind };
+        let node = YamlNode { at, kind };
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Mistake> {
+    fn list(&mut self, depth: usize) -> Result<Vec<YamlNode>, Mistake> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
@@ -150,8 +150,8 @@ impl<'input> Tree<'input> {
         }
     }
 
-    fn table(&mut self, depth: usize) -> Result<Vec<Member>, Mistake> {
-        let mut members: Vec<Member> = Vec::new();
+    fn table(&mut self, depth: usize) -> Result<Vec<MappingMember>, Mistake> {
+        let mut members: Vec<MappingMember> = Vec::new();
         loop {
             let (event, at) = self.next()?;
             let name = match event {
@@ -164,20 +164,20 @@ impl<'input> Tree<'input> {
             }
             let (event, value_at) = self.next()?;
             let node = self.node(event, value_at, depth + 1)?;
-            members.push(Member { at, name, node });
+            members.push(MappingMember { at, name, node });
         }
     }
 }
 
-fn place(span: &Span) -> Place {
-    Place { line: span.start.line(), column: span.start.col() + 1 }
+fn place(span: &Span) -> FilePlace {
+    FilePlace { line: span.start.line(), column: span.start.col() + 1 }
 }
 
-fn size(node: &Node) -> usize {
+fn size(node: &YamlNode) -> usize {
     match &node.kind {
-        Kind::Scalar(_) => 1,
-        Kind::List(items) => 1 + items.iter().map(size).sum::<usize>(),
-        Kind::Table(members) => 1 + members.iter().map(|member| size(&member.node)).sum::<usize>(),
+        YamlKind::Scalar(_) => 1,
+        YamlKind::List(items) => 1 + items.iter().map(size).sum::<usize>(),
+        YamlKind::Table(members) => 1 + members.iter().map(|member| size(&member.node)).sum::<usize>(),
     }
 }
 

@@ -10,7 +10,7 @@ use semel::store::MemoryStore;
 use semel::{Engine, Failure, Key, Mode};
 use semel_client::client::{Client, Request};
 use semel_client::downstream::{
-    ClaimFirst, Entry, Pattern, Reconciled, ReservedId, Runbook, Scrubber, SecretSource,
+    ClaimFirst, DuplicatePattern, Reconciled, ReservedId, Runbook, RunbookEntry, Scrubber, SecretSource,
 };
 use semel_client::retry::{Destinations, Limits, Retry};
 use serde_json::{Value, json};
@@ -109,10 +109,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(!scrubbed.contains("42"));
 
     println!("4. The runbook:");
-    let entry = |name: &str, pattern| Entry { name: name.to_owned(), pattern, secret: SecretSource::Derived };
+    let entry =
+        |name: &str, pattern| RunbookEntry { name: name.to_owned(), pattern, secret: SecretSource::Derived };
     print!(
         "{}",
-        Runbook::new([entry("acquirer", Pattern::DerivedKey), entry("ledger", Pattern::ClaimFirst)])
+        Runbook::new([
+            entry("acquirer", DuplicatePattern::DerivedKey),
+            entry("ledger", DuplicatePattern::ClaimFirst)
+        ])
     );
     Ok(())
 }

@@ -40,13 +40,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 pub use self::address::AddressError;
-pub use self::builder::{BuildError, Builder};
+pub use self::builder::{ClientBuildError, ClientBuilder};
 pub use self::control::SendControl;
-pub use self::error::{DecodeError, Error, Fault, Lost};
+pub use self::error::{AnswerDecodeError, Error, Lost, TryFailure};
 pub use self::request::{Conflicts, Request, RequestError};
 
-use self::pool::Pool;
-use crate::retry::{Call, Destination, Judged, Repeat, Retry, Signal, Story, Tried, Try, Verdict};
+use self::pool::ServicePool;
+use crate::retry::{Call, Destination, Judged, Repeat, Retry, Signal, StoryIds, Try, TryResult, Verdict};
 use semel::time::Clock;
 
 /// What a target is told about itself being tried again, so that layers below do not multiply retries.
@@ -57,11 +57,11 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A client of one service. Cheap to clone; clones share connections, and the destination's budget and breaker.
 #[derive(Clone)]
 pub struct Client {
-    inner: Arc<Inner>,
+    inner: Arc<ClientInner>,
 }
 
-struct Inner {
-    pool: Pool,
+struct ClientInner {
+    pool: ServicePool,
     retry: Retry,
     destination: Option<Destination>,
     clock: Arc<dyn Clock>,
@@ -109,8 +109,8 @@ impl Client {
     ///
     /// # Errors
     /// A URL that cannot be one.
-    pub fn builder(url: &str) -> Result<Builder, AddressError> {
-        Builder::new(url)
+    pub fn builder(url: &str) -> Result<ClientBuilder, AddressError> {
+        ClientBuilder::new(url)
     }
 
     /// Sends a request and reads its answer as JSON, once, with retries.
@@ -129,7 +129,7 @@ impl Client {
     /// # Errors
     /// The answer that is not a success, or why there is none; and whether anything may have happened.
     pub async fn send(&self, request: &Request) -> Result<Response, Error> {
-        let Inner { retry, destination, .. } = &*self.inner;
+        let ClientInner { retry, destination, .. } = &*self.inner;
         let repeat = request.repeat();
         let mut call = Call::new(request.operation_name()).repeat(repeat).story(story(request));
         if let Some(key) = request.key_text() {
@@ -138,16 +138,16 @@ impl Client {
         if let Some(destination) = destination {
             call = call.to(destination);
         }
-        let judge = |fault: &Fault| fault.judged(repeat);
+        let judge = |fault: &TryFailure| fault.judged(repeat);
         let answer = retry.drive(&call, judge, async |attempt: Try| {
             match self.attempt(request, attempt.timeout, Some(attempt.number), None).await {
-                Sent::NotSent(lost) => Tried::Failed(Fault::NotSent(lost)),
-                Sent::Unknown(lost) => Tried::Failed(Fault::Unknown(lost)),
+                Sent::NotSent(lost) => TryResult::Failed(TryFailure::NotSent(lost)),
+                Sent::Unknown(lost) => TryResult::Failed(TryFailure::Unknown(lost)),
                 Sent::Answered(response) => {
                     let judged = self.judge(request, &response);
                     match judged.verdict {
-                        Verdict::Success => Tried::Done(response, judged),
-                        _ => Tried::Failed(Fault::Refused { response, judged }),
+                        Verdict::Success => TryResult::Done(response, judged),
+                        _ => TryResult::Failed(TryFailure::Refused { response, judged }),
                     }
                 }
             }
@@ -211,15 +211,15 @@ impl Client {
         // On a connection that was used before, a server that closes it just now leaves the outcome unknown. Whoever may
         // not repeat a call cannot bear that.
         let ride = match request.repeat() {
-            Repeat::Safe => pool::Ride::Any,
-            Repeat::Unsafe => pool::Ride::Fresh,
+            Repeat::Safe => pool::ConnectionChoice::Any,
+            Repeat::Unsafe => pool::ConnectionChoice::Fresh,
         };
         self.inner.pool.exchange(message, begun, begun + timeout, ride, control).await
     }
 
     /// The request as it goes over the wire.
-    fn message(&self, request: &Request, number: Option<u32>) -> Result<pool::Message, Lost> {
-        let Inner { pool, headers, user_header, .. } = &*self.inner;
+    fn message(&self, request: &Request, number: Option<u32>) -> Result<pool::ClientMessage, Lost> {
+        let ClientInner { pool, headers, user_header, .. } = &*self.inner;
         let target = pool.address().target(request.path()).ok_or(Lost::Target)?;
         let mut message = http::Request::new(http_body_util::Full::new(request.body().clone()));
         *message.method_mut() = request.method().clone();
@@ -253,7 +253,7 @@ impl Client {
 }
 
 /// The ids of the action that a request belongs to, with those it carries itself.
-fn story(request: &Request) -> Story {
+fn story(request: &Request) -> StoryIds {
     let mut story = request.told().clone();
     story.request_id.get_or_insert_with(|| request.request_id().to_owned());
     if let Some(user) = request.user_value() {
@@ -279,11 +279,11 @@ impl Response {
     ///
     /// # Errors
     /// A body that is not what was asked for, or longer than the limit.
-    pub fn json<T: DeserializeOwned>(&self) -> Result<T, DecodeError> {
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, AnswerDecodeError> {
         if self.truncated {
-            return Err(DecodeError::TooLong { status: self.status, limit: self.body.len() });
+            return Err(AnswerDecodeError::TooLong { status: self.status, limit: self.body.len() });
         }
-        serde_json::from_slice(&self.body).map_err(|error| DecodeError::NotJson {
+        serde_json::from_slice(&self.body).map_err(|error| AnswerDecodeError::NotJson {
             status: self.status,
             line: error.line(),
             column: error.column(),

@@ -14,6 +14,6 @@ mod scrub;
 #[cfg(test)]
 mod tests;
 
-pub use self::claim_first::{Ask, ClaimFirst, Error, Reconcile, Reconciled, ReservedId};
-pub use self::runbook::{Entry, Pattern, Runbook, SecretSource};
+pub use self::claim_first::{AskPolicy, ClaimFirst, Error, Reconcile, Reconciled, ReservedId};
+pub use self::runbook::{DuplicatePattern, Runbook, RunbookEntry, SecretSource};
 pub use self::scrub::Scrubber;

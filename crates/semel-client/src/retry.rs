@@ -37,7 +37,7 @@
 //! - [`Hints`]: what a server says about when to come back.
 //! - [`Retry`]: how often, how soon, how long in all; runs an operation.
 //! - [`Destinations`]: budget and breaker.
-//! - [`Decision`], [`Observer`]: what was decided, for logs and metrics.
+//! - [`RetryDecision`], [`RetryObserver`]: what was decided, for logs and metrics.
 
 mod breaker;
 mod budget;
@@ -54,15 +54,15 @@ mod table;
 mod tests;
 
 pub use self::breaker::Circuit;
-pub use self::call::{Call, Story};
-pub use self::destination::{Admit, Destination, Destinations, Limits, Permit, State};
+pub use self::call::{Call, StoryIds};
+pub use self::destination::{Admit, Destination, DestinationState, Destinations, Limits, Permit};
 pub use self::hints::{Advice, Hints, http_date};
-pub use self::observe::{Action, Decision, Observer};
+pub use self::observe::{RetryAction, RetryDecision, RetryObserver};
 #[cfg(feature = "client")]
 pub(crate) use self::policy::LONGEST;
 pub use self::policy::{Delay, DelaySource, Retry};
 #[cfg(feature = "client")]
-pub(crate) use self::run::Tried;
+pub(crate) use self::run::TryResult;
 pub use self::run::{Error, Stop, Try};
-pub use self::signal::{Fate, Health, Judged, Signal, Verdict};
-pub use self::table::{Kind, Repeat, Row, Rule, TABLE};
+pub use self::signal::{DestinationHealth, Judged, Signal, TryFate, Verdict};
+pub use self::table::{Kind, Repeat, RetryRow, Rule, TABLE};

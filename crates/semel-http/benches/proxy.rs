@@ -80,14 +80,15 @@ async fn upstream(listener: TcpListener) {
 
 /// The whole gateway, on the memory store: listener, guard, proxy.
 async fn gateway(listener: TcpListener, to: String) {
-    let proxy = Proxy::new(to.parse().expect("a URL"), proxy::Options::default()).expect("no TLS");
+    let proxy = Proxy::new(to.parse().expect("a URL"), proxy::ProxyOptions::default()).expect("no TLS");
     let engine = Engine::builder(MemoryStore::new()).build().expect("an engine");
     // One client sends everything, far above the limit of a principal: the limit is kept, and is not reached.
     let rate = Rate { per_second: u32::MAX, burst: u32::MAX };
     let limits = Some(InsertLimits { writes: rate, reads: rate });
     let profile = Profile { limits, ..Profile::ietf() };
     let guard = Guard::builder(engine).profile(profile).build().expect("a guard");
-    let options = edge::Options { shortcut: Some(Arc::new(guard.clone())), ..edge::Options::default() };
+    let options =
+        edge::EdgeOptions { shortcut: Some(Arc::new(guard.clone())), ..edge::EdgeOptions::default() };
     edge::serve(listener, Guarded::new(guard, proxy), options, std::future::pending()).await;
 }
 

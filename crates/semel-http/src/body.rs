@@ -22,9 +22,9 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 ///
 /// Stored answers, and requests that were read before their claim, are bytes. Everything else is streamed unchanged. Streams are boxed
 /// once, bytes never.
-pub struct Body(Kind);
+pub struct Body(BodyKind);
 
-enum Kind {
+enum BodyKind {
     Empty,
     Full {
         data: Bytes,
@@ -39,31 +39,31 @@ impl Body {
     /// An empty body.
     #[must_use]
     pub const fn empty() -> Self {
-        Self(Kind::Empty)
+        Self(BodyKind::Empty)
     }
 
     /// These bytes, followed by these trailers.
     #[must_use]
     pub fn with_trailers(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self(match (data.is_empty(), trailers.map(Box::new)) {
-            (true, None) => Kind::Empty,
-            (true, Some(trailers)) => Kind::Trailers(trailers),
-            (false, trailers) => Kind::Full { data, trailers },
+            (true, None) => BodyKind::Empty,
+            (true, Some(trailers)) => BodyKind::Trailers(trailers),
+            (false, trailers) => BodyKind::Full { data, trailers },
         })
     }
 
     /// The bytes, if they are in memory; trailers are dropped.
     pub(crate) fn into_bytes(self) -> Option<Bytes> {
         match self.0 {
-            Kind::Empty | Kind::Trailers(_) => Some(Bytes::new()),
-            Kind::Full { data, .. } => Some(data),
-            Kind::Stream(..) => None,
+            BodyKind::Empty | BodyKind::Trailers(_) => Some(Bytes::new()),
+            BodyKind::Full { data, .. } => Some(data),
+            BodyKind::Stream(..) => None,
         }
     }
 
     /// Replaces some of the bytes, which must be in memory. Trailers stay, except digests of the old bytes.
     pub(crate) fn splice(&mut self, place: Range<usize>, with: &[u8]) {
-        let Kind::Full { data, trailers } = &mut self.0 else { return };
+        let BodyKind::Full { data, trailers } = &mut self.0 else { return };
         let (Some(before), Some(after)) = (data.get(..place.start), data.get(place.end..)) else { return };
         *data = [before, with, after].concat().into();
         if let Some(trailers) = trailers {
@@ -84,12 +84,12 @@ impl Body {
                 Poll::Ready(self.0.take().map(Err))
             }
         }
-        Self(Kind::Stream(Broken(Some(error)).boxed_unsync(), None))
+        Self(BodyKind::Stream(Broken(Some(error)).boxed_unsync(), None))
     }
 
     /// The same body, which holds a call slot while it streams.
     pub(crate) fn holding(mut self, place: CallPlace) -> Self {
-        if let Kind::Stream(_, held) = &mut self.0 {
+        if let BodyKind::Stream(_, held) = &mut self.0 {
             *held = Some(place);
         }
         self
@@ -108,7 +108,7 @@ impl Body {
         }
         match body {
             Some(body) if !http_body::Body::is_end_stream(&body) => {
-                Self(Kind::Stream(body.map_err(Into::into).boxed_unsync(), None))
+                Self(BodyKind::Stream(body.map_err(Into::into).boxed_unsync(), None))
             }
             _ => Self::empty(),
         }
@@ -160,34 +160,34 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Kind::Stream(stream, _) = &mut self.0 {
+        if let BodyKind::Stream(stream, _) = &mut self.0 {
             return Pin::new(stream).poll_frame(context);
         }
-        Poll::Ready(match std::mem::replace(&mut self.0, Kind::Empty) {
-            Kind::Full { data, trailers } => {
+        Poll::Ready(match std::mem::replace(&mut self.0, BodyKind::Empty) {
+            BodyKind::Full { data, trailers } => {
                 if let Some(trailers) = trailers {
-                    self.0 = Kind::Trailers(trailers);
+                    self.0 = BodyKind::Trailers(trailers);
                 }
                 Some(Ok(Frame::data(data)))
             }
-            Kind::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
-            Kind::Empty | Kind::Stream(..) => None,
+            BodyKind::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
+            BodyKind::Empty | BodyKind::Stream(..) => None,
         })
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Empty => true,
-            Kind::Full { .. } | Kind::Trailers(_) => false,
-            Kind::Stream(stream, _) => stream.is_end_stream(),
+            BodyKind::Empty => true,
+            BodyKind::Full { .. } | BodyKind::Trailers(_) => false,
+            BodyKind::Stream(stream, _) => stream.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Empty | Kind::Trailers(_) => SizeHint::with_exact(0),
-            Kind::Full { data, .. } => SizeHint::with_exact(data.len() as u64),
-            Kind::Stream(stream, _) => stream.size_hint(),
+            BodyKind::Empty | BodyKind::Trailers(_) => SizeHint::with_exact(0),
+            BodyKind::Full { data, .. } => SizeHint::with_exact(data.len() as u64),
+            BodyKind::Stream(stream, _) => stream.size_hint(),
         }
     }
 }
@@ -196,9 +196,9 @@ impl fmt::Debug for Body {
     /// Shows sizes only, because bodies contain the data of callers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Empty | Kind::Trailers(_) => f.write_str("Body(empty)"),
-            Kind::Full { data, .. } => write!(f, "Body({} bytes)", data.len()),
-            Kind::Stream(..) => f.write_str("Body(stream)"),
+            BodyKind::Empty | BodyKind::Trailers(_) => f.write_str("Body(empty)"),
+            BodyKind::Full { data, .. } => write!(f, "Body({} bytes)", data.len()),
+            BodyKind::Stream(..) => f.write_str("Body(stream)"),
         }
     }
 }

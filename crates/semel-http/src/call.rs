@@ -2,7 +2,7 @@
 //!
 //! The guard wraps any `tower` service that takes a `Request<Body>`. A failure before the request was delivered is handled very
 //! differently from one after the effect may have started. So the error of the service should be a [`CallError`], or convert to a boxed
-//! one. Every other error, and a panic, counts as [`Fate::Unknown`].
+//! one. Every other error, and a panic, counts as [`CallFate::Unknown`].
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::body::{Body, BoxError};
 
 /// What a failed call may have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fate {
+pub enum CallFate {
     /// No byte of the request was delivered, so it had no effect. The key is released.
     Undelivered,
     /// Something was sent, and its result is unknown. In mode `marked` the key is in doubt; in other modes the next attempt runs the
@@ -27,7 +27,7 @@ pub enum Fate {
 /// A call without an answer.
 #[derive(Debug)]
 pub struct CallError {
-    fate: Fate,
+    fate: CallFate,
     status: StatusCode,
     source: BoxError,
 }
@@ -35,18 +35,18 @@ pub struct CallError {
 impl CallError {
     /// Nothing was sent: connection refused, name not resolved, or TLS failed. Answered with 502.
     pub fn undelivered(source: impl Into<BoxError>) -> Self {
-        Self { fate: Fate::Undelivered, status: StatusCode::BAD_GATEWAY, source: source.into() }
+        Self { fate: CallFate::Undelivered, status: StatusCode::BAD_GATEWAY, source: source.into() }
     }
 
     /// The upstream may have received the request: the connection broke after the first byte, or the answer was malformed. Answered
     /// with 502.
     pub fn unknown(source: impl Into<BoxError>) -> Self {
-        Self { fate: Fate::Unknown, status: StatusCode::BAD_GATEWAY, source: source.into() }
+        Self { fate: CallFate::Unknown, status: StatusCode::BAD_GATEWAY, source: source.into() }
     }
 
     /// The upstream may have received the request, but did not answer in time. Answered with 504.
     pub fn timed_out(source: impl Into<BoxError>) -> Self {
-        Self { fate: Fate::Unknown, status: StatusCode::GATEWAY_TIMEOUT, source: source.into() }
+        Self { fate: CallFate::Unknown, status: StatusCode::GATEWAY_TIMEOUT, source: source.into() }
     }
 
     /// The same error, answered with another status.
@@ -57,7 +57,7 @@ impl CallError {
     }
 
     /// What the call may have done.
-    pub const fn fate(&self) -> Fate {
+    pub const fn fate(&self) -> CallFate {
         self.fate
     }
 
@@ -66,12 +66,12 @@ impl CallError {
         self.status
     }
 
-    /// Converts any error. An error of an unknown type counts as [`Fate::Unknown`].
+    /// Converts any error. An error of an unknown type counts as [`CallFate::Unknown`].
     pub fn from_any(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(call) => *call,
             Err(error) => {
-                Self { fate: Fate::Unknown, status: StatusCode::INTERNAL_SERVER_ERROR, source: error }
+                Self { fate: CallFate::Unknown, status: StatusCode::INTERNAL_SERVER_ERROR, source: error }
             }
         }
     }
@@ -80,8 +80,8 @@ impl CallError {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fate {
-            Fate::Undelivered => write!(f, "the request was not delivered: {}", self.source),
-            Fate::Unknown => {
+            CallFate::Undelivered => write!(f, "the request was not delivered: {}", self.source),
+            CallFate::Unknown => {
                 write!(f, "the request may or may not have taken effect: {}", self.source)
             }
         }
@@ -99,8 +99,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Makes the guard's own calls: the probe that settles doubt, and the check of a credential before an answer from the record. The proxy
 /// implements it with its upstream client; [`ServiceCaller`] turns a service into one.
-pub trait Caller: Send + Sync + 'static {
-    /// Sends a request and returns the answer. The [`Upstream`] of its route is in the request's extensions.
+pub trait ProbeCaller: Send + Sync + 'static {
+    /// Sends a request and returns the answer. The [`UpstreamName`] of its route is in the request's extensions.
     ///
     /// Set no timeout here; the guard has one. Dropping the future ends the call.
     fn call(&self, request: Request<Body>) -> BoxFuture<'_, Result<Response<Body>, CallError>>;
@@ -108,13 +108,13 @@ pub trait Caller: Send + Sync + 'static {
 
 /// The name of a route's upstream, in the extensions of every request of that route.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Upstream(pub Arc<str>);
+pub struct UpstreamName(pub Arc<str>);
 
-/// Turns any cloneable service into a [`Caller`].
+/// Turns any cloneable service into a [`ProbeCaller`].
 #[derive(Clone, Debug)]
 pub struct ServiceCaller<S>(pub S);
 
-impl<S, B> Caller for ServiceCaller<S>
+impl<S, B> ProbeCaller for ServiceCaller<S>
 where
     S: Service<Request<Body>, Response = Response<B>> + Clone + Send + Sync + 'static,
     S::Error: Into<BoxError>,

@@ -182,12 +182,12 @@ struct Bodies {
 struct Arriving {
     bytes: u64,
     since: Instant,
-    signal: Arc<Signal>,
+    signal: Arc<MakeRoomSignal>,
 }
 
 /// Tells a body that it was evicted.
 #[derive(Default)]
-struct Signal {
+struct MakeRoomSignal {
     evicted: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
@@ -236,7 +236,7 @@ impl Bodies {
     }
 }
 
-impl Signal {
+impl MakeRoomSignal {
     fn evict(&self) {
         self.evicted.store(true, Ordering::Release);
         if let Some(waker) = self.waker.lock().take() {
@@ -249,7 +249,7 @@ impl Signal {
 pub(crate) struct BodyRoom {
     usage: Arc<Usage>,
     limit: u64,
-    place: Option<(u64, Arc<Signal>)>,
+    place: Option<(u64, Arc<MakeRoomSignal>)>,
 }
 
 impl BodyRoom {
@@ -264,7 +264,7 @@ impl BodyRoom {
         let (number, signal) = self.place.get_or_insert_with(|| {
             bodies.started += 1;
             let number = bodies.started;
-            let signal = Arc::new(Signal::default());
+            let signal = Arc::new(MakeRoomSignal::default());
             let arriving = Arriving { bytes: 0, since: Instant::now(), signal: Arc::clone(&signal) };
             bodies.arriving.insert(number, arriving);
             (number, signal)

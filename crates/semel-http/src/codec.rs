@@ -73,7 +73,7 @@ impl Codec {
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Request,
-    Message(Arc<mcp::Call>),
+    Message(Arc<mcp::McpCall>),
 }
 
 impl Asked {

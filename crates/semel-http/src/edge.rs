@@ -4,7 +4,7 @@
 //! request strictly. It refuses requests that two servers could understand differently, before hyper repairs them; `docs/reference/gateway.md`
 //! has the list. The listener answers a refused request with a problem document and closes its connection; the service does not see it.
 //!
-//! A client that disconnects does not cancel work on HTTP/1, unless [`Options::departed`] says so. On HTTP/2 a reset drops the
+//! A client that disconnects does not cancel work on HTTP/1, unless [`EdgeOptions::departed`] says so. On HTTP/2 a reset drops the
 //! service's future. Work that must not be cancelled has to run in a task of its own, as in the guard.
 
 mod answer;
@@ -39,16 +39,16 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tower_service::Service;
 
-pub use self::body::Body;
-pub use self::options::{Departed, Limits, Options, Patience, usually_trusted};
+pub use self::body::RequestBody;
+pub use self::options::{ClientTimeouts, Departed, EdgeLimits, EdgeOptions, usually_trusted};
 pub use self::refusal::Refusal;
-pub use self::shortcut::{Plain, Shortcut, Taken};
+pub use self::shortcut::{PlainRequest, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};
 
-use self::connection::Shared;
+use self::connection::ListenerShared;
 use self::eviction::OpenConnections;
-use self::link::Link;
-use self::rules::Rules;
+use self::link::ConnectionLink;
+use self::rules::ListenerRules;
 use crate::BoxError;
 
 /// How long the listener waits before it tries again: after it failed to accept, mostly for lack of file descriptors, and when it can
@@ -81,9 +81,9 @@ impl Peer {
 
 /// In the extensions of a request that may switch protocols: signals that the listener has ended, so that tunnels end too.
 #[derive(Debug, Clone)]
-pub(crate) struct Ending(watch::Receiver<()>);
+pub(crate) struct ListenerEnd(watch::Receiver<()>);
 
-impl Ending {
+impl ListenerEnd {
     /// Returns once the listener has ended.
     pub(crate) async fn ended(&mut self) {
         while self.0.changed().await.is_ok() {}
@@ -92,7 +92,7 @@ impl Ending {
 
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainResult {
     /// Every connection ended by itself.
     Clean,
     /// This number of connections was closed when the drain time was over.
@@ -100,21 +100,21 @@ pub enum Drained {
 }
 
 /// Serves connections of `listener` with `service` until `shutdown` completes. Then it accepts no more connections and lets requests in
-/// progress finish. It returns when all connections are closed or [`Options::drain`] is over; at that point it closes the remaining
+/// progress finish. It returns when all connections are closed or [`EdgeOptions::drain`] is over; at that point it closes the remaining
 /// connections and tunnels.
 ///
 /// If the service fails, the listener answers 502 or 504 with a problem document, according to its [`CallError`](crate::CallError). An
-/// error on one connection ends that connection only. At [`Limits::connections`], a new connection takes the slot of the one that has
+/// error on one connection ends that connection only. At [`EdgeLimits::connections`], a new connection takes the slot of the one that has
 /// waited longest for its client; a connection with a call in progress keeps its slot, unless the call's body is late. Dropping the
 /// future closes every connection.
 pub async fn serve<S, B>(
     listener: TcpListener,
     service: S,
-    options: Options,
+    options: EdgeOptions,
     shutdown: impl Future<Output = ()>,
-) -> Drained
+) -> DrainResult
 where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
     S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
@@ -126,8 +126,12 @@ where
     let most = options.limits.connections.max(1);
     let places = Arc::new(Semaphore::new(most as usize));
     let limit = options.drain;
-    let shared =
-        Arc::new(Shared { rules: Arc::new(Rules::new(&options)), options, draining, ending: Ending(ended) });
+    let shared = Arc::new(ListenerShared {
+        rules: Arc::new(ListenerRules::new(&options)),
+        options,
+        draining,
+        ending: ListenerEnd(ended),
+    });
     let mut connections = JoinSet::new();
     let mut open = OpenConnections::default();
     let mut newcomer = None;
@@ -151,7 +155,7 @@ where
             place = Arc::clone(&places).acquire_owned(), if newcomer.is_some() => {
                 let (Ok(place), Some((stream, address))) = (place, newcomer.take()) else { continue };
                 let peer = Peer::new(address);
-                let link = Arc::new(Link::new(place));
+                let link = Arc::new(ConnectionLink::new(place));
                 open.add(&link);
                 connections.spawn(connection::serve(Arc::clone(&shared), stream, peer, link, service.clone()));
             }
@@ -169,8 +173,8 @@ where
         let _ = places.acquire_many(most).await;
     };
     match tokio::time::timeout(limit, all_ended).await {
-        Ok(()) => Drained::Clean,
-        Err(_) => Drained::Forced(most as usize - places.available_permits()),
+        Ok(()) => DrainResult::Clean,
+        Err(_) => DrainResult::Forced(most as usize - places.available_permits()),
     }
 }
 

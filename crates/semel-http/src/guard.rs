@@ -51,24 +51,24 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use self::admit::{Admission, Admitted};
-pub use self::builder::{GuardBuilder, Publish, Unmatched};
+pub use self::builder::{GuardBuilder, Unmatched, WellKnownPolicy};
 use self::claim::Claimed;
-use self::forward::{Call, Carries};
-use self::messages::Watch;
+use self::forward::{Carries, ForwardedCall};
+use self::messages::WatchedReply;
 use self::read::within;
-use self::run::Ran;
-use self::shortcut::{Plainly, Recent, Trace};
+use self::run::RunResult;
+use self::shortcut::{Plainly, RecallKey, Recent};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
-use crate::call::{BoxFuture, Caller, Upstream};
+use crate::call::{BoxFuture, ProbeCaller, UpstreamName};
 use crate::capacity::{CallLimit, CallPlace, CallPlaces, Capacity, CapacityLimits};
 use crate::codec::Asked;
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
-use crate::observe::{Exchange, KeyUsed, Observer, Outcome};
+use crate::observe::{AnswerObserver, AnswerOutcome, Exchange, KeyUsed};
 use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
 use crate::present::Present;
-use crate::problem::{Problem, Retry, Situation};
+use crate::problem::{Problem, RetryAdvice, Situation};
 use crate::profile::Profile;
 use crate::scope::Scope;
 use crate::stored::{REPLAYED, STORED};
@@ -78,7 +78,7 @@ use crate::well_known;
 const STARTS: usize = 3;
 /// A claim that takes longer than this is waiting for another request or for a slow store.
 const WAITS: Duration = Duration::from_millis(50);
-/// `Retry-After` while the store is unavailable.
+/// `RetryAdvice-After` while the store is unavailable.
 const STORE_AWAY: Duration = Duration::from_secs(1);
 
 /// Makes requests happen once. Clones are cheap and share all state.
@@ -95,10 +95,10 @@ pub(crate) struct Inner {
     namespace: String,
     scope: Scope,
     /// Checked in order; the first match wins.
-    routes: Vec<Route>,
-    fallback: Route,
-    caller: Option<Arc<dyn Caller>>,
-    observers: Vec<Arc<dyn Observer>>,
+    routes: Vec<GuardedRoute>,
+    fallback: GuardedRoute,
+    caller: Option<Arc<dyn ProbeCaller>>,
+    observers: Vec<Arc<dyn AnswerObserver>>,
     well_known: Option<Bytes>,
     /// Current use of `limits`.
     capacity: Capacity,
@@ -110,7 +110,7 @@ pub(crate) struct Inner {
     recent: Recent,
 }
 
-struct Route {
+struct GuardedRoute {
     policy: RoutePolicy,
     /// The terms of the policy, shared with the records.
     terms: Arc<Terms>,
@@ -140,7 +140,7 @@ trait AnswerBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 
 impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> AnswerBody for R {}
 
 /// An answer and its outcome for metrics and logs.
-type Answered = (Response<Body>, Outcome);
+type Answered = (Response<Body>, AnswerOutcome);
 
 impl Guard {
     /// Starts to build a guard over an engine.
@@ -196,7 +196,7 @@ impl Guard {
             && path == well_known::PATH
             && matches!(*method, Method::GET | Method::HEAD)
         {
-            let answer = (well_known::answer(document), Outcome::WellKnown);
+            let answer = (well_known::answer(document), AnswerOutcome::WellKnown);
             let answer = inner.say(None, None, arrived, answer);
             return Box::pin(async { Ok(answer) });
         }
@@ -212,10 +212,10 @@ impl Guard {
             return Box::pin(async { Ok(answer) });
         }
         let passed = if !policy.guards(method) {
-            Some(Outcome::PassedOn)
+            Some(AnswerOutcome::PassedOn)
         } else if policy.key.is_plainly_absent(request.headers()) && policy.required == KeyRequired::Optional
         {
-            Some(Outcome::Unkeyed)
+            Some(AnswerOutcome::Unkeyed)
         } else {
             None
         };
@@ -229,7 +229,7 @@ impl Guard {
                 Box::pin(async move {
                     let _service = service;
                     let mut answer = called.await?.map(Body::stream);
-                    if outcome == Outcome::Unkeyed {
+                    if outcome == AnswerOutcome::Unkeyed {
                         answer = unprotected(answer);
                     }
                     Ok(inner.say(number, None, arrived, (answer, outcome)))
@@ -245,18 +245,18 @@ impl Guard {
 
 impl Inner {
     /// The route of a request. The first match wins.
-    fn find(&self, method: &Method, path: &str) -> &Route {
+    fn find(&self, method: &Method, path: &str) -> &GuardedRoute {
         self.routes.iter().find(|route| route.policy.pattern.matches(method, path)).unwrap_or(&self.fallback)
     }
 
-    fn route(&self, number: Option<usize>) -> &Route {
+    fn route(&self, number: Option<usize>) -> &GuardedRoute {
         number.and_then(|number| self.routes.get(number)).unwrap_or(&self.fallback)
     }
 
     /// Answers a request with a guarded method.
     async fn guarded<S, R>(
         self: &Arc<Self>,
-        route: &Route,
+        route: &GuardedRoute,
         mut service: S,
         request: Request<Body>,
         arrived: Instant,
@@ -279,7 +279,7 @@ impl Inner {
             }
             Admission::Unkeyed(body) => {
                 let answer = pass_on(&mut service, Request::from_parts(parts, body), policy).await?;
-                let answer = (unprotected(answer.map(Body::stream)), Outcome::Unkeyed);
+                let answer = (unprotected(answer.map(Body::stream)), AnswerOutcome::Unkeyed);
                 return Ok(self.say(route.number, None, arrived, answer));
             }
             Admission::Watched(body, watch) => {
@@ -287,23 +287,23 @@ impl Inner {
                 watch.prepare(&mut request);
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?.map(Body::stream);
                 let answer = Box::pin(self.watch(policy, watch, answer)).await;
-                return Ok(self.say(route.number, None, arrived, (answer, Outcome::PassedOn)));
+                return Ok(self.say(route.number, None, arrived, (answer, AnswerOutcome::PassedOn)));
             }
         };
-        let trace: Option<Trace> =
+        let trace: Option<RecallKey> =
             route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
         let is_named = claim::request_id(&parts.headers).is_some();
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
         let mut answer = self.once(route, service, request, &admitted).await?;
         let used = if is_named { self.engine.id_at_hand(&self.key(&admitted)) } else { None };
-        if let Watch::Capabilities { .. } = admitted.watch {
+        if let WatchedReply::Capabilities { .. } = admitted.watch {
             answer.0 = Box::pin(self.watch(policy, admitted.watch, answer.0)).await;
         }
         if let Some(id) = used {
             answer.0.extensions_mut().insert(KeyUsed(id));
         }
-        if let (Some(trace), Outcome::Ran | Outcome::Replayed) = (trace, answer.1) {
+        if let (Some(trace), AnswerOutcome::Ran | AnswerOutcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);
         }
         Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
@@ -312,7 +312,7 @@ impl Inner {
     /// Claims and runs the call, or answers without one.
     async fn once<S, R>(
         self: &Arc<Self>,
-        route: &Route,
+        route: &GuardedRoute,
         service: S,
         request: Request<Body>,
         admitted: &Admitted,
@@ -322,7 +322,7 @@ impl Inner {
         R: AnswerBody,
     {
         let policy = &route.policy;
-        let mut call = Box::new(Call::new(service, request, admitted.key_at.clone()));
+        let mut call = Box::new(ForwardedCall::new(service, request, admitted.key_at.clone()));
         let mut away = None;
         let mut place = match route.places.take() {
             Ok(place) => Some(place),
@@ -351,8 +351,8 @@ impl Inner {
             // Polling the call here, and moving it to a task only when the client disconnects, saves a task but is slower
             // (benches/proxy.rs): answers are then no longer written one after the other.
             match tokio::spawn(run).await {
-                Ok(Ran::Answered(answer)) => return Ok(answer),
-                Ok(Ran::NotStarted(back, error)) => {
+                Ok(RunResult::Answered(answer)) => return Ok(answer),
+                Ok(RunResult::NotStarted(back, error)) => {
                     call = back;
                     if error.is_some() {
                         away = error;
@@ -374,14 +374,14 @@ impl Inner {
         match away {
             Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
                 tracing::warn!(target: "semel", %error, "store unavailable: request passed on unprotected");
-                let Call { mut service, request, .. } = *call;
+                let ForwardedCall { mut service, request, .. } = *call;
                 let place = match place.map_or_else(|| route.places.take(), Ok) {
                     Ok(place) => place,
                     Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
                 };
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?;
                 let answer = answer.map(|body| Body::stream(body).holding(place));
-                Ok((unprotected(answer), Outcome::Unprotected))
+                Ok((unprotected(answer), AnswerOutcome::Unprotected))
             }
             error => {
                 if let Some(error) = error {
@@ -397,7 +397,7 @@ impl Inner {
     async fn claim_with(
         self: &Arc<Self>,
         place: &mut Option<CallPlace>,
-        route: &Route,
+        route: &GuardedRoute,
         admitted: &Admitted,
         headers: &HeaderMap,
     ) -> Claimed {
@@ -429,7 +429,12 @@ impl Inner {
 
     /// On a route that sends derived keys, removes the client's own key from a call without a claim. Returns false if there is no
     /// derived key to send instead.
-    fn keep_client_key_back<S>(&self, policy: &RoutePolicy, admitted: &Admitted, call: &mut Call<S>) -> bool {
+    fn keep_client_key_back<S>(
+        &self,
+        policy: &RoutePolicy,
+        admitted: &Admitted,
+        call: &mut ForwardedCall<S>,
+    ) -> bool {
         if !policy.sends_derived_key() || call.carries() == Carries::DerivedKey {
             return true;
         }
@@ -449,7 +454,7 @@ impl Inner {
             let told = Problem { status: Some(status), ..problem.clone() };
             answer = asked.tell(&self.profile, &told);
         }
-        (unprotected(answer), Outcome::Refused(problem.situation))
+        (unprotected(answer), AnswerOutcome::Refused(problem.situation))
     }
 
     /// Answers a caller whose call has an unknown result.
@@ -457,7 +462,7 @@ impl Inner {
         use crate::policy::OnDoubt;
         use semel::Mode;
         let settled = policy.terms.mode != Mode::Marked || policy.on_doubt != OnDoubt::Hold;
-        let retry = if settled { Retry::Useful } else { Retry::Useless };
+        let retry = if settled { RetryAdvice::Useful } else { RetryAdvice::Useless };
         // A key that is executed again at in_flight_max cannot be answered earlier.
         let is_run_late = policy.terms.mode == Mode::Marked && policy.on_doubt == OnDoubt::Release;
         let retry_after = is_run_late.then_some(policy.terms.in_flight_max);
@@ -468,7 +473,7 @@ impl Inner {
             ..Problem::from(Situation::UpstreamUnknown)
         };
         let (answer, _) = self.refuse(policy, asked, &problem);
-        (answer, Outcome::Doubtful)
+        (answer, AnswerOutcome::Doubtful)
     }
 
     /// Notifies the observers.
@@ -489,7 +494,7 @@ impl Inner {
         key: Option<&str>,
         arrived: Instant,
         status: StatusCode,
-        outcome: Outcome,
+        outcome: AnswerOutcome,
     ) {
         tracing::debug!(
             target: "semel",
@@ -523,7 +528,7 @@ where
 
 fn name_upstream(request: &mut Request<Body>, policy: &RoutePolicy) {
     if let Some(upstream) = &policy.upstream {
-        request.extensions_mut().insert(Upstream(Arc::clone(upstream)));
+        request.extensions_mut().insert(UpstreamName(Arc::clone(upstream)));
     }
 }
 

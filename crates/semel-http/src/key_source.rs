@@ -13,7 +13,7 @@ use semel::canonical::{Exclusions, to_canonical};
 use semel::key::ContentHash;
 
 pub(crate) use self::header::{Malformed, check, one_line, parse};
-use crate::policy::{Found, PolicyError, Template};
+use crate::policy::{PatternMatch, PolicyError, Template};
 use crate::profile::KeyLength;
 
 /// Where the key of a request is.
@@ -84,7 +84,7 @@ pub(crate) enum Sought {
 
 impl KeySource {
     /// Looks for the key in the head of a request.
-    pub(crate) fn in_head(&self, parts: &Parts, found: &Found<'_>, length: KeyLength) -> Sought {
+    pub(crate) fn in_head(&self, parts: &Parts, found: &PatternMatch<'_>, length: KeyLength) -> Sought {
         match self {
             Self::Header(name) => match one_line(&parts.headers, name) {
                 Ok(None) => Sought::Absent,

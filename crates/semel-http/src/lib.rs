@@ -39,7 +39,7 @@ pub mod stored;
 pub mod well_known;
 
 pub use body::{Body, BoxError};
-pub use call::{CallError, Caller, Fate};
+pub use call::{CallError, CallFate, ProbeCaller};
 pub use codec::{Codec, KeyedTools};
 pub use guard::Guard;
 pub use key_source::KeySource;

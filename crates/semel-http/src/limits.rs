@@ -24,19 +24,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Limiter {
     limits: InsertLimits,
     /// The standard hasher is keyed, so clients cannot choose principals that collide.
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<LimitShard>; SHARDS],
     shared: Mutex<Budgets>,
 }
 
 #[derive(Default)]
-struct Shard {
+struct LimitShard {
     known: HashMap<[u8; 32], Budgets>,
     looked: Option<Instant>,
 }
 
 /// The kind of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Budget {
+pub(crate) enum BudgetKind {
     Writes,
     Reads,
 }
@@ -93,11 +93,11 @@ impl Limiter {
     }
 
     /// Takes a token from a budget, or returns when one will be available.
-    pub(crate) fn take(&self, principal: Option<&Principal>, budget: Budget) -> Result<(), Duration> {
+    pub(crate) fn take(&self, principal: Option<&Principal>, budget: BudgetKind) -> Result<(), Duration> {
         let now = Instant::now();
         self.with(principal, now, |budgets| match budget {
-            Budget::Writes => budgets.writes.take(self.limits.writes, now),
-            Budget::Reads => budgets.reads.take(self.limits.reads, now),
+            BudgetKind::Writes => budgets.writes.take(self.limits.writes, now),
+            BudgetKind::Reads => budgets.reads.take(self.limits.reads, now),
         })
     }
 
@@ -130,7 +130,7 @@ impl Limiter {
     }
 
     /// Removes principals whose budget is full again: they are the same as new ones.
-    fn forget_idle(&self, shard: &mut Shard, now: Instant) {
+    fn forget_idle(&self, shard: &mut LimitShard, now: Instant) {
         let InsertLimits { writes, reads } = self.limits;
         shard.known.retain(|_, budgets| {
             budgets.writes.refill(writes, now);
@@ -164,17 +164,17 @@ mod tests {
         let limiter = limiter();
         let (one, other) = (principal(1), principal(2));
         for _ in 0..3 {
-            limiter.take(Some(&one), Budget::Writes).unwrap();
+            limiter.take(Some(&one), BudgetKind::Writes).unwrap();
         }
-        let wait = limiter.take(Some(&one), Budget::Writes).unwrap_err();
+        let wait = limiter.take(Some(&one), BudgetKind::Writes).unwrap_err();
         assert_eq!(wait, Duration::from_millis(500));
-        limiter.take(Some(&one), Budget::Reads).unwrap();
-        limiter.take(Some(&other), Budget::Writes).unwrap();
+        limiter.take(Some(&one), BudgetKind::Reads).unwrap();
+        limiter.take(Some(&other), BudgetKind::Writes).unwrap();
         tokio::time::advance(Duration::from_millis(500)).await;
-        limiter.take(Some(&one), Budget::Writes).unwrap();
-        limiter.take(Some(&one), Budget::Writes).unwrap_err();
+        limiter.take(Some(&one), BudgetKind::Writes).unwrap();
+        limiter.take(Some(&one), BudgetKind::Writes).unwrap_err();
         limiter.give_back_write(Some(&one));
-        limiter.take(Some(&one), Budget::Writes).unwrap();
+        limiter.take(Some(&one), BudgetKind::Writes).unwrap();
     }
 
     // Invented principals fill neither the memory nor the budget of another principal.
@@ -182,17 +182,17 @@ mod tests {
     async fn the_table_is_bounded() {
         let limiter = limiter();
         let known = principal(0);
-        limiter.take(Some(&known), Budget::Writes).unwrap();
+        limiter.take(Some(&known), BudgetKind::Writes).unwrap();
         let mut refused = 0;
         for number in 1..200_000 {
-            refused += usize::from(limiter.take(Some(&principal(number)), Budget::Writes).is_err());
+            refused += usize::from(limiter.take(Some(&principal(number)), BudgetKind::Writes).is_err());
         }
         let remembered: usize = limiter.shards.iter().map(|shard| shard.lock().known.len()).sum();
         assert_eq!(remembered, SHARDS * ROOM);
         assert_eq!(refused, 199_999 - (SHARDS * ROOM - 1) - 3, "the rest shared one budget of three");
-        limiter.take(Some(&known), Budget::Writes).unwrap();
+        limiter.take(Some(&known), BudgetKind::Writes).unwrap();
         tokio::time::advance(Duration::from_secs(10)).await;
-        limiter.take(Some(&principal(199_999)), Budget::Writes).unwrap();
+        limiter.take(Some(&principal(199_999)), BudgetKind::Writes).unwrap();
         assert!(
             limiter.shards.iter().any(|shard| shard.lock().known.len() == 1),
             "the idle ones were removed"

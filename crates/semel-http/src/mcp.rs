@@ -14,7 +14,7 @@ pub(crate) mod request;
 pub(crate) mod sse;
 pub(crate) mod tools;
 
-pub(crate) use self::call::Call;
+pub(crate) use self::call::McpCall;
 
 /// The name of the argument that contains the key.
 pub(crate) const KEY: &str = "idempotency_key";

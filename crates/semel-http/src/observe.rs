@@ -14,7 +14,7 @@ use crate::problem::Situation;
 /// How a request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum AnswerOutcome {
     /// Not guarded: passed on.
     PassedOn,
     /// Guarded, but without a key: passed on unprotected.
@@ -56,7 +56,7 @@ const RAN: [&str; 11] = [
 ];
 const KINDS: usize = RAN.len() + Situation::ALL.len();
 
-impl Outcome {
+impl AnswerOutcome {
     fn index(self) -> usize {
         match self {
             Self::PassedOn => 0,
@@ -97,7 +97,7 @@ pub struct KeyUsed(pub KeyId);
 #[non_exhaustive]
 pub struct Exchange<'a> {
     /// How it was answered.
-    pub outcome: Outcome,
+    pub outcome: AnswerOutcome,
     /// The status of the answer.
     pub status: StatusCode,
     /// Index of its route, from 0; `None` if no route matched.
@@ -109,18 +109,18 @@ pub struct Exchange<'a> {
 }
 
 /// Is notified of every answer, on the path of the request: it must be quick and must not block.
-pub trait Observer: Send + Sync + 'static {
+pub trait AnswerObserver: Send + Sync + 'static {
     /// Called when a request was answered.
     fn answered(&self, exchange: &Exchange<'_>);
 }
 
 /// Counts answers by outcome.
 #[derive(Default)]
-pub struct Counters {
+pub struct AnswerCounters {
     counts: [AtomicU64; KINDS],
 }
 
-impl Counters {
+impl AnswerCounters {
     /// A new counter, all zero.
     #[must_use]
     pub fn new() -> Self {
@@ -129,7 +129,7 @@ impl Counters {
 
     /// Number of answers with this outcome.
     #[must_use]
-    pub fn count(&self, outcome: Outcome) -> u64 {
+    pub fn count(&self, outcome: AnswerOutcome) -> u64 {
         self.counts[outcome.index()].load(Ordering::Relaxed)
     }
 
@@ -139,13 +139,13 @@ impl Counters {
     }
 }
 
-impl Observer for Counters {
+impl AnswerObserver for AnswerCounters {
     fn answered(&self, exchange: &Exchange<'_>) {
         self.counts[exchange.outcome.index()].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl fmt::Debug for Counters {
+impl fmt::Debug for AnswerCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().filter(|(_, count)| *count > 0)).finish()
     }
@@ -158,19 +158,19 @@ mod tests {
     #[test]
     fn every_outcome_has_a_place_and_a_name_of_its_own() {
         let mut outcomes = vec![
-            Outcome::PassedOn,
-            Outcome::Unkeyed,
-            Outcome::Ran,
-            Outcome::Released,
-            Outcome::Tombstone,
-            Outcome::Doubtful,
-            Outcome::NotStored,
-            Outcome::Replayed,
-            Outcome::Unprotected,
-            Outcome::VerifyRefused,
-            Outcome::WellKnown,
+            AnswerOutcome::PassedOn,
+            AnswerOutcome::Unkeyed,
+            AnswerOutcome::Ran,
+            AnswerOutcome::Released,
+            AnswerOutcome::Tombstone,
+            AnswerOutcome::Doubtful,
+            AnswerOutcome::NotStored,
+            AnswerOutcome::Replayed,
+            AnswerOutcome::Unprotected,
+            AnswerOutcome::VerifyRefused,
+            AnswerOutcome::WellKnown,
         ];
-        outcomes.extend(Situation::ALL.map(Outcome::Refused));
+        outcomes.extend(Situation::ALL.map(AnswerOutcome::Refused));
         let mut indices: Vec<usize> = outcomes.iter().map(|outcome| outcome.index()).collect();
         indices.sort_unstable();
         assert_eq!(indices, (0..KINDS).collect::<Vec<_>>());

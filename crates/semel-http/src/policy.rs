@@ -31,8 +31,8 @@ use semel::record::{Mode, Terms};
 
 pub use self::builder::PolicyBuilder;
 pub use self::error::PolicyError;
-pub(crate) use self::pattern::Found;
 pub use self::pattern::Pattern;
+pub(crate) use self::pattern::PatternMatch;
 pub use self::template::{CallTemplate, Template};
 use crate::key_source::KeySource;
 use crate::profile::{KeyLength, Profile};
@@ -303,7 +303,7 @@ pub struct InsertLimits {
 
 /// Meaning of a status for the record of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum StatusVerdict {
     /// The answer is the outcome.
     Keep,
     /// The call had no effect.
@@ -393,19 +393,19 @@ impl RoutePolicy {
     }
 
     /// The meaning of an answer with this status for the record.
-    pub fn verdict(&self, status: StatusCode) -> Verdict {
+    pub fn verdict(&self, status: StatusCode) -> StatusVerdict {
         match status.as_u16() {
-            502 | 504 => Verdict::Doubt,
-            500.. if self.pin == Pin::All => Verdict::Keep,
+            502 | 504 => StatusVerdict::Doubt,
+            500.. if self.pin == Pin::All => StatusVerdict::Keep,
             500.. => match self.on_5xx {
-                OnServerError::Release => Verdict::Release,
-                OnServerError::Doubt => Verdict::Doubt,
-                OnServerError::Pin => Verdict::Keep,
+                OnServerError::Release => StatusVerdict::Release,
+                OnServerError::Doubt => StatusVerdict::Doubt,
+                OnServerError::Pin => StatusVerdict::Keep,
             },
-            _ if self.pin == Pin::All => Verdict::Keep,
-            200..300 => Verdict::Keep,
-            code if self.pin == Pin::Deterministic && is_deterministic(code) => Verdict::Keep,
-            _ => Verdict::Release,
+            _ if self.pin == Pin::All => StatusVerdict::Keep,
+            200..300 => StatusVerdict::Keep,
+            code if self.pin == Pin::Deterministic && is_deterministic(code) => StatusVerdict::Keep,
+            _ => StatusVerdict::Release,
         }
     }
 }

@@ -176,13 +176,13 @@ impl Situation {
 
 /// How a profile presents one situation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Telling {
+pub struct SituationText {
     /// The status of the answer.
     pub status: StatusCode,
     /// The `type` of an error in a format with few types, e.g. `idempotency_error`.
     pub kind: &'static str,
     /// Whether the same request with the same key may succeed later.
-    pub retry: Retry,
+    pub retry: RetryAdvice,
     /// A header with the same advice, for clients that look for it.
     pub hint: Option<(&'static str, &'static str)>,
     /// The same advice in a format that has words for it: `transient`, `correctable` or `terminal`.
@@ -193,7 +193,7 @@ pub struct Telling {
 
 /// Whether to send the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryAdvice {
     /// It may succeed without an intervention.
     Useful,
     /// It will get the same answer.
@@ -224,7 +224,7 @@ pub struct Problem {
     /// A status that overrides the profile's.
     pub status: Option<StatusCode>,
     /// A retry advice that overrides the profile's.
-    pub retry: Option<Retry>,
+    pub retry: Option<RetryAdvice>,
 }
 
 impl From<Situation> for Problem {
@@ -248,19 +248,19 @@ impl Problem {
 
     /// The answer in the format of a profile.
     #[must_use]
-    pub fn answer(&self, shape: Shape, telling: &Telling) -> Response<Body> {
+    pub fn answer(&self, shape: Shape, telling: &SituationText) -> Response<Body> {
         let status = self.status.unwrap_or(telling.status);
         let detail = self.detail.as_deref().unwrap_or(self.situation.detail());
         let code = self.situation.code();
         let (content_type, body) = match shape {
             Shape::JsonRpc => {
                 let data = RpcData { code: telling.kind, recovery: telling.recovery };
-                let error = RpcError { code: -32603, message: detail, data };
+                let error = RpcErrorBody { code: -32603, message: detail, data };
                 ("application/json", to_json(&RpcJson { jsonrpc: "2.0", id: (), error }))
             }
             Shape::Problem => {
                 let (r#type, title) = (format!("urn:semel:problem:{code}"), self.situation.title());
-                let retryable = self.retry.unwrap_or(telling.retry) == Retry::Useful;
+                let retryable = self.retry.unwrap_or(telling.retry) == RetryAdvice::Useful;
                 let status = status.as_u16();
                 let body = ProblemJson { r#type, title, status, detail, code, retryable };
                 ("application/problem+json", to_json(&body))
@@ -319,11 +319,11 @@ struct StripeError<'a> {
 struct RpcJson<'a> {
     jsonrpc: &'static str,
     id: (),
-    error: RpcError<'a>,
+    error: RpcErrorBody<'a>,
 }
 
 #[derive(Serialize)]
-struct RpcError<'a> {
+struct RpcErrorBody<'a> {
     code: i32,
     message: &'a str,
     data: RpcData<'a>,

@@ -26,7 +26,7 @@ pub use self::adcp_mcp::ADCP_MUTATING_TOOLS;
 use crate::body::Body;
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};
-use crate::problem::{Problem, Shape, Situation, Telling};
+use crate::problem::{Problem, Shape, Situation, SituationText};
 use crate::scope::Scope;
 
 /// A dialect of idempotency: how situations are presented, and the defaults of a route.
@@ -37,7 +37,7 @@ pub struct Profile {
     /// The format of errors.
     pub shape: Shape,
     /// How each situation is presented, in the order of [`Situation::ALL`].
-    pub tellings: [Telling; Situation::ALL.len()],
+    pub tellings: [SituationText; Situation::ALL.len()],
     /// The header that carries the key, unless a route names another source.
     pub key_header: HeaderName,
     /// Headers with which a client selects one of the accounts behind its credential. They are part of the default scope.
@@ -117,12 +117,12 @@ impl Profile {
 
     /// How a situation is presented.
     #[must_use]
-    pub fn telling(&self, situation: Situation) -> &Telling {
+    pub fn telling(&self, situation: Situation) -> &SituationText {
         &self.tellings[situation as usize]
     }
 
     /// Mutable access to how a situation is presented.
-    pub fn telling_mut(&mut self, situation: Situation) -> &mut Telling {
+    pub fn telling_mut(&mut self, situation: Situation) -> &mut SituationText {
         &mut self.tellings[situation as usize]
     }
 

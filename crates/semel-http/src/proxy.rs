@@ -24,19 +24,19 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use tower_service::Service;
 
-pub use self::body::Reply;
+pub use self::body::UpstreamBody;
 pub use self::error::Error;
-pub use self::options::{ConnectionLimit, Forwarded, Host, Options, Protocol};
+pub use self::options::{ConnectionLimit, Forwarded, Host, Protocol, ProxyOptions};
 pub use self::upstream::{Upstream, UpstreamError};
 
 use self::headers::{append, drop_hop_by_hop, forward, takes_trailers};
-use self::pool::{Pool, Ride, Unsent};
+use self::pool::{Pool, Unsent, UpstreamConnection};
 use self::tunnel::Entrance;
 use crate::call::{self, BoxFuture, CallError};
 use crate::edge::{Peer, TlsError};
 use crate::{Body, BoxError};
 
-/// Forwards requests. Clones share their connections. A request with a [`call::Upstream`] in its extensions goes to the upstream of
+/// Forwards requests. Clones share their connections. A request with a [`call::UpstreamName`] in its extensions goes to the upstream of
 /// that name, every other request to the first one.
 #[derive(Clone)]
 pub struct Proxy {
@@ -49,7 +49,7 @@ impl Proxy {
     ///
     /// # Errors
     /// For TLS upstreams: a CA file that cannot be read, or a host that is not a valid certificate name.
-    pub fn new(upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+    pub fn new(upstream: Upstream, options: ProxyOptions) -> Result<Self, TlsError> {
         let first = Arc::new(Pool::new(upstream, options)?);
         Ok(Self { first, named: Arc::default() })
     }
@@ -58,7 +58,7 @@ impl Proxy {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn with(mut self, name: &str, upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+    pub fn with(mut self, name: &str, upstream: Upstream, options: ProxyOptions) -> Result<Self, TlsError> {
         let pool = Arc::new(Pool::new(upstream, options)?);
         Arc::make_mut(&mut self.named).insert(name.into(), pool);
         Ok(self)
@@ -79,7 +79,7 @@ impl Proxy {
     pub fn forward<B>(
         &self,
         request: Request<B>,
-    ) -> impl Future<Output = Result<Response<Reply>, Error>> + Send + 'static
+    ) -> impl Future<Output = Result<Response<UpstreamBody>, Error>> + Send + 'static
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -90,14 +90,14 @@ impl Proxy {
     }
 
     /// Builds the upstream's request from the client's.
-    fn prepare<B>(&self, mut request: Request<B>) -> Result<Box<Errand>, Error>
+    fn prepare<B>(&self, mut request: Request<B>) -> Result<Box<PreparedRequest>, Error>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let pool = match request.extensions_mut().remove::<call::Upstream>() {
+        let pool = match request.extensions_mut().remove::<call::UpstreamName>() {
             None => &self.first,
-            Some(call::Upstream(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
+            Some(call::UpstreamName(name)) => self.named.get(&name).ok_or(Error::NoUpstream)?,
         };
         let entrance = Entrance::take(&mut request);
         let is_head = request.method() == Method::HEAD;
@@ -129,12 +129,12 @@ impl Proxy {
         }
         let deadline = pool.options.total.map(|total| Instant::now() + total);
         let request = Some(Box::new(request));
-        Ok(Box::new(Errand { pool: Arc::clone(pool), request, target, entrance, is_head, deadline }))
+        Ok(Box::new(PreparedRequest { pool: Arc::clone(pool), request, target, entrance, is_head, deadline }))
     }
 }
 
 /// A request that is ready to be sent.
-struct Errand {
+struct PreparedRequest {
     pool: Arc<Pool>,
     /// `None` while it is being sent.
     request: Option<Box<Request<Body>>>,
@@ -144,8 +144,8 @@ struct Errand {
     deadline: Option<Instant>,
 }
 
-impl Errand {
-    async fn run(mut self: Box<Self>) -> Result<Response<Reply>, Error> {
+impl PreparedRequest {
+    async fn run(mut self: Box<Self>) -> Result<Response<UpstreamBody>, Error> {
         let (response, mut loan) = loop {
             let ride = self.pool.ride().await?;
             let may_ride_again = ride.was_used();
@@ -172,7 +172,7 @@ impl Errand {
             }
         }
         let read = self.pool.options.read;
-        Ok(response.map(|incoming| Reply::new(incoming, loan, read, self.deadline)))
+        Ok(response.map(|incoming| UpstreamBody::new(incoming, loan, read, self.deadline)))
     }
 }
 
@@ -192,7 +192,7 @@ fn version_of(version: Version) -> &'static str {
 }
 
 /// Sets version and target as the connection requires.
-fn address(request: &mut Request<Body>, ride: &Ride, pool: &Pool, target: PathAndQuery) {
+fn address(request: &mut Request<Body>, ride: &UpstreamConnection, pool: &Pool, target: PathAndQuery) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target);
     if ride.is_http2() {
@@ -234,9 +234,9 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<Reply>;
+    type Response = Response<UpstreamBody>;
     type Error = CallError;
-    type Future = BoxFuture<'static, Result<Response<Reply>, CallError>>;
+    type Future = BoxFuture<'static, Result<Response<UpstreamBody>, CallError>>;
 
     fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         Poll::Ready(Ok(()))

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::HOST;
 use http::request::Parts;
-use semel::canonical::{Limits, canonicalize};
+use semel::canonical::{CanonicalLimits, canonicalize};
 use semel::fingerprint::{Payload, PayloadHasher};
 
-use crate::edge::Plain;
+use crate::edge::PlainRequest;
 use crate::policy::{Fingerprinting, RoutePolicy};
 use crate::present::Present;
 
@@ -34,7 +34,7 @@ impl Asked<'_> {
 
 /// The fingerprint of an unparsed request, with exact bytes and without trailers. Equal to the result of [`payload`] for the parsed
 /// request.
-pub(crate) fn of_bytes(asked: &Asked<'_>, request: &Plain<'_>, policy: &RoutePolicy) -> Payload {
+pub(crate) fn of_bytes(asked: &Asked<'_>, request: &PlainRequest<'_>, policy: &RoutePolicy) -> Payload {
     let mut hasher = asked.hasher();
     for name in &policy.headers.fingerprint {
         for value in request.values(name.as_str()) {
@@ -82,7 +82,7 @@ pub(crate) fn payload(
         Fingerprinting::Json(_) if body.is_empty() => hasher.part("exact").part(body),
         Fingerprinting::Json(exclusions) => {
             let mut canonical = Vec::with_capacity(body.len());
-            canonicalize(body, Limits::DEFAULT, exclusions, &mut canonical)
+            canonicalize(body, CanonicalLimits::DEFAULT, exclusions, &mut canonical)
                 .map_err(|error| error.to_string())?;
             hasher.part("json").part(&canonical)
         }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
-use semel::outcome::{Body as Kept, Outcome};
+use semel::outcome::{Outcome, OutcomeBody as Kept};
 
 use crate::body::Body;
 use crate::policy::StoredHeaders;

@@ -22,8 +22,8 @@ use semel::store::{Effect, EmbeddedStore, RedisClient};
 use semel_client::client::{Client, Request, Sent};
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger, Working};
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
-use semel_pipeline::target::Registry;
-use semel_pipeline::worker::{Observer, Settings, Worker};
+use semel_pipeline::target::TargetRegistry;
+use semel_pipeline::worker::{DeliveryObserver, Worker, WorkerSettings};
 use semel_testbed::{Postgres, Redis};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -88,7 +88,7 @@ struct Bench {
     redis: String,
     commands: RedisClient,
     secret: Arc<Secret>,
-    registry: Registry,
+    registry: TargetRegistry,
     client: Client,
     turns: AtomicU64,
 }
@@ -196,8 +196,8 @@ async fn consume(bench: Arc<Bench>, stream: String, ledger: Arc<dyn Ledger>) {
         ledger as Arc<dyn Working>,
         bench.registry.clone(),
         Arc::clone(&bench.secret),
-        Settings::default(),
-        Arc::clone(&done) as Arc<dyn Observer>,
+        WorkerSettings::default(),
+        Arc::clone(&done) as Arc<dyn DeliveryObserver>,
     )
     .expect("a worker");
     while done.count() < MESSAGES || worker.in_hand() > 0 {

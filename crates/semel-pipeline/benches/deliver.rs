@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel_client::client::{Client, Request, Sent};
-use semel_pipeline::delivery::{Class, Ending, Settle, Work};
+use semel_pipeline::delivery::{AttemptClass, Ending, Settle, Work};
 use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Take, Working};
 use semel_pipeline::publish::Publication;
-use semel_pipeline::target::{Registry, delivery_key};
-use semel_pipeline::worker::{Observer, Settings, Worker};
+use semel_pipeline::target::{TargetRegistry, delivery_key};
+use semel_pipeline::worker::{DeliveryObserver, Worker, WorkerSettings};
 use semel_testbed::Postgres;
 use tokio::runtime::Runtime;
 
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 struct Bench {
     ledger: Arc<PostgresLedger>,
     secret: Arc<Secret>,
-    registry: Registry,
+    registry: TargetRegistry,
     client: Client,
     numbers: AtomicU64,
 }
@@ -133,8 +133,8 @@ async fn worker(bench: Arc<Bench>) {
         Arc::clone(&bench.ledger) as Arc<dyn Working>,
         bench.registry.clone(),
         Arc::clone(&bench.secret),
-        Settings::default(),
-        Arc::clone(&done) as Arc<dyn Observer>,
+        WorkerSettings::default(),
+        Arc::clone(&done) as Arc<dyn DeliveryObserver>,
     )
     .expect("a worker");
     while done.count() < EVENTS || worker.in_hand() > 0 {
@@ -183,5 +183,11 @@ async fn lone(bench: Arc<Bench>) {
 
 fn done() -> Settle {
     let (error, excerpt) = (String::new(), String::new());
-    Settle::Done(Ending { class: Class::Success, status: Some(200), error, excerpt, retry_after: None })
+    Settle::Done(Ending {
+        class: AttemptClass::Success,
+        status: Some(200),
+        error,
+        excerpt,
+        retry_after: None,
+    })
 }

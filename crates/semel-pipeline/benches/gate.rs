@@ -20,11 +20,11 @@ use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{RedisClient, RedisStore};
 use semel_pipeline::buffer::Buffer;
-use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
+use semel_pipeline::drainer::{DrainCounters, DrainPace, Drainer};
 use semel_pipeline::event::{Notes, Trace};
 use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::ledger::{EventFilter, Ledger, Page, PostgresLedger};
-use semel_pipeline::trigger::{Ask, Burst, Triggers};
+use semel_pipeline::trigger::{Burst, RunRequest, Triggers};
 use semel_testbed::{Postgres, Redis};
 use tokio::runtime::Runtime;
 
@@ -161,7 +161,7 @@ async fn burst(
     let drainer = Drainer::new(
         Arc::clone(&buffer),
         Arc::clone(ledger),
-        Pace::default(),
+        DrainPace::default(),
         Arc::<DrainCounters>::default(),
     );
     while !buffer.tenants().await.expect("Redis answers").is_empty() {
@@ -184,8 +184,8 @@ async fn rest(postgres: &Postgres, redis: &Redis) {
     }
 }
 
-fn ask(tenant: &str, number: u64) -> Ask {
-    Ask {
+fn ask(tenant: &str, number: u64) -> RunRequest {
+    RunRequest {
         principal: "bench".to_owned(),
         tenant: tenant.to_owned(),
         target: "crm".to_owned(),

@@ -10,12 +10,14 @@ use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
 use semel_client::retry::{Destinations, Retry};
-use semel_pipeline::delivery::State;
+use semel_pipeline::delivery::DeliveryState;
 use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{DeliveryFilter, EmbeddedLedger, Intake as _, Page, Reading as _};
 use semel_pipeline::publish::Publication;
-use semel_pipeline::target::{Call, EventTypes, Handler, Outcome, Policy, Registry, Targets};
-use semel_pipeline::worker::{Settings, Silent, Worker};
+use semel_pipeline::target::{
+    DeliveryCall, DeliveryOutcome, EventTypes, Handler, Policy, TargetRegistry, Targets,
+};
+use semel_pipeline::worker::{Silent, Worker, WorkerSettings};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,20 +26,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ledger = Arc::new(EmbeddedLedger::open(store).await?);
     let secret = Arc::new(Secret::random());
 
-    let crm = Handler::new(async |call: Call| {
+    let crm = Handler::new(async |call: DeliveryCall| {
         let (attempt, key) = (call.work().attempt, call.key());
         println!("attempt {attempt} of {}: {:?} under {key:?}", call.event_type(), call.payload());
-        if attempt < 3 { Outcome::retry("the CRM is busy") } else { Outcome::done() }
+        if attempt < 3 { DeliveryOutcome::retry("the CRM is busy") } else { DeliveryOutcome::done() }
     });
     let policy = Policy { retry: Retry::default().base(Duration::from_millis(20)), ..Policy::default() };
     let orders = EventTypes::new(&["order.*"])?;
     let targets = Targets::new().with("crm", Arc::new(crm), orders, policy, &Destinations::default())?;
-    let registry = Registry::new(targets);
+    let registry = TargetRegistry::new(targets);
     let worker = Worker::start(
         Arc::clone(&ledger) as _,
         registry.clone(),
         Arc::clone(&secret),
-        Settings::default(),
+        WorkerSettings::default(),
         Arc::new(Silent),
     )?;
 
@@ -47,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let event = paid.into_event(&secret, &registry.current(), SystemClock.now())?;
         println!("{:?}", ledger.accept(vec![event]).await?);
     }
-    let done = DeliveryFilter { states: vec![State::Done], ..DeliveryFilter::default() };
+    let done = DeliveryFilter { states: vec![DeliveryState::Done], ..DeliveryFilter::default() };
     while ledger.deliveries(done.clone(), Page { after: None, limit: 1 }).await?.items.is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -61,7 +61,7 @@ use semel::together::Together;
 
 pub use self::entry::{Buffered, BufferedRun, Unreadable};
 use self::put::Putting;
-use self::script::Scripts;
+use self::script::BufferScripts;
 use crate::event::{Accepted, Generation, NewEvent};
 use crate::id::{EventId, EventKind};
 pub use crate::ledger::Patch;
@@ -72,7 +72,7 @@ pub struct Buffer {
     prefix: String,
     /// The maximum number of runs of one tenant.
     capacity: u64,
-    scripts: Scripts,
+    scripts: BufferScripts,
     puts: Arc<Together<Putting, Result<Put, Error>>>,
     /// How long a claim on a key can last: a later put of its owner is refused.
     longest_claim: Duration,
@@ -185,7 +185,7 @@ impl Buffer {
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
         let puts = Together::new(put::TOGETHER);
         let Terms { in_flight_max: longest_claim, .. } = Terms::default();
-        Self { client, prefix: prefix.into(), capacity, scripts: Scripts::new(), puts, longest_claim }
+        Self { client, prefix: prefix.into(), capacity, scripts: BufferScripts::new(), puts, longest_claim }
     }
 
     /// The server's address, without its password.

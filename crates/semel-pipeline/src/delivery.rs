@@ -1,5 +1,5 @@
 //! Deliveries: one event for one target. Their states and transitions are defined only here: ledgers build their
-//! statements from [`Step::from`] and [`Step::to`].
+//! statements from [`DeliveryStep::from`] and [`DeliveryStep::to`].
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::id::{DeliveryId, EventId, JobId, LetterId};
 /// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum DeliveryState {
     /// Accepted, and not due yet: it waits for its delay.
     Idle,
     /// Due: any worker may take it.
@@ -34,7 +34,7 @@ pub enum State {
     Cancelled,
 }
 
-impl State {
+impl DeliveryState {
     /// Every state.
     pub const ALL: [Self; 9] = [
         Self::Idle,
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for DeliveryState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -92,7 +92,7 @@ impl fmt::Display for State {
 
 /// A transition of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum DeliveryStep {
     /// Its delay has passed.
     Enqueue,
     /// A worker takes it; the start of the attempt is written with it. An idle one whose delay has passed is enqueued
@@ -112,7 +112,7 @@ pub enum Step {
     Cancel,
 }
 
-impl Step {
+impl DeliveryStep {
     /// Every step.
     pub const ALL: [Self; 8] = [
         Self::Enqueue,
@@ -126,37 +126,42 @@ impl Step {
     ];
 
     /// The states that it can start from.
-    pub const fn from(self) -> &'static [State] {
+    pub const fn from(self) -> &'static [DeliveryState] {
         match self {
-            Self::Enqueue => &[State::Idle],
-            Self::Take => &[State::Queued, State::RetryWait, State::Replaying],
-            Self::Finish | Self::Retry | Self::Block | Self::Bury => &[State::Running],
-            Self::Replay => &[State::Dlq, State::Blocked],
-            Self::Cancel => &[State::Idle, State::Queued, State::RetryWait, State::Blocked],
+            Self::Enqueue => &[DeliveryState::Idle],
+            Self::Take => &[DeliveryState::Queued, DeliveryState::RetryWait, DeliveryState::Replaying],
+            Self::Finish | Self::Retry | Self::Block | Self::Bury => &[DeliveryState::Running],
+            Self::Replay => &[DeliveryState::Dlq, DeliveryState::Blocked],
+            Self::Cancel => &[
+                DeliveryState::Idle,
+                DeliveryState::Queued,
+                DeliveryState::RetryWait,
+                DeliveryState::Blocked,
+            ],
         }
     }
 
     /// The state that it leads to.
-    pub const fn to(self) -> State {
+    pub const fn to(self) -> DeliveryState {
         match self {
-            Self::Enqueue => State::Queued,
-            Self::Take => State::Running,
-            Self::Finish => State::Done,
-            Self::Retry => State::RetryWait,
-            Self::Block => State::Blocked,
-            Self::Bury => State::Dlq,
-            Self::Replay => State::Replaying,
-            Self::Cancel => State::Cancelled,
+            Self::Enqueue => DeliveryState::Queued,
+            Self::Take => DeliveryState::Running,
+            Self::Finish => DeliveryState::Done,
+            Self::Retry => DeliveryState::RetryWait,
+            Self::Block => DeliveryState::Blocked,
+            Self::Bury => DeliveryState::Dlq,
+            Self::Replay => DeliveryState::Replaying,
+            Self::Cancel => DeliveryState::Cancelled,
         }
     }
 }
 
-impl State {
+impl DeliveryState {
     /// The state after `step`, if the transition exists.
     ///
     /// # Errors
     /// [`Impossible`] if it does not.
-    pub fn after(self, step: Step) -> Result<Self, Impossible> {
+    pub fn after(self, step: DeliveryStep) -> Result<Self, Impossible> {
         if step.from().contains(&self) { Ok(step.to()) } else { Err(Impossible { state: self, step }) }
     }
 }
@@ -166,12 +171,12 @@ impl State {
 #[error("a delivery that is {state} cannot {}", .step.verb())]
 pub struct Impossible {
     /// The current state.
-    pub state: State,
+    pub state: DeliveryState,
     /// The transition.
-    pub step: Step,
+    pub step: DeliveryStep,
 }
 
-impl Step {
+impl DeliveryStep {
     const fn verb(self) -> &'static str {
         match self {
             Self::Enqueue => "be enqueued",
@@ -200,7 +205,7 @@ pub struct Delivery {
     /// The type of its event.
     pub event_type: String,
     /// Its state.
-    pub state: State,
+    pub state: DeliveryState,
     /// How many attempts were started in its current round; a replay starts a new round.
     pub attempts: u32,
     /// How many of those crashed: started, and their worker was lost.
@@ -223,7 +228,7 @@ pub struct Delivery {
 
 /// One attempt of a delivery, in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct DeliveryAttempt {
     /// Counts from 1, over all rounds.
     pub number: u32,
     /// The process that made it.
@@ -258,7 +263,7 @@ pub fn delivery_of_request(request_id: &str) -> Option<DeliveryId> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// The class of the result.
-    pub class: Class,
+    pub class: AttemptClass,
     /// The HTTP status of the target's answer, if there was one.
     pub status: Option<u16>,
     /// The error, without secrets; empty if there is none.
@@ -273,14 +278,14 @@ impl Ending {
     /// The end of an attempt that does not count as one.
     #[cfg(feature = "embedded")]
     pub(crate) fn deferred(error: String) -> Self {
-        Self { class: Class::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
+        Self { class: AttemptClass::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
     }
 }
 
 /// The class of an attempt's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Class {
+pub enum AttemptClass {
     /// The target accepted it.
     Success,
     /// A failure that may pass.
@@ -296,7 +301,7 @@ pub enum Class {
     Deferred,
 }
 
-impl Class {
+impl AttemptClass {
     /// Every class.
     pub const ALL: [Self; 6] =
         [Self::Success, Self::Transient, Self::Permanent, Self::Unknown, Self::Crashed, Self::Deferred];
@@ -367,12 +372,12 @@ pub struct Work {
 
 impl Settle {
     /// The transition for this result.
-    pub const fn step(&self) -> Step {
+    pub const fn step(&self) -> DeliveryStep {
         match self {
-            Self::Done(_) => Step::Finish,
-            Self::Retry(..) | Self::Defer(_) => Step::Retry,
-            Self::Block(_) => Step::Block,
-            Self::Bury(..) => Step::Bury,
+            Self::Done(_) => DeliveryStep::Finish,
+            Self::Retry(..) | Self::Defer(_) => DeliveryStep::Retry,
+            Self::Block(_) => DeliveryStep::Block,
+            Self::Bury(..) => DeliveryStep::Bury,
         }
     }
 }
@@ -403,45 +408,45 @@ pub enum Said {
 
 /// A delivery with its event and all its attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct DeliveryHistory {
     /// The delivery.
     pub delivery: Delivery,
     /// Its event.
     pub event: Event,
     /// All attempts, the first one first.
-    pub attempts: Vec<Attempt>,
+    pub attempts: Vec<DeliveryAttempt>,
 }
 
 #[cfg(test)]
 mod tests {
     use semel::time::Timestamp;
 
-    use super::{State, Step, delivery_of_request, request_id};
+    use super::{DeliveryState, DeliveryStep, delivery_of_request, request_id};
     use crate::id::DeliveryId;
 
     /// The state diagram, as pairs.
-    const DRAWN: [(State, State); 14] = [
-        (State::Idle, State::Queued),
-        (State::Queued, State::Running),
-        (State::Running, State::Done),
-        (State::Running, State::RetryWait),
-        (State::Running, State::Blocked),
-        (State::Running, State::Dlq),
-        (State::RetryWait, State::Running),
-        (State::Dlq, State::Replaying),
-        (State::Blocked, State::Replaying),
-        (State::Replaying, State::Running),
-        (State::Idle, State::Cancelled),
-        (State::Queued, State::Cancelled),
-        (State::RetryWait, State::Cancelled),
-        (State::Blocked, State::Cancelled),
+    const DRAWN: [(DeliveryState, DeliveryState); 14] = [
+        (DeliveryState::Idle, DeliveryState::Queued),
+        (DeliveryState::Queued, DeliveryState::Running),
+        (DeliveryState::Running, DeliveryState::Done),
+        (DeliveryState::Running, DeliveryState::RetryWait),
+        (DeliveryState::Running, DeliveryState::Blocked),
+        (DeliveryState::Running, DeliveryState::Dlq),
+        (DeliveryState::RetryWait, DeliveryState::Running),
+        (DeliveryState::Dlq, DeliveryState::Replaying),
+        (DeliveryState::Blocked, DeliveryState::Replaying),
+        (DeliveryState::Replaying, DeliveryState::Running),
+        (DeliveryState::Idle, DeliveryState::Cancelled),
+        (DeliveryState::Queued, DeliveryState::Cancelled),
+        (DeliveryState::RetryWait, DeliveryState::Cancelled),
+        (DeliveryState::Blocked, DeliveryState::Cancelled),
     ];
 
     #[test]
     fn only_the_drawn_transitions_are_possible() {
-        for from in State::ALL {
-            for to in State::ALL {
-                let possible = Step::ALL.into_iter().any(|step| from.after(step) == Ok(to));
+        for from in DeliveryState::ALL {
+            for to in DeliveryState::ALL {
+                let possible = DeliveryStep::ALL.into_iter().any(|step| from.after(step) == Ok(to));
                 assert_eq!(possible, DRAWN.contains(&(from, to)), "{from} to {to}");
             }
         }
@@ -457,8 +462,8 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for state in State::ALL {
-            assert_eq!(State::from_name(state.as_str()), Some(state));
+        for state in DeliveryState::ALL {
+            assert_eq!(DeliveryState::from_name(state.as_str()), Some(state));
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::transfer::{PAUSES, Transfer, count};
 
 /// The speed of a drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct DrainPace {
     /// The most runs in one turn.
     pub batch: u32,
     /// How long a lease is valid without a renewal. Renewed at a third of it.
@@ -30,7 +30,7 @@ pub struct Pace {
     pub rest: Duration,
 }
 
-impl Default for Pace {
+impl Default for DrainPace {
     fn default() -> Self {
         Self {
             batch: 100,
@@ -46,14 +46,14 @@ impl Default for Pace {
 #[derive(Debug)]
 pub struct Drainer {
     transfer: Transfer,
-    pace: Pace,
+    pace: DrainPace,
     counters: Arc<DrainCounters>,
     failures: usize,
 }
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum DrainTurn {
     /// Nothing is buffered, or nothing is due yet.
     Idle,
     /// Runs were moved, or became dead letters.
@@ -65,7 +65,7 @@ impl Drainer {
     pub fn new(
         buffer: Arc<Buffer>,
         ledger: Arc<dyn Ledger>,
-        pace: Pace,
+        pace: DrainPace,
         counters: Arc<DrainCounters>,
     ) -> Self {
         let transfer = Transfer::new(buffer, ledger, (pace.lease, pace.max_attempts), Arc::clone(&counters));
@@ -77,12 +77,12 @@ impl Drainer {
         let mut idle_turns = 0;
         while !*stop.borrow() {
             let pause = match self.turn().await {
-                Ok(Turn::Moved(_)) => {
+                Ok(DrainTurn::Moved(_)) => {
                     self.recovered();
                     idle_turns = 0;
                     self.pace.rest
                 }
-                Ok(Turn::Idle) => {
+                Ok(DrainTurn::Idle) => {
                     self.recovered();
                     idle_turns += 1;
                     self.pace.idle
@@ -103,18 +103,18 @@ impl Drainer {
     ///
     /// # Errors
     /// The buffer or the ledger failed. Leased runs are given back, or their leases expire.
-    pub async fn turn(&self) -> Result<Turn, DrainError> {
+    pub async fn turn(&self) -> Result<DrainTurn, DrainError> {
         let buffer = self.transfer.buffer();
-        let Some((tenant, announced)) = buffer.next_tenant().await? else { return Ok(Turn::Idle) };
+        let Some((tenant, announced)) = buffer.next_tenant().await? else { return Ok(DrainTurn::Idle) };
         let leased = buffer.lease((&tenant, announced), self.pace.batch, self.pace.lease).await?;
         count(&self.counters.reclaimed, leased.reclaimed);
         if leased.runs.is_empty() {
-            return Ok(Turn::Idle);
+            return Ok(DrainTurn::Idle);
         }
         count(&self.counters.turns, 1);
         let pause = PAUSES[self.failures.min(PAUSES.len() - 1)];
         self.transfer.move_leased(&leased, pause).await?;
-        Ok(Turn::Moved(leased.runs.len()))
+        Ok(DrainTurn::Moved(leased.runs.len()))
     }
 
     /// Logs that a turn failed, once until it succeeds again, and returns how long to wait.

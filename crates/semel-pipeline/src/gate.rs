@@ -167,12 +167,12 @@ impl Gate {
         }
         let own = self.count(Whose::Tenant(tenant), self.tenant).await;
         let held = match own {
-            Some(Held::Yes) => Some(Why::Tenant),
+            Some(GateHold::Yes) => Some(Why::Tenant),
             // A trigger that is held by its tenant's limit does not count for all.
-            Some(Held::No) => match &self.global {
+            Some(GateHold::No) => match &self.global {
                 Some(limit) => match self.count(Whose::All, *limit).await {
-                    Some(Held::Yes) => Some(Why::Global),
-                    Some(Held::No) => None,
+                    Some(GateHold::Yes) => Some(Why::Global),
+                    Some(GateHold::No) => None,
                     None => return Decision::Pass(Why::FailedOpen),
                 },
                 None => None,
@@ -212,9 +212,9 @@ impl Gate {
     }
 
     /// `None` if Redis does not answer.
-    async fn count(&self, whose: Whose<'_>, limit: Limit) -> Option<Held> {
+    async fn count(&self, whose: Whose<'_>, limit: Limit) -> Option<GateHold> {
         if self.is_held(whose) {
-            return Some(Held::Yes);
+            return Some(GateHold::Yes);
         }
         let keys = ["admitted", "held"].map(|part| match whose {
             Whose::Tenant(tenant) => self.buffer.key(tenant, part),
@@ -227,10 +227,10 @@ impl Gate {
         let answer = self.buffer.client().call(&self.script, &keys, &arguments, Effect::Writes);
         match answer.await {
             Ok(Value::Array(parts)) => match parts[..] {
-                [Value::Int(0), ..] => Some(Held::No),
+                [Value::Int(0), ..] => Some(GateHold::No),
                 [Value::Int(_), Value::Int(left)] => {
                     self.remember(whose, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
-                    Some(Held::Yes)
+                    Some(GateHold::Yes)
                 }
                 _ => None,
             },
@@ -253,7 +253,7 @@ enum Whose<'a> {
 /// Number of remembered holds above which expired ones are removed.
 const REMEMBERED: usize = 1024;
 
-enum Held {
+enum GateHold {
     Yes,
     No,
 }

@@ -8,7 +8,7 @@
 //!   events know their id and dedupe key, workers their token, letters their message, jobs their id.
 //! - **Its own clock.** Leases, delays and retention are counted by the ledger, from when it executes a call; callers give
 //!   durations.
-//! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::Step)s alone; what is not drawn is refused.
+//! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::DeliveryStep)s alone; what is not drawn is refused.
 //! - **In many processes.** Any number of workers on any number of machines, unless the ledger is embedded.
 
 #[cfg(feature = "embedded")]
@@ -31,11 +31,11 @@ use semel::time::Timestamp;
 pub use self::embedded::EmbeddedLedger;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
-use crate::delivery::{Delivery, Holding, Impossible, Said, Settle, State, Told, Work};
+use crate::delivery::{Delivery, DeliveryHistory, DeliveryState, Holding, Impossible, Said, Settle, Work};
 use crate::event::{Accepted, Event, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
-use crate::letter::{Group, Letter, LetterStory, NewLetter, Status};
-use crate::replay::{Item, Job, NewJob, Order, Planned, Selection};
+use crate::letter::{FailureGroup, Letter, LetterStory, NewLetter, Status};
+use crate::replay::{JobItem, JobOrder, JobRecord, NewJob, Planned, Selection};
 
 /// What a ledger answers.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Error>>;
@@ -226,13 +226,13 @@ pub trait Reading: Send + Sync + 'static {
     fn events(&self, filter: EventFilter, page: Page) -> Answer<'_, Paged<Event>>;
 
     /// One delivery with its event and its attempts.
-    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<Told>>;
+    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryHistory>>;
 
     /// Deliveries, the newest first.
     fn deliveries(&self, filter: DeliveryFilter, page: Page) -> Answer<'_, Paged<Delivery>>;
 
     /// The deliveries of an event with their attempts.
-    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<Told>>;
+    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<DeliveryHistory>>;
 
     /// Events that a request id or a dedupe id names: for the story of an action. The request id of an attempt names the
     /// event it delivered.
@@ -293,7 +293,7 @@ pub struct DeliveryFilter {
     /// Only of this tenant.
     pub tenant: Option<String>,
     /// Only in one of these states; in any where it is empty.
-    pub states: Vec<State>,
+    pub states: Vec<DeliveryState>,
 }
 
 /// A line for the audit log.
@@ -334,7 +334,7 @@ pub struct Audited {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Deliveries by target and state; those that ended well need not be counted.
-    pub deliveries: Vec<(String, State, u64)>,
+    pub deliveries: Vec<(String, DeliveryState, u64)>,
     /// How long the oldest that is due has been waiting.
     pub oldest_due: Option<Duration>,
     /// Letters by status.
@@ -354,7 +354,7 @@ pub trait Letters: Send + Sync + 'static {
     fn letters(&self, filter: LetterFilter, page: Page) -> Answer<'_, Paged<Letter>>;
 
     /// Letters that failed alike, the largest group first.
-    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>>;
+    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<FailureGroup>>;
 
     /// Gives a letter up; it can be restored. Refused while it is replaying, and once it was replayed. Again: no change.
     fn discard(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
@@ -395,28 +395,28 @@ pub trait Replays: Send + Sync + 'static {
     fn plan(
         &self,
         selection: Selection,
-        mode: crate::replay::Mode,
+        mode: crate::replay::ReplayMode,
         targets: Vec<String>,
     ) -> Answer<'_, Vec<Planned>>;
 
     /// Makes a job and freezes its items; the same id again answers the job that is there. Items whose delivery another
     /// job has released, or that run, are skipped.
-    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, Job>;
+    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, JobRecord>;
 
     /// One job.
-    fn job(&self, id: JobId) -> Answer<'_, Option<Job>>;
+    fn job(&self, id: JobId) -> Answer<'_, Option<JobRecord>>;
 
     /// Jobs, the newest first.
-    fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>>;
+    fn jobs(&self, page: Page) -> Answer<'_, Paged<JobRecord>>;
 
     /// The items of a job, in the order they are released.
-    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>>;
+    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<JobItem>>;
 
     /// Jobs that are running, also those that ran before a restart.
     fn running(&self) -> Answer<'_, Vec<JobId>>;
 
     /// Pauses, resumes, cancels or paces a job. Refused once it is over, except to cancel a cancelled one again.
-    fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job>;
+    fn order(&self, job: JobId, order: JobOrder, note: String, line: AuditLine) -> Answer<'_, JobRecord>;
 
     /// Releases the next items of a job, at most `limit`, and never more than its concurrency allows: counted in the same
     /// transaction, so that no number of processes exceeds it. A released delivery is `replaying`, its letter too.
@@ -424,12 +424,12 @@ pub trait Replays: Send + Sync + 'static {
     /// as-new accepts an event with a dedupe id made from job and letter, and leaves the delivery in `dlq`. What is replayed
     /// begins a new round of attempts, and its time to be delivered no longer ends. A job whose last item has ended is done.
     /// A job that is not running releases nothing and is answered as it is.
-    fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job>;
+    fn release(&self, job: JobId, limit: u32) -> Answer<'_, JobRecord>;
 
     /// As [`release`](Self::release), if this number of items of the job was [started](crate::replay::Counts::started); otherwise
     /// nothing is released, and the job is answered as it is. So of several processes that saw the same job one releases, and
     /// a call that is repeated because its answer was lost releases once.
-    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job>;
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, JobRecord>;
 }
 
 /// What only runs have: changes, cancelling, keys that are reset.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use semel::time::Timestamp;
 
-use crate::delivery::Attempt;
+use crate::delivery::DeliveryAttempt;
 use crate::id::{DeliveryId, EventId, LetterId};
 
 /// After this many failed replays a dead letter is parked.
@@ -212,14 +212,14 @@ pub struct LetterStory {
     /// The dead letter.
     pub letter: Letter,
     /// All attempts to deliver it, replays included, the first one first.
-    pub attempts: Vec<Attempt>,
+    pub attempts: Vec<DeliveryAttempt>,
     /// Its edited copies, and the dead letter that it became when it was replayed as new and failed.
     pub copies: Vec<LetterId>,
 }
 
 /// A group of similar failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
+pub struct FailureGroup {
     /// Their signature.
     pub signature: Signature,
     /// The target, if there is one.

@@ -39,7 +39,7 @@ pub enum Selection {
 /// How a replay treats earlier effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum ReplayMode {
     /// Same key: completed deliveries are skipped and marked resolved, those in progress are left, failed ones are
     /// retried.
     Resume,
@@ -51,7 +51,7 @@ pub enum Mode {
     AsNew,
 }
 
-impl Mode {
+impl ReplayMode {
     /// Every mode.
     pub const ALL: [Self; 3] = [Self::Resume, Self::ReExecute, Self::AsNew];
 
@@ -78,18 +78,18 @@ pub struct NewJob {
     /// The selection; fixed when the job is created.
     pub selection: Selection,
     /// The mode.
-    pub mode: Mode,
+    pub mode: ReplayMode,
     /// The reason; required by re-execute.
     pub reason: Option<String>,
     /// The person or token that created it.
     pub by: String,
     /// The limits.
-    pub pace: Pace,
+    pub pace: ReplayPace,
 }
 
 /// The limits of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
+pub struct ReplayPace {
     /// Maximum number of items released a second, evenly; 0 means no limit. A delay is not made up for, beyond a
     /// tenth of a second.
     pub rate: f64,
@@ -102,7 +102,7 @@ pub struct Pace {
     pub pause_above: f64,
 }
 
-impl Default for Pace {
+impl Default for ReplayPace {
     fn default() -> Self {
         Self { rate: 0.0, concurrency: 16, canary: 1, pause_above: 0.5 }
     }
@@ -149,7 +149,7 @@ impl JobState {
 
 /// A job in the ledger.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct JobRecord {
     /// The job as it was created.
     pub new: NewJob,
     /// Its state.
@@ -263,7 +263,7 @@ impl ItemState {
 
 /// One item of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
+pub struct JobItem {
     /// The delivery to repeat.
     pub delivery: DeliveryId,
     /// Its dead letter, if it has one.
@@ -296,7 +296,7 @@ pub struct Planned {
     /// The signature of its failure.
     pub signature: String,
     /// The planned action.
-    pub action: Action,
+    pub action: ReplayAction,
     /// The reason, in a few words.
     pub why: String,
 }
@@ -304,7 +304,7 @@ pub struct Planned {
 /// The planned action for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
+pub enum ReplayAction {
     /// Nothing is sent.
     Skip,
     /// It is sent.
@@ -316,7 +316,7 @@ pub enum Action {
 
 /// A command for a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Order {
+pub enum JobOrder {
     /// Release nothing more for now.
     Pause,
     /// Continue.
@@ -324,5 +324,5 @@ pub enum Order {
     /// Release nothing more at all.
     Cancel,
     /// Other limits from now on.
-    Pace(Pace),
+    Pace(ReplayPace),
 }

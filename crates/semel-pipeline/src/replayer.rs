@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::id::JobId;
 use crate::ledger::{AuditLine, Error, Ledger};
-use crate::replay::{Counts, Job, JobState, Order};
+use crate::replay::{Counts, JobOrder, JobRecord, JobState};
 
 /// How often jobs are checked while nothing happens.
 const IDLE: Duration = Duration::from_millis(200);
@@ -47,25 +47,25 @@ pub struct Replayer {
 struct Account {
     /// The results of its items when the account began.
     counts: Counts,
-    schedule: Schedule,
+    schedule: ReplaySchedule,
     /// The last note of the job: another note starts a new account.
     note: String,
 }
 
 impl Account {
     /// The account of a running job that this process sees for the first time, or changed.
-    fn new(job: &Job, now: Instant) -> Self {
+    fn new(job: &JobRecord, now: Instant) -> Self {
         // The job was never paused, so its results in another process count.
         let from_its_beginning = job.note.is_empty() && job.counts.ended() < ACCOUNT;
         Self {
             counts: if from_its_beginning { Counts::default() } else { job.counts },
-            schedule: Schedule::new(job.new.pace.rate, job.counts.started(), now),
+            schedule: ReplaySchedule::new(job.new.pace.rate, job.counts.started(), now),
             note: job.note.clone(),
         }
     }
 
     /// Number of items that failed again, and number that ended.
-    fn ended(&self, job: &Job) -> (u64, u64) {
+    fn ended(&self, job: &JobRecord) -> (u64, u64) {
         let failed = job.counts.failed_again.saturating_sub(self.counts.failed_again);
         (failed, job.counts.ended().saturating_sub(self.counts.ended()))
     }
@@ -73,7 +73,7 @@ impl Account {
 
 /// Enforces the rate of a job: every item has an earliest time, one interval after the previous one.
 #[derive(Clone, Copy, Debug)]
-struct Schedule {
+struct ReplaySchedule {
     rate: f64,
     begun: Instant,
     /// The time of the next item, in ns after `begun`.
@@ -82,7 +82,7 @@ struct Schedule {
     started: u64,
 }
 
-impl Schedule {
+impl ReplaySchedule {
     /// The first item goes immediately.
     fn new(rate: f64, started: u64, now: Instant) -> Self {
         Self { rate, begun: now, next: 0, started }
@@ -185,7 +185,7 @@ impl Replayer {
                 subject: id.to_string(),
                 reason: why.clone(),
             };
-            self.ledger.order(id, Order::Pause, why, line).await?;
+            self.ledger.order(id, JobOrder::Pause, why, line).await?;
             return Ok(Looked::Idle);
         }
         if account.ended(&job).1 >= ACCOUNT {
@@ -209,7 +209,7 @@ impl Replayer {
 }
 
 /// Why a job should pause; `None` while it may continue.
-fn too_many_fail(job: &Job, account: &Account) -> Option<String> {
+fn too_many_fail(job: &JobRecord, account: &Account) -> Option<String> {
     let (failed, ended) = account.ended(job);
     let canary = u64::from(job.new.pace.canary);
     // The canary is judged once all of it has ended; later, a few more items are needed.
@@ -224,7 +224,7 @@ fn too_many_fail(job: &Job, account: &Account) -> Option<String> {
 }
 
 /// How many more items may be released now.
-fn allowed(job: &Job, account: &Account, now: Instant) -> u64 {
+fn allowed(job: &JobRecord, account: &Account, now: Instant) -> u64 {
     let (pace, counts) = (&job.new.pace, &job.counts);
     let canary = u64::from(pace.canary);
     let at_once = if counts.ended() < canary {
@@ -244,13 +244,13 @@ mod tests {
     use semel::time::Timestamp;
 
     use super::*;
-    use crate::replay::{Mode, NewJob, Pace, Selection};
+    use crate::replay::{NewJob, ReplayMode, ReplayPace, Selection};
 
-    fn job(pace: Pace, counts: Counts) -> Job {
+    fn job(pace: ReplayPace, counts: Counts) -> JobRecord {
         let selection = Selection::Letters(Vec::new());
         let id = JobId::new(Timestamp::from_micros(1));
-        Job {
-            new: NewJob { id, selection, mode: Mode::Resume, reason: None, by: "-".to_owned(), pace },
+        JobRecord {
+            new: NewJob { id, selection, mode: ReplayMode::Resume, reason: None, by: "-".to_owned(), pace },
             state: JobState::Running,
             note: String::new(),
             counts,
@@ -265,13 +265,13 @@ mod tests {
     }
 
     fn account(rate: f64) -> Account {
-        let schedule = Schedule::new(rate, 0, Instant::now());
+        let schedule = ReplaySchedule::new(rate, 0, Instant::now());
         Account { counts: Counts::default(), schedule, note: String::new() }
     }
 
     #[tokio::test]
     async fn a_canary_goes_first_and_the_rest_waits_for_it() {
-        let pace = Pace { canary: 3, concurrency: 100, ..Pace::default() };
+        let pace = ReplayPace { canary: 3, concurrency: 100, ..ReplayPace::default() };
         let may = |counts| allowed(&job(pace, counts), &account(0.0), Instant::now());
         assert_eq!(may(counts(1000, 0, 0, 0)), 3);
         assert_eq!(may(counts(997, 3, 0, 0)), 0, "it is in progress");
@@ -280,10 +280,10 @@ mod tests {
         assert_eq!(may(counts(990, 0, 4, 0)), 5);
         assert_eq!(may(counts(900, 2, 20, 0)), 18);
         assert_eq!(may(counts(900, 10, 90, 0)), 90, "up to its concurrency");
-        let narrow = Pace { concurrency: 2, ..pace };
+        let narrow = ReplayPace { concurrency: 2, ..pace };
         let narrow = allowed(&job(narrow, counts(900, 0, 20, 0)), &account(0.0), Instant::now());
         assert_eq!(narrow, 2);
-        let sure = Pace { canary: 0, ..pace };
+        let sure = ReplayPace { canary: 0, ..pace };
         let sure = allowed(&job(sure, counts(1000, 0, 0, 0)), &account(0.0), Instant::now());
         assert_eq!(sure, 100, "without a ramp");
     }
@@ -293,7 +293,7 @@ mod tests {
     async fn run_for(
         length: Duration,
         account: &mut Account,
-        pace: Pace,
+        pace: ReplayPace,
         stands_still: impl Fn(u128) -> bool,
     ) -> Vec<u128> {
         let (begun, mut started) = (Instant::now(), Vec::new());
@@ -320,7 +320,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_is_as_fast_as_asked_and_never_faster() {
         for rate in [0.5, 1.0, 7.0, 10.0, 33.0, 100.0, 1000.0] {
-            let pace = Pace { rate, canary: 0, concurrency: 10_000, ..Pace::default() };
+            let pace = ReplayPace { rate, canary: 0, concurrency: 10_000, ..ReplayPace::default() };
             let started = run_for(Duration::from_secs(20), &mut account(rate), pace, |_| false).await;
             // The n-th item goes with the first check at or after n intervals.
             let step = (1e9 / rate) as u128;
@@ -338,7 +338,7 @@ mod tests {
     // A job that was delayed for ten seconds continues at its rate, and makes up for a tenth of a second.
     #[tokio::test(start_paused = true)]
     async fn it_does_not_catch_up() {
-        let pace = Pace { rate: 100.0, canary: 0, concurrency: 10_000, ..Pace::default() };
+        let pace = ReplayPace { rate: 100.0, canary: 0, concurrency: 10_000, ..ReplayPace::default() };
         let still = |now: u128| (1_000..11_000).contains(&now);
         let started = run_for(Duration::from_secs(12), &mut account(100.0), pace, still).await;
         let before = started.iter().filter(|at| **at < 1_000).count();
@@ -353,7 +353,7 @@ mod tests {
     // The rate also limits the canary.
     #[tokio::test(start_paused = true)]
     async fn a_canary_keeps_the_rate() {
-        let pace = Pace { rate: 2.0, canary: 50, concurrency: 100, ..Pace::default() };
+        let pace = ReplayPace { rate: 2.0, canary: 50, concurrency: 100, ..ReplayPace::default() };
         let mut account = account(2.0);
         let mut may = |started| {
             account.schedule.see(started, Instant::now());
@@ -377,7 +377,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_pauses_itself_when_too_many_fail() {
-        let pace = Pace { canary: 2, pause_above: 0.5, ..Pace::default() };
+        let pace = ReplayPace { canary: 2, pause_above: 0.5, ..ReplayPace::default() };
         let pauses = |counts, account: &Account| too_many_fail(&job(pace, counts), account).is_some();
         assert!(!pauses(counts(9, 1, 0, 1), &account(0.0)), "the canary has not ended");
         assert!(pauses(counts(8, 0, 0, 2), &account(0.0)), "the canary failed");
@@ -398,11 +398,11 @@ mod tests {
     #[tokio::test]
     async fn an_account_begins_with_the_job_or_with_its_resumption() {
         let now = Instant::now();
-        let mut job = job(Pace { canary: 2, ..Pace::default() }, counts(8, 0, 0, 2));
+        let mut job = job(ReplayPace { canary: 2, ..ReplayPace::default() }, counts(8, 0, 0, 2));
         assert!(too_many_fail(&job, &Account::new(&job, now)).is_some(), "its canary failed elsewhere");
         job.note = "resume by alice".to_owned();
         assert!(too_many_fail(&job, &Account::new(&job, now)).is_none());
-        let long = Job { note: String::new(), counts: counts(8, 0, 1, 500), ..job };
+        let long = JobRecord { note: String::new(), counts: counts(8, 0, 1, 500), ..job };
         assert_eq!(Account::new(&long, now).ended(&long), (0, 0), "what was long ago says nothing about now");
     }
 }

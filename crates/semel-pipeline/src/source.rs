@@ -19,7 +19,7 @@ use std::fmt;
 use bytes::Bytes;
 use semel::store::{BoxFuture, Error};
 
-pub use self::pump::{Pump, Routes, SourceCounters};
+pub use self::pump::{EventRoutes, Pump, SourceCounters};
 #[cfg(feature = "redis")]
 pub use self::redis_stream::{RedisStream, RedisStreamBuilder};
 use crate::id::LetterId;
@@ -36,7 +36,7 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
     fn name(&self) -> &str;
 
     /// The next messages; none after a short wait without any.
-    fn next(&mut self) -> BoxFuture<'_, Result<Batch, Error>>;
+    fn next(&mut self) -> BoxFuture<'_, Result<MessageBatch, Error>>;
 
     /// Keeps messages from being given to other consumers while they are processed. Only those that this consumer
     /// still holds.
@@ -58,7 +58,7 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 
 /// The messages that a source gave out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
+pub struct MessageBatch {
     /// The messages.
     pub messages: Vec<Message>,
     /// Messages that were given out before, never acknowledged, and then trimmed or deleted. They are lost.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use semel::key::KeyId;
 use semel::secret::{DerivedKey, Secret};
 use semel::store::BoxFuture;
-use semel_client::retry::{Fate, Health, Judged, Repeat, Signal, Verdict};
+use semel_client::retry::{DestinationHealth, Judged, Repeat, Signal, TryFate, Verdict};
 
 pub(crate) use self::filter::is_type as is_event_type;
 pub use self::filter::{EventTypes, FilterError, MAX_TYPE};
@@ -26,10 +26,10 @@ pub use self::handler::Handler;
 #[cfg(feature = "http")]
 pub use self::http::{HttpOptions, HttpTarget, HttpTargetError};
 pub use self::policy::{Exhausted, Policy};
-pub use self::registry::{Registered, Registry, RegistryError, Targets};
+pub use self::registry::{Registered, RegistryError, TargetRegistry, Targets};
 pub use self::signature::{SecretError, SigningSecret};
-pub use self::trace::{Sampled, Span};
-use crate::delivery::{Class, Ending, Work};
+pub use self::trace::{AttemptSpan, Sampled};
+use crate::delivery::{AttemptClass, Ending, Work};
 use crate::id::EventId;
 use crate::worker::Lease;
 
@@ -41,20 +41,20 @@ pub const MAX_ERROR: usize = 512;
 /// A receiver of events.
 ///
 /// # Contract
-/// - A failed delivery is repeated with the same [`Call::key`]: the receiver acts once for a key.
+/// - A failed delivery is repeated with the same [`DeliveryCall::key`]: the receiver acts once for a key.
 /// - `deliver` is dropped at its time limit; a request that it had sent may still take effect.
-/// - The worker holds the delivery for a limited time. A target that waits before it sends calls [`Call::may_send`]
-///   again right before sending, and answers [`Outcome::given_up`] if it returns false: another worker may have made
+/// - The worker holds the delivery for a limited time. A target that waits before it sends calls [`DeliveryCall::may_send`]
+///   again right before sending, and answers [`DeliveryOutcome::given_up`] if it returns false: another worker may have made
 ///   the delivery meanwhile, and later ones of the same order key.
 /// - A panic counts as an attempt with an unknown result.
 pub trait Target: fmt::Debug + Send + Sync + 'static {
     /// Delivers once, and returns the result.
-    fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome>;
+    fn deliver(&self, call: DeliveryCall) -> BoxFuture<'_, DeliveryOutcome>;
 }
 
 /// One attempt to deliver, as a target sees it. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct DeliveryCall {
     work: Arc<Work>,
     key: DerivedKey,
     max_attempts: u32,
@@ -63,7 +63,7 @@ pub struct Call {
     accepted: Arc<OnceLock<u16>>,
 }
 
-impl Call {
+impl DeliveryCall {
     /// An attempt of this delivery.
     pub fn new(work: Arc<Work>, secret: &Secret, policy: &Policy) -> Self {
         let key = delivery_key(secret, work.event, &work.target, work.epoch);
@@ -126,7 +126,7 @@ impl Call {
 }
 
 #[cfg(feature = "http")]
-impl semel_client::client::SendControl for Call {
+impl semel_client::client::SendControl for DeliveryCall {
     fn may_send(&self) -> bool {
         Self::may_send(self)
     }
@@ -150,14 +150,14 @@ pub fn delivery_key(secret: &Secret, event: EventId, target: &str, epoch: u32) -
 /// The result of an attempt, reported by a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "an outcome says whether to try again"]
-pub struct Outcome {
+pub struct DeliveryOutcome {
     judged: Judged,
     error: String,
     excerpt: String,
     given_up: bool,
 }
 
-impl Outcome {
+impl DeliveryOutcome {
     /// The target accepted it.
     pub fn done() -> Self {
         Self::judged(Verdict::Success, "")
@@ -166,29 +166,29 @@ impl Outcome {
     /// The target certainly did not accept it, and may accept it later.
     pub fn retry(error: impl Into<String>) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
-        outcome.judged.fate = Fate::Undone;
+        outcome.judged.fate = TryFate::Undone;
         outcome
     }
 
     /// As [`retry`](Self::retry), with a minimum delay.
     pub fn retry_after(error: impl Into<String>, after: Duration) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: Some(after) }, error);
-        (outcome.judged.fate, outcome.judged.health) = (Fate::Undone, Health::Silent);
+        (outcome.judged.fate, outcome.judged.health) = (TryFate::Undone, DestinationHealth::Silent);
         outcome
     }
 
     /// It is unknown whether the target accepted it. It is retried with the same key.
     pub fn unknown(error: impl Into<String>) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: None }, error);
-        outcome.judged.fate = Fate::Unknown;
+        outcome.judged.fate = TryFate::Unknown;
         outcome
     }
 
-    /// Nothing was sent, because the worker's lease expired first ([`Call::may_send`]). The delivery is given back,
+    /// Nothing was sent, because the worker's lease expired first ([`DeliveryCall::may_send`]). The delivery is given back,
     /// and the attempt does not count.
     pub fn given_up() -> Self {
         let mut outcome = Self::retry("the lease expired before the delivery was sent");
-        (outcome.judged.health, outcome.given_up) = (Health::Silent, true);
+        (outcome.judged.health, outcome.given_up) = (DestinationHealth::Silent, true);
         outcome
     }
 
@@ -227,7 +227,7 @@ impl Outcome {
     }
 
     /// What it says about the health of the target.
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> DestinationHealth {
         self.judged.health
     }
 
@@ -239,11 +239,11 @@ impl Outcome {
     /// The result for the ledger.
     pub fn into_ending(self) -> Ending {
         let class = match (self.judged.verdict, self.judged.fate) {
-            (Verdict::Success, _) => Class::Success,
-            (Verdict::Fatal, _) => Class::Permanent,
-            (_, Fate::Unknown) if self.judged.status.is_none() => Class::Unknown,
-            (Verdict::Unknown, _) => Class::Unknown,
-            _ => Class::Transient,
+            (Verdict::Success, _) => AttemptClass::Success,
+            (Verdict::Fatal, _) => AttemptClass::Permanent,
+            (_, TryFate::Unknown) if self.judged.status.is_none() => AttemptClass::Unknown,
+            (Verdict::Unknown, _) => AttemptClass::Unknown,
+            _ => AttemptClass::Transient,
         };
         Ending {
             class,
@@ -286,31 +286,31 @@ mod tests {
 
     #[test]
     fn outcomes_have_their_class() {
-        let class = |outcome: Outcome| outcome.into_ending().class;
-        assert_eq!(class(Outcome::done()), Class::Success);
-        assert_eq!(class(Outcome::retry("busy")), Class::Transient);
-        assert_eq!(class(Outcome::unknown("cut")), Class::Unknown);
-        assert_eq!(class(Outcome::refused("no")), Class::Permanent);
+        let class = |outcome: DeliveryOutcome| outcome.into_ending().class;
+        assert_eq!(class(DeliveryOutcome::done()), AttemptClass::Success);
+        assert_eq!(class(DeliveryOutcome::retry("busy")), AttemptClass::Transient);
+        assert_eq!(class(DeliveryOutcome::unknown("cut")), AttemptClass::Unknown);
+        assert_eq!(class(DeliveryOutcome::refused("no")), AttemptClass::Permanent);
         for (status, expected) in [
-            (200, Class::Success),
-            (204, Class::Success),
-            (301, Class::Permanent),
-            (400, Class::Permanent),
-            (404, Class::Permanent),
-            (408, Class::Transient),
-            (429, Class::Transient),
-            (500, Class::Transient),
-            (503, Class::Transient),
+            (200, AttemptClass::Success),
+            (204, AttemptClass::Success),
+            (301, AttemptClass::Permanent),
+            (400, AttemptClass::Permanent),
+            (404, AttemptClass::Permanent),
+            (408, AttemptClass::Transient),
+            (429, AttemptClass::Transient),
+            (500, AttemptClass::Transient),
+            (503, AttemptClass::Transient),
         ] {
-            assert_eq!(class(Outcome::of(&Signal::status(status), "")), expected, "{status}");
+            assert_eq!(class(DeliveryOutcome::of(&Signal::status(status), "")), expected, "{status}");
         }
-        assert_eq!(class(Outcome::of(&Signal::timed_out(), "")), Class::Unknown);
-        assert_eq!(class(Outcome::of(&Signal::not_sent(), "")), Class::Transient);
+        assert_eq!(class(DeliveryOutcome::of(&Signal::timed_out(), "")), AttemptClass::Unknown);
+        assert_eq!(class(DeliveryOutcome::of(&Signal::not_sent(), "")), AttemptClass::Transient);
     }
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let outcome = Outcome::refused("ä".repeat(600)).excerpt("é".repeat(600));
+        let outcome = DeliveryOutcome::refused("ä".repeat(600)).excerpt("é".repeat(600));
         let ending = outcome.into_ending();
         assert!(ending.error.len() <= MAX_ERROR + 3 && ending.error.ends_with('…'));
         assert!(ending.excerpt.len() <= MAX_EXCERPT + 3);

@@ -36,16 +36,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use semel::engine::{Acquired, Completed, RunError, Running};
 use semel::key::{KeyError, KeyId};
-use semel::outcome::{Body, Outcome};
+use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::{Fence, Force, Mode, Phase, Terms, TermsError};
 use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel::{Engine, Key, store};
 use tokio::time::Instant;
 
-pub use self::desk::{DeskError, Located, RunKey};
+pub use self::desk::{DeskError, RunKey, RunLocation};
 use crate::buffer::{Buffer, Put};
-use crate::drainer::{DrainCounters, Pace};
+use crate::drainer::{DrainCounters, DrainPace};
 use crate::event::{Accepted, Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use crate::gate::{Decision, Gate};
 use crate::id::{EventId, EventKind};
@@ -68,7 +68,7 @@ const AWAITED: &str = "the buffer's Redis has not answered since the start";
 
 /// A run to be triggered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct RunRequest {
     /// Name of the token that authenticated the trigger.
     pub principal: String,
     /// The tenant; `""` without one.
@@ -190,15 +190,15 @@ struct Resolved {
 impl Resolved {
     fn read(outcome: &Outcome) -> Option<Self> {
         match outcome.body() {
-            Body::Kept(bytes) => serde_json::from_slice(bytes).ok(),
-            Body::Tombstone(_) => None,
+            OutcomeBody::Kept(bytes) => serde_json::from_slice(bytes).ok(),
+            OutcomeBody::Tombstone(_) => None,
         }
     }
 }
 
 /// Whether a trigger asks the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+enum GateUse {
     /// Yes: in a burst the run is buffered.
     ByGate,
     /// No: its caller waits for the run, which goes into the ledger.
@@ -223,16 +223,16 @@ enum Placed {
 }
 
 /// A trigger with a key while it is placed.
-struct Call<'a> {
-    ask: &'a Ask,
+struct KeyedTrigger<'a> {
+    ask: &'a RunRequest,
     run: &'a NewEvent,
     dedupe: &'a Dedupe,
-    route: Route,
+    route: GateUse,
 }
 
-impl Call<'_> {
+impl KeyedTrigger<'_> {
     fn claim_key(&self, generation: Generation) -> Key {
-        let Ask { principal, tenant, target, key, .. } = self.ask;
+        let RunRequest { principal, tenant, target, key, .. } = self.ask;
         Dedupe::claim_key((principal, tenant, target), key.as_deref().unwrap_or_default(), generation)
     }
 
@@ -327,8 +327,8 @@ impl Triggers {
     ///
     /// # Errors
     /// See [`TriggerError`]. Calling again is safe.
-    pub async fn trigger(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
-        self.trigger_by(ask, Route::ByGate).await
+    pub async fn trigger(&self, ask: &RunRequest) -> Result<Triggered, TriggerError> {
+        self.trigger_by(ask, GateUse::ByGate).await
     }
 
     /// As [`trigger`](Self::trigger), for a caller that waits for the run: it skips the gate and goes into the
@@ -336,24 +336,24 @@ impl Triggers {
     ///
     /// # Errors
     /// As [`trigger`](Self::trigger).
-    pub async fn trigger_now(&self, ask: &Ask) -> Result<Triggered, TriggerError> {
-        self.trigger_by(ask, Route::PastGate).await
+    pub async fn trigger_now(&self, ask: &RunRequest) -> Result<Triggered, TriggerError> {
+        self.trigger_by(ask, GateUse::PastGate).await
     }
 
-    async fn trigger_by(&self, ask: &Ask, route: Route) -> Result<Triggered, TriggerError> {
+    async fn trigger_by(&self, ask: &RunRequest, route: GateUse) -> Result<Triggered, TriggerError> {
         let run = self.run(ask)?;
         if self.awaited && self.burst().is_none() {
             self.failed_open(&AWAITED);
         }
         let Some(dedupe) = &run.dedupe else { return self.place_keyless(run, route).await };
-        let call = Call { ask, run: &run, dedupe, route };
+        let call = KeyedTrigger { ask, run: &run, dedupe, route };
         match self.burst() {
             Some(burst) => self.place_by_claim(burst, &call).await,
             None => self.place_without_claim(&call).await,
         }
     }
 
-    fn run(&self, ask: &Ask) -> Result<NewEvent, TriggerError> {
+    fn run(&self, ask: &RunRequest) -> Result<NewEvent, TriggerError> {
         let texts = [
             ("the tenant", Some(&ask.tenant)),
             ("the target", Some(&ask.target)),
@@ -394,8 +394,8 @@ impl Triggers {
     }
 
     /// A run without a key is never a duplicate, so it needs no claim.
-    async fn place_keyless(&self, run: NewEvent, route: Route) -> Result<Triggered, TriggerError> {
-        if let (Some(burst), Route::ByGate) = (self.burst(), route)
+    async fn place_keyless(&self, run: NewEvent, route: GateUse) -> Result<Triggered, TriggerError> {
+        if let (Some(burst), GateUse::ByGate) = (self.burst(), route)
             && let Decision::Divert(_) = burst.gate.decide(&run.tenant).await
             && let Some(Put::Accepted(accepted)) = self.open(burst.buffer.put(&run, UNCLAIMED).await)
         {
@@ -411,7 +411,11 @@ impl Triggers {
         }
     }
 
-    async fn place_by_claim(&self, burst: &Burst, call: &Call<'_>) -> Result<Triggered, TriggerError> {
+    async fn place_by_claim(
+        &self,
+        burst: &Burst,
+        call: &KeyedTrigger<'_>,
+    ) -> Result<Triggered, TriggerError> {
         // An unresolved claim must be remembered for longer than its owner, or the run that its owner has buffered,
         // can exist.
         let longest = call.ask.lifetime.unwrap_or_default() + self.terms.in_flight_max;
@@ -503,7 +507,7 @@ impl Triggers {
     }
 
     /// The ledger decides alone: there is no buffer, or Redis does not answer.
-    async fn place_without_claim(&self, call: &Call<'_>) -> Result<Triggered, TriggerError> {
+    async fn place_without_claim(&self, call: &KeyedTrigger<'_>) -> Result<Triggered, TriggerError> {
         for _ in 0..ROUNDS {
             let key = self.read_key(call.dedupe).await?;
             let placed = match self.known(self.burst(), call, key).await? {
@@ -532,7 +536,7 @@ impl Triggers {
     async fn known(
         &self,
         burst: Option<&Burst>,
-        call: &Call<'_>,
+        call: &KeyedTrigger<'_>,
         key: KeyState,
     ) -> Result<Option<Known>, ledger::Error> {
         if let Some(holder) = key.holder {
@@ -546,7 +550,12 @@ impl Triggers {
         Ok(now.live().filter(|_| now.generation == key.generation).map(|holder| call.held_by(holder)))
     }
 
-    async fn known_in_buffer(&self, burst: &Burst, call: &Call<'_>, generation: Generation) -> Option<Known> {
+    async fn known_in_buffer(
+        &self,
+        burst: &Burst,
+        call: &KeyedTrigger<'_>,
+        generation: Generation,
+    ) -> Option<Known> {
         let found = burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await;
         let found = self.open(found).flatten()?;
         Some(match found.fingerprint == *call.dedupe.fingerprint.as_bytes() {
@@ -559,7 +568,7 @@ impl Triggers {
     /// Answers with the run that has the key. If the caller waits for it, it is moved into the ledger.
     async fn answer_known(
         &self,
-        call: &Call<'_>,
+        call: &KeyedTrigger<'_>,
         known: Known,
         generation: Generation,
     ) -> Result<Placed, TriggerError> {
@@ -571,7 +580,9 @@ impl Triggers {
             }
             Known::Run { id, buffered } => {
                 let buffered = match (buffered, call.route, self.burst()) {
-                    (true, Route::PastGate, Some(burst)) => self.promote(burst, &call.run.tenant, id).await?,
+                    (true, GateUse::PastGate, Some(burst)) => {
+                        self.promote(burst, &call.run.tenant, id).await?
+                    }
                     _ => buffered,
                 };
                 Ok(Placed::Done(Triggered { id, cached: id != call.run.id, buffered }))
@@ -582,7 +593,11 @@ impl Triggers {
     /// A run with another payload has the key. Before the caller gets a conflict, this searches for a run with the
     /// caller's own payload: it may have lost the key to the other run because Redis did not answer, and an earlier
     /// caller got its id. It is in the buffer or, if it was drained, in the ledger.
-    async fn conflict(&self, call: &Call<'_>, generation: Generation) -> Result<Placed, TriggerError> {
+    async fn conflict(
+        &self,
+        call: &KeyedTrigger<'_>,
+        generation: Generation,
+    ) -> Result<Placed, TriggerError> {
         let buffer = match self.burst_at_hand() {
             Ok(None) => Ok(None),
             Ok(Some(burst)) => burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await,
@@ -637,7 +652,7 @@ impl Triggers {
     }
 
     fn transfer(&self, burst: &Burst) -> Transfer {
-        let (lease, max_attempts) = (self.terms.lease, Pace::default().max_attempts);
+        let (lease, max_attempts) = (self.terms.lease, DrainPace::default().max_attempts);
         let (buffer, ledger) = (Arc::clone(&burst.buffer), Arc::clone(&self.ledger));
         Transfer::new(buffer, ledger, (lease, max_attempts), Arc::clone(&self.drains))
     }
@@ -689,7 +704,7 @@ impl Triggers {
     async fn place_won(
         &self,
         burst: &Burst,
-        call: &Call<'_>,
+        call: &KeyedTrigger<'_>,
         (claim, running): (KeyId, Running),
         key: KeyState,
     ) -> Result<Placed, TriggerError> {
@@ -733,7 +748,7 @@ impl Triggers {
     async fn place_claimed(
         &self,
         burst: &Burst,
-        call: &Call<'_>,
+        call: &KeyedTrigger<'_>,
         running: &Running,
         mut key: KeyState,
     ) -> Result<Placed, TriggerError> {
@@ -756,7 +771,7 @@ impl Triggers {
         }
         let run = call.run_in(generation);
         if first
-            && call.route == Route::ByGate
+            && call.route == GateUse::ByGate
             && let Decision::Divert(_) = burst.gate.decide(&run.tenant).await
         {
             match self.open(burst.buffer.put(&run, attempt.fence()).await) {
@@ -783,7 +798,7 @@ impl Triggers {
     }
 
     /// Places a run with a key in the ledger.
-    async fn direct(&self, call: &Call<'_>, run: NewEvent) -> Result<Placed, TriggerError> {
+    async fn direct(&self, call: &KeyedTrigger<'_>, run: NewEvent) -> Result<Placed, TriggerError> {
         let generation = run.dedupe.as_ref().and_then(|dedupe| dedupe.generation).unwrap_or_default();
         match self.accept(run).await {
             Err(TriggerError::Conflict) => self.conflict(call, generation).await,

@@ -32,15 +32,15 @@ use tokio::task::JoinHandle;
 
 use self::heartbeat::Heartbeat;
 pub use self::lease::Lease;
-pub use self::observe::{Attempted, Next, Observer, Silent};
-use self::room::Room;
-use self::settler::Settled;
+pub use self::observe::{AfterAttempt, Attempted, DeliveryObserver, Silent};
+use self::room::WorkerCapacity;
+use self::settler::FinishedAttempt;
 use crate::ledger::Working;
-use crate::target::Registry;
+use crate::target::TargetRegistry;
 
 /// Settings of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct WorkerSettings {
     /// Its name: unique for each process, also after a restart.
     pub name: String,
     /// How long the worker holds a delivery without a renewal. Renewed at a third of it.
@@ -49,7 +49,7 @@ pub struct Settings {
     pub in_all: u32,
 }
 
-impl Default for Settings {
+impl Default for WorkerSettings {
     fn default() -> Self {
         let name = format!("worker-{}-{:08x}", std::process::id(), rand::random::<u32>());
         Self { name, lease: Duration::from_secs(30), in_all: 256 }
@@ -58,7 +58,7 @@ impl Default for Settings {
 
 /// A running worker. Dropping it has the effect of a crash: its deliveries are given back when their leases expire.
 pub struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     stop: watch::Sender<bool>,
     dispatcher: JoinHandle<()>,
     settler: JoinHandle<()>,
@@ -67,15 +67,15 @@ pub struct Worker {
 }
 
 /// The state that the parts of a worker share.
-struct Shared {
+struct WorkerShared {
     ledger: Arc<dyn Working>,
-    registry: Registry,
+    registry: TargetRegistry,
     secret: Arc<Secret>,
-    settings: Settings,
-    observer: Arc<dyn Observer>,
-    room: Room,
+    settings: WorkerSettings,
+    observer: Arc<dyn DeliveryObserver>,
+    room: WorkerCapacity,
     leases: Arc<heartbeat::Leases>,
-    settled: mpsc::UnboundedSender<Settled>,
+    settled: mpsc::UnboundedSender<FinishedAttempt>,
     /// An attempt ended, or an operator changed something: the dispatcher checks again.
     stir: Notify,
     /// No delivery is in progress any more.
@@ -98,19 +98,19 @@ impl Worker {
     /// The system refused a thread for the heartbeat.
     pub fn start(
         ledger: Arc<dyn Working>,
-        registry: Registry,
+        registry: TargetRegistry,
         secret: Arc<Secret>,
-        settings: Settings,
-        observer: Arc<dyn Observer>,
+        settings: WorkerSettings,
+        observer: Arc<dyn DeliveryObserver>,
     ) -> std::io::Result<Self> {
         let (settled, queue) = mpsc::unbounded_channel();
         let leases = Arc::new(heartbeat::Leases::default());
         let heartbeat = Heartbeat::start(Arc::clone(&ledger), Arc::clone(&leases), settings.lease)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WorkerShared {
             ledger,
             registry,
             secret,
-            room: Room::new(settings.in_all),
+            room: WorkerCapacity::new(settings.in_all),
             settings,
             observer,
             leases,

@@ -1,6 +1,6 @@
 //! All kinds of stores, each created fresh on servers that are started on first use.
 //!
-//! To add a store: add a variant to [`Ground`], its name, and its creation.
+//! To add a store: add a variant to [`StoreKind`], its name, and its creation.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use semel::store::{EmbeddedStore, EncryptedStore, MemoryStore, Store};
 use semel::testkit::contract::Context;
-use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::testkit::fault::{FaultStore, InjectedFault, StoreCall, When};
 use semel::time::ManualClock;
 use semel_testbed::{Postgres, Redis, RedisCluster};
 use tempfile::TempDir;
 
-use crate::place::{Place, SealedWith};
+use crate::place::{SealedWith, StorePlace};
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each says it")]
-pub enum Ground {
+pub enum StoreKind {
     Memory,
     Embedded,
     Redis,
@@ -32,7 +32,7 @@ pub enum Ground {
     Broken,
 }
 
-impl Ground {
+impl StoreKind {
     /// All that must meet the contract.
     pub const ALL: [Self; 7] = [
         Self::Memory,
@@ -73,7 +73,7 @@ pub struct Servers {
     places: AtomicUsize,
 }
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type GroundResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Servers {
     /// A fresh place, on a store that several processes can share; `None` for a store with one opener. Blocks while a
@@ -81,26 +81,30 @@ impl Servers {
     ///
     /// # Errors
     /// A server cannot be started.
-    pub fn place(&self, ground: Ground) -> Result<Option<Place>> {
+    pub fn place(&self, ground: StoreKind) -> GroundResult<Option<StorePlace>> {
         let prefix = format!("place-{}", self.places.fetch_add(1, Ordering::Relaxed));
         Ok(Some(match ground {
-            Ground::Memory | Ground::Embedded | Ground::Encrypted | Ground::Broken => return Ok(None),
-            Ground::Redis => Place::Redis { url: self.redis()?, prefix },
-            Ground::RedisCluster => {
+            StoreKind::Memory | StoreKind::Embedded | StoreKind::Encrypted | StoreKind::Broken => {
+                return Ok(None);
+            }
+            StoreKind::Redis => StorePlace::Redis { url: self.redis()?, prefix },
+            StoreKind::RedisCluster => {
                 let nodes = with(&self.cluster, RedisCluster::start, |cluster| Ok(cluster.addrs()))?;
                 let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-                Place::Redis { url: format!("redis-cluster://{}", nodes.join(",")), prefix }
+                StorePlace::Redis { url: format!("redis-cluster://{}", nodes.join(",")), prefix }
             }
-            Ground::Postgres => Place::Postgres { url: self.database()? },
-            Ground::Tiered => Place::Tiered { postgres: self.database()?, redis: self.redis()?, prefix },
+            StoreKind::Postgres => StorePlace::Postgres { url: self.database()? },
+            StoreKind::Tiered => {
+                StorePlace::Tiered { postgres: self.database()?, redis: self.redis()?, prefix }
+            }
         }))
     }
 
-    fn redis(&self) -> Result<String> {
+    fn redis(&self) -> GroundResult<String> {
         with(&self.redis, Redis::start, |redis| Ok(redis.url()))
     }
 
-    fn database(&self) -> Result<String> {
+    fn database(&self) -> GroundResult<String> {
         with(&self.postgres, Postgres::start, |server| {
             Ok(server.url_at(server.addr(), &server.fresh_database()?))
         })
@@ -111,7 +115,7 @@ impl Servers {
     ///
     /// # Errors
     /// A server cannot be started or a store cannot be opened.
-    pub async fn context(&self, ground: Ground) -> Result<Context> {
+    pub async fn context(&self, ground: StoreKind) -> GroundResult<Context> {
         if let Some(place) = tokio::task::block_in_place(|| self.place(ground))? {
             let context = Context::new(place.open().await?).peer(place.open().await?);
             return Ok(context.reopen(move || {
@@ -121,21 +125,25 @@ impl Servers {
         }
         let clock = ManualClock::default();
         match ground {
-            Ground::Embedded => on_disk(clock, |store| Arc::new(store)),
-            Ground::Encrypted => {
+            StoreKind::Embedded => on_disk(clock, |store| Arc::new(store)),
+            StoreKind::Encrypted => {
                 let ring = SealedWith::New.ring()?;
                 on_disk(clock, move |store| Arc::new(EncryptedStore::new(store, ring.clone())))
             }
-            Ground::Broken => {
+            StoreKind::Broken => {
                 let store = FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone())));
                 store.script(
-                    Call::Complete,
+                    StoreCall::Complete,
                     When::Always,
-                    Fault::Refuse(semel::store::ErrorKind::Unavailable),
+                    InjectedFault::Refuse(semel::store::ErrorKind::Unavailable),
                 );
                 Ok(Context::new(Arc::new(store)).clock(clock))
             }
-            Ground::Memory | Ground::Redis | Ground::RedisCluster | Ground::Postgres | Ground::Tiered => {
+            StoreKind::Memory
+            | StoreKind::Redis
+            | StoreKind::RedisCluster
+            | StoreKind::Postgres
+            | StoreKind::Tiered => {
                 Ok(Context::new(Arc::new(MemoryStore::with_clock(clock.clone()))).clock(clock))
             }
         }
@@ -146,7 +154,7 @@ fn with<S, T>(
     server: &Mutex<Option<S>>,
     start: impl FnOnce() -> semel_testbed::Result<S>,
     ask: impl FnOnce(&S) -> semel_testbed::Result<T>,
-) -> Result<T> {
+) -> GroundResult<T> {
     let mut server = server.lock().unwrap_or_else(PoisonError::into_inner);
     let server = match &mut *server {
         Some(server) => server,
@@ -158,7 +166,7 @@ fn with<S, T>(
 fn on_disk(
     clock: ManualClock,
     wrap: impl Fn(EmbeddedStore) -> Arc<dyn Store> + Send + Sync + 'static,
-) -> Result<Context> {
+) -> GroundResult<Context> {
     let folder: io::Result<TempDir> = tempfile::tempdir();
     let folder = folder?;
     let open = {

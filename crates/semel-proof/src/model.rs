@@ -1,6 +1,6 @@
 //! The claim protocol as a model, over the same transition function that the stores call.
 //!
-//! A [`World`] holds a real `Option<Record>`; every step that touches the store goes through
+//! A [`ModelState`] holds a real `Option<Record>`; every step that touches the store goes through
 //! [`semel::record::apply`]. Around it are workers that obey the protocol, and faults: workers crash at every step,
 //! pause for longer than their leases and act late, are cancelled, lose replies, and have old packets delivered
 //! again; time passes at any time; operators settle, forget and re-execute; the store loses the record. stateright
@@ -31,13 +31,13 @@ use std::time::Duration;
 use semel::record::{Mode, Terms};
 use stateright::{Model, Property};
 
-pub use self::action::{Action, Attempt, Packet};
+pub use self::action::{ModelAction, Packet, PacketOwner};
 pub use self::property::name;
-pub use self::world::{Life, Made, Slot, Stage, Verdict, Witness, Worker, World};
+pub use self::world::{CallerVerdict, Life, Made, ModelState, ModelWitness, ModelWorker, RecordSlot, Stage};
 
 /// A model to check: the mode, the workers, the faults, and a mutant.
 #[derive(Clone, Debug)]
-pub struct Protocol {
+pub struct ProtocolModel {
     /// The mode of every claim.
     pub mode: Mode,
     /// The terms of every claim.
@@ -45,7 +45,7 @@ pub struct Protocol {
     /// The payload of each worker. Two payloads under one key must never get the same outcome.
     pub payloads: Vec<u8>,
     /// How often each event may happen.
-    pub budget: Budget,
+    pub budget: ModelBudget,
     /// A fault in rules or workers that some property must catch.
     pub mutant: Option<Mutant>,
     /// Check this property alone: the shortest trace to it is found.
@@ -54,7 +54,7 @@ pub struct Protocol {
 
 /// How often each event may happen in one run. The rest is part of the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Budget {
+pub struct ModelBudget {
     /// Claims granted.
     pub grants: u8,
     /// Workers that die, at any step.
@@ -122,13 +122,13 @@ pub enum Mutant {
     RenewForEver,
 }
 
-impl Protocol {
+impl ProtocolModel {
     /// A model of `mode` without faults; all workers have one payload, except the last.
     ///
     /// # Panics
     /// If the store may both lose its record and set its clock back: then nothing keeps fences growing, so nothing is
     /// promised, and the model would not show it.
-    pub fn new(mode: Mode, workers: usize, budget: Budget) -> Self {
+    pub fn new(mode: Mode, workers: usize, budget: ModelBudget) -> Self {
         assert!(budget.losses == 0 || budget.clock_steps == 0, "a lost record and a clock step in one model");
         let payloads = (0..workers).map(|worker| u8::from(workers > 1 && worker + 1 == workers)).collect();
         let terms = Terms {
@@ -164,19 +164,19 @@ impl Protocol {
 /// The base of all durations: only their order matters.
 const LEASE: Duration = Duration::from_micros(10);
 
-impl Model for Protocol {
-    type State = World;
-    type Action = Action;
+impl Model for ProtocolModel {
+    type State = ModelState;
+    type Action = ModelAction;
 
-    fn init_states(&self) -> Vec<World> {
-        vec![World::new(self).canonical()]
+    fn init_states(&self) -> Vec<ModelState> {
+        vec![ModelState::new(self).canonical()]
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+    fn actions(&self, world: &ModelState, actions: &mut Vec<ModelAction>) {
         action::possible(self, world, actions);
     }
 
-    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+    fn next_state(&self, world: &ModelState, action: ModelAction) -> Option<ModelState> {
         let next = step::take(self, world, action)?.canonical();
         (next != *world).then_some(next)
     }

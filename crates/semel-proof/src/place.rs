@@ -10,9 +10,9 @@ use semel::store::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How to open a store. Opened twice it gives two handles to the same data, except for [`Place::Memory`].
+/// How to open a store. Opened twice it gives two handles to the same data, except for [`StorePlace::Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum StorePlace {
     /// In this process.
     Memory,
     /// In a folder; one opener at a time.
@@ -43,7 +43,7 @@ pub enum Place {
         /// The key that seals; every process that opens the place knows all keys.
         key: SealedWith,
         /// The inner store.
-        over: Box<Place>,
+        over: Box<StorePlace>,
     },
 }
 
@@ -55,7 +55,7 @@ pub enum SealedWith {
     New,
 }
 
-impl Place {
+impl StorePlace {
     /// Opens it.
     ///
     /// # Errors

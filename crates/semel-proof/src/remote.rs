@@ -25,9 +25,9 @@ use semel::store::{
 use tokio::sync::oneshot;
 
 pub use self::serve::serve;
-use self::wire::{Answer, Ask, Told};
-use crate::place::Place;
-use crate::victim::Job;
+use self::wire::{WireAnswer, WireLine, WireQuestion};
+use crate::place::StorePlace;
+use crate::victim::VictimJob;
 
 /// Forwards calls to another process. Secrets go through a handle of this one: they have no answer that could
 /// depend on who asks.
@@ -36,18 +36,18 @@ pub struct RemoteStore {
     child: Mutex<Child>,
     input: Arc<Mutex<ChildStdin>>,
     next: AtomicU64,
-    shared: Arc<Shared>,
+    shared: Arc<RemoteShared>,
 }
 
 #[derive(Default)]
-struct Shared {
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
+struct RemoteShared {
+    waiting: Mutex<HashMap<u64, oneshot::Sender<WireAnswer>>>,
     wakeups: Wakeups,
-    caches: Mutex<Caches>,
+    caches: Mutex<RemoteCaches>,
 }
 
 #[derive(Default)]
-struct Caches {
+struct RemoteCaches {
     all: Vec<Weak<dyn Invalidate>>,
     trust: Option<Trust>,
 }
@@ -65,9 +65,9 @@ impl RemoteStore {
     ///
     /// # Panics
     /// The program cannot be started.
-    pub async fn start(program: impl AsRef<OsStr>, place: &Place) -> Result<Self, Error> {
+    pub async fn start(program: impl AsRef<OsStr>, place: &StorePlace) -> Result<Self, Error> {
         let here = place.open().await?;
-        let job = serde_json::to_string(&Job::Serve(place.clone())).expect("a job is plain data");
+        let job = serde_json::to_string(&VictimJob::Serve(place.clone())).expect("a job is plain data");
         let mut child = Process::new(program)
             .arg(job)
             .stdin(Stdio::piped())
@@ -76,7 +76,7 @@ impl RemoteStore {
             .expect("the program can be started");
         let input = child.stdin.take().expect("its input is piped");
         let output = child.stdout.take().expect("its output is piped");
-        let (shared, input) = (Arc::new(Shared::default()), Arc::new(Mutex::new(input)));
+        let (shared, input) = (Arc::new(RemoteShared::default()), Arc::new(Mutex::new(input)));
         let (listening, back) = (Arc::clone(&shared), Arc::clone(&input));
         std::thread::spawn(move || listening.listen(output, &back));
         Ok(Self { here, child: Mutex::new(child), input, next: AtomicU64::new(0), shared })
@@ -87,49 +87,49 @@ impl RemoteStore {
         lock(&self.child).id()
     }
 
-    fn send(&self, number: u64, ask: &Ask) -> Result<(), Error> {
+    fn send(&self, number: u64, ask: &WireQuestion) -> Result<(), Error> {
         write(&self.input, number, ask)
             .map_err(|error| Error::new(ErrorKind::Closed, "the other process is gone").with_source(error))
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Answer, Error> {
+    async fn ask(&self, ask: WireQuestion) -> Result<WireAnswer, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&self.shared.waiting).insert(number, sender);
         self.send(number, &ask)?;
         match answer.await {
-            Ok(Answer::Failed { kind, message }) => Err(wire::error(&kind, message)),
+            Ok(WireAnswer::Failed { kind, message }) => Err(wire::error(&kind, message)),
             Ok(answer) => Ok(answer),
             Err(_) => Err(Error::new(ErrorKind::Ambiguous, "the other process ended before it answered")),
         }
     }
 }
 
-fn write(input: &Mutex<ChildStdin>, number: u64, ask: &Ask) -> std::io::Result<()> {
+fn write(input: &Mutex<ChildStdin>, number: u64, ask: &WireQuestion) -> std::io::Result<()> {
     let mut line = serde_json::to_string(&(number, ask)).expect("questions are plain data");
     line.push('\n');
     lock(input).write_all(line.as_bytes())
 }
 
-impl Shared {
+impl RemoteShared {
     fn listen(&self, output: ChildStdout, back: &Mutex<ChildStdin>) {
         // If the write fails the process has ended, which the next read reports.
-        let heard = |number| drop(write(back, number, &Ask::Heard));
+        let heard = |number| drop(write(back, number, &WireQuestion::Heard));
         for line in BufReader::new(output).lines() {
             let Ok(Ok(told)) = line.map(|line| serde_json::from_str(&line)) else { break };
             match told {
-                Told::Answer(number, answer) => {
+                WireLine::Answer(number, answer) => {
                     if let Some(waits) = lock(&self.waiting).remove(&number) {
                         // The caller may have been dropped.
                         let _ = waits.send(answer);
                     }
                 }
-                Told::Woken(id) => self.wakeups.wake(KeyId::from_bytes(id)),
-                Told::Invalid(number, id) => {
+                WireLine::Woken(id) => self.wakeups.wake(KeyId::from_bytes(id)),
+                WireLine::Invalid(number, id) => {
                     self.each_cache(|cache| cache.invalidate(KeyId::from_bytes(id)));
                     heard(number);
                 }
-                Told::Trust(number, confirmed) => {
+                WireLine::Trust(number, confirmed) => {
                     let trust = if confirmed { Trust::Confirmed } else { Trust::Unconfirmed };
                     lock(&self.caches).trust = Some(trust);
                     self.each_cache(|cache| cache.trust(trust));
@@ -151,8 +151,8 @@ impl Shared {
 impl Store for RemoteStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
-            match self.ask(Ask::Apply(*id.as_bytes(), (&command).into())).await? {
-                Answer::Ruled(ruling) => Ok(ruling.into()),
+            match self.ask(WireQuestion::Apply(*id.as_bytes(), (&command).into())).await? {
+                WireAnswer::Ruled(ruling) => Ok(ruling.into()),
                 other => Err(wire::unexpected(&other)),
             }
         })
@@ -160,8 +160,8 @@ impl Store for RemoteStore {
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
         Box::pin(async move {
-            match self.ask(Ask::Get(*id.as_bytes())).await? {
-                Answer::Found(found) => Ok(found.map(Into::into)),
+            match self.ask(WireQuestion::Get(*id.as_bytes())).await? {
+                WireAnswer::Found(found) => Ok(found.map(Into::into)),
                 other => Err(wire::unexpected(&other)),
             }
         })
@@ -169,13 +169,13 @@ impl Store for RemoteStore {
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         Box::pin(async move {
-            let ask = Ask::Scan {
+            let ask = WireQuestion::Scan {
                 phase: query.phase.map(wire::phase_number),
                 after: query.after.map(|id| *id.as_bytes()),
                 limit: query.limit,
             };
             match self.ask(ask).await? {
-                Answer::Listed { items, next } => Ok(Page {
+                WireAnswer::Listed { items, next } => Ok(Page {
                     items: items.into_iter().map(Into::into).collect(),
                     next: next.map(KeyId::from_bytes),
                 }),
@@ -186,8 +186,8 @@ impl Store for RemoteStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
         Box::pin(async move {
-            match self.ask(Ask::Sweep(limit)).await? {
-                Answer::Swept { shrunk, removed, more } => Ok(Swept { shrunk, removed, more }),
+            match self.ask(WireQuestion::Sweep(limit)).await? {
+                WireAnswer::Swept { shrunk, removed, more } => Ok(Swept { shrunk, removed, more }),
                 other => Err(wire::unexpected(&other)),
             }
         })
@@ -197,7 +197,7 @@ impl Store for RemoteStore {
         let watch = self.shared.wakeups.watch(id);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         // If this fails, the next request reports it.
-        let _ = self.send(number, &Ask::Watch(*id.as_bytes()));
+        let _ = self.send(number, &WireQuestion::Watch(*id.as_bytes()));
         watch
     }
 

@@ -47,28 +47,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use stateright::{Model, Property};
 
-pub use self::action::{Action, Destination, RedisFailure};
+pub use self::action::{GateOutcome, RedisFailure, TriggerAction};
 pub use self::property::name;
 pub use self::world::{
-    Caller, ClaimAnswer, ClaimState, Client, Delivery, Drainer, Entry, Event, KeyRow, LeaseHolder, LeasedRun,
-    Ledger, LookReason, Redis, Resetter, Rule, RunSet, Stage, TenantPart, Witness, World,
+    BufferedEntry, CallerStage, CallerState, ClaimAnswer, ClaimState, ClientStep, DrainerStep, KeyRow,
+    LeaseHolder, LeasedRunState, LedgerRun, LedgerState, LookReason, ModelDelivery, RedisState, Resetter,
+    RunSet, TenantPart, TriggerRule, TriggerState, TriggerWitness,
 };
 
 /// A model to check: its participants, its faults, and possibly a mutant.
 #[derive(Clone, Debug)]
 pub struct TriggerModel {
     /// The callers. Callers of one kind are interchangeable, so they begin in this order.
-    pub callers: Vec<Trigger>,
+    pub callers: Vec<ModelTrigger>,
     /// Number of drainers.
     pub drainers: usize,
     /// Whether drainers find the tenant through the list of tenants.
     pub listed: bool,
     /// Decisions that the gate can take.
-    pub gate: Gate,
+    pub gate: GateChoices,
     /// How often each event may happen.
-    pub budget: Budget,
+    pub budget: TriggerBudget,
     /// A step that is broken on purpose.
-    pub mutant: Option<Mutant>,
+    pub mutant: Option<TriggerMutant>,
     /// Check this property alone, to find the shortest trace to it.
     pub only: Option<&'static str>,
     /// Milestones that were reached, as bits.
@@ -77,7 +78,7 @@ pub struct TriggerModel {
 
 /// A trigger of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trigger {
+pub struct ModelTrigger {
     /// The payload.
     pub payload: u8,
     /// Whether the caller waits for the run (`?wait=true`).
@@ -88,7 +89,7 @@ pub struct Trigger {
 
 /// Decisions that the gate can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum GateChoices {
     /// Buffer or ledger, each time.
     Any,
     /// Always the buffer.
@@ -97,7 +98,7 @@ pub enum Gate {
 
 /// How often each event may happen. The rest is part of the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Budget {
+pub struct TriggerBudget {
     /// Processes that die, at any step.
     pub crashes: u8,
     /// Leases that expire while their owner is only paused. The lease of a dead owner always expires.
@@ -122,7 +123,7 @@ pub struct Budget {
 
 /// A step that is broken on purpose. A model that does not notice it proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutant {
+pub enum TriggerMutant {
     /// The drainer accepts a cancelled run as live and cancels it afterwards.
     CancelAfterAccept,
     /// A buffered run can be cancelled again once a lease on it has expired.
@@ -244,13 +245,13 @@ pub enum Milestone {
 
 impl TriggerModel {
     /// A model with these callers, and one drainer.
-    pub fn new(callers: &[Trigger], budget: Budget) -> Self {
+    pub fn new(callers: &[ModelTrigger], budget: TriggerBudget) -> Self {
         assert!(callers.len() <= world::RUNS, "more callers than runs");
         Self {
             callers: callers.to_vec(),
             drainers: 1,
             listed: false,
-            gate: Gate::Any,
+            gate: GateChoices::Any,
             budget,
             mutant: None,
             only: None,
@@ -260,7 +261,7 @@ impl TriggerModel {
 
     /// The same model with a mutant.
     #[must_use]
-    pub fn with(mut self, mutant: Mutant) -> Self {
+    pub fn with(mut self, mutant: TriggerMutant) -> Self {
         self.mutant = Some(mutant);
         self
     }
@@ -290,7 +291,7 @@ impl TriggerModel {
     /// The same model with a gate that sends every trigger into the buffer.
     #[must_use]
     pub fn gate_closed(mut self) -> Self {
-        self.gate = Gate::Closed;
+        self.gate = GateChoices::Closed;
         self
     }
 
@@ -305,27 +306,27 @@ impl TriggerModel {
     }
 
     /// Whether Redis failed a caller or lost its data on the way to this state.
-    pub fn redis_failed(&self, world: &World) -> bool {
+    pub fn redis_failed(&self, world: &TriggerState) -> bool {
         (world.left.failures, world.left.losses) != (self.budget.failures, self.budget.losses)
     }
 
-    fn broken_by(&self, mutant: Mutant) -> bool {
+    fn broken_by(&self, mutant: TriggerMutant) -> bool {
         self.mutant == Some(mutant)
     }
 }
 
 /// One step: the world that it changes, and the model it belongs to.
-struct Step<'a> {
+struct ModelStep<'a> {
     model: &'a TriggerModel,
-    world: World,
+    world: TriggerState,
 }
 
-impl Step<'_> {
+impl ModelStep<'_> {
     fn mark(&self, mark: Milestone) {
         self.model.reached.fetch_or(1 << mark as u32, Ordering::Relaxed);
     }
 
-    fn broken_by(&self, mutant: Mutant) -> bool {
+    fn broken_by(&self, mutant: TriggerMutant) -> bool {
         self.model.broken_by(mutant)
     }
 
@@ -339,20 +340,20 @@ impl Step<'_> {
 }
 
 impl Model for TriggerModel {
-    type State = World;
-    type Action = Action;
+    type State = TriggerState;
+    type Action = TriggerAction;
 
-    fn init_states(&self) -> Vec<World> {
-        vec![World::new(self).canonical()]
+    fn init_states(&self) -> Vec<TriggerState> {
+        vec![TriggerState::new(self).canonical()]
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+    fn actions(&self, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
         action::certain(self, world, actions);
         action::possible(self, world, actions);
     }
 
-    fn next_state(&self, world: &World, action: Action) -> Option<World> {
-        let mut step = Step { model: self, world: world.clone() };
+    fn next_state(&self, world: &TriggerState, action: TriggerAction) -> Option<TriggerState> {
+        let mut step = ModelStep { model: self, world: world.clone() };
         step.take(action)?;
         let next = step.world.canonical();
         (next != *world).then_some(next)
@@ -377,11 +378,11 @@ mod tests {
 
     use super::*;
 
-    fn successors(model: &TriggerModel, world: &World) -> HashSet<World> {
+    fn successors(model: &TriggerModel, world: &TriggerState) -> HashSet<TriggerState> {
         let mut actions = Vec::new();
         model.actions(world, &mut actions);
         let next = actions.into_iter().filter_map(|action| {
-            let mut step = Step { model, world: world.clone() };
+            let mut step = ModelStep { model, world: world.clone() };
             step.take(action).map(|()| step.world.canonical())
         });
         next.collect()
@@ -390,7 +391,7 @@ mod tests {
     // A state and its canonical form must have the same future, or the checker would skip states that it never saw.
     #[test]
     fn model_canonical_form_has_the_same_future() {
-        let budget = Budget {
+        let budget = TriggerBudget {
             crashes: 3,
             pauses: 4,
             resets: 1,
@@ -402,16 +403,16 @@ mod tests {
             sweeps: 0,
             claim_records_end: 1,
         };
-        let caller = Trigger { payload: 0, wait: false, keyed: true };
+        let caller = ModelTrigger { payload: 0, wait: false, keyed: true };
         let mut random = 1_u64;
         let mut compared = 0;
         for walk in 0..300 {
-            let second = Trigger { wait: walk % 2 == 0, ..caller };
-            let third = Trigger { payload: 1, keyed: walk % 3 != 0, ..caller };
+            let second = ModelTrigger { wait: walk % 2 == 0, ..caller };
+            let third = ModelTrigger { payload: 1, keyed: walk % 3 != 0, ..caller };
             let model = TriggerModel::new(&[caller, second, third], budget).drainers(2);
             let model = if walk % 4 < 2 { model.listed() } else { model };
             // Never made canonical: fences and numbers grow.
-            let mut world = World::new(&model);
+            let mut world = TriggerState::new(&model);
             for _ in 0..50 {
                 let canonical = world.clone().canonical();
                 assert_eq!(canonical, canonical.clone().canonical());
@@ -425,7 +426,7 @@ mod tests {
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let choice = usize::try_from(random >> 33).unwrap() % actions.len();
-                let mut step = Step { model: &model, world: world.clone() };
+                let mut step = ModelStep { model: &model, world: world.clone() };
                 if step.take(actions[choice]).is_some() {
                     world = step.world;
                 }

@@ -1,6 +1,6 @@
 //! Processes that die on purpose: their jobs and their reports.
 //!
-//! A test starts `semel-victim` with a [`Job`] and reads [`Report`]s from its standard output, one line each. A line
+//! A test starts `semel-victim` with a [`VictimJob`] and reads [`VictimReport`]s from its standard output, one line each. A line
 //! is one write below the size that a pipe accepts atomically, so a report arrives completely or not at all. A
 //! reported event did happen; an event without a report may also have happened before the report was written.
 
@@ -21,18 +21,18 @@ use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_sig
 use semel::store::EmbeddedStore;
 use serde::{Deserialize, Serialize};
 
-pub use self::report::{Answered, Report};
+pub use self::report::{ReportedEnd, VictimReport};
 
 /// The job of a victim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Job {
+pub enum VictimJob {
     /// Opens a store and keeps it open until it is killed.
     Hold {
         /// The folder of the store.
         store: PathBuf,
     },
     /// Runs one effect, and dies at the configured point.
-    Life(life::Life),
+    Life(life::VictimLife),
     /// Writes with many callers until it is killed.
     Flood(flood::Flood),
     /// Writes and works on the embedded ledger until it is killed.
@@ -42,10 +42,10 @@ pub enum Job {
     /// Asks for the same key with many concurrent callers, round by round.
     Crowd(crowd::Crowd),
     /// Executes the requests of another process on a store.
-    Serve(crate::place::Place),
+    Serve(crate::place::StorePlace),
 }
 
-impl Job {
+impl VictimJob {
     /// Does the job. Some jobs do not return.
     pub fn run(self) -> ExitCode {
         // A test that is killed must not leave a victim behind.
@@ -53,11 +53,11 @@ impl Job {
         match self {
             Self::Hold { store } => match EmbeddedStore::open(&store) {
                 Ok(_open) => {
-                    Report::Ready.send();
+                    VictimReport::Ready.send();
                     rest()
                 }
                 Err(error) => {
-                    Report::not_opened(&error).send();
+                    VictimReport::not_opened(&error).send();
                     ExitCode::FAILURE
                 }
             },

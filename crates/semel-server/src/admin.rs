@@ -29,7 +29,7 @@ use axum::response::{IntoResponse as _, Response};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
-use semel_http::edge::{Departed, Limits, Options, Peer, Tls};
+use semel_http::edge::{Departed, EdgeLimits, EdgeOptions, Peer, Tls};
 use serde_json::Value;
 
 pub(crate) use self::access::Access;
@@ -189,9 +189,16 @@ impl Admin {
 
 /// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
 /// keys, and that nobody waits for a claim in the name of a client that is gone.
-pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> Options {
-    let limits = Limits { body_bytes: u64::MAX, connections, ..Limits::default() };
-    Options { tls, limits, drain, key_headers: Vec::new(), departed: Departed::Drop, ..Options::default() }
+pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> EdgeOptions {
+    let limits = EdgeLimits { body_bytes: u64::MAX, connections, ..EdgeLimits::default() };
+    EdgeOptions {
+        tls,
+        limits,
+        drain,
+        key_headers: Vec::new(),
+        departed: Departed::Drop,
+        ..EdgeOptions::default()
+    }
 }
 
 /// Every request passes here: is it meant for us, may it, and what came of it.

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use semel_check::{
-    Error, Options, Paint, Progress, Report, Runner, SUITES, Storyboard, Telling, json, junit, pretty, suite,
-    template,
+    Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, json, junit, pretty,
+    suite, template,
 };
 use serde_json::Value;
 
-use crate::cli::{CheckArgs, Format};
+use crate::cli::{CheckArgs, ReportFormat};
 
 /// A case failed.
 const FAILED: u8 = 1;
@@ -55,7 +55,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
     let Some(target) = &args.target else {
         return Err(Error::Setting("semel check: expected --target URL".to_owned()));
     };
-    let mut options = Options::new(target);
+    let mut options = RunOptions::new(target);
     options.auth.clone_from(&args.auth);
     options.other_auth.clone_from(&args.other_auth);
     options.restart.clone_from(&args.restart);
@@ -82,12 +82,12 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
 
 fn told(report: &Report, args: &CheckArgs) -> String {
     match args.format {
-        Format::Json => format!("{}\n", json(report)),
-        Format::Junit => junit(report),
-        Format::Pretty => {
+        ReportFormat::Json => format!("{}\n", json(report)),
+        ReportFormat::Junit => junit(report),
+        ReportFormat::Pretty => {
             let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if coloured { Paint::Coloured } else { Paint::Plain };
-            let telling = if args.explain { Telling::Explained } else { Telling::Short };
+            let telling = if args.explain { Verbosity::Explained } else { Verbosity::Short };
             pretty(report, paint, telling)
         }
     }

@@ -11,11 +11,11 @@ use crate::runbook::RunbookArgs;
 #[command(name = "semel", version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Run the gateway and the admin API
     Serve(ServeArgs),
     /// Run a demo: a sample payments API behind the gateway, with traffic to watch
@@ -116,8 +116,8 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "CMD")]
     pub(crate) restart: Option<String>,
     /// Format of the report
-    #[arg(long, value_enum, default_value_t = Format::Pretty)]
-    pub(crate) format: Format,
+    #[arg(long, value_enum, default_value_t = ReportFormat::Pretty)]
+    pub(crate) format: ReportFormat,
     /// For each failed case, show the harm to a client, how to fix it, the request and the answer
     #[arg(long)]
     pub(crate) explain: bool,
@@ -140,7 +140,7 @@ pub(crate) struct CheckArgs {
 
 /// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum ReportFormat {
     /// For humans
     Pretty,
     /// For programs

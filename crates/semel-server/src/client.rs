@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use semel_client::client::{BuildError, Sent};
+use semel_client::client::{ClientBuildError, Sent};
 
 pub(crate) use semel_client::client::{Request, Response};
 
-use self::trouble::Server;
+use self::trouble::ServerName;
 use crate::cli::Remote;
 use crate::misused::Misused;
 
@@ -22,14 +22,14 @@ const MOST: usize = 64 << 20;
 
 /// Sends requests to one server.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct AdminClient {
     inner: semel_client::client::Client,
-    server: Server,
+    server: ServerName,
 }
 
 /// The kind of server, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub(crate) enum PeerKind {
     /// A `semel serve`.
     Server,
     /// A collector of spans.
@@ -38,23 +38,23 @@ pub(crate) enum Peer {
 
 /// The trusted authorities and the client certificate.
 #[derive(Clone, Copy, Debug, Default)]
-struct Trust<'a> {
+struct TrustSettings<'a> {
     ca: Option<&'a Path>,
     /// Certificate and key.
     identity: Option<(&'a Path, &'a Path)>,
 }
 
-impl Client {
+impl AdminClient {
     /// A client for the server that the flags name.
     ///
     /// # Errors
     /// An invalid URL, or certificates that cannot be read.
     pub(crate) fn of(remote: &Remote) -> anyhow::Result<Self> {
-        let trust = Trust {
+        let trust = TrustSettings {
             ca: remote.admin_ca.as_deref(),
             identity: remote.admin_cert.as_deref().zip(remote.admin_key.as_deref()),
         };
-        Self::build(&remote.admin, Peer::Server, remote.token.as_deref(), trust)
+        Self::build(&remote.admin, PeerKind::Server, remote.token.as_deref(), trust)
     }
 
     /// A client for a server that this process started.
@@ -62,7 +62,7 @@ impl Client {
     /// # Errors
     /// An invalid URL.
     pub(crate) fn own(url: &str) -> anyhow::Result<Self> {
-        Self::build(url, Peer::Server, None, Trust::default())
+        Self::build(url, PeerKind::Server, None, TrustSettings::default())
     }
 
     /// A client for a collector of spans. With `ca`, it trusts that file instead of the system's authorities.
@@ -70,11 +70,16 @@ impl Client {
     /// # Errors
     /// An invalid URL, or certificates that cannot be read.
     pub(crate) fn collector(url: &str, ca: Option<&Path>) -> anyhow::Result<Self> {
-        Self::build(url, Peer::Collector, None, Trust { ca, identity: None })
+        Self::build(url, PeerKind::Collector, None, TrustSettings { ca, identity: None })
     }
 
-    fn build(url: &str, peer: Peer, token: Option<&str>, trust: Trust<'_>) -> anyhow::Result<Self> {
-        let Trust { ca, identity } = trust;
+    fn build(
+        url: &str,
+        peer: PeerKind,
+        token: Option<&str>,
+        trust: TrustSettings<'_>,
+    ) -> anyhow::Result<Self> {
+        let TrustSettings { ca, identity } = trust;
         // A URL that may contain a password is not shown.
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
         let mut builder = semel_client::client::Client::builder(url).context(Misused::new(shown))?;
@@ -85,7 +90,7 @@ impl Client {
         if let Some((cert, key)) = identity {
             builder = builder.identity(cert, key);
         }
-        let server = Server::new(url, peer, ca);
+        let server = ServerName::new(url, peer, ca);
         let mut unread = Vec::new();
         if server.is_tls() {
             builder = match ca {
@@ -99,7 +104,7 @@ impl Client {
         }
         let inner = builder.build().map_err(|error| -> anyhow::Error {
             match error {
-                BuildError::NoRoots => {
+                ClientBuildError::NoRoots => {
                     let why = unread.first().map(|error| format!(" ({error})")).unwrap_or_default();
                     let setting = peer.ca_setting();
                     Misused::new(format!(
@@ -107,10 +112,10 @@ impl Client {
                     ))
                     .into()
                 }
-                BuildError::Identity { .. } => {
+                ClientBuildError::Identity { .. } => {
                     Misused::new(format!("--admin-cert, --admin-key: {error}")).into()
                 }
-                BuildError::Ca { .. } => Misused::new(format!("{}: {error}", peer.ca_setting())).into(),
+                ClientBuildError::Ca { .. } => Misused::new(format!("{}: {error}", peer.ca_setting())).into(),
                 other => other.into(),
             }
         })?;
@@ -133,7 +138,7 @@ impl Client {
     }
 }
 
-impl Peer {
+impl PeerKind {
     /// The flag or setting for trusted certificates.
     fn ca_setting(self) -> &'static str {
         match self {

@@ -30,12 +30,12 @@ use std::time::Duration;
 use semel::secret::Secret;
 use toml::de::DeTable;
 
-pub(crate) use self::access::{Admin, Role, Token};
-pub(crate) use self::gateway::Gateway;
-pub(crate) use self::intake::{Gate, Intake};
-pub(crate) use self::pipeline::{LedgerPlace, Pipeline};
-pub(crate) use self::problem::{Invalid, Problem};
-pub(crate) use self::records::{Coordinate, Loss, Place, Records};
+pub(crate) use self::access::{AdminListener, AdminToken, Role};
+pub(crate) use self::gateway::GatewayConfig;
+pub(crate) use self::intake::{GateConfig, IntakeConfig};
+pub(crate) use self::pipeline::{LedgerPlace, PipelineConfig};
+pub(crate) use self::problem::{ConfigProblem, Invalid};
+pub(crate) use self::records::{Coordinate, Loss, Records, StoreUrl};
 use self::sealing::PlainLedger;
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
@@ -55,24 +55,24 @@ pub(crate) struct Config {
     /// Set by the operator; otherwise the store has one.
     pub(crate) secret: Option<Secret>,
     /// `None` without an upstream.
-    pub(crate) gateway: Option<Gateway>,
-    pub(crate) admin: Admin,
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) gateway: Option<GatewayConfig>,
+    pub(crate) admin: AdminListener,
+    pub(crate) tokens: Vec<AdminToken>,
     pub(crate) records: Records,
     /// `None` if outcomes are not encrypted.
     pub(crate) sealing: Option<Sealing>,
     /// Services that the upstreams call.
     pub(crate) downstreams: Vec<Downstream>,
-    pub(crate) pipeline: Pipeline,
-    pub(crate) intake: Intake,
-    pub(crate) log: Log,
+    pub(crate) pipeline: PipelineConfig,
+    pub(crate) intake: IntakeConfig,
+    pub(crate) log: LogConfig,
     /// How long requests in progress may take to finish after the server was told to stop.
     pub(crate) drain: Duration,
 }
 
 /// Logging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Log {
+pub(crate) struct LogConfig {
     pub(crate) format: LogFormat,
     pub(crate) level: tracing::Level,
 }
@@ -114,7 +114,7 @@ impl Config {
         if gaps.is_empty() {
             return Ok(());
         }
-        let problem = |message| Problem { place: place.clone(), position: None, message };
+        let problem = |message| ConfigProblem { place: place.clone(), position: None, message };
         Err(Invalid(gaps.into_iter().map(problem).collect()))
     }
 
@@ -158,16 +158,16 @@ impl Config {
     fn read(mut root: Table<'_>, args: &ServeArgs, environment: &Environment<'_>) -> Self {
         let secret = secrets::passphrase(&mut root, "secret", environment);
         let tokens = access::tokens(&mut root, environment);
-        let admin = Admin::read(&mut root, args, &tokens);
-        let gateway = Gateway::read(&mut root, args, environment);
+        let admin = AdminListener::read(&mut root, args, &tokens);
+        let gateway = GatewayConfig::read(&mut root, args, environment);
         let (records, sealing) = Records::read(&mut root, args, environment, gateway.as_ref());
         let downstreams = downstream::read(&mut root, environment);
-        let mut pipeline = Pipeline::read(&mut root, &records, environment);
-        let intake = Intake::read(&mut root, pipeline.ledger.is_some(), environment);
+        let mut pipeline = PipelineConfig::read(&mut root, &records, environment);
+        let intake = IntakeConfig::read(&mut root, pipeline.ledger.is_some(), environment);
         if sealing.as_ref().is_some_and(|sealing| sealing.ledger == PlainLedger::Refuse) {
             refuse_plain_ledger(&root, &mut pipeline, &intake);
         }
-        let log = Log::read(&mut root);
+        let log = LogConfig::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
         Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, intake, log, drain }
@@ -175,7 +175,7 @@ impl Config {
 }
 
 /// Outcomes are encrypted, but events and buffered runs are not. If a ledger or a buffer is configured, the operator must accept that.
-fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intake) {
+fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut PipelineConfig, intake: &IntakeConfig) {
     let asking = [
         ("[ledger]", pipeline.is_asked_for),
         ("[[target]]", !pipeline.targets.is_empty()),
@@ -194,7 +194,7 @@ fn refuse_plain_ledger(root: &Table<'_>, pipeline: &mut Pipeline, intake: &Intak
     ));
 }
 
-impl Log {
+impl LogConfig {
     /// For commands that print their own messages.
     pub(crate) fn quiet() -> Self {
         Self { format: LogFormat::Auto, level: tracing::Level::ERROR }
@@ -221,7 +221,11 @@ impl Log {
 fn read(path: &Path) -> Result<String, Invalid> {
     std::fs::read_to_string(path).map_err(|error| {
         let place = path.display().to_string();
-        Invalid(vec![Problem { place, position: None, message: format!("cannot read the file: {error}") }])
+        Invalid(vec![ConfigProblem {
+            place,
+            position: None,
+            message: format!("cannot read the file: {error}"),
+        }])
     })
 }
 

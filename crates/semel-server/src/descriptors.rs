@@ -7,7 +7,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use semel_http::proxy::ConnectionLimit;
 
-use crate::config::{Config, LedgerPlace, Place};
+use crate::config::{Config, LedgerPlace, StoreUrl};
 
 /// For the process itself: standard streams, event queues of the runtimes, the listeners, logs.
 const PROCESS: u64 = 24;
@@ -24,7 +24,7 @@ const UNLIMITED: u64 = 1 << 30;
 
 /// The shares.
 #[derive(Clone, Debug)]
-pub(crate) struct Budget {
+pub(crate) struct DescriptorBudget {
     /// The limit of the process.
     pub(crate) limit: u64,
     /// Connections of the admin listener.
@@ -50,7 +50,7 @@ pub(crate) fn raise() -> u64 {
     maximum.unwrap_or(UNLIMITED)
 }
 
-impl Budget {
+impl DescriptorBudget {
     /// Divides the limit among the parts that a config starts.
     pub(crate) fn new(limit: u64, config: &Config) -> Self {
         let rest = limit.saturating_sub(reserved(config));
@@ -129,10 +129,10 @@ impl Budget {
 /// The descriptors that neither the listeners nor the deliveries may use.
 fn reserved(config: &Config) -> u64 {
     let store = match &config.records.place {
-        Place::Memory => 0,
-        Place::Embedded { .. } => EMBEDDED,
-        Place::Redis { .. } => SERVER,
-        Place::Postgres { connections, coordinate, .. } => {
+        StoreUrl::Memory => 0,
+        StoreUrl::Embedded { .. } => EMBEDDED,
+        StoreUrl::Redis { .. } => SERVER,
+        StoreUrl::Postgres { connections, coordinate, .. } => {
             let redis = if coordinate.is_some() { SERVER } else { 0 };
             u64::from(*connections) + SERVER + redis
         }
@@ -169,7 +169,7 @@ mod tests {
         for text in [gateway.to_owned(), target.to_owned(), format!("{gateway}{target}")] {
             let config = config(&text);
             for limit in [128, 256, 1_024, 65_536, 1 << 20, UNLIMITED] {
-                let budget = Budget::new(limit, &config);
+                let budget = DescriptorBudget::new(limit, &config);
                 let in_use = u64::from(budget.admin)
                     + 2 * u64::from(budget.gateway)
                     + u64::from(budget.idle)
@@ -179,10 +179,10 @@ mod tests {
                 assert!(config.gateway.is_none() || budget.gateway >= 8, "{limit}: {budget:?}");
             }
         }
-        let enough = Budget::new(65_536, &config(gateway));
+        let enough = DescriptorBudget::new(65_536, &config(gateway));
         assert_eq!(enough.gateway_connections(10_000), 10_000);
         assert!(enough.warnings(&config(gateway)).is_empty());
-        let scarce = Budget::new(256, &config(gateway)).warnings(&config(gateway));
+        let scarce = DescriptorBudget::new(256, &config(gateway)).warnings(&config(gateway));
         assert!(
             scarce[0].contains("may open 256 files") && scarce[0].contains("not for 10000"),
             "{scarce:?}"

@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 
 use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::{DlqCommand, DlqFilter, Remote};
-use crate::client::Client;
-use crate::remote::{Pages, Query, cell, encode, get, members, print, read_payload, send, table, write_line};
+use crate::client::AdminClient;
+use crate::remote::{
+    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
+};
 
 const PATH: &str = "/v1/dead-letters";
 const GROUPS: &str = "/v1/dead-letters/groups";
@@ -20,8 +22,8 @@ pub(crate) fn run(command: DlqCommand) -> anyhow::Result<()> {
     runtime.block_on(execute(command))
 }
 
-fn query(filter: &DlqFilter) -> Query {
-    let mut query = Query::default();
+fn query(filter: &DlqFilter) -> QueryString {
+    let mut query = QueryString::default();
     query.add("status", filter.status.as_deref());
     query.add("target", filter.target.as_deref());
     query.add("tenant", filter.tenant.as_deref());
@@ -52,13 +54,13 @@ async fn execute(command: DlqCommand) -> anyhow::Result<()> {
             table(["COUNT", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"], &rows)
         }
         DlqCommand::Show { id, remote } => {
-            let shown = get(&Client::of(&remote)?, &format!("{PATH}/{}", encode(&id))).await?;
+            let shown = get(&AdminClient::of(&remote)?, &format!("{PATH}/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { show(&shown) }
         }
         DlqCommand::Edit { id, payload, reason, target, remote } => {
             let request = EditRequest { payload: read_payload(&payload)?, reason, target, r#type: None };
             let path = format!("{PATH}/{}/edit", encode(&id));
-            let made = send(&Client::of(&remote)?, Method::POST, &path, &request).await?;
+            let made = send(&AdminClient::of(&remote)?, Method::POST, &path, &request).await?;
             if remote.json {
                 return print(&made);
             }
@@ -72,7 +74,7 @@ async fn execute(command: DlqCommand) -> anyhow::Result<()> {
 
 async fn change(remote: &Remote, id: &str, action: &str, reason: String) -> anyhow::Result<()> {
     let path = format!("{PATH}/{}/{action}", encode(id));
-    let done = send(&Client::of(remote)?, Method::POST, &path, &ChangeRequest { reason }).await?;
+    let done = send(&AdminClient::of(remote)?, Method::POST, &path, &ChangeRequest { reason }).await?;
     if remote.json {
         return print(&done);
     }

@@ -18,7 +18,7 @@ use anyhow::{Context as _, bail};
 use semel::store::BoxFuture;
 use serde_json::json;
 
-use self::ground::{Ground, Needs, Skipped};
+use self::ground::{DrillEnvironment, DrillNeeds, Skipped};
 use crate::cli::DrillArgs;
 use crate::logs;
 use crate::misused::Misused;
@@ -27,87 +27,87 @@ use crate::misused::Misused;
 struct Drill {
     name: &'static str,
     about: &'static str,
-    needs: Needs,
-    run: for<'a> fn(&'a mut Ground) -> BoxFuture<'a, anyhow::Result<()>>,
+    needs: DrillNeeds,
+    run: for<'a> fn(&'a mut DrillEnvironment) -> BoxFuture<'a, anyhow::Result<()>>,
 }
 
 const DRILLS: [Drill; 13] = [
     Drill {
         name: "target-down",
         about: "a target is unavailable: retries, then dead letters; other targets are not delayed",
-        needs: Needs::Nothing,
+        needs: DrillNeeds::Nothing,
         run: |ground| Box::pin(letters::target_down(ground)),
     },
     Drill {
         name: "broken-credentials",
         about: "a target refuses our credentials: not retried, dead-lettered, and replayed once they are right",
-        needs: Needs::Nothing,
+        needs: DrillNeeds::Nothing,
         run: |ground| Box::pin(letters::broken_credentials(ground)),
     },
     Drill {
         name: "replay-dead-letter",
         about: "a dead letter is planned, replayed with its original key, and skipped the second time",
-        needs: Needs::Nothing,
+        needs: DrillNeeds::Nothing,
         run: |ground| Box::pin(letters::replay_dead_letter(ground)),
     },
     Drill {
         name: "duplicate-messages",
         about: "a stream contains every message twice, and one that cannot be decoded: one effect each, nothing lost",
-        needs: Needs::Redis,
+        needs: DrillNeeds::Redis,
         run: |ground| Box::pin(burst::duplicate_messages(ground)),
     },
     Drill {
         name: "cold-gate-burst",
         about: "concurrent triggers of one key on a cold gate, through several processes: one run",
-        needs: Needs::Several,
+        needs: DrillNeeds::Several,
         run: |ground| Box::pin(burst::cold_gate_burst(ground)),
     },
     Drill {
         name: "mutations-while-buffered",
         about: "fifty callers change a buffered run concurrently: every change arrives, no byte is re-encoded",
-        needs: Needs::Redis,
+        needs: DrillNeeds::Redis,
         run: |ground| Box::pin(burst::mutations_while_buffered(ground)),
     },
     Drill {
         name: "reset-while-buffered",
         about: "a key is reset while its run is buffered: the next trigger is another run, and both arrive",
-        needs: Needs::Redis,
+        needs: DrillNeeds::Redis,
         run: |ground| Box::pin(burst::reset_while_buffered(ground)),
     },
     Drill {
         name: "drainer-killed",
         about: "a draining process is killed: every buffered run arrives exactly once",
-        needs: Needs::Redis,
+        needs: DrillNeeds::Redis,
         run: |ground| Box::pin(burst::drainer_killed(ground)),
     },
     Drill {
         name: "winner-crashes",
         about: "the process that won a key is killed before it stored the run: the waiting callers get one run",
-        needs: Needs::OwnRedis,
+        needs: DrillNeeds::OwnRedis,
         run: |ground| Box::pin(moments::winner_crashes(ground)),
     },
     Drill {
         name: "publish-lost",
         about: "a run is stored, but its id is never published: triggers with the key find the run",
-        needs: Needs::OwnRedis,
+        needs: DrillNeeds::OwnRedis,
         run: |ground| Box::pin(moments::publish_lost(ground)),
     },
     Drill {
         name: "reset-while-draining",
         about: "a key is reset while a drainer holds its run: the next trigger is another run, and both arrive",
-        needs: Needs::OwnRedis,
+        needs: DrillNeeds::OwnRedis,
         run: |ground| Box::pin(moments::reset_while_draining(ground)),
     },
     Drill {
         name: "redis-down",
         about: "Redis fails at the claim, at the wait and at the buffer, and recovers: the ledger decides alone",
-        needs: Needs::OwnRedis,
+        needs: DrillNeeds::OwnRedis,
         run: |ground| Box::pin(outages::redis_down(ground)),
     },
     Drill {
         name: "database-down",
         about: "PostgreSQL crashes while the buffer is drained: no attempt is lost, and every run arrives once",
-        needs: Needs::OwnBoth,
+        needs: DrillNeeds::OwnBoth,
         run: |ground| Box::pin(outages::database_down(ground)),
     },
 ];
@@ -129,15 +129,15 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
             format!("there is no drill {:?}; there are\n{names}\n  {:<26}all of them", args.name, "all");
         return Err(Misused::new(what).into());
     }
-    logs::start(crate::config::Log::quiet());
+    logs::start(crate::config::LogConfig::quiet());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     let several = chosen.len() > 1;
     for drill in chosen {
         match runtime.block_on(one(drill, args))? {
-            Verdict::Passed => {}
-            Verdict::Failed => failed.push(drill.name),
-            Verdict::Skipped => skipped.push(drill.name),
+            DrillVerdict::Passed => {}
+            DrillVerdict::Failed => failed.push(drill.name),
+            DrillVerdict::Skipped => skipped.push(drill.name),
         }
     }
     runtime.shutdown_background();
@@ -155,7 +155,7 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
 
 /// The result of a drill.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum DrillVerdict {
     Passed,
     Failed,
     /// A requirement is not installed.
@@ -163,11 +163,11 @@ enum Verdict {
 }
 
 /// Runs one drill.
-async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<Verdict> {
+async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
     if !args.json {
         say(&format!("{}: {}", drill.name, drill.about))?;
     }
-    let (ran, checks, notes) = match Ground::new(args, drill.needs).await {
+    let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs).await {
         Ok(mut ground) => {
             let ran = (drill.run)(&mut ground).await;
             let (checks, notes) = ground.end().await;
@@ -183,10 +183,10 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<Verdict> {
         } else {
             say(&format!("{}: SKIPPED, {why}\n", drill.name))?;
         }
-        return Ok(Verdict::Skipped);
+        return Ok(DrillVerdict::Skipped);
     }
     let passed = ran.is_ok() && !checks.is_empty() && checks.iter().all(|check| check.passed);
-    let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
+    let verdict = if passed { DrillVerdict::Passed } else { DrillVerdict::Failed };
     if args.json {
         let shown: Vec<_> = checks
             .iter()

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::admin::events::PublishRequest;
 use crate::cli::EventsCommand;
-use crate::client::Client;
-use crate::remote::{Pages, Query, cell, encode, get, print, read_payload, send, table, write_line};
+use crate::client::AdminClient;
+use crate::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send, table, write_line};
 
 /// Runs the command.
 ///
@@ -23,7 +23,7 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             let payload = read_payload(&payload)?;
             let event =
                 PublishRequest { r#type: event_type, dedupe_key, payload, tenant, order_key, delay, ttl };
-            let done = send(&Client::of(&remote)?, Method::POST, "/v1/events", &event).await?;
+            let done = send(&AdminClient::of(&remote)?, Method::POST, "/v1/events", &event).await?;
             if remote.json {
                 return print(&done);
             }
@@ -37,7 +37,7 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             write_line(&format!("{id}  accepted: {whom}"))
         }
         EventsCommand::List { event_type, tenant, request_id, limit, remote } => {
-            let mut query = Query::default();
+            let mut query = QueryString::default();
             query.add("type", event_type.as_deref());
             query.add("tenant", tenant.as_deref());
             query.add("request_id", request_id.as_deref());
@@ -54,7 +54,7 @@ async fn execute(command: EventsCommand) -> anyhow::Result<()> {
             table(["ID", "TYPE", "TENANT", "KEY", "ACCEPTED"], &rows)
         }
         EventsCommand::Show { id, remote } => {
-            let story = get(&Client::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;
+            let story = get(&AdminClient::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;
             if remote.json { print(&story) } else { tell(&story) }
         }
     }

@@ -14,34 +14,34 @@ use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
-use semel_http::call::{CallError, Fate, ServiceCaller};
+use semel_http::call::{CallError, CallFate, ServiceCaller};
 use semel_http::capacity::Capacity;
-use semel_http::edge::{self, Departed, Options, Plain, Shortcut, Taken, Tls};
-use semel_http::observe::{Counters, KeyUsed};
+use semel_http::edge::{self, Departed, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
+use semel_http::observe::{AnswerCounters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
 use semel_http::{Body, Guard, Situation};
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use self::log::Log;
+use self::log::AccessLog;
 pub(crate) use self::requests::Requests;
-use self::story::{REQUEST_ID, Story};
+use self::story::{REQUEST_ID, RequestIds};
 use crate::config;
 use crate::otlp::Exporter;
 
 /// A gateway whose routes can be changed while it runs.
 pub(crate) struct Gateway {
     engine: Engine,
-    counters: Arc<Counters>,
+    counters: Arc<AnswerCounters>,
     capacity: Capacity,
-    live: Arc<RwLock<Arc<Live>>>,
+    live: Arc<RwLock<Arc<ReloadableParts>>>,
     tls: Option<Tls>,
     requests: Arc<Requests>,
 }
 
 /// The parts that a reload replaces.
-struct Live {
+struct ReloadableParts {
     guard: Guard,
     proxy: Proxy,
     /// Set after the warning that credentials are JWTs was logged.
@@ -55,12 +55,12 @@ impl Gateway {
     /// An upstream or a certificate that cannot be used, or contradictory settings.
     pub(crate) fn new(
         engine: &Engine,
-        config: &config::Gateway,
+        config: &config::GatewayConfig,
         requests: Arc<Requests>,
     ) -> anyhow::Result<Self> {
-        let counters = Arc::new(Counters::new());
+        let counters = Arc::new(AnswerCounters::new());
         let capacity = Capacity::new();
-        let live = Live::new(engine, config, &counters, &capacity)?;
+        let live = ReloadableParts::new(engine, config, &counters, &capacity)?;
         let tls = match &config.tls {
             Some(files) => Some(files.open().context("the gateway's certificate")?),
             None => None,
@@ -73,8 +73,8 @@ impl Gateway {
     ///
     /// # Errors
     /// As [`new`](Self::new); nothing has changed then.
-    pub(crate) fn replace(&self, config: &config::Gateway) -> anyhow::Result<()> {
-        let live = Live::new(&self.engine, config, &self.counters, &self.capacity)?;
+    pub(crate) fn replace(&self, config: &config::GatewayConfig) -> anyhow::Result<()> {
+        let live = ReloadableParts::new(&self.engine, config, &self.counters, &self.capacity)?;
         if let Some(tls) = &self.tls {
             tls.reload().context("the gateway's certificate")?;
         }
@@ -83,7 +83,7 @@ impl Gateway {
     }
 
     /// Number of answers by outcome.
-    pub(crate) fn counters(&self) -> &Arc<Counters> {
+    pub(crate) fn counters(&self) -> &Arc<AnswerCounters> {
         &self.counters
     }
 
@@ -100,12 +100,12 @@ impl Gateway {
     /// The settings of the listener.
     pub(crate) fn options(
         &self,
-        config: &config::Gateway,
+        config: &config::GatewayConfig,
         drain: std::time::Duration,
         exporter: Option<&Arc<Exporter>>,
-    ) -> Options {
+    ) -> EdgeOptions {
         let key_headers = config.key_headers.clone();
-        Options {
+        EdgeOptions {
             tls: self.tls.clone(),
             limits: config.limits,
             patience: config.patience,
@@ -127,11 +127,11 @@ impl Gateway {
     }
 }
 
-impl Live {
+impl ReloadableParts {
     fn new(
         engine: &Engine,
-        config: &config::Gateway,
-        counters: &Arc<Counters>,
+        config: &config::GatewayConfig,
+        counters: &Arc<AnswerCounters>,
         capacity: &Capacity,
     ) -> anyhow::Result<Self> {
         let mut proxy =
@@ -150,8 +150,8 @@ impl Live {
             .capacity(capacity.clone(), config.capacity)
             .unmatched(config.unmatched)
             .caller(Arc::new(ServiceCaller(proxy.clone())))
-            .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::Observer>)
-            .observe(Arc::new(Log::new(patterns)));
+            .observe(Arc::clone(counters) as Arc<dyn semel_http::observe::AnswerObserver>)
+            .observe(Arc::new(AccessLog::new(patterns)));
         for route in &config.routes {
             guard = guard.route(route.clone());
         }
@@ -160,8 +160,8 @@ impl Live {
     }
 }
 
-impl Live {
-    async fn answer(&self, request: Request<edge::Body>) -> Response<Body> {
+impl ReloadableParts {
+    async fn answer(&self, request: Request<edge::RequestBody>) -> Response<Body> {
         let answered = self.guard.handle(self.proxy.clone(), request).await;
         answered.unwrap_or_else(|error| failed(&self.guard, &error))
     }
@@ -187,12 +187,12 @@ impl Live {
 /// Answers the requests of a listener with the current routes.
 #[derive(Clone)]
 pub(crate) struct Front {
-    live: Arc<RwLock<Arc<Live>>>,
+    live: Arc<RwLock<Arc<ReloadableParts>>>,
     exporter: Option<Arc<Exporter>>,
     requests: Arc<Requests>,
 }
 
-impl Service<Request<edge::Body>> for Front {
+impl Service<Request<edge::RequestBody>> for Front {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -201,7 +201,7 @@ impl Service<Request<edge::Body>> for Front {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<edge::Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<edge::RequestBody>) -> Self::Future {
         let live = Arc::clone(&self.live.read());
         live.look_at_credential(request.headers());
         // Reads are streamed; without a collector they need no ids.
@@ -209,7 +209,7 @@ impl Service<Request<edge::Body>> for Front {
         if request.method().is_safe() && exporter.is_none() {
             return Box::pin(async move { Ok(live.answer(request).await) });
         }
-        let story = Story::begin(request.headers_mut(), exporter);
+        let story = RequestIds::begin(request.headers_mut(), exporter);
         let span = story.span();
         let requests = Arc::clone(&self.requests);
         let answer = async move {
@@ -229,7 +229,7 @@ impl Service<Request<edge::Body>> for Front {
 }
 
 impl Shortcut for Front {
-    fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
+    fn answer(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Taken {
         // At level debug, log lines carry the ids of the request.
         if tracing::enabled!(target: "semel::gateway", tracing::Level::DEBUG) {
             return Taken::No;
@@ -252,10 +252,10 @@ impl std::fmt::Debug for Front {
 /// The answer for an unguarded request that failed.
 fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
     let (situation, detail) = match error.fate() {
-        Fate::Undelivered => {
+        CallFate::Undelivered => {
             (Situation::UpstreamUnreachable, "the request was not delivered and had no effect")
         }
-        Fate::Unknown => {
+        CallFate::Unknown => {
             (Situation::UpstreamUnknown, "the request was sent, and may or may not have taken effect")
         }
     };

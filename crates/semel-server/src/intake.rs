@@ -8,21 +8,21 @@ use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{self, ErrorKind, RedisClient, RedisStore};
 use semel_pipeline::buffer::{Buffer, Depth};
-use semel_pipeline::drainer::{DrainCounters, Drainer, Pace};
+use semel_pipeline::drainer::{DrainCounters, DrainPace, Drainer};
 use semel_pipeline::gate::Gate;
 use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
-use semel_pipeline::target::Registry;
+use semel_pipeline::target::TargetRegistry;
 use semel_pipeline::trigger::{Burst, Triggers};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config;
-use crate::ledgers::Opened;
+use crate::ledgers::OpenLedger;
 
 /// All sources of new events.
-pub(crate) struct Intake {
+pub(crate) struct RunningIntake {
     pub(crate) triggers: Arc<Triggers>,
     pub(crate) drains: Arc<DrainCounters>,
     /// By name of their stream.
@@ -35,15 +35,15 @@ pub(crate) struct Intake {
     tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Intake {
+impl RunningIntake {
     /// Starts everything that is configured.
     ///
     /// # Errors
     /// A Redis server that cannot be used, or an invalid name.
     pub(crate) async fn start(
-        settings: &config::Intake,
-        opened: Opened,
-        registry: &Registry,
+        settings: &config::IntakeConfig,
+        opened: OpenLedger,
+        registry: &TargetRegistry,
         secret: &Arc<Secret>,
     ) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
@@ -57,7 +57,7 @@ impl Intake {
         let gate = &settings.gate;
         let drains = Arc::new(DrainCounters::default());
         let drainers = Drainers {
-            pace: Pace { batch: gate.batch, lease: gate.lease, rest: gate.rest, ..Pace::default() },
+            pace: DrainPace { batch: gate.batch, lease: gate.lease, rest: gate.rest, ..DrainPace::default() },
             count: gate.drainers,
             ledger: Arc::clone(ledger),
             counters: Arc::clone(&drains),
@@ -148,7 +148,7 @@ const TRY_EVERY: Duration = Duration::from_secs(1);
 
 /// The parts of the drainers.
 struct Drainers {
-    pace: Pace,
+    pace: DrainPace,
     count: usize,
     ledger: Arc<dyn Ledger>,
     counters: Arc<DrainCounters>,
@@ -175,7 +175,7 @@ fn is_unreachable(error: &anyhow::Error) -> bool {
 
 /// Retries until Redis answers, and drains from then on.
 async fn later(
-    (gate, secret, claims): (config::Gate, Arc<Secret>, Arc<OnceLock<Arc<RedisStore>>>),
+    (gate, secret, claims): (config::GateConfig, Arc<Secret>, Arc<OnceLock<Arc<RedisStore>>>),
     triggers: Arc<Triggers>,
     drainers: Drainers,
 ) {
@@ -199,7 +199,7 @@ async fn later(
 }
 
 async fn burst(
-    gate: &config::Gate,
+    gate: &config::GateConfig,
     secret: &Arc<Secret>,
     opened: &OnceLock<Arc<RedisStore>>,
 ) -> anyhow::Result<Option<Burst>> {

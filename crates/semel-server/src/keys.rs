@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::admin::keys::{ForgetRequest, SettleRequest};
 use crate::cli::{KeysCommand, Remote};
-use crate::client::Client;
+use crate::client::AdminClient;
 use crate::misused::Misused;
-use crate::remote::{Pages, Query, encode, get, members, print, send, write_line};
+use crate::remote::{Pages, QueryString, encode, get, members, print, send, write_line};
 
 const PATH: &str = "/v1/keys";
 
@@ -25,7 +25,7 @@ pub(crate) fn run(command: KeysCommand) -> anyhow::Result<()> {
 async fn execute(command: KeysCommand) -> anyhow::Result<()> {
     match command {
         KeysCommand::List { phase, hint, namespace, scope, key, limit, remote } => {
-            let mut query = Query::default();
+            let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("hint", hint.as_deref());
             query.add("namespace", namespace.as_deref());
@@ -37,7 +37,7 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
             if remote.json { print(&json!({ "items": items })) } else { table(&items) }
         }
         KeysCommand::Show { id, remote } => {
-            let shown = get(&Client::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
+            let shown = get(&AdminClient::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { members(&shown) }
         }
         KeysCommand::Forget { id, reason, force, remote } => {
@@ -50,7 +50,7 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
             change(&remote, &id, "settle", &body).await
         }
         KeysCommand::Export { phase, remote } => {
-            let mut query = Query::default();
+            let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("limit", Some("1000"));
             let mut pages = Pages::new(&remote, PATH, query)?;
@@ -66,7 +66,7 @@ async fn execute(command: KeysCommand) -> anyhow::Result<()> {
 
 async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) -> anyhow::Result<()> {
     let path = format!("/v1/keys/{}/{action}", encode(id));
-    let done = send(&Client::of(remote)?, Method::POST, &path, body).await?;
+    let done = send(&AdminClient::of(remote)?, Method::POST, &path, body).await?;
     if remote.json {
         return print(&done);
     }

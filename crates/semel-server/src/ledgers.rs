@@ -8,20 +8,20 @@ use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger};
 use semel_pipeline::outbox::{self, Published};
-use semel_pipeline::target::Registry;
+use semel_pipeline::target::TargetRegistry;
 
-use crate::config::{Config, LedgerPlace, Place};
+use crate::config::{Config, LedgerPlace, StoreUrl};
 
 /// How often the outbox is polled without a notification.
 const RELAY_EVERY: Duration = Duration::from_millis(200);
 
 /// An open ledger.
-pub(crate) enum Opened {
+pub(crate) enum OpenLedger {
     Embedded(Arc<EmbeddedLedger>),
     Postgres(Arc<PostgresLedger>),
 }
 
-impl Opened {
+impl OpenLedger {
     /// The ledger of either kind.
     pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
         match self {
@@ -31,14 +31,14 @@ impl Opened {
     }
 
     /// Moves events from the outbox of callers' transactions into the ledger, until it is dropped.
-    pub(crate) async fn relay(self, secret: Secret, registry: Registry) {
+    pub(crate) async fn relay(self, secret: Secret, registry: TargetRegistry) {
         let route = move |event: &Published| registry.current().wanting(&event.event_type);
         match self {
             Self::Embedded(ledger) => {
-                outbox::embedded::Relay::new(ledger, secret, route).run(RELAY_EVERY).await;
+                outbox::embedded::EmbeddedRelay::new(ledger, secret, route).run(RELAY_EVERY).await;
             }
             Self::Postgres(ledger) => {
-                outbox::postgres::Relay::new(ledger, secret, route).run(RELAY_EVERY * 5).await;
+                outbox::postgres::PostgresRelay::new(ledger, secret, route).run(RELAY_EVERY * 5).await;
             }
         }
     }
@@ -51,28 +51,30 @@ impl Opened {
 pub(crate) async fn open(
     config: &Config,
     embedded: Option<Arc<EmbeddedStore>>,
-) -> anyhow::Result<Option<Opened>> {
+) -> anyhow::Result<Option<OpenLedger>> {
     let Some(place) = &config.pipeline.ledger else { return Ok(None) };
     let patience = config.records.timeout.unwrap_or(Duration::from_secs(5));
     let ledger = match (place, &config.records.place, embedded) {
-        (LedgerPlace::Store, _, Some(store)) => Opened::Embedded(Arc::new(
+        (LedgerPlace::Store, _, Some(store)) => OpenLedger::Embedded(Arc::new(
             EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?,
         )),
-        (LedgerPlace::Store, Place::Postgres { url, schema, pooling, async_commit, .. }, None) => {
+        (LedgerPlace::Store, StoreUrl::Postgres { url, schema, pooling, async_commit, .. }, None) => {
             let builder = PostgresLedger::builder(url)
                 .schema(schema.clone())
                 .pooling(*pooling)
                 .async_commit(*async_commit)
                 .patience(patience);
-            Opened::Postgres(Arc::new(builder.open().await.context("the ledger in the PostgreSQL store")?))
+            OpenLedger::Postgres(Arc::new(
+                builder.open().await.context("the ledger in the PostgreSQL store")?,
+            ))
         }
         // The config puts the ledger into the store only if the store supports it.
         (LedgerPlace::Store, ..) => return Ok(None),
         // Opening the same folder twice would fail on our own lock.
-        (LedgerPlace::Embedded(folder), Place::Embedded { folder: of_store, .. }, Some(store))
+        (LedgerPlace::Embedded(folder), StoreUrl::Embedded { folder: of_store, .. }, Some(store))
             if same(folder, of_store) =>
         {
-            Opened::Embedded(Arc::new(
+            OpenLedger::Embedded(Arc::new(
                 EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?,
             ))
         }
@@ -80,13 +82,13 @@ pub(crate) async fn open(
             let builder = EmbeddedStore::builder(folder);
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the ledger embedded:{}", folder.display()))?;
-            Opened::Embedded(Arc::new(
+            OpenLedger::Embedded(Arc::new(
                 EmbeddedLedger::open(Arc::new(store)).await.context("the embedded ledger")?,
             ))
         }
         (LedgerPlace::Postgres { url, schema }, ..) => {
             let builder = PostgresLedger::builder(url).schema(schema.clone()).patience(patience);
-            Opened::Postgres(Arc::new(builder.open().await.context("the PostgreSQL ledger")?))
+            OpenLedger::Postgres(Arc::new(builder.open().await.context("the PostgreSQL ledger")?))
         }
     };
     Ok(Some(ledger))

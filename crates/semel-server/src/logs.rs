@@ -14,22 +14,22 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{Log, LogFormat};
+use crate::config::{LogConfig, LogFormat};
 
 /// Maximum number of queued lines.
 const QUEUE: usize = 8_192;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-static LINES: OnceLock<SyncSender<Line>> = OnceLock::new();
+static LINES: OnceLock<SyncSender<LogLine>> = OnceLock::new();
 
-enum Line {
+enum LogLine {
     Text(Vec<u8>),
     /// Acknowledged when everything before it is written.
     Flush(SyncSender<()>),
 }
 
 /// Starts logging. Later calls change nothing.
-pub(crate) fn start(log: Log) {
+pub(crate) fn start(log: LogConfig) {
     let (lines, queue) = sync_channel(QUEUE);
     if LINES.set(lines).is_err() {
         return;
@@ -45,7 +45,7 @@ pub(crate) fn start(log: Log) {
     let targets = Targets::new().with_target("semel", log.level).with_default(log.level.min(Level::WARN));
     let registry = tracing_subscriber::registry().with(targets);
     // The field `target` is the name of a delivery target, not of a module.
-    let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_ansi(false).with_target(false);
+    let layer = tracing_subscriber::fmt::layer().with_writer(LogLines).with_ansi(false).with_target(false);
     let started = if json {
         let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
         registry.with(layer).try_init()
@@ -64,36 +64,36 @@ pub(crate) fn dropped() -> u64 {
 pub(crate) fn flush() {
     let Some(lines) = LINES.get() else { return };
     let (done, written) = sync_channel(1);
-    if lines.try_send(Line::Flush(done)).is_ok() {
+    if lines.try_send(LogLine::Flush(done)).is_ok() {
         let _: Result<(), RecvTimeoutError> = written.recv_timeout(Duration::from_millis(500));
     }
 }
 
-fn write(queue: &Receiver<Line>) {
+fn write(queue: &Receiver<LogLine>) {
     let mut out = io::stderr();
     for line in queue {
         match line {
             // A write error cannot be reported anywhere.
-            Line::Text(bytes) => drop(out.write_all(&bytes)),
-            Line::Flush(done) => drop(done.send(())),
+            LogLine::Text(bytes) => drop(out.write_all(&bytes)),
+            LogLine::Flush(done) => drop(done.send(())),
         }
     }
 }
 
-struct Lines;
+struct LogLines;
 
 /// One line while it is being written.
-struct Pending(Vec<u8>);
+struct PendingLine(Vec<u8>);
 
-impl MakeWriter<'_> for Lines {
-    type Writer = Pending;
+impl MakeWriter<'_> for LogLines {
+    type Writer = PendingLine;
 
-    fn make_writer(&self) -> Pending {
-        Pending(Vec::with_capacity(256))
+    fn make_writer(&self) -> PendingLine {
+        PendingLine(Vec::with_capacity(256))
     }
 }
 
-impl Write for Pending {
+impl Write for PendingLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -104,10 +104,10 @@ impl Write for Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingLine {
     fn drop(&mut self) {
         let text = std::mem::take(&mut self.0);
-        let taken = LINES.get().is_some_and(|lines| lines.try_send(Line::Text(text)).is_ok());
+        let taken = LINES.get().is_some_and(|lines| lines.try_send(LogLine::Text(text)).is_ok());
         if !taken {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }

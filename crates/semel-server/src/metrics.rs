@@ -9,9 +9,9 @@ use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
 use semel::store::{LimitedStore, RedisStore};
 use semel_http::capacity::Capacity;
-use semel_http::observe::Counters;
+use semel_http::observe::AnswerCounters;
 
-use crate::descriptors::{self, Budget};
+use crate::descriptors::{self, DescriptorBudget};
 use crate::otlp::Exporter;
 use crate::pipeline::Pipeline;
 
@@ -41,11 +41,11 @@ pub(crate) struct Metrics {
     /// Refused logins, by reason.
     logins: Family<3>,
     /// Answers of the gateway, if there is one.
-    gateway: OnceLock<(Arc<Counters>, Capacity)>,
+    gateway: OnceLock<(Arc<AnswerCounters>, Capacity)>,
     redis: OnceLock<Arc<RedisStore>>,
     limits: OnceLock<Arc<LimitedStore>>,
     /// With the maximum number of connections of the gateway, if there is one.
-    descriptors: OnceLock<(Budget, Option<u32>)>,
+    descriptors: OnceLock<(DescriptorBudget, Option<u32>)>,
     exporter: OnceLock<Arc<Exporter>>,
     deliveries: Arc<Deliveries>,
 }
@@ -97,7 +97,7 @@ impl Metrics {
     }
 
     /// Reports the limits on connections.
-    pub(crate) fn watch_descriptors(&self, budget: Budget, gateway: Option<u32>) {
+    pub(crate) fn watch_descriptors(&self, budget: DescriptorBudget, gateway: Option<u32>) {
         let _ = self.descriptors.set((budget, gateway));
     }
 
@@ -107,7 +107,7 @@ impl Metrics {
     }
 
     /// Reports these counters too.
-    pub(crate) fn watch_gateway(&self, counters: Arc<Counters>, capacity: Capacity) {
+    pub(crate) fn watch_gateway(&self, counters: Arc<AnswerCounters>, capacity: Capacity) {
         // A process has one gateway.
         let _ = self.gateway.set((counters, capacity));
     }

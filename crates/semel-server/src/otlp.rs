@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::client::{Client, Request};
+use crate::client::{AdminClient, Request};
 use crate::config::Environment;
 use crate::misused::Misused;
 
@@ -35,7 +35,7 @@ pub(crate) struct Span {
     pub(crate) parent: Option<u64>,
     /// Method and route, or the target.
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: SpanKind,
     /// In microseconds since the epoch.
     pub(crate) start: u64,
     pub(crate) end: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Span {
 
 /// The side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SpanKind {
     /// The call was received.
     Server = 2,
     /// The call was made.
@@ -58,19 +58,19 @@ pub(crate) enum Kind {
 /// Sends spans in a task of its own.
 #[derive(Debug)]
 pub(crate) struct Exporter {
-    queue: mpsc::Sender<Message>,
+    queue: mpsc::Sender<OtlpMessage>,
     dropped: AtomicU64,
 }
 
 #[derive(Debug)]
-enum Message {
+enum OtlpMessage {
     Span(Box<Span>),
     Flush(oneshot::Sender<()>),
 }
 
 /// The receiver of spans.
 struct Collector {
-    client: Client,
+    client: AdminClient,
     /// Appended to the path of the endpoint.
     path: &'static str,
     headers: HeaderMap,
@@ -104,7 +104,7 @@ impl Exporter {
         }
         let certificate = variable("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
             .or_else(|| variable("OTEL_EXPORTER_OTLP_CERTIFICATE"));
-        let client = Client::collector(&endpoint, certificate.as_deref().map(Path::new))
+        let client = AdminClient::collector(&endpoint, certificate.as_deref().map(Path::new))
             .context(Misused::new(name))?;
         let headers = variable("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
         let collector = Collector {
@@ -122,7 +122,7 @@ impl Exporter {
 
     /// Queues a span, unless the queue is full.
     pub(crate) fn take(&self, span: Span) {
-        if self.queue.try_send(Message::Span(Box::new(span))).is_err() {
+        if self.queue.try_send(OtlpMessage::Span(Box::new(span))).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -136,7 +136,7 @@ impl Exporter {
     pub(crate) async fn flush(&self) {
         let (done, sent) = oneshot::channel();
         let flushed = async {
-            if self.queue.send(Message::Flush(done)).await.is_ok() {
+            if self.queue.send(OtlpMessage::Flush(done)).await.is_ok() {
                 let _ = sent.await;
             }
         };
@@ -145,7 +145,7 @@ impl Exporter {
 }
 
 impl Collector {
-    async fn run(mut self, mut spans: mpsc::Receiver<Message>) {
+    async fn run(mut self, mut spans: mpsc::Receiver<OtlpMessage>) {
         while let Some(first) = spans.recv().await {
             let mut batch = Vec::new();
             let mut flushes = Vec::new();
@@ -154,8 +154,8 @@ impl Collector {
             tokio::pin!(ready);
             while let Some(message) = next.take() {
                 match message {
-                    Message::Span(span) => batch.push(*span),
-                    Message::Flush(done) => flushes.push(done),
+                    OtlpMessage::Span(span) => batch.push(*span),
+                    OtlpMessage::Flush(done) => flushes.push(done),
                 }
                 if batch.len() < BATCH && flushes.is_empty() {
                     next = tokio::select! {

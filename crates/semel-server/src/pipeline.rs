@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use semel::secret::Secret;
 use semel_client::retry::Destinations;
 use semel_pipeline::ledger::{Ledger, Working};
-use semel_pipeline::target::Registry;
-use semel_pipeline::worker::{Settings, Stopped, Worker};
+use semel_pipeline::target::TargetRegistry;
+use semel_pipeline::worker::{Stopped, Worker, WorkerSettings};
 
 pub(crate) use self::telling::Telling;
 pub(crate) use self::waiters::RunWaiters;
 use crate::config::{self, targets};
-use crate::intake::Intake;
-use crate::ledgers::Opened;
+use crate::intake::RunningIntake;
+use crate::ledgers::OpenLedger;
 
 /// How often old rows are removed, and how many at a time.
 const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
@@ -27,7 +27,7 @@ const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
 pub(crate) struct Pipeline {
     pub(crate) ledger: Arc<dyn Ledger>,
     /// The current targets.
-    pub(crate) registry: Registry,
+    pub(crate) registry: TargetRegistry,
     /// Retry budgets and circuit breakers.
     pub(crate) destinations: Destinations,
     pub(crate) secret: Arc<Secret>,
@@ -35,7 +35,7 @@ pub(crate) struct Pipeline {
     pub(crate) max_payload: usize,
     retention: Duration,
     /// The sources of new events.
-    pub(crate) intake: Intake,
+    pub(crate) intake: RunningIntake,
     /// Callers that wait for a run to end.
     pub(crate) waiters: Arc<RunWaiters>,
     /// `None` after it was stopped.
@@ -48,15 +48,16 @@ impl Pipeline {
     /// # Errors
     /// Targets that cannot be used, or no thread for the heartbeat.
     pub(crate) async fn start(
-        opened: Opened,
-        (settings, intake): (&config::Pipeline, &config::Intake),
+        opened: OpenLedger,
+        (settings, intake): (&config::PipelineConfig, &config::IntakeConfig),
         secret: Arc<Secret>,
         telling: Arc<Telling>,
     ) -> anyhow::Result<Arc<Self>> {
         let ledger = opened.ledger();
         let destinations = Destinations::default();
-        let registry = Registry::new(targets(&settings.targets, &destinations)?);
-        let worker = Settings { lease: settings.lease, in_all: settings.in_all, ..Settings::default() };
+        let registry = TargetRegistry::new(targets(&settings.targets, &destinations)?);
+        let worker =
+            WorkerSettings { lease: settings.lease, in_all: settings.in_all, ..WorkerSettings::default() };
         let working = Arc::clone(&ledger) as Arc<dyn Working>;
         let waiters = Arc::clone(&telling.waiters);
         let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, telling)
@@ -70,7 +71,7 @@ impl Pipeline {
                 "delivering events"
             );
         }
-        let intake = Intake::start(intake, opened, &registry, &secret).await?;
+        let intake = RunningIntake::start(intake, opened, &registry, &secret).await?;
         Ok(Arc::new(Self {
             intake,
             waiters,
@@ -88,7 +89,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// Targets that cannot be used; the old ones stay.
-    pub(crate) fn replace(&self, settings: &config::Pipeline) -> anyhow::Result<()> {
+    pub(crate) fn replace(&self, settings: &config::PipelineConfig) -> anyhow::Result<()> {
         self.registry.replace(targets(&settings.targets, &self.destinations)?);
         if let Some(worker) = &*self.worker.lock() {
             worker.stir();

@@ -9,17 +9,17 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::cli::Remote;
-use crate::client::{Client, Request};
+use crate::client::{AdminClient, Request};
 use crate::misused::Misused;
 
 /// Gets JSON.
-pub(crate) async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
+pub(crate) async fn get(client: &AdminClient, path: &str) -> anyhow::Result<Value> {
     ask_raw(client, Method::GET, path, String::new()).await
 }
 
 /// Sends a body as JSON.
 pub(crate) async fn send(
-    client: &Client,
+    client: &AdminClient,
     method: Method,
     path: &str,
     body: &impl Serialize,
@@ -29,7 +29,7 @@ pub(crate) async fn send(
 
 /// Sends a body byte for byte.
 pub(crate) async fn ask_raw(
-    client: &Client,
+    client: &AdminClient,
     method: Method,
     path: &str,
     body: String,
@@ -49,14 +49,14 @@ pub(crate) async fn ask_raw(
 
 /// The pages of a list.
 pub(crate) struct Pages {
-    client: Client,
+    client: AdminClient,
     path: String,
-    query: Query,
-    next: Next,
+    query: QueryString,
+    next: NextPage,
 }
 
 /// The next page.
-enum Next {
+enum NextPage {
     First,
     After(String),
     None,
@@ -79,29 +79,29 @@ impl Pages {
     ///
     /// # Errors
     /// An invalid URL.
-    pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: Query) -> anyhow::Result<Self> {
-        Ok(Self { client: Client::of(remote)?, path: path.into(), query, next: Next::First })
+    pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: QueryString) -> anyhow::Result<Self> {
+        Ok(Self { client: AdminClient::of(remote)?, path: path.into(), query, next: NextPage::First })
     }
 
     /// The next page; `None` after the last.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
         let mut query = self.query.clone();
         match &self.next {
-            Next::First => {}
-            Next::After(cursor) => query.add("cursor", Some(cursor)),
-            Next::None => return Ok(None),
+            NextPage::First => {}
+            NextPage::After(cursor) => query.add("cursor", Some(cursor)),
+            NextPage::None => return Ok(None),
         }
         let page = get(&self.client, &format!("{}{}", self.path, query.0)).await?;
-        self.next = page["next"].as_str().map_or(Next::None, |next| Next::After(next.to_owned()));
+        self.next = page["next"].as_str().map_or(NextPage::None, |next| NextPage::After(next.to_owned()));
         Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
     }
 }
 
 /// A query string.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Query(String);
+pub(crate) struct QueryString(String);
 
-impl Query {
+impl QueryString {
     /// The text to append to a path.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn queries_are_encoded() {
-        let mut query = Query::default();
+        let mut query = QueryString::default();
         query.add("key", Some("a b&c=ä"));
         query.add("phase", None);
         query.add("scope", Some("x"));

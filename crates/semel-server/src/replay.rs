@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::{Remote, ReplayArgs};
-use crate::client::Client;
-use crate::remote::{Pages, Query, cell, encode, get, print, send, table, write_line};
+use crate::client::AdminClient;
+use crate::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
 
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
 
 async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
-    let client = Client::of(remote)?;
+    let client = AdminClient::of(remote)?;
     if let Some(job) = &args.job {
         let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
         let asked = match order.iter().find(|(_, wanted)| *wanted) {
@@ -124,7 +124,7 @@ fn line(job: &Value) -> String {
 }
 
 /// Follows a job until it ends or is paused.
-async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::Result<()> {
+async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyhow::Result<()> {
     let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
     let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
     let mut gone = 0;
@@ -168,7 +168,7 @@ async fn follow(args: &ReplayArgs, client: &Client, mut job: Value) -> anyhow::R
 /// The first items that failed again.
 async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
     let path = format!("/v1/replays/{}/items", encode(job));
-    let items = Pages::new(remote, path, Query::default())?.collect(10_000).await?;
+    let items = Pages::new(remote, path, QueryString::default())?.collect(10_000).await?;
     let failed = items.iter().filter(|item| item["result"] == "failed_again").take(10);
     let rows: Vec<[String; 3]> =
         failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();

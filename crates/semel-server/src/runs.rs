@@ -7,8 +7,10 @@ use serde_json::json;
 
 use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
 use crate::cli::{Remote, RunsCommand};
-use crate::client::Client;
-use crate::remote::{Pages, Query, cell, encode, get, members, print, read_payload, send, table, write_line};
+use crate::client::AdminClient;
+use crate::remote::{
+    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
+};
 
 /// Runs the command.
 ///
@@ -33,7 +35,7 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
                 idempotency_key: key,
             };
             let path = if wait { "/v1/runs?wait=true" } else { "/v1/runs" };
-            let done = send(&Client::of(&remote)?, Method::POST, path, &request).await?;
+            let done = send(&AdminClient::of(&remote)?, Method::POST, path, &request).await?;
             if remote.json {
                 return print(&done);
             }
@@ -49,12 +51,13 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
             list(&remote, (target, tenant, tag), buffered, limit).await
         }
         RunsCommand::Show { id, remote } => {
-            let shown = get(&Client::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
+            let shown = get(&AdminClient::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { members(&shown) }
         }
         RunsCommand::Cancel { id, reason, remote } => {
             let path = format!("/v1/runs/{}/cancel", encode(&id));
-            let done = send(&Client::of(&remote)?, Method::POST, &path, &CancelRequest { reason }).await?;
+            let done =
+                send(&AdminClient::of(&remote)?, Method::POST, &path, &CancelRequest { reason }).await?;
             if remote.json {
                 return print(&done);
             }
@@ -63,7 +66,7 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
         RunsCommand::Tag { id, tags, remote } => {
             let path = format!("/v1/runs/{}", encode(&id));
             let change = PatchRequest { add_tags: tags, ..PatchRequest::default() };
-            let done = send(&Client::of(&remote)?, Method::PATCH, &path, &change).await?;
+            let done = send(&AdminClient::of(&remote)?, Method::PATCH, &path, &change).await?;
             if remote.json {
                 return print(&done);
             }
@@ -71,7 +74,7 @@ async fn execute(command: RunsCommand) -> anyhow::Result<()> {
         }
         RunsCommand::ResetKey { target, key, tenant, principal, reason, remote } => {
             let request = ResetRequest { target, key, tenant, principal, reason };
-            let done = send(&Client::of(&remote)?, Method::POST, "/v1/runs/reset-key", &request).await?;
+            let done = send(&AdminClient::of(&remote)?, Method::POST, "/v1/runs/reset-key", &request).await?;
             if remote.json {
                 return print(&done);
             }
@@ -89,11 +92,11 @@ async fn list(
     buffered: bool,
     limit: usize,
 ) -> anyhow::Result<()> {
-    let mut query = Query::default();
+    let mut query = QueryString::default();
     query.add("tenant", tenant.as_deref());
     if buffered {
         query.add("buffered", Some("true"));
-        let page = get(&Client::of(remote)?, &format!("/v1/runs{}", query.as_str())).await?;
+        let page = get(&AdminClient::of(remote)?, &format!("/v1/runs{}", query.as_str())).await?;
         if remote.json {
             return print(&page);
         }

@@ -10,7 +10,7 @@ use semel::Engine;
 use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
-use semel_http::edge::{self, Drained, Tls};
+use semel_http::edge::{self, DrainResult, Tls};
 use semel_pipeline::ledger::AuditLine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
-use crate::descriptors::{self, Budget};
+use crate::descriptors::{self, DescriptorBudget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::logs;
@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::pipeline::{Pipeline, RunWaiters, Telling};
 use crate::signals::{Signals, Wish};
-use crate::store::{self as stores, Opened};
+use crate::store::{self as stores, OpenStore};
 
 /// How often the store is checked and keys in doubt are counted.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
@@ -86,7 +86,7 @@ pub(crate) struct Server {
     closing: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     /// Distribution of file descriptors.
-    budget: Budget,
+    budget: DescriptorBudget,
     /// The open listeners. A reload that changes them is refused.
     sockets: Sockets,
     /// Other settings that a reload cannot change.
@@ -105,7 +105,7 @@ impl Server {
     /// An unusable store or port.
     pub(crate) async fn start(mut config: Config) -> anyhow::Result<Self> {
         let (sockets, fixed) = (config.sockets(), config.fixed());
-        let budget = Budget::new(descriptors::raise(), &config);
+        let budget = DescriptorBudget::new(descriptors::raise(), &config);
         for warning in budget.warnings(&config) {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -124,7 +124,7 @@ impl Server {
         for warning in transport::warnings(&config) {
             tracing::warn!(target: "semel", "{warning}");
         }
-        let Opened { store, redis, embedded, limited, warnings } = stores::open(&config.records).await?;
+        let OpenStore { store, redis, embedded, limited, warnings } = stores::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -383,8 +383,8 @@ impl Server {
 }
 
 /// Runs a listener until it is closed and drained.
-async fn listen(serving: impl Future<Output = Drained>) {
-    if let Drained::Forced(cut) = serving.await {
+async fn listen(serving: impl Future<Output = DrainResult>) {
+    if let DrainResult::Forced(cut) = serving.await {
         tracing::warn!(target: "semel", cut, "drain timeout: open connections were closed");
     }
 }

@@ -9,10 +9,10 @@ use semel::store::{
     TieredStore,
 };
 
-use crate::config::{Coordinate, Loss, Place, Records};
+use crate::config::{Coordinate, Loss, Records, StoreUrl};
 
 /// An open store, and warnings about it.
-pub(crate) struct Opened {
+pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     /// Set for Redis: it detects a loss of data.
     pub(crate) redis: Option<Arc<RedisStore>>,
@@ -28,7 +28,7 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 /// The cause, with a hint how to fix it.
-pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
+pub(crate) async fn open(records: &Records) -> anyhow::Result<OpenStore> {
     let mut opened = open_unlimited(records).await?;
     if records.limits != StoreLimits::default() {
         let limited = Arc::new(LimitedStore::over(Arc::clone(&opened.store), records.limits));
@@ -39,11 +39,11 @@ pub(crate) async fn open(records: &Records) -> anyhow::Result<Opened> {
 }
 
 /// Measures the size of the store periodically, until the runtime ends.
-pub(crate) async fn measure(limited: Arc<LimitedStore>, place: Place) {
+pub(crate) async fn measure(limited: Arc<LimitedStore>, place: StoreUrl) {
     // Measuring a file or a table in memory is cheap; a server needs a query.
     let every = match place {
-        Place::Memory | Place::Embedded { .. } => Duration::from_millis(200),
-        Place::Redis { .. } | Place::Postgres { .. } => Duration::from_secs(3),
+        StoreUrl::Memory | StoreUrl::Embedded { .. } => Duration::from_millis(200),
+        StoreUrl::Redis { .. } | StoreUrl::Postgres { .. } => Duration::from_secs(3),
     };
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -55,8 +55,8 @@ pub(crate) async fn measure(limited: Arc<LimitedStore>, place: Place) {
     }
 }
 
-async fn open_unlimited(records: &Records) -> anyhow::Result<Opened> {
-    let plain = |store: Arc<dyn Store>, warnings| Opened {
+async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
+    let plain = |store: Arc<dyn Store>, warnings| OpenStore {
         store,
         redis: None,
         embedded: None,
@@ -64,20 +64,20 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<Opened> {
         warnings,
     };
     match &records.place {
-        Place::Memory => {
+        StoreUrl::Memory => {
             let warning = "the store is in memory: all keys are forgotten when this process ends, and a retry \
                            after that runs its effect again";
             Ok(plain(Arc::new(MemoryStore::new()), vec![warning.to_owned()]))
         }
-        Place::Embedded { folder, on_corruption } => {
+        StoreUrl::Embedded { folder, on_corruption } => {
             let builder = EmbeddedStore::builder(folder).on_corruption(*on_corruption);
             // Opening reads the whole file, so it must not block a thread of the runtime.
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
             let store = Arc::new(store);
-            Ok(Opened { embedded: Some(Arc::clone(&store)), ..plain(store, Vec::new()) })
+            Ok(OpenStore { embedded: Some(Arc::clone(&store)), ..plain(store, Vec::new()) })
         }
-        Place::Redis { url, prefix, ca, require_replicas, on_store_loss, retention } => {
+        StoreUrl::Redis { url, prefix, ca, require_replicas, on_store_loss, retention } => {
             let loss = match on_store_loss {
                 Loss::Alarm => OnStoreLoss::Alarm,
                 Loss::Refuse => OnStoreLoss::Refuse(*retention),
@@ -94,9 +94,9 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<Opened> {
             }
             let store = Arc::new(builder.connect().await.context("the Redis store")?);
             let warnings = store.warnings();
-            Ok(Opened { redis: Some(Arc::clone(&store)), ..plain(store, warnings) })
+            Ok(OpenStore { redis: Some(Arc::clone(&store)), ..plain(store, warnings) })
         }
-        Place::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
+        StoreUrl::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
             let postgres = PostgresStore::builder(url)
                 .schema(schema.clone())
                 .pooling(*pooling)

@@ -4,7 +4,7 @@ use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
 use crate::{
     Error, Redis, Result, Storage,
-    redis::{Options, Persistence, info_field},
+    redis::{Persistence, RedisOptions, info_field},
     wait::{self, PATIENCE},
 };
 
@@ -32,7 +32,7 @@ impl RedisCluster {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_with(options: &Options) -> Result<Self> {
+    pub fn start_with(options: &RedisOptions) -> Result<Self> {
         let mut nodes: Vec<Redis> = Vec::new();
         for _ in 0..2 * PRIMARIES {
             let certificates = nodes.first().and_then(Redis::certificates);
@@ -251,7 +251,7 @@ impl RedisCluster {
     }
 }
 
-impl Options {
+impl RedisOptions {
     fn start_cluster_node(&self) -> Result<Redis> {
         self.clone()
             .cluster_node()

@@ -16,7 +16,7 @@ use crate::{
     error::Doing,
     folder::Folder,
     ports::Port,
-    process::{Ending, Process},
+    process::{Process, StopMethod},
     wait::{self, PATIENCE},
 };
 
@@ -27,7 +27,7 @@ const PORT_TRIES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Daemon {
     name: &'static str,
-    ending: Ending,
+    ending: StopMethod,
     port: Port,
     process: Mutex<Option<Process>>,
     // The last field: the process ends before its folder is removed.
@@ -38,7 +38,7 @@ impl Daemon {
     /// Starts a new server on a free port. `command` gets folder and port; `ready` gets the process id.
     pub(crate) fn start(
         name: &'static str,
-        ending: Ending,
+        ending: StopMethod,
         folder: Folder,
         mut command: impl FnMut(&Folder, u16) -> Result<Command>,
         mut ready: impl FnMut(&Folder, u16, u32) -> Result<bool>,

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::{
     Result,
     error::Doing,
-    process::{Ending, Owner},
+    process::{StopMethod, SystemUser},
 };
 
 /// Where a server stores its data.
@@ -70,7 +70,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    pub(crate) fn create(name: &str, storage: Storage, owner: Option<Owner>) -> Result<Self> {
+    pub(crate) fn create(name: &str, storage: Storage, owner: Option<SystemUser>) -> Result<Self> {
         let parent = match storage {
             Storage::Disk => std::env::temp_dir(),
             Storage::Memory => PathBuf::from("/dev/shm"),
@@ -104,7 +104,7 @@ impl Folder {
     }
 
     /// Tells the watcher which process to kill when the test ends.
-    pub(crate) fn watch(&self, pid: Pid, ending: Ending) {
+    pub(crate) fn watch(&self, pid: Pid, ending: StopMethod) {
         self.tell(&format!("{} {}\n", pid.as_raw_nonzero(), ending.word()));
     }
 
@@ -130,7 +130,7 @@ impl Drop for Folder {
 }
 
 /// Copies a folder with its content, for a new owner if one is given.
-pub(crate) fn copy_tree(from: &Path, to: &Path, owner: Option<Owner>) -> Result<()> {
+pub(crate) fn copy_tree(from: &Path, to: &Path, owner: Option<SystemUser>) -> Result<()> {
     let doing = || format!("copying {} to {}", from.display(), to.display());
     fs::create_dir(to).doing(doing)?;
     for entry in fs::read_dir(from).doing(doing)? {
@@ -147,7 +147,7 @@ pub(crate) fn copy_tree(from: &Path, to: &Path, owner: Option<Owner>) -> Result<
     give(to, owner)
 }
 
-fn give(path: &Path, owner: Option<Owner>) -> Result<()> {
+fn give(path: &Path, owner: Option<SystemUser>) -> Result<()> {
     let Some(owner) = owner else { return Ok(()) };
     chown(path, Some(owner.uid), Some(owner.gid)).doing(|| format!("giving {} to its server", path.display()))
 }

@@ -12,11 +12,11 @@ use std::{
 
 use rustix::process::Signal;
 
-pub use self::options::Options;
+pub use self::options::PostgresOptions;
 use crate::{
     Error, Result,
     daemon::Daemon,
-    process::{Owner, run},
+    process::{SystemUser, run},
     programs::PostgresPrograms,
     wait::{self, PATIENCE},
 };
@@ -29,13 +29,13 @@ use crate::{
 pub struct Postgres {
     daemon: Daemon,
     programs: PostgresPrograms,
-    owner: Option<Owner>,
-    options: Options,
+    owner: Option<SystemUser>,
+    options: PostgresOptions,
     databases: AtomicU32,
 }
 
 impl Postgres {
-    /// Starts a server with the defaults of [`Options`].
+    /// Starts a server with the defaults of [`PostgresOptions`].
     ///
     /// # Errors
     /// [`Error::Missing`] without `postgres`; otherwise why it did not start, with the end of its log.
@@ -44,11 +44,11 @@ impl Postgres {
     }
 
     /// The options for a start.
-    pub fn options() -> Options {
-        Options::default()
+    pub fn options() -> PostgresOptions {
+        PostgresOptions::default()
     }
 
-    /// Starts a hot standby that streams from a running primary, with the settings of the primary's [`Options`].
+    /// Starts a hot standby that streams from a running primary, with the settings of the primary's [`PostgresOptions`].
     ///
     /// # Errors
     /// Why the base backup failed, or why the standby did not start.

@@ -18,12 +18,12 @@ use crate::{
 
 /// The system user of a server that refuses to run as root.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct SystemUser {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
 }
 
-impl Owner {
+impl SystemUser {
     /// The first of these users that exists; `None` if this process is not root.
     pub(crate) fn unless_user(names: &[&str]) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
@@ -55,14 +55,14 @@ impl Owner {
 
 /// How a server is ended when its data is not needed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Ending {
+pub(crate) enum StopMethod {
     /// Killed: it leaves nothing outside of its folder.
     Kill,
     /// Asked to exit immediately, then killed: PostgreSQL then removes its shared memory, which outlives processes.
     Quit,
 }
 
-impl Ending {
+impl StopMethod {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Kill => "kill",
@@ -75,12 +75,12 @@ impl Ending {
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    ending: Ending,
+    ending: StopMethod,
 }
 
 impl Process {
     /// Starts the server and registers it with the folder's watcher.
-    pub(crate) fn spawn(command: &mut Command, folder: &Folder, ending: Ending) -> Result<Self> {
+    pub(crate) fn spawn(command: &mut Command, folder: &Folder, ending: StopMethod) -> Result<Self> {
         let child = command
             .process_group(0)
             .spawn()
@@ -135,8 +135,8 @@ impl Process {
     /// Ends it when its data is not needed.
     pub(crate) fn discard(self) {
         match self.ending {
-            Ending::Kill => self.kill(),
-            Ending::Quit => self.end_with(Signal::QUIT, Duration::from_secs(3)),
+            StopMethod::Kill => self.kill(),
+            StopMethod::Quit => self.end_with(Signal::QUIT, Duration::from_secs(3)),
         }
     }
 

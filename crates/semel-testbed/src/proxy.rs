@@ -19,8 +19,8 @@ use tokio::{
 };
 
 use self::{
-    connection::Connection,
-    mode::{Admission, Counters, Mode, Pace, Trap},
+    connection::ProxiedConnection,
+    mode::{BytePace, ConnectionAdmission, ProxyMode, TrafficCounters, Trap},
 };
 use crate::{Error, Result, error::Doing, ports::Port};
 
@@ -38,7 +38,7 @@ pub enum Direction {
 /// Counters of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct ProxyCounts {
     /// Connections accepted since the start.
     pub accepted: u64,
     /// Connections open now.
@@ -57,15 +57,15 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct FaultProxy {
     port: Port,
-    counters: Arc<Counters>,
-    orders: mpsc::UnboundedSender<Order>,
+    counters: Arc<TrafficCounters>,
+    orders: mpsc::UnboundedSender<ProxyOrder>,
     thread: Option<JoinHandle<()>>,
 }
 
-type Change = Box<dyn FnOnce(&mut Mode) + Send>;
+type ModeChange = Box<dyn FnOnce(&mut ProxyMode) + Send>;
 
-struct Order {
-    change: Change,
+struct ProxyOrder {
+    change: ModeChange,
     done: std::sync::mpsc::Sender<()>,
 }
 
@@ -83,12 +83,12 @@ impl FaultProxy {
             let _inside = runtime.enter();
             TcpListener::from_std(listener).doing(doing)?
         };
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(TrafficCounters::default());
         let (orders, inbox) = mpsc::unbounded_channel();
-        let proxy = Proxy {
+        let proxy = ProxyThread {
             addr: (Ipv4Addr::LOCALHOST, port.number()).into(),
             listener: Some(listener),
-            mode: watch::Sender::new(Mode::new(target)),
+            mode: watch::Sender::new(ProxyMode::new(target)),
             counters: Arc::clone(&counters),
         };
         let thread = thread::Builder::new()
@@ -104,19 +104,19 @@ impl FaultProxy {
     }
 
     /// The current counters.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ProxyCounts {
         self.counters.read()
     }
 
     /// Holds all bytes of this direction, and the end of connections. They are buffered up to a few hundred KiB, then the sender has to
     /// wait.
     pub fn hold(&self, direction: Direction) {
-        self.change_pace(direction, |pace| pace.held = mode::Held::Yes);
+        self.change_pace(direction, |pace| pace.held = mode::HeldBytes::Yes);
     }
 
     /// Ends [`hold`](Self::hold) in both directions and delivers the held bytes in order.
     pub fn release(&self) {
-        self.change_pace(Direction::Both, |pace| pace.held = mode::Held::No);
+        self.change_pace(Direction::Both, |pace| pace.held = mode::HeldBytes::No);
     }
 
     /// Delays all bytes of this direction. Bytes that already wait keep their time.
@@ -136,14 +136,14 @@ impl FaultProxy {
 
     /// Refuses new connections (no listener). Open ones stay: [`cut`](Self::cut) ends them.
     pub fn refuse(&self) {
-        self.order(|mode| mode.admission = Admission::Refuse);
+        self.order(|mode| mode.admission = ConnectionAdmission::Refuse);
     }
 
     /// Simulates half-open connections: clients stay connected, also new ones, but the server does not know them. Bytes from clients
     /// are dropped, and nothing answers. [`heal`](Self::heal) affects new connections only.
     pub fn half_open(&self) {
         self.order(|mode| {
-            mode.admission = Admission::HalfOpen;
+            mode.admission = ConnectionAdmission::HalfOpen;
             mode.half_open_before += 1;
         });
     }
@@ -170,7 +170,7 @@ impl FaultProxy {
         self.order(|mode| *mode = mode.healed());
     }
 
-    fn change_pace(&self, direction: Direction, change: impl Fn(&mut Pace) + Send + 'static) {
+    fn change_pace(&self, direction: Direction, change: impl Fn(&mut BytePace) + Send + 'static) {
         self.order(move |mode| {
             if direction != Direction::ToClient {
                 change(&mut mode.to_server);
@@ -182,9 +182,9 @@ impl FaultProxy {
     }
 
     /// Returns when the thread has executed it.
-    fn order(&self, change: impl FnOnce(&mut Mode) + Send + 'static) {
+    fn order(&self, change: impl FnOnce(&mut ProxyMode) + Send + 'static) {
         let (done, wait) = std::sync::mpsc::channel();
-        let sent = self.orders.send(Order { change: Box::new(change), done });
+        let sent = self.orders.send(ProxyOrder { change: Box::new(change), done });
         // The thread answers every order unless it panicked; then the test must not continue without its fault.
         assert!(sent.is_ok() && wait.recv().is_ok(), "the thread of the fault proxy is gone");
     }
@@ -214,15 +214,15 @@ fn listen() -> Result<(Port, std::net::TcpListener)> {
 }
 
 /// The state of the thread.
-struct Proxy {
+struct ProxyThread {
     addr: SocketAddr,
     listener: Option<TcpListener>,
-    mode: watch::Sender<Mode>,
-    counters: Arc<Counters>,
+    mode: watch::Sender<ProxyMode>,
+    counters: Arc<TrafficCounters>,
 }
 
-impl Proxy {
-    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+impl ProxyThread {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<ProxyOrder>) {
         loop {
             tokio::select! {
                 // Orders first: after `refuse` has returned, no new connection may be accepted.
@@ -233,7 +233,7 @@ impl Proxy {
                 },
                 client = accept(self.listener.as_ref()) => {
                     self.counters.accepted.fetch_add(1, Ordering::Relaxed);
-                    let connection = Connection::new(client, self.mode.subscribe(), Arc::clone(&self.counters));
+                    let connection = ProxiedConnection::new(client, self.mode.subscribe(), Arc::clone(&self.counters));
                     tokio::spawn(connection.serve());
                 }
             }
@@ -242,14 +242,14 @@ impl Proxy {
         self.until_open(|open| open == 0).await;
     }
 
-    async fn obey(&mut self, Order { change, done }: Order) {
+    async fn obey(&mut self, ProxyOrder { change, done }: ProxyOrder) {
         let cuts = self.mode.borrow().cut_before;
         self.mode.send_modify(change);
         let (admission, cut) = {
             let mode = self.mode.borrow();
             (mode.admission, mode.cut_before != cuts)
         };
-        if admission == Admission::Refuse {
+        if admission == ConnectionAdmission::Refuse {
             self.listener = None;
         } else if self.listener.is_none() {
             // The port stays reserved; the kernel may need a moment to release it.

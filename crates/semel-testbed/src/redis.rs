@@ -12,7 +12,7 @@ use std::{
 
 use rustix::process::Signal;
 
-pub use self::options::{Options, Persistence};
+pub use self::options::{Persistence, RedisOptions};
 use crate::{
     Error, Result,
     daemon::Daemon,
@@ -37,7 +37,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts a server with the defaults of [`Options`].
+    /// Starts a server with the defaults of [`RedisOptions`].
     ///
     /// # Errors
     /// [`Error::Missing`] without `redis-server`; otherwise why it did not start, with the end of its log.
@@ -46,8 +46,8 @@ impl Redis {
     }
 
     /// The options for a start.
-    pub fn options() -> Options {
-        Options::default()
+    pub fn options() -> RedisOptions {
+        RedisOptions::default()
     }
 
     /// Its listen address.
@@ -65,22 +65,22 @@ impl Redis {
         format!("redis://{}", self.addr())
     }
 
-    /// Its listen address for TLS, if started [with TLS](Options::tls).
+    /// Its listen address for TLS, if started [with TLS](RedisOptions::tls).
     pub fn tls_addr(&self) -> Option<SocketAddr> {
         self.tls.as_ref().map(|port| (Ipv4Addr::LOCALHOST, port.number()).into())
     }
 
-    /// Its URL for TLS, if started [with TLS](Options::tls). The certificate is for `localhost` and `127.0.0.1`.
+    /// Its URL for TLS, if started [with TLS](RedisOptions::tls). The certificate is for `localhost` and `127.0.0.1`.
     pub fn tls_url(&self) -> Option<String> {
         self.tls.as_ref().map(|port| format!("rediss://localhost:{}", port.number()))
     }
 
-    /// The certificate (PEM) of the authority that signed the server's certificate, if started [with TLS](Options::tls).
+    /// The certificate (PEM) of the authority that signed the server's certificate, if started [with TLS](RedisOptions::tls).
     pub fn ca_cert(&self) -> Option<PathBuf> {
         self.certificates.as_deref().map(tls::ca_cert)
     }
 
-    /// The folder of its certificates, if started [with TLS](Options::tls).
+    /// The folder of its certificates, if started [with TLS](RedisOptions::tls).
     pub(crate) fn certificates(&self) -> Option<PathBuf> {
         self.certificates.clone()
     }

@@ -11,7 +11,7 @@ use crate::{
     daemon::Daemon,
     error::Doing,
     folder::Folder,
-    process::Ending,
+    process::StopMethod,
     redis::{self, HARNESS_USER},
     resp::{Conn, Reply},
     wait,
@@ -39,7 +39,7 @@ impl Sentinel {
         let (ip, watched) = (primary.addr().ip(), primary.port());
         let daemon = Daemon::start(
             "redis-sentinel",
-            Ending::Kill,
+            StopMethod::Kill,
             folder,
             |folder, port| {
                 let config = folder.path().join("sentinel.conf");

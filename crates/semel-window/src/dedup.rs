@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::WindowKey;
 use super::seed::{Seed, Sketch};
-use super::table::{Place, Table};
+use super::table::{Place, WindowTable};
 use parking_lot::Mutex;
 
 /// How many keys a window holds unless told otherwise.
@@ -39,7 +39,7 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 /// ```
 pub struct Window {
     capacity: usize,
-    table: Table,
+    table: WindowTable,
     /// The only lock. Whoever writes to `table` holds it.
     order: Mutex<Order>,
 }
@@ -56,7 +56,7 @@ struct Order {
 
 /// What became of a key that was to be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forget {
+pub enum ForgetResult {
     /// It was in the window and has been taken out.
     TakenBack,
     /// It was not in the window: never recorded, or out already.
@@ -95,7 +95,7 @@ impl Window {
             return Err(WindowError::TooLarge { capacity });
         }
         let order = Order { places: super::allocate(capacity, capacity)?, next: 0, len: 0 };
-        Ok(Self { capacity, table: Table::new(capacity, seed)?, order: Mutex::new(order) })
+        Ok(Self { capacity, table: WindowTable::new(capacity, seed)?, order: Mutex::new(order) })
     }
 
     /// Records `key` unless it is in the window: `true` the first time, `false` after that.
@@ -124,13 +124,13 @@ impl Window {
     /// The room it leaves is room for the next key, which then lets nobody out. A key that had left to make
     /// room for this one does not come back. Forgetting the newest key costs no more than checking; an older
     /// one costs a step (about a nanosecond) for each key recorded since.
-    pub fn forget(&self, key: WindowKey) -> Forget {
+    pub fn forget(&self, key: WindowKey) -> ForgetResult {
         let key = self.table.sketch(key);
         let mut order = self.order.lock();
-        let Some(place) = self.table.find(&key) else { return Forget::NotHeld };
+        let Some(place) = self.table.find(&key) else { return ForgetResult::NotHeld };
         self.table.remove(place);
         order.take_out(place);
-        Forget::TakenBack
+        ForgetResult::TakenBack
     }
 
     /// How many keys are in the window now.

@@ -9,9 +9,9 @@ mod table;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 
-pub use dedup::{DEFAULT_CAPACITY, Forget, MAX_CAPACITY, Window, WindowError};
-pub use marks::{Accepted, Advance, Gaps, Marks};
-pub use receiver::{Builder, Joined, ReceiveError, Received, Receiver, RefusedBy};
+pub use dedup::{DEFAULT_CAPACITY, ForgetResult, MAX_CAPACITY, Window, WindowError};
+pub use marks::{AcceptedMark, Advance, Gaps, Marks};
+pub use receiver::{Joined, ReceiveError, Received, Receiver, ReceiverBuilder, RefusedBy};
 pub use semel::store::{MarkId, MarkStore};
 pub use session_key::WindowKey;
 

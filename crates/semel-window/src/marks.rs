@@ -28,7 +28,7 @@ pub enum Gaps {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advance {
     /// It is above the mark and may be applied.
-    Accepted(Accepted),
+    Accepted(AcceptedMark),
     /// It is at or below the mark: applied before, or skipped under [`Gaps::Lenient`]. Never apply it.
     AtOrBelow {
         /// The session's mark.
@@ -45,12 +45,12 @@ pub enum Advance {
 
 /// A number that was accepted, and where the mark stood before: what [`Marks::take_back`] needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Accepted {
+pub struct AcceptedMark {
     sequence: u64,
     before: Option<u64>,
 }
 
-impl Accepted {
+impl AcceptedMark {
     /// The number that was accepted.
     #[must_use]
     pub const fn sequence(self) -> u64 {
@@ -69,7 +69,7 @@ impl Gaps {
         if self == Self::Strict && sequence != expected {
             return Advance::OutOfOrder { expected, got: sequence };
         }
-        Advance::Accepted(Accepted { sequence, before: mark })
+        Advance::Accepted(AcceptedMark { sequence, before: mark })
     }
 }
 
@@ -126,7 +126,7 @@ impl Marks {
     ///
     /// Nothing happens if the mark has moved since: then a higher number has been accepted, and lowering the
     /// mark would let that one be applied twice. Finish one number of a session before the next.
-    pub fn take_back(&self, session: &[u8], accepted: Accepted) {
+    pub fn take_back(&self, session: &[u8], accepted: AcceptedMark) {
         let mut marks = self.shard(session).lock();
         if marks.get(session) == Some(&accepted.sequence) {
             match accepted.before {
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::{Window, WindowKey};
 
-    fn accepted(advance: Advance) -> Accepted {
+    fn accepted(advance: Advance) -> AcceptedMark {
         match advance {
             Advance::Accepted(accepted) => accepted,
             refused => panic!("refused: {refused:?}"),

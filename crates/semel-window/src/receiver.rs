@@ -6,10 +6,10 @@ mod session;
 use std::fmt;
 use std::sync::Arc;
 
-pub use self::builder::Builder;
-use self::session::{Known, Session, Sessions};
+pub use self::builder::ReceiverBuilder;
+use self::session::{MarkKnowledge, Session, Sessions};
 use super::marks::{Advance, Gaps};
-use super::{Forget, Window, WindowKey};
+use super::{ForgetResult, Window, WindowKey};
 use semel::engine::block_on::block_on;
 use semel::store::{self, MarkId, MarkStore};
 
@@ -125,13 +125,13 @@ pub enum ReceiveError<E> {
 
 impl Receiver {
     /// Starts to build a receiver that keeps its marks in `store`.
-    pub fn builder(store: impl MarkStore, gaps: Gaps) -> Builder {
-        Builder::new(Arc::new(store), gaps)
+    pub fn builder(store: impl MarkStore, gaps: Gaps) -> ReceiverBuilder {
+        ReceiverBuilder::new(Arc::new(store), gaps)
     }
 
     /// The same, over a store that others use too.
-    pub fn over(store: Arc<dyn MarkStore>, gaps: Gaps) -> Builder {
-        Builder::new(store, gaps)
+    pub fn over(store: Arc<dyn MarkStore>, gaps: Gaps) -> ReceiverBuilder {
+        ReceiverBuilder::new(store, gaps)
     }
 
     /// Applies `operation`, number `sequence` of `session`, unless that has been done.
@@ -158,7 +158,7 @@ impl Receiver {
         Fut: Future<Output = Result<T, E>>,
     {
         let joined = async |_| apply().await.map(Joined::Unmarked);
-        self.pass(session, sequence, operation, Known::Stays, joined).await
+        self.pass(session, sequence, operation, MarkKnowledge::Stays, joined).await
     }
 
     /// [`receive`](Self::receive) for an apply function that commits the mark with its effect, in one
@@ -182,7 +182,7 @@ impl Receiver {
         F: FnOnce(MarkId) -> Fut,
         Fut: Future<Output = Result<Joined<T>, E>>,
     {
-        self.pass(session, sequence, operation, Known::Unsure, apply).await
+        self.pass(session, sequence, operation, MarkKnowledge::Unsure, apply).await
     }
 
     /// [`receive`](Self::receive) for callers that block. `apply` runs on the calling thread.
@@ -242,7 +242,7 @@ impl Receiver {
         session: &[u8],
         sequence: u64,
         operation: &[u8],
-        meanwhile: Known,
+        meanwhile: MarkKnowledge,
         apply: F,
     ) -> Result<Received<T>, ReceiveError<E>>
     where
@@ -268,8 +268,8 @@ impl Receiver {
             state.raise(&*self.store, session.id(), sequence).await?;
             return Ok(Received::Duplicate(RefusedBy::Window));
         }
-        let entry = Entry { window: &self.window, key: Some(key) };
-        if meanwhile == Known::Unsure {
+        let entry = WindowEntry { window: &self.window, key: Some(key) };
+        if meanwhile == MarkKnowledge::Unsure {
             state.doubt();
         }
         let joined = apply(session.id()).await.map_err(ReceiveError::Apply)?;
@@ -303,22 +303,22 @@ impl fmt::Debug for Receiver {
 
 /// A key in the window whose operation is being applied. Unless it is kept, it is taken back when dropped: after
 /// an error, a panic, or a caller that went away.
-struct Entry<'a> {
+struct WindowEntry<'a> {
     window: &'a Window,
     key: Option<WindowKey>,
 }
 
-impl Entry<'_> {
+impl WindowEntry<'_> {
     fn keep(mut self) {
         self.key = None;
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for WindowEntry<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             // In a small window others may have pushed it out already.
-            let (Forget::TakenBack | Forget::NotHeld) = self.window.forget(key);
+            let (ForgetResult::TakenBack | ForgetResult::NotHeld) = self.window.forget(key);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! is here, elsewhere or nowhere, and the words of 100,000 keys fit into a core's own cache. A key never moves
 //! while it is held: there are no tombstones and no rehashing, and its [`Place`] stays good until it is removed.
 //!
-//! Only one thread at a time may write; the window's lock sees to that. [`Table::find`] may run beside it.
+//! Only one thread at a time may write; the window's lock sees to that. [`WindowTable::find`] may run beside it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ const MANY: u64 = 0xff;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place(u32);
 
-pub(super) struct Table {
+pub(super) struct WindowTable {
     seed: Seed,
     words: Box<[AtomicU64]>,
     /// The halves of each key ([`Sketch::halves`]), cell by cell.
@@ -66,7 +66,7 @@ impl Place {
     }
 }
 
-impl Table {
+impl WindowTable {
     /// Makes room for `capacity` keys.
     pub(super) fn new(capacity: usize, seed: Seed) -> Result<Self, WindowError> {
         let buckets = capacity.div_ceil(KEYS_PER_BUCKET);

@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{self, Begin, Claim, Command, Fence, Grant, Owner, Record, Ruling, Terms};
+use semel::record::{self, Begin, Command, Fence, Grant, NewClaim, Owner, Record, Ruling, Terms};
 use semel::store::{EmbeddedStore, Store};
 use semel::time::{Clock, SystemClock};
 
@@ -102,7 +102,7 @@ async fn pair(store: &dyn Store) {
 }
 
 fn claim() -> Command {
-    Command::Claim(Claim {
+    Command::Claim(NewClaim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         terms: Terms::default().into(),

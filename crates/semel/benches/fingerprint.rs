@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use rustix::time::{ClockId, clock_gettime};
-use semel::canonical::{Canonicalizer, Exclusions, Limits};
+use semel::canonical::{CanonicalLimits, Canonicalizer, Exclusions};
 use semel::fingerprint::Payload;
 use semel::key::Key;
 use semel::secret::Secret;
@@ -225,7 +225,8 @@ fn shuffled(text: &str) -> String {
     write_shuffled(&value, &mut out);
     let mut forms = [Vec::new(), Vec::new()];
     for (text, form) in [text, out.as_str()].into_iter().zip(&mut forms) {
-        let result = Canonicalizer::new().write(text.as_bytes(), Limits::DEFAULT, &Exclusions::none(), form);
+        let result =
+            Canonicalizer::new().write(text.as_bytes(), CanonicalLimits::DEFAULT, &Exclusions::none(), form);
         result.expect("the payload is JSON");
     }
     assert_eq!(forms[0], forms[1], "only the order changed");

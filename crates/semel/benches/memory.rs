@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Owner, Ruling, Terms};
+use semel::record::{Begin, Command, NewClaim, Owner, Ruling, Terms};
 use semel::store::{MemoryStore, Store};
 use semel::time::{Clock, SystemClock, Timestamp};
 
@@ -112,7 +112,7 @@ fn on_store(store: &MemoryStore, ids: &[KeyId], outcomes: &[Arc<Outcome>]) -> f6
     let hint = Hint::new("order-42");
     let claim = || {
         let (terms, hint) = (Arc::clone(&terms), hint.clone());
-        Command::Claim(Claim { owner: Owner::random(), fingerprint, terms, begin: Begin::WithClaim, hint })
+        Command::Claim(NewClaim { owner: Owner::random(), fingerprint, terms, begin: Begin::WithClaim, hint })
     };
     per_key(|| {
         for (id, outcome) in ids.iter().zip(outcomes) {

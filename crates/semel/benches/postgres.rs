@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Owner, Ruling, Terms};
+use semel::record::{Begin, Command, NewClaim, Owner, Ruling, Terms};
 use semel::store::{PostgresStore, Store};
 use semel_testbed::{Postgres, Storage};
 use sqlx::Connection as _;
@@ -122,8 +122,8 @@ fn cpu_of_this_process() -> Duration {
     Duration::new(spent.tv_sec.unsigned_abs(), u32::try_from(spent.tv_nsec).unwrap_or(0))
 }
 
-fn claim() -> Claim {
-    Claim {
+fn claim() -> NewClaim {
+    NewClaim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         terms: Arc::new(Terms::default()),

@@ -22,7 +22,9 @@ use std::time::Instant;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Epoch, Fence, Grant, Mode, Owner, Record, Ruling, State, Terms};
+use semel::record::{
+    Begin, Command, Epoch, Fence, Grant, Mode, NewClaim, Owner, Record, Ruling, State, Terms,
+};
 use semel::secret::Secret;
 use semel::store::{RedisStore, Store};
 use semel::time::Timestamp;
@@ -242,7 +244,7 @@ impl Bench {
         self.empty();
         let keyed = |id: &KeyId| {
             let terms = Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() });
-            Command::Claim(Claim { terms, ..claim(id.as_bytes()) })
+            Command::Claim(NewClaim { terms, ..claim(id.as_bytes()) })
         };
         self.each(callers, &fresh_ids(), keyed, |ruling| matches!(ruling, Ruling::Won(_)))
     }
@@ -451,8 +453,8 @@ fn name(id: &KeyId) -> String {
     format!("semel:{{{id}}}")
 }
 
-fn claim(owner: &[u8; 16]) -> Claim {
-    Claim {
+fn claim(owner: &[u8; 16]) -> NewClaim {
+    NewClaim {
         owner: Owner::from_bytes(*owner),
         fingerprint: PAYLOAD,
         terms: Arc::new(Terms::default()),

@@ -28,18 +28,18 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use self::error::{CanonicalError, Refusal};
+pub use self::error::{CanonicalError, InputRefusal};
 pub use self::exclusions::{ExclusionError, Exclusions};
 pub use self::writer::Canonicalizer;
 
 /// How large an input may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct CanonicalLimits {
     depth: usize,
     size: usize,
 }
 
-impl Limits {
+impl CanonicalLimits {
     /// 128 levels of arrays and objects, 16 MiB.
     pub const DEFAULT: Self = Self { depth: 128, size: 16 << 20 };
 
@@ -56,7 +56,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for CanonicalLimits {
     fn default() -> Self {
         Self::DEFAULT
     }
@@ -70,7 +70,7 @@ impl Default for Limits {
 /// The first part of `input` that has no canonical form; `out` is then unchanged.
 pub fn canonicalize(
     input: &[u8],
-    limits: Limits,
+    limits: CanonicalLimits,
     exclusions: &Exclusions,
     out: &mut Vec<u8>,
 ) -> Result<(), CanonicalError> {
@@ -83,6 +83,6 @@ pub fn canonicalize(
 /// The first part of `input` that has no canonical form.
 pub fn to_canonical(input: &[u8]) -> Result<Vec<u8>, CanonicalError> {
     let mut out = Vec::new();
-    canonicalize(input, Limits::DEFAULT, &Exclusions::none(), &mut out)?;
+    canonicalize(input, CanonicalLimits::DEFAULT, &Exclusions::none(), &mut out)?;
     Ok(out)
 }

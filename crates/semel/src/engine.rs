@@ -59,8 +59,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
 
 pub use self::acquire::Acquired;
-pub use self::answer::{Answer, DecodeError, Failure, FailureExt, RunError};
-pub use self::builder::{BuildError, Builder};
+pub use self::answer::{Answer, Failure, FailureExt, OutcomeDecodeError, RunError};
+pub use self::builder::{BuildError, EngineBuilder};
 pub use self::event::{Event, Observer, ReplayedFrom, Stats, Subject};
 pub use self::flight::WaiterCaps;
 pub use self::hold::{Attempt, Claim, Completed, Concluded, NotBegun, Running};
@@ -81,10 +81,10 @@ use crate::time::instant;
 /// Runs effects once over a store. Cheap to clone: all clones share one engine.
 #[derive(Clone)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    inner: Arc<EngineInner>,
 }
 
-struct Inner {
+struct EngineInner {
     store: Arc<dyn Store>,
     terms: Arc<Terms>,
     wait: Duration,
@@ -94,19 +94,19 @@ struct Inner {
     cache: Arc<HotCache>,
     flights: Arc<Flights>,
     events: Arc<Events>,
-    in_flight: InFlight,
+    in_flight: HeldClaims,
     background: Background,
 }
 
 impl Engine {
     /// Starts to build an engine over `store`.
-    pub fn builder(store: impl Store) -> Builder {
-        Builder::new(Arc::new(store))
+    pub fn builder(store: impl Store) -> EngineBuilder {
+        EngineBuilder::new(Arc::new(store))
     }
 
     /// Starts to build an engine over a store that other components use too.
-    pub fn over(store: Arc<dyn Store>) -> Builder {
-        Builder::new(store)
+    pub fn over(store: Arc<dyn Store>) -> EngineBuilder {
+        EngineBuilder::new(store)
     }
 
     /// Names a call that must happen once.
@@ -229,7 +229,7 @@ impl Engine {
         for _ in 0..rounds {
             let key = Key::new("semel.verify").value(rand::random::<u128>().to_string());
             let id = key.id(&secret).map_err(|_| VerifyError::Ruling)?;
-            let claim = record::Claim {
+            let claim = record::NewClaim {
                 owner: Owner::random(),
                 fingerprint: crate::fingerprint::Payload::none().fingerprint(&secret),
                 terms: Arc::clone(&terms),
@@ -264,7 +264,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// The deployment's secret: configured, or read from the store so that all processes use the same one.
     async fn secret(&self) -> Result<Arc<Secret>, store::Error> {
         if let Some(secret) = self.secret.get() {
@@ -280,7 +280,7 @@ impl Inner {
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for EngineInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("store", &self.store)
@@ -315,22 +315,22 @@ pub enum VerifyError {
 
 /// Counts held claims, so that `drain` can wait for them.
 #[derive(Default)]
-struct InFlight {
+struct HeldClaims {
     count: AtomicUsize,
     left: Notify,
 }
 
 /// One held claim. It is counted until its result is in the record, and keeps the engine's thread alive until then.
-struct Counted(Arc<Inner>);
+struct HeldClaim(Arc<EngineInner>);
 
-impl Counted {
-    fn new(inner: &Arc<Inner>) -> Self {
+impl HeldClaim {
+    fn new(inner: &Arc<EngineInner>) -> Self {
         inner.in_flight.count.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(inner))
     }
 }
 
-impl Drop for Counted {
+impl Drop for HeldClaim {
     fn drop(&mut self) {
         if self.0.in_flight.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.in_flight.left.notify_waiters();

@@ -15,7 +15,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::canonical::{CanonicalError, Canonicalizer, Exclusions, Limits};
+use crate::canonical::{CanonicalError, CanonicalLimits, Canonicalizer, Exclusions};
 use crate::hex;
 use crate::secret::Secret;
 
@@ -46,7 +46,7 @@ impl Payload {
     /// # Errors
     /// The text is not JSON, or is ambiguous; see [`canonical`](crate::canonical).
     pub fn json(text: &[u8], exclusions: &Exclusions) -> Result<Self, CanonicalError> {
-        Self::json_with(&mut Canonicalizer::new(), text, Limits::DEFAULT, exclusions)
+        Self::json_with(&mut Canonicalizer::new(), text, CanonicalLimits::DEFAULT, exclusions)
     }
 
     /// As [`json`](Self::json), with its own limits and reused scratch space.
@@ -56,7 +56,7 @@ impl Payload {
     pub fn json_with(
         canonicalizer: &mut Canonicalizer,
         text: &[u8],
-        limits: Limits,
+        limits: CanonicalLimits,
         exclusions: &Exclusions,
     ) -> Result<Self, CanonicalError> {
         let mut canonical = Vec::new();
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(error.to_string(), sentence);
         let no_text: std::collections::BTreeMap<[u8; 2], u8> = [([1, 2], 3)].into();
         assert!(matches!(Payload::of(&no_text), Err(PayloadError::Serialize(_))));
-        let limits = Limits::DEFAULT.size(3);
+        let limits = CanonicalLimits::DEFAULT.size(3);
         assert!(Payload::json_with(&mut Canonicalizer::new(), b"[1]", limits, &Exclusions::none()).is_ok());
         assert!(Payload::json_with(&mut Canonicalizer::new(), b"[1] ", limits, &Exclusions::none()).is_err());
     }

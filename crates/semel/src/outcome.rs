@@ -9,12 +9,12 @@ use std::fmt;
 pub struct Outcome {
     kind: String,
     metadata: Vec<u8>,
-    body: Body,
+    body: OutcomeBody,
 }
 
 /// The body of an [`Outcome`].
 #[derive(Clone, PartialEq, Eq)]
-pub enum Body {
+pub enum OutcomeBody {
     /// The stored bytes.
     Kept(Vec<u8>),
     /// The effect happened, but its body was not stored (too large, streamed, not serialisable). The text gives the
@@ -25,12 +25,12 @@ pub enum Body {
 impl Outcome {
     /// An outcome with a body. `kind` says how to read it, e.g. `json` or `http`.
     pub fn new(kind: impl Into<String>, body: impl Into<Vec<u8>>) -> Self {
-        Self { kind: kind.into(), metadata: Vec::new(), body: Body::Kept(body.into()) }
+        Self { kind: kind.into(), metadata: Vec::new(), body: OutcomeBody::Kept(body.into()) }
     }
 
     /// An outcome without its body. It says that the effect happened and why the body is missing.
     pub fn tombstone(kind: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { kind: kind.into(), metadata: Vec::new(), body: Body::Tombstone(reason.into()) }
+        Self { kind: kind.into(), metadata: Vec::new(), body: OutcomeBody::Tombstone(reason.into()) }
     }
 
     /// Adds metadata of the surface: for HTTP the status line and headers.
@@ -51,15 +51,15 @@ impl Outcome {
     }
 
     /// The body, or the reason why it was not stored.
-    pub fn body(&self) -> &Body {
+    pub fn body(&self) -> &OutcomeBody {
         &self.body
     }
 
     /// The bytes this outcome occupies, for caches and limits.
     pub fn size(&self) -> usize {
         let body = match &self.body {
-            Body::Kept(bytes) => bytes.len(),
-            Body::Tombstone(reason) => reason.len(),
+            OutcomeBody::Kept(bytes) => bytes.len(),
+            OutcomeBody::Tombstone(reason) => reason.len(),
         };
         self.kind.len() + self.metadata.len() + body
     }
@@ -75,7 +75,7 @@ impl fmt::Debug for Outcome {
     }
 }
 
-impl fmt::Debug for Body {
+impl fmt::Debug for OutcomeBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kept(bytes) => write!(f, "Kept({} bytes)", bytes.len()),

@@ -100,7 +100,7 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Ask to run the effect.
-    Claim(Claim),
+    Claim(NewClaim),
     /// Mark that the effect may start. Repeatable.
     Begin(Grant),
     /// Extend the lease, up to `in_flight_max`.
@@ -132,7 +132,7 @@ pub enum Command {
 
 /// A request to run the effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct NewClaim {
     /// Identifies this attempt to claim, so that a repeated call is recognised.
     pub owner: Owner,
     /// The payload's fingerprint.
@@ -455,7 +455,7 @@ impl Record {
     }
 }
 
-impl Claim {
+impl NewClaim {
     /// The record of a granted claim. From bound or lapsed it continues the attempt count; from vacant it starts
     /// again. Fence and epoch survive both.
     fn grant(&self, before: Option<(&Record, Phase)>, now: Timestamp, floor: Fence) -> Record {

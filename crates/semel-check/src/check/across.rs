@@ -2,19 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, Kind, Verdict};
-use crate::answer::Answer;
+use super::{Check, CheckKind, CheckVerdict};
+use crate::answer::TargetAnswer;
 use crate::path::{Path, same};
 
 /// Checks all answers of one step together.
-pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
+pub(crate) fn across(check: &Check, answers: &[&TargetAnswer]) -> CheckVerdict {
     if answers.len() < 2 {
-        return Verdict::NotApplicable("compares several answers; this step has one".to_owned());
+        return CheckVerdict::NotApplicable("compares several answers; this step has one".to_owned());
     }
     let path_text = check.path.as_deref().unwrap_or_default();
     let path = Path::parse(path_text);
     // The status is not part of a payload, but a check may compare it across answers.
-    let read = |answer: &&Answer| match path_text {
+    let read = |answer: &&TargetAnswer| match path_text {
         "http_status" => Some(Value::from(answer.status)),
         _ => path.get(&answer.payload).filter(|value| !value.is_null()),
     };
@@ -27,12 +27,12 @@ pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
     }
     let resolved = found.iter().flatten().count();
     match check.kind {
-        Kind::CrossEqual => {
+        CheckKind::CrossEqual => {
             let held = resolved >= 2 && resolved == found.len() && distinct.len() == 1;
             let mut observed: Vec<Value> = distinct.iter().map(|value| (*value).clone()).collect();
             observed.truncate(10);
             let actual = || json!({"observed_values": observed, "missing": found.len() - resolved});
-            Verdict::judge(held, || json!({"path": path_text, "equal_on": found.len()}), actual)
+            CheckVerdict::judge(held, || json!({"path": path_text, "equal_on": found.len()}), actual)
         }
         _ => {
             let count = distinct.len();
@@ -43,14 +43,14 @@ pub(crate) fn across(check: &Check, answers: &[&Answer]) -> Verdict {
                     .any(|allowed| allowed.as_u64().and_then(|one| usize::try_from(one).ok()) == Some(count));
             let observed: Vec<&Value> = distinct.iter().copied().take(10).collect();
             let actual = || json!({"observed_cardinality": count, "observed_values": observed});
-            Verdict::judge(held, || json!({"path": path_text, "allowed_values": allowed}), actual)
+            CheckVerdict::judge(held, || json!({"path": path_text, "allowed_values": allowed}), actual)
         }
     }
 }
 
 /// Compares the rate-limited answer with the answer to the same key after the wait.
-pub(crate) fn rate_limit(tripped: &Answer, replayed: &Answer) -> Verdict {
+pub(crate) fn rate_limit(tripped: &TargetAnswer, replayed: &TargetAnswer) -> CheckVerdict {
     let both = tripped.is_rate_limited() && replayed.is_rate_limited();
     let expected = || json!("an answer of its own after the limit was lifted");
-    Verdict::judge(!both, expected, || json!("rate_limit_response_cached_as_replay"))
+    CheckVerdict::judge(!both, expected, || json!("rate_limit_response_cached_as_replay"))
 }

@@ -4,18 +4,18 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::{Check, Kind, Verdict, matches, one_of, schema};
-use crate::answer::Answer;
+use super::{Check, CheckKind, CheckVerdict, matches, one_of, schema};
+use crate::answer::TargetAnswer;
 use crate::path::{Path, same, subset};
 use crate::redact::SHORTEST_SECRET;
-use crate::storyboard::Dialect;
+use crate::storyboard::StoryboardDialect;
 
 /// The data that a check can use.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a> {
-    pub(crate) answer: &'a Answer,
+pub(crate) struct CheckView<'a> {
+    pub(crate) answer: &'a TargetAnswer,
     pub(crate) context: &'a Map<String, Value>,
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: StoryboardDialect,
     /// Branches that passed so far.
     pub(crate) contributions: &'a BTreeSet<String>,
     /// The bodies of earlier steps' answers.
@@ -25,39 +25,41 @@ pub(crate) struct View<'a> {
 }
 
 /// Checks one answer. The check's values are filled in.
-pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
+pub(crate) fn one(check: &Check, view: CheckView<'_>) -> CheckVerdict {
     let answer = view.answer;
     let payload = &answer.payload;
     let path = Path::parse(check.path.as_deref().unwrap_or_default());
     let wanted = check.wanted();
     match check.kind {
-        Kind::FieldPresent => present(&path, payload),
-        Kind::FieldAbsent => absent(&path, payload),
-        Kind::EnvelopeFieldPresent => either(present(&path, payload), || present(&path, &answer.envelope)),
-        Kind::EnvelopeFieldAbsent => match absent(&path, payload) {
-            Verdict::Pass => absent(&path, &answer.envelope),
+        CheckKind::FieldPresent => present(&path, payload),
+        CheckKind::FieldAbsent => absent(&path, payload),
+        CheckKind::EnvelopeFieldPresent => {
+            either(present(&path, payload), || present(&path, &answer.envelope))
+        }
+        CheckKind::EnvelopeFieldAbsent => match absent(&path, payload) {
+            CheckVerdict::Pass => absent(&path, &answer.envelope),
             failed => failed,
         },
-        Kind::FieldPattern => pattern(check, &path, payload),
-        Kind::EnvelopeFieldPattern => {
+        CheckKind::FieldPattern => pattern(check, &path, payload),
+        CheckKind::EnvelopeFieldPattern => {
             either(pattern(check, &path, payload), || pattern(check, &path, &answer.envelope))
         }
-        Kind::FieldValue => value(&path, payload, &wanted),
-        Kind::FieldValueOrAbsent => match path.get(payload) {
-            None => Verdict::Pass,
+        CheckKind::FieldValue => value(&path, payload, &wanted),
+        CheckKind::FieldValueOrAbsent => match path.get(payload) {
+            None => CheckVerdict::Pass,
             Some(_) => value(&path, payload, &wanted),
         },
-        Kind::FieldContains => {
+        CheckKind::FieldContains => {
             let found = path.all(payload);
             let holds = |found: &Value, wanted: &Value| {
                 subset(wanted, found)
                     || found.as_array().is_some_and(|items| items.iter().any(|item| subset(wanted, item)))
             };
             let held = found.iter().any(|found| wanted.iter().any(|wanted| holds(found, wanted)));
-            Verdict::judge(held, || one_of(&wanted), || Value::Array(found))
+            CheckVerdict::judge(held, || one_of(&wanted), || Value::Array(found))
         }
-        Kind::ArrayLength => length(check, &path, payload),
-        Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
+        CheckKind::ArrayLength => length(check, &path, payload),
+        CheckKind::HttpStatus | CheckKind::HttpStatusIn | CheckKind::StatusCode => {
             // A list in `value` is a list of accepted values.
             let wanted: Vec<Value> = wanted
                 .into_iter()
@@ -67,123 +69,125 @@ pub(crate) fn one(check: &Check, view: View<'_>) -> Verdict {
                 })
                 .collect();
             let held = wanted.iter().any(|wanted| status_is(wanted, answer.status));
-            Verdict::judge(held, || one_of(&wanted), || Value::from(answer.status))
+            CheckVerdict::judge(held, || one_of(&wanted), || Value::from(answer.status))
         }
-        Kind::HeaderPresent => {
+        CheckKind::HeaderPresent => {
             let name = check.header.as_deref().unwrap_or_default();
-            Verdict::judge(
+            CheckVerdict::judge(
                 answer.header(name).is_some(),
                 || json!(format!("the header {name}")),
                 || Value::Null,
             )
         }
-        Kind::HeaderAbsent => {
+        CheckKind::HeaderAbsent => {
             let name = check.header.as_deref().unwrap_or_default();
             let found = answer.header(name);
-            Verdict::judge(found.is_none(), || json!(format!("no header {name}")), || json!(found))
+            CheckVerdict::judge(found.is_none(), || json!(format!("no header {name}")), || json!(found))
         }
-        Kind::HeaderValue => header(check, answer, &wanted),
-        Kind::BodyEqualsStep => body_equals(check, view),
-        Kind::BodyExcludes => excludes(answer, &wanted),
-        Kind::ErrorCode => {
+        CheckKind::HeaderValue => header(check, answer, &wanted),
+        CheckKind::BodyEqualsStep => body_equals(check, view),
+        CheckKind::BodyExcludes => excludes(answer, &wanted),
+        CheckKind::ErrorCode => {
             let code = answer.code();
             let right =
                 |code: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted.as_str() == Some(code));
             let expected = || if wanted.is_empty() { json!("an error with a code") } else { one_of(&wanted) };
-            Verdict::judge(code.is_some_and(right), expected, || json!(code))
+            CheckVerdict::judge(code.is_some_and(right), expected, || json!(code))
         }
-        Kind::AnyOf => any_of(check, view, &path, &wanted),
-        Kind::FieldLessThan => compare(check, view, &path, |one, other| one < other, "less than"),
-        Kind::FieldGreaterThan => compare(check, view, &path, |one, other| one > other, "greater than"),
-        Kind::FieldEqualsContext => with_context(check, view, |known| {
+        CheckKind::AnyOf => any_of(check, view, &path, &wanted),
+        CheckKind::FieldLessThan => compare(check, view, &path, |one, other| one < other, "less than"),
+        CheckKind::FieldGreaterThan => compare(check, view, &path, |one, other| one > other, "greater than"),
+        CheckKind::FieldEqualsContext => with_context(check, view, |known| {
             let found = path.get(payload);
             let held = found.as_ref().is_some_and(|found| same(found, known));
-            Verdict::judge(held, || known.clone(), || json!(found))
+            CheckVerdict::judge(held, || known.clone(), || json!(found))
         }),
-        Kind::FieldDiffersContext => with_context(check, view, |known| {
+        CheckKind::FieldDiffersContext => with_context(check, view, |known| {
             let found = path.get(payload);
             let held = found.as_ref().is_some_and(|found| !found.is_null() && !same(found, known));
-            Verdict::judge(held, || json!({"not": known}), || json!(found))
+            CheckVerdict::judge(held, || json!({"not": known}), || json!(found))
         }),
-        Kind::FieldInContextArray => with_context(check, view, |known| {
+        CheckKind::FieldInContextArray => with_context(check, view, |known| {
             let found = path.get(payload);
             let members = known.as_array();
             let held = found
                 .as_ref()
                 .zip(members)
                 .is_some_and(|(found, known)| known.iter().any(|one| same(one, found)));
-            Verdict::judge(held, || json!({"one_of": known}), || json!(found))
+            CheckVerdict::judge(held, || json!({"one_of": known}), || json!(found))
         }),
-        Kind::ResponseSchema => {
+        CheckKind::ResponseSchema => {
             match check.schema.as_ref().filter(|schema| schema.is_object()).or(view.schema) {
-                None => Verdict::NotApplicable("no schema available".to_owned()),
+                None => CheckVerdict::NotApplicable("no schema available".to_owned()),
                 Some(known) => schema::validate(known, payload),
             }
         }
-        Kind::CrossEqual | Kind::CrossCount => {
-            Verdict::NotApplicable("compares several answers; this step has one".to_owned())
+        CheckKind::CrossEqual | CheckKind::CrossCount => {
+            CheckVerdict::NotApplicable("compares several answers; this step has one".to_owned())
         }
-        Kind::RateLimitNotReplayed => Verdict::NotApplicable("only for a rate-limit trip".to_owned()),
-        Kind::Unknown => Verdict::NotApplicable(format!("unknown check `{}`", check.name)),
+        CheckKind::RateLimitNotReplayed => {
+            CheckVerdict::NotApplicable("only for a rate-limit trip".to_owned())
+        }
+        CheckKind::Unknown => CheckVerdict::NotApplicable(format!("unknown check `{}`", check.name)),
     }
 }
 
-fn either(first: Verdict, second: impl FnOnce() -> Verdict) -> Verdict {
+fn either(first: CheckVerdict, second: impl FnOnce() -> CheckVerdict) -> CheckVerdict {
     match first {
-        Verdict::Fail { expected, actual } => match second() {
-            Verdict::Fail { .. } => Verdict::Fail { expected, actual },
+        CheckVerdict::Fail { expected, actual } => match second() {
+            CheckVerdict::Fail { .. } => CheckVerdict::Fail { expected, actual },
             other => other,
         },
         other => other,
     }
 }
 
-fn present(path: &Path, root: &Value) -> Verdict {
+fn present(path: &Path, root: &Value) -> CheckVerdict {
     let found = path.get(root).filter(|found| !found.is_null());
-    Verdict::judge(found.is_some(), || json!("a value"), || Value::Null)
+    CheckVerdict::judge(found.is_some(), || json!("a value"), || Value::Null)
 }
 
-fn absent(path: &Path, root: &Value) -> Verdict {
+fn absent(path: &Path, root: &Value) -> CheckVerdict {
     let found = path.get(root);
-    Verdict::judge(found.is_none(), || json!("nothing there"), || json!(found))
+    CheckVerdict::judge(found.is_none(), || json!("nothing there"), || json!(found))
 }
 
-fn value(path: &Path, root: &Value, wanted: &[Value]) -> Verdict {
+fn value(path: &Path, root: &Value, wanted: &[Value]) -> CheckVerdict {
     let found = if path.has_wildcard() { path.all(root) } else { path.get(root).into_iter().collect() };
     // Every one of several values must match.
     let held = !found.is_empty() && found.iter().all(|found| wanted.iter().any(|wanted| same(wanted, found)));
-    Verdict::judge(held, || one_of(wanted), || found.first().cloned().unwrap_or(Value::Null))
+    CheckVerdict::judge(held, || one_of(wanted), || found.first().cloned().unwrap_or(Value::Null))
 }
 
-fn pattern(check: &Check, path: &Path, root: &Value) -> Verdict {
+fn pattern(check: &Check, path: &Path, root: &Value) -> CheckVerdict {
     let pattern = check.pattern_text().unwrap_or_default();
     let found = path.get(root);
     let text = match &found {
         Some(Value::String(text)) => text.clone(),
         Some(number @ Value::Number(_)) => number.to_string(),
-        _ => return Verdict::fail(json!({"matches": pattern}), json!(found)),
+        _ => return CheckVerdict::fail(json!({"matches": pattern}), json!(found)),
     };
     match matches(&pattern, &text) {
-        Ok(held) => Verdict::judge(held, || json!({"matches": pattern}), || json!(found)),
-        Err(why) => Verdict::NotApplicable(why),
+        Ok(held) => CheckVerdict::judge(held, || json!({"matches": pattern}), || json!(found)),
+        Err(why) => CheckVerdict::NotApplicable(why),
     }
 }
 
-fn length(check: &Check, path: &Path, root: &Value) -> Verdict {
+fn length(check: &Check, path: &Path, root: &Value) -> CheckVerdict {
     let found = path.get(root);
     let Some(items) = found.as_ref().and_then(Value::as_array) else {
-        return Verdict::fail("array", json!(found));
+        return CheckVerdict::fail("array", json!(found));
     };
     let count = u64::try_from(items.len()).unwrap_or(u64::MAX);
     let bound = |value: &Option<Value>| value.as_ref().and_then(Value::as_u64);
     let (exact, min, max) = (bound(&check.value), bound(&check.min), bound(&check.max));
     if exact.is_none() && min.is_none() && max.is_none() {
-        return Verdict::fail("a whole number to compare with", Value::Null);
+        return CheckVerdict::fail("a whole number to compare with", Value::Null);
     }
     let held = exact.is_none_or(|exact| count == exact)
         && min.is_none_or(|min| count >= min)
         && max.is_none_or(|max| count <= max);
-    Verdict::judge(
+    CheckVerdict::judge(
         held,
         || exact.map_or_else(|| json!({"min": min, "max": max}), Value::from),
         || Value::from(count),
@@ -202,35 +206,39 @@ fn status_is(wanted: &Value, status: u16) -> bool {
     }
 }
 
-fn header(check: &Check, answer: &Answer, wanted: &[Value]) -> Verdict {
+fn header(check: &Check, answer: &TargetAnswer, wanted: &[Value]) -> CheckVerdict {
     let name = check.header.as_deref().unwrap_or_default();
     let found = answer.header(name);
-    let Some(text) = &found else { return Verdict::fail(json!({"header": name}), Value::Null) };
+    let Some(text) = &found else { return CheckVerdict::fail(json!({"header": name}), Value::Null) };
     if let Some(pattern) = &check.pattern {
         return match matches(pattern, text) {
-            Ok(held) => Verdict::judge(held, || json!({"matches": pattern}), || json!(text)),
-            Err(why) => Verdict::NotApplicable(why),
+            Ok(held) => CheckVerdict::judge(held, || json!({"matches": pattern}), || json!(text)),
+            Err(why) => CheckVerdict::NotApplicable(why),
         };
     }
     let held = wanted.iter().any(|wanted| match wanted {
         Value::String(wanted) => wanted == text,
         other => serde_json::from_str(text).is_ok_and(|found: Value| same(&found, other)),
     });
-    Verdict::judge(held, || one_of(wanted), || json!(text))
+    CheckVerdict::judge(held, || one_of(wanted), || json!(text))
 }
 
-fn body_equals(check: &Check, view: View<'_>) -> Verdict {
+fn body_equals(check: &Check, view: CheckView<'_>) -> CheckVerdict {
     let step = check.other_step().unwrap_or_default();
     let Some(known) = view.bodies.get(&step) else {
-        return Verdict::fail(format!("the body of step {step}"), "no answer is known of that step");
+        return CheckVerdict::fail(format!("the body of step {step}"), "no answer is known of that step");
     };
     let body = &view.answer.body;
     let held = known == body;
-    Verdict::judge(held, || json!(String::from_utf8_lossy(known)), || json!(String::from_utf8_lossy(body)))
+    CheckVerdict::judge(
+        held,
+        || json!(String::from_utf8_lossy(known)),
+        || json!(String::from_utf8_lossy(body)),
+    )
 }
 
 /// None of these values may occur in the body or in a header.
-fn excludes(answer: &Answer, wanted: &[Value]) -> Verdict {
+fn excludes(answer: &TargetAnswer, wanted: &[Value]) -> CheckVerdict {
     let mut text = String::from_utf8_lossy(&answer.body).into_owned();
     for (_, value) in &answer.headers {
         text.push('\n');
@@ -242,7 +250,7 @@ fn excludes(answer: &Answer, wanted: &[Value]) -> Verdict {
         Value::String(wanted) if wanted.is_empty() => false,
         wanted => holds_value(&answer.payload, wanted),
     });
-    Verdict::judge(found.is_none(), || json!({"without": wanted}), || json!(found))
+    CheckVerdict::judge(found.is_none(), || json!({"without": wanted}), || json!(found))
 }
 
 /// True if a value occurs anywhere in another.
@@ -255,55 +263,61 @@ fn holds_value(whole: &Value, value: &Value) -> bool {
         }
 }
 
-fn any_of(check: &Check, view: View<'_>, path: &Path, wanted: &[Value]) -> Verdict {
+fn any_of(check: &Check, view: CheckView<'_>, path: &Path, wanted: &[Value]) -> CheckVerdict {
     if !check.nested.is_empty() {
-        let verdicts: Vec<Verdict> = check.nested.iter().map(|nested| one(nested, view)).collect();
-        if verdicts.iter().any(|verdict| matches!(verdict, Verdict::Pass | Verdict::PassNoted(_))) {
-            return Verdict::Pass;
+        let verdicts: Vec<CheckVerdict> = check.nested.iter().map(|nested| one(nested, view)).collect();
+        if verdicts.iter().any(|verdict| matches!(verdict, CheckVerdict::Pass | CheckVerdict::PassNoted(_))) {
+            return CheckVerdict::Pass;
         }
-        if verdicts.iter().all(|verdict| matches!(verdict, Verdict::NotApplicable(_))) {
-            return Verdict::NotApplicable("none of its checks applies".to_owned());
+        if verdicts.iter().all(|verdict| matches!(verdict, CheckVerdict::NotApplicable(_))) {
+            return CheckVerdict::NotApplicable("none of its checks applies".to_owned());
         }
         let failed = verdicts.into_iter().find_map(|verdict| match verdict {
-            Verdict::Fail { actual, .. } => Some(actual),
+            CheckVerdict::Fail { actual, .. } => Some(actual),
             _ => None,
         });
         let names: Vec<&str> = check.nested.iter().map(|nested| nested.name.as_str()).collect();
-        return Verdict::fail(json!({"any_of": names}), failed.unwrap_or(Value::Null));
+        return CheckVerdict::fail(json!({"any_of": names}), failed.unwrap_or(Value::Null));
     }
     if check.path.is_some() {
         return value(path, &view.answer.payload, wanted);
     }
     let held = wanted.iter().any(|flag| flag.as_str().is_some_and(|flag| view.contributions.contains(flag)));
-    Verdict::judge(held, || json!({"any_of": wanted}), || json!(view.contributions))
+    CheckVerdict::judge(held, || json!({"any_of": wanted}), || json!(view.contributions))
 }
 
 fn compare(
     check: &Check,
-    view: View<'_>,
+    view: CheckView<'_>,
     path: &Path,
     holds: impl Fn(f64, f64) -> bool,
     word: &str,
-) -> Verdict {
+) -> CheckVerdict {
     let judge = |other: &Value| {
         let found = path.get(&view.answer.payload);
         let numbers = found.as_ref().and_then(Value::as_f64).zip(other.as_f64());
         let held = numbers.is_some_and(|(one, other)| holds(one, other));
-        Verdict::judge(held, || json!({word: other}), || json!(found))
+        CheckVerdict::judge(held, || json!({word: other}), || json!(found))
     };
     match (&check.context_key, &check.value) {
         (Some(_), _) => with_context(check, view, judge),
         (None, Some(value)) => judge(value),
-        (None, None) => Verdict::fail("a number to compare with", Value::Null),
+        (None, None) => CheckVerdict::fail("a number to compare with", Value::Null),
     }
 }
 
 /// With a captured value. If the capture is absent, the other dialect passes with a note; this one fails.
-fn with_context(check: &Check, view: View<'_>, judge: impl FnOnce(&Value) -> Verdict) -> Verdict {
+fn with_context(
+    check: &Check,
+    view: CheckView<'_>,
+    judge: impl FnOnce(&Value) -> CheckVerdict,
+) -> CheckVerdict {
     let key = check.context_key.as_deref().unwrap_or_default();
     match (view.context.get(key), view.dialect) {
         (Some(known), _) => judge(known),
-        (None, Dialect::Adcp) => Verdict::PassNoted(format!("context_key_absent: {key}")),
-        (None, Dialect::Own) => Verdict::fail(format!("a captured value `{key}`"), Value::Null),
+        (None, StoryboardDialect::Adcp) => CheckVerdict::PassNoted(format!("context_key_absent: {key}")),
+        (None, StoryboardDialect::Own) => {
+            CheckVerdict::fail(format!("a captured value `{key}`"), Value::Null)
+        }
     }
 }

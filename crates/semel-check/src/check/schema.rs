@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Verdict, matches};
+use super::{CheckVerdict, matches};
 use crate::path::same;
 
 /// Keywords that do not affect validity.
@@ -27,21 +27,21 @@ const ANNOTATIONS: &[&str] = &[
 /// Maximum depth, because references can be circular.
 const DEEPEST: usize = 64;
 
-enum Trouble {
+enum SchemaFailure {
     /// Position, expected value, actual value.
     Broken(Box<(String, Value, Value)>),
     Unknown(String),
 }
 
 /// Validates a value.
-pub(super) fn validate(schema: &Value, value: &Value) -> Verdict {
+pub(super) fn validate(schema: &Value, value: &Value) -> CheckVerdict {
     match (Validator { root: schema }).value(schema, value, "", 0) {
-        Ok(()) => Verdict::Pass,
-        Err(Trouble::Broken(broken)) => {
+        Ok(()) => CheckVerdict::Pass,
+        Err(SchemaFailure::Broken(broken)) => {
             let (at, expected, actual) = *broken;
-            Verdict::Fail { expected: json!({"at": at, "schema": expected}), actual }
+            CheckVerdict::Fail { expected: json!({"at": at, "schema": expected}), actual }
         }
-        Err(Trouble::Unknown(word)) => Verdict::NotApplicable(format!("the schema uses {word}")),
+        Err(SchemaFailure::Unknown(word)) => CheckVerdict::NotApplicable(format!("the schema uses {word}")),
     }
 }
 
@@ -50,9 +50,9 @@ struct Validator<'a> {
 }
 
 impl Validator<'_> {
-    fn value(&self, schema: &Value, value: &Value, at: &str, depth: usize) -> Result<(), Trouble> {
+    fn value(&self, schema: &Value, value: &Value, at: &str, depth: usize) -> Result<(), SchemaFailure> {
         if depth > DEEPEST {
-            return Err(Trouble::Unknown("references without an end".to_owned()));
+            return Err(SchemaFailure::Unknown("references without an end".to_owned()));
         }
         let schema = match schema {
             Value::Bool(true) => return Ok(()),
@@ -62,7 +62,7 @@ impl Validator<'_> {
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             let pointer = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
             let Some(target) = pointer else {
-                return Err(Trouble::Unknown(format!("the reference {reference}")));
+                return Err(SchemaFailure::Unknown(format!("the reference {reference}")));
             };
             return self.value(target, value, at, depth + 1);
         }
@@ -83,7 +83,7 @@ impl Validator<'_> {
         value: &Value,
         at: &str,
         depth: usize,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, SchemaFailure> {
         let number = value.as_f64();
         let limit = wanted.as_f64();
         let compare =
@@ -112,7 +112,7 @@ impl Validator<'_> {
             "minProperties" => size(members, |one, other| one >= other),
             "maxProperties" => size(members, |one, other| one <= other),
             "pattern" => match (wanted.as_str(), value.as_str()) {
-                (Some(pattern), Some(text)) => matches(pattern, text).map_err(Trouble::Unknown)?,
+                (Some(pattern), Some(text)) => matches(pattern, text).map_err(SchemaFailure::Unknown)?,
                 _ => true,
             },
             "required" => {
@@ -132,7 +132,7 @@ impl Validator<'_> {
             "additionalProperties" => {
                 let known = schema.get("properties").and_then(Value::as_object);
                 if schema.contains_key("patternProperties") {
-                    return Err(Trouble::Unknown("patternProperties".to_owned()));
+                    return Err(SchemaFailure::Unknown("patternProperties".to_owned()));
                 }
                 for (name, member) in value.as_object().into_iter().flatten() {
                     if known.is_none_or(|known| !known.contains_key(name)) {
@@ -162,29 +162,29 @@ impl Validator<'_> {
             "oneOf" => self.count(wanted, value, at, depth)? == 1,
             "not" => match self.value(wanted, value, at, depth + 1) {
                 Ok(()) => false,
-                Err(Trouble::Broken(_)) => true,
-                Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
+                Err(SchemaFailure::Broken(_)) => true,
+                Err(unknown @ SchemaFailure::Unknown(_)) => return Err(unknown),
             },
             word if ANNOTATIONS.contains(&word) || word.starts_with("x-") => true,
-            word => return Err(Trouble::Unknown(format!("`{word}`, which is not supported"))),
+            word => return Err(SchemaFailure::Unknown(format!("`{word}`, which is not supported"))),
         })
     }
 
-    fn count(&self, schemas: &Value, value: &Value, at: &str, depth: usize) -> Result<usize, Trouble> {
+    fn count(&self, schemas: &Value, value: &Value, at: &str, depth: usize) -> Result<usize, SchemaFailure> {
         let mut fitting = 0;
         for schema in schemas.as_array().into_iter().flatten() {
             match self.value(schema, value, at, depth + 1) {
                 Ok(()) => fitting += 1,
-                Err(Trouble::Broken(_)) => {}
-                Err(unknown @ Trouble::Unknown(_)) => return Err(unknown),
+                Err(SchemaFailure::Broken(_)) => {}
+                Err(unknown @ SchemaFailure::Unknown(_)) => return Err(unknown),
             }
         }
         Ok(fitting)
     }
 }
 
-fn broken(at: &str, expected: &Value, actual: &Value) -> Trouble {
-    Trouble::Broken(Box::new((at.to_owned(), expected.clone(), actual.clone())))
+fn broken(at: &str, expected: &Value, actual: &Value) -> SchemaFailure {
+    SchemaFailure::Broken(Box::new((at.to_owned(), expected.clone(), actual.clone())))
 }
 
 fn is(name: &Value, value: &Value) -> bool {

@@ -3,25 +3,25 @@
 use regex_lite::Regex;
 use serde_json::Value;
 
-use crate::check::{Check, Kind, Severity};
-use crate::reader::{Log, Table};
-use crate::storyboard::Dialect;
+use crate::check::{Check, CheckKind, Severity};
+use crate::reader::{FoundProblems, MappingReader};
+use crate::storyboard::StoryboardDialect;
 
 /// Reads the checks of a step.
 #[derive(Clone, Copy)]
 pub(super) struct Checks<'a> {
-    pub(super) log: &'a Log,
-    pub(super) dialect: Dialect,
+    pub(super) log: &'a FoundProblems,
+    pub(super) dialect: StoryboardDialect,
     /// True if the step gets several answers.
     pub(super) several: bool,
     pub(super) tripping: bool,
 }
 
 impl Checks<'_> {
-    pub(super) fn read(self, mut table: Table<'_>) -> Check {
+    pub(super) fn read(self, mut table: MappingReader<'_>) -> Check {
         let at = table.at();
         let name = table.needed_text("check");
-        let kind = Kind::of(&name);
+        let kind = CheckKind::of(&name);
         let path = table.text("path");
         let mut check = Check {
             kind,
@@ -62,7 +62,7 @@ impl Checks<'_> {
         check
     }
 
-    fn allowed(table: &mut Table<'_>) -> Option<Vec<Value>> {
+    fn allowed(table: &mut MappingReader<'_>) -> Option<Vec<Value>> {
         match table.json("allowed_values")? {
             Value::Array(values) => Some(values),
             other => {
@@ -79,11 +79,11 @@ impl Checks<'_> {
         let wanted = check.value.is_some() || check.allowed.is_some();
         let has_path = check.path.is_some();
         match check.kind {
-            Kind::FieldPresent
-            | Kind::FieldAbsent
-            | Kind::EnvelopeFieldPresent
-            | Kind::EnvelopeFieldAbsent => (!has_path).then_some("`path`"),
-            Kind::FieldPattern | Kind::EnvelopeFieldPattern => {
+            CheckKind::FieldPresent
+            | CheckKind::FieldAbsent
+            | CheckKind::EnvelopeFieldPresent
+            | CheckKind::EnvelopeFieldAbsent => (!has_path).then_some("`path`"),
+            CheckKind::FieldPattern | CheckKind::EnvelopeFieldPattern => {
                 let Some(pattern) = check.pattern_text() else {
                     return Some("`path` and a regular expression in `value`");
                 };
@@ -91,14 +91,15 @@ impl Checks<'_> {
                     return Some("`path`");
                 }
                 // Other runners may support more patterns: then the check is not applicable at run time.
-                let broken =
-                    self.dialect == Dialect::Own && !pattern.contains('$') && Regex::new(&pattern).is_err();
+                let broken = self.dialect == StoryboardDialect::Own
+                    && !pattern.contains('$')
+                    && Regex::new(&pattern).is_err();
                 broken.then_some("a valid regular expression in `value`")
             }
-            Kind::FieldValue | Kind::FieldValueOrAbsent | Kind::FieldContains => {
+            CheckKind::FieldValue | CheckKind::FieldValueOrAbsent | CheckKind::FieldContains => {
                 (!has_path || !wanted).then_some("`path`, and `value` or `allowed_values`")
             }
-            Kind::ArrayLength => {
+            CheckKind::ArrayLength => {
                 let bounds = check.min.is_some() || check.max.is_some();
                 let whole = |value: &Option<Value>| match value {
                     Some(Value::Number(number)) => number.is_u64(),
@@ -110,42 +111,47 @@ impl Checks<'_> {
                 let fine = fine && whole(&check.value) && whole(&check.min) && whole(&check.max);
                 (!fine).then_some("`path`, and either a whole number in `value` or `min` and `max`")
             }
-            Kind::HttpStatus | Kind::HttpStatusIn | Kind::StatusCode => {
+            CheckKind::HttpStatus | CheckKind::HttpStatusIn | CheckKind::StatusCode => {
                 (!wanted).then_some("`value` or `allowed_values`")
             }
             // Without a value, every code is accepted.
-            Kind::ErrorCode => None,
-            Kind::HeaderPresent | Kind::HeaderAbsent => check.header.is_none().then_some("`header`"),
-            Kind::HeaderValue => {
+            CheckKind::ErrorCode => None,
+            CheckKind::HeaderPresent | CheckKind::HeaderAbsent => {
+                check.header.is_none().then_some("`header`")
+            }
+            CheckKind::HeaderValue => {
                 let wanted = wanted || check.pattern.is_some();
                 (check.header.is_none() || !wanted)
                     .then_some("`header`, and `value`, `allowed_values` or `pattern`")
             }
-            Kind::BodyEqualsStep => {
+            CheckKind::BodyEqualsStep => {
                 check.other_step().is_none().then_some("`step`, the id of an earlier step")
             }
-            Kind::BodyExcludes => (!wanted).then_some("`value` or `allowed_values`"),
-            Kind::FieldLessThan | Kind::FieldGreaterThan => {
+            CheckKind::BodyExcludes => (!wanted).then_some("`value` or `allowed_values`"),
+            CheckKind::FieldLessThan | CheckKind::FieldGreaterThan => {
                 let fine = has_path && (check.value.is_some() || check.context_key.is_some());
                 (!fine).then_some("`path`, and `value` or `context_key`")
             }
-            Kind::FieldEqualsContext | Kind::FieldDiffersContext | Kind::FieldInContextArray => {
+            CheckKind::FieldEqualsContext
+            | CheckKind::FieldDiffersContext
+            | CheckKind::FieldInContextArray => {
                 (!has_path || check.context_key.is_none()).then_some("`path` and `context_key`")
             }
-            Kind::AnyOf => (check.nested.is_empty() && !wanted).then_some("`checks`, or `allowed_values`"),
-            Kind::CrossEqual | Kind::CrossCount => {
-                if self.dialect == Dialect::Own && !self.several {
+            CheckKind::AnyOf => {
+                (check.nested.is_empty() && !wanted).then_some("`checks`, or `allowed_values`")
+            }
+            CheckKind::CrossEqual | CheckKind::CrossCount => {
+                if self.dialect == StoryboardDialect::Own && !self.several {
                     return Some("a step with `parallel_dispatch` or `repeat`");
                 }
                 if !has_path {
                     return Some("`path`");
                 }
-                (check.kind == Kind::CrossCount && check.allowed.is_none()).then_some("`allowed_values`")
+                (check.kind == CheckKind::CrossCount && check.allowed.is_none()).then_some("`allowed_values`")
             }
-            Kind::RateLimitNotReplayed => {
-                (self.dialect == Dialect::Own && !self.tripping).then_some("a step with `rate_limit_trip`")
-            }
-            Kind::ResponseSchema | Kind::Unknown => None,
+            CheckKind::RateLimitNotReplayed => (self.dialect == StoryboardDialect::Own && !self.tripping)
+                .then_some("a step with `rate_limit_trip`"),
+            CheckKind::ResponseSchema | CheckKind::Unknown => None,
         }
     }
 }

@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use super::checks::Checks;
 use super::read_level;
-use crate::reader::{Log, Table};
+use crate::reader::{FoundProblems, MappingReader};
 use crate::storyboard::{
-    Action, Auth, Dialect, Expects, Input, KeyRule, Output, Parallel, SharedKey, Source, Spread, Step,
-    Transport, Trip,
+    Auth, Expects, Input, KeyRule, Output, Parallel, SharedKey, Spread, StepAction, StoryboardDialect,
+    StoryboardStep, Transport, Trip, ValueSource,
 };
 
 /// Members of a step that are documentation, or for other runners.
@@ -28,13 +28,13 @@ const DOCUMENTATION: &[&str] = &[
 
 /// Reads steps according to the file's transport and dialect.
 pub(super) struct Steps<'a> {
-    pub(super) log: &'a Log,
+    pub(super) log: &'a FoundProblems,
     pub(super) transport: Transport,
-    pub(super) dialect: Dialect,
+    pub(super) dialect: StoryboardDialect,
 }
 
 impl Steps<'_> {
-    pub(super) fn read(&self, mut table: Table<'_>, branch: Option<&str>) -> Step {
+    pub(super) fn read(&self, mut table: MappingReader<'_>, branch: Option<&str>) -> StoryboardStep {
         let id = table.needed_text("id");
         let title = table.text("title").unwrap_or_else(|| id.clone());
         let action = self.action(&mut table);
@@ -54,9 +54,9 @@ impl Steps<'_> {
             table.text("contributes_to").or_else(|| branch.filter(|_| contributes).map(str::to_owned));
         let schema = table.json("response_schema").filter(Value::is_object);
         let several = !matches!(spread, Spread::Once);
-        let tripping = matches!(action, Action::Trip(_));
+        let tripping = matches!(action, StepAction::Trip(_));
         let checks = Checks { log: self.log, dialect: self.dialect, several, tripping };
-        let step = Step {
+        let step = StoryboardStep {
             id,
             title,
             action,
@@ -69,7 +69,7 @@ impl Steps<'_> {
             expects,
             key,
             // In files of this dialect every step depends on the earlier ones, unless it says otherwise.
-            stateful: table.flag("stateful").unwrap_or(self.dialect == Dialect::Own),
+            stateful: table.flag("stateful").unwrap_or(self.dialect == StoryboardDialect::Own),
             requires_tool: table.text("requires_tool"),
             requires_contract: table.text("requires_contract"),
             auth: Self::auth(&mut table),
@@ -81,9 +81,9 @@ impl Steps<'_> {
         step
     }
 
-    fn action(&self, table: &mut Table<'_>) -> Action {
+    fn action(&self, table: &mut MappingReader<'_>) -> StepAction {
         if table.flag("restart") == Some(true) {
-            return Action::Restart;
+            return StepAction::Restart;
         }
         if let Some(trip) = table.table("rate_limit_trip") {
             // The name of the task has no further meaning.
@@ -97,9 +97,9 @@ impl Steps<'_> {
                 }
                 let Some(mut request) = table.table("request") else {
                     self.log.mistake(table.at(), "`request` in a step over http");
-                    return Action::Request(Value::Null);
+                    return StepAction::Request(Value::Null);
                 };
-                Action::Request(self.request(&mut request, table))
+                StepAction::Request(self.request(&mut request, table))
             }
             Transport::Mcp => {
                 let mut name = table.needed_text("task");
@@ -110,7 +110,7 @@ impl Steps<'_> {
                     name = format!("{name}|{fallback}");
                 }
                 if name == "assert_contribution" {
-                    return Action::Contributions;
+                    return StepAction::Contributions;
                 }
                 let arguments = table.json("sample_request").unwrap_or_else(|| Value::Object(Map::new()));
                 if !arguments.is_object()
@@ -118,12 +118,12 @@ impl Steps<'_> {
                 {
                     table.wrong(node, "sample_request", "a mapping");
                 }
-                Action::Tool { name, arguments }
+                StepAction::Tool { name, arguments }
             }
         }
     }
 
-    fn request(&self, request: &mut Table<'_>, step: &mut Table<'_>) -> Value {
+    fn request(&self, request: &mut MappingReader<'_>, step: &mut MappingReader<'_>) -> Value {
         let method = request.text("method").unwrap_or_else(|| "POST".to_owned());
         if !method.starts_with('$') && http::Method::from_bytes(method.as_bytes()).is_err() {
             self.log.mistake(request.at(), format!("`method` to be an HTTP method, not {method:?}"));
@@ -159,10 +159,10 @@ impl Steps<'_> {
         Value::Object(whole)
     }
 
-    fn trip(&self, mut trip: Table<'_>) -> Action {
+    fn trip(&self, mut trip: MappingReader<'_>) -> StepAction {
         let attempts = match self.dialect {
-            Dialect::Own => 1..=5000,
-            Dialect::Adcp => 50..=500,
+            StoryboardDialect::Own => 1..=5000,
+            StoryboardDialect::Adcp => 50..=500,
         };
         let attempts = trip.number("max_attempts", attempts).unwrap_or(200);
         let longest = trip.number("replay_max_wait_seconds", 0..=3600).unwrap_or(30);
@@ -171,29 +171,29 @@ impl Steps<'_> {
                 let name = trip.needed_text("trip_target_task");
                 let arguments =
                     trip.json("trip_target_sample_request").unwrap_or_else(|| Value::Object(Map::new()));
-                Action::Tool { name, arguments }
+                StepAction::Tool { name, arguments }
             }
             Transport::Http => {
                 let Some(mut request) = trip.table("request") else {
                     self.log.mistake(trip.at(), "`request` in a rate_limit_trip over http");
-                    return Action::Restart;
+                    return StepAction::Restart;
                 };
-                Action::Request(self.request(&mut request, &mut trip))
+                StepAction::Request(self.request(&mut request, &mut trip))
             }
         };
         trip.finish(&[]);
         let attempts = usize::try_from(attempts).unwrap_or(usize::MAX);
-        Action::Trip(Trip { target: Box::new(target), attempts, longest: Duration::from_secs(longest) })
+        StepAction::Trip(Trip { target: Box::new(target), attempts, longest: Duration::from_secs(longest) })
     }
 
-    fn spread(&self, table: &mut Table<'_>) -> Spread {
+    fn spread(&self, table: &mut MappingReader<'_>) -> Spread {
         if let Some(times) = table.number("repeat", 2..=1000) {
             return Spread::Repeat(usize::try_from(times).unwrap_or(usize::MAX));
         }
         let Some(mut dispatch) = table.table("parallel_dispatch") else { return Spread::Once };
         let most = match self.dialect {
-            Dialect::Own => 1000,
-            Dialect::Adcp => 10,
+            StoryboardDialect::Own => 1000,
+            StoryboardDialect::Adcp => 10,
         };
         if !dispatch.has("count") {
             self.log.mistake(dispatch.at(), format!("`count` in parallel_dispatch, from 2 to {most}"));
@@ -204,14 +204,14 @@ impl Steps<'_> {
             Some(true) | None => SharedKey::Same,
         };
         let barrier = dispatch.number("barrier_timeout_ms", 1..=600_000).unwrap_or(5000);
-        let vary = dispatch.items("vary").iter().map(crate::yaml::Node::json).collect();
+        let vary = dispatch.items("vary").iter().map(crate::yaml::YamlNode::json).collect();
         dispatch.finish(&[]);
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         Spread::Parallel(Parallel { count, key, barrier: Duration::from_millis(barrier), vary })
     }
 
-    fn outputs(&self, table: &mut Table<'_>) -> Vec<Output> {
-        let read = |mut output: Table<'_>| {
+    fn outputs(&self, table: &mut MappingReader<'_>) -> Vec<Output> {
+        let read = |mut output: MappingReader<'_>| {
             let at = output.at();
             // Both names are in use.
             let name = output.text("key").unwrap_or_else(|| output.needed_text("name"));
@@ -220,8 +220,8 @@ impl Steps<'_> {
             let generate = output.text("generate");
             output.finish(&["description"]);
             let from = match (path, generate.as_deref()) {
-                (Some(path), None) => Source::Path(path),
-                (None, Some("uuid_v4" | "opaque_id")) => Source::Generate,
+                (Some(path), None) => ValueSource::Path(path),
+                (None, Some("uuid_v4" | "opaque_id")) => ValueSource::Generate,
                 (None, Some(other)) => {
                     self.log.mistake(at, format!("`generate` to be uuid_v4 or opaque_id, not {other:?}"));
                     return None;
@@ -237,8 +237,8 @@ impl Steps<'_> {
         table.tables("context_outputs").into_iter().filter_map(read).collect()
     }
 
-    fn inputs(table: &mut Table<'_>) -> Vec<Input> {
-        let read = |mut input: Table<'_>| {
+    fn inputs(table: &mut MappingReader<'_>) -> Vec<Input> {
+        let read = |mut input: MappingReader<'_>| {
             let read = Input { key: input.needed_text("key"), inject_at: input.needed_text("inject_at") };
             input.finish(&["description"]);
             read
@@ -246,7 +246,7 @@ impl Steps<'_> {
         table.tables("context_inputs").into_iter().map(read).collect()
     }
 
-    fn auth(table: &mut Table<'_>) -> Auth {
+    fn auth(table: &mut MappingReader<'_>) -> Auth {
         let Some(value) = table.json("auth") else { return Auth::Given };
         match &value {
             Value::String(word) if word == "none" => Auth::None,

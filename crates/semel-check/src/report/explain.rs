@@ -1,6 +1,6 @@
 //! The meaning of a failure for a client, if the storyboard does not explain it.
 
-use super::{Outcome, StepReport};
+use super::{CheckOutcome, StepReport};
 
 /// Explanations by the kind of the failed check: the harm to a client, and the fix.
 const BY_CHECK: [(&[&str], &str, &str); 7] = [
@@ -43,7 +43,7 @@ const BY_CHECK: [(&[&str], &str, &str); 7] = [
 
 /// The explanation of a failed step.
 pub(super) fn explain(step: &StepReport) -> (&'static str, &'static str) {
-    let failed = step.validations.iter().filter(|validation| validation.outcome == Outcome::Failed);
+    let failed = step.validations.iter().filter(|validation| validation.outcome == CheckOutcome::Failed);
     let mut found = failed.filter_map(|validation| {
         let known = BY_CHECK.iter().find(|(checks, ..)| checks.contains(&validation.check.as_str()));
         known.map(|(_, suffers, fix)| (*suffers, *fix))

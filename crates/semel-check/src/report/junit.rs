@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Grade, Outcome, Report, StepReport};
+use super::{CheckOutcome, Grade, Report, StepReport};
 
 /// The report as JUnit XML: a file is a suite, a step is a test case. A recommended or optional case that failed is reported as
 /// skipped, so that the build does not fail.
@@ -79,7 +79,8 @@ fn case(xml: &mut String, step: &StepReport) {
 /// Why a step failed, one line per reason.
 pub(super) fn reasons(step: &StepReport) -> String {
     let mut lines: Vec<String> = step.error.iter().cloned().collect();
-    for validation in step.validations.iter().filter(|validation| validation.outcome == Outcome::Failed) {
+    for validation in step.validations.iter().filter(|validation| validation.outcome == CheckOutcome::Failed)
+    {
         let shown = |value: &Option<serde_json::Value>| {
             value
                 .as_ref()

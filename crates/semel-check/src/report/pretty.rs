@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::explain::explain;
 use super::junit::reasons;
-use super::{FileReport, Grade, Outcome, Report, StepReport};
+use super::{CheckOutcome, FileReport, Grade, Report, StepReport};
 use crate::storyboard::Level;
 
 /// Whether to use colours.
@@ -18,7 +18,7 @@ pub enum Paint {
 
 /// The amount of detail for a failed case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Telling {
+pub enum Verbosity {
     /// The expected and the actual value.
     Short,
     /// Also the harm to a client, the fix, the request and the answer.
@@ -36,7 +36,7 @@ impl Paint {
 
 /// The report for humans: the cases with their grades, the reasons of failures, and a summary line.
 #[must_use]
-pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
+pub fn pretty(report: &Report, paint: Paint, telling: Verbosity) -> String {
     let mut text = String::new();
     for file in &report.storyboards {
         tell_file(&mut text, file, paint, telling);
@@ -69,13 +69,13 @@ pub fn pretty(report: &Report, paint: Paint, telling: Telling) -> String {
         (true, _) => paint.paint("32;1", "ok"),
     };
     let _ = writeln!(text, "{verdict}: {} steps against {}: {}", all.total, report.target, parts.join(", "));
-    if !report.is_good() && telling == Telling::Short {
+    if !report.is_good() && telling == Verbosity::Short {
         let _ = writeln!(text, "`--explain` shows the harm to a client, and how to fix it.");
     }
     text
 }
 
-fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Telling) {
+fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbosity) {
     let _ = writeln!(text, "{} ({})", paint.paint("1", &file.title), file.storyboard);
     for notice in &file.notices {
         let _ = writeln!(text, "  {} {notice}", paint.paint("2", "note:"));
@@ -119,7 +119,7 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Tellin
             tell_step(text, step, paint, telling);
         }
         let unmet = steps.iter().find(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
-        if let Some(step) = unmet.filter(|_| telling == Telling::Explained) {
+        if let Some(step) = unmet.filter(|_| telling == Verbosity::Explained) {
             let told = case.explain.as_ref().map(|(suffers, fix)| (suffers.as_str(), fix.as_str()));
             let (suffers, fix) = told.unwrap_or_else(|| explain(step));
             let _ = writeln!(text, "      {} {}", paint.paint("1", "harm to a client:"), suffers.trim());
@@ -129,14 +129,15 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Tellin
     text.push('\n');
 }
 
-fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Telling) {
+fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Verbosity) {
     match step.grade {
         Grade::Failed | Grade::NotMet => {
             for line in reasons(step).lines() {
                 let _ = writeln!(text, "      {}: {line}", paint.paint("1", &step.step));
             }
-            if telling == Telling::Explained {
-                let failed = step.validations.iter().find(|validation| validation.outcome == Outcome::Failed);
+            if telling == Verbosity::Explained {
+                let failed =
+                    step.validations.iter().find(|validation| validation.outcome == CheckOutcome::Failed);
                 for (name, value) in failed
                     .into_iter()
                     .flat_map(|failed| [("asked", &failed.request), ("answered", &failed.response)])
@@ -155,7 +156,9 @@ fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Tellin
         }
         Grade::Passed => {}
     }
-    for validation in step.validations.iter().filter(|validation| validation.outcome == Outcome::Advisory) {
+    for validation in
+        step.validations.iter().filter(|validation| validation.outcome == CheckOutcome::Advisory)
+    {
         let _ = writeln!(
             text,
             "      {} {}: {}",

@@ -8,18 +8,20 @@ use serde_json::{Map, Value, json};
 
 use super::Runner;
 use super::seed;
-use crate::answer::{Answer, Extraction};
-use crate::call::{Begun, Call};
+use crate::answer::{Extraction, TargetAnswer};
+use crate::call::{Begun, CheckCall};
 use crate::error::Error;
 use crate::gate::{self, Condition};
-use crate::redact::{Scrubber, secrets_in};
+use crate::redact::{Redactor, secrets_in};
 use crate::report::{CaseReport, FileReport, Grade, Reason, Skip, StepReport};
-use crate::storyboard::{Action, Level, Phase, Seeding, Source, Step, Storyboard, Transport};
-use crate::substitute::{Scope, uuid_v4};
+use crate::storyboard::{
+    Level, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
+};
+use crate::substitute::{Variables, uuid_v4};
 use crate::wire::WireError;
 
 /// Reports the number of finished steps, and the next step.
-pub(super) type Tell<'a> = &'a (dyn Fn(usize, (&str, &str)) + Sync);
+pub(super) type ProgressSink<'a> = &'a (dyn Fn(usize, (&str, &str)) + Sync);
 
 /// The state of one file's run.
 pub(super) struct File<'a> {
@@ -47,7 +49,7 @@ pub(super) struct File<'a> {
 pub(super) async fn run(
     runner: &Runner,
     storyboard: &Storyboard,
-    tell: Tell<'_>,
+    tell: ProgressSink<'_>,
 ) -> Result<FileReport, Error> {
     let mut file = File::new(runner, storyboard);
     let mut steps = Vec::new();
@@ -73,7 +75,7 @@ pub(super) async fn run(
         }
     }
     take_branches(storyboard, &file.contributions, &mut steps);
-    scrub_words(&mut steps, &Scrubber::new(&file.secrets));
+    scrub_words(&mut steps, &Redactor::new(&file.secrets));
     let mut notices = storyboard.notices.clone();
     notices.append(&mut file.notices);
     let cases = storyboard.phases.iter().map(|phase| CaseReport {
@@ -104,7 +106,7 @@ impl<'a> File<'a> {
             context.insert(name.clone(), value.clone());
         }
         let outputs = storyboard.phases.iter().flat_map(|phase| &phase.steps).flat_map(|step| &step.outputs);
-        for output in outputs.filter(|output| matches!(output.from, Source::Generate)) {
+        for output in outputs.filter(|output| matches!(output.from, ValueSource::Generate)) {
             context.insert(output.name.clone(), Value::String(uuid_v4()));
         }
         for invariant in &storyboard.invariants {
@@ -131,8 +133,8 @@ impl<'a> File<'a> {
         }
     }
 
-    pub(super) fn scope(&self) -> Scope<'_> {
-        Scope {
+    pub(super) fn scope(&self) -> Variables<'_> {
+        Variables {
             context: &self.context,
             aliases: &self.aliases,
             steps: &self.payloads,
@@ -235,7 +237,7 @@ impl<'a> File<'a> {
             Transport::Mcp => caller.tool("get_adcp_capabilities", &json!({}), credential.as_deref()),
             Transport::Http => {
                 let request = json!({"method": "GET", "path": "/.well-known/idempotency"});
-                Call::request(&request, credential.as_deref())
+                CheckCall::request(&request, credential.as_deref())
             }
         };
         let told = match call {
@@ -248,14 +250,14 @@ impl<'a> File<'a> {
     }
 
     /// The reason why a phase does not apply, if it does not.
-    async fn phase_closed(&mut self, phase: &Phase) -> Option<Skip> {
+    async fn phase_closed(&mut self, phase: &StoryboardPhase) -> Option<Skip> {
         if let Some(closed) = &phase.gate {
             let capabilities = self.capabilities().await;
             if let Some(skip) = gate::closed(closed, &capabilities) {
                 return Some(skip);
             }
         }
-        let restarts = phase.steps.iter().any(|step| matches!(step.action, Action::Restart));
+        let restarts = phase.steps.iter().any(|step| matches!(step.action, StepAction::Restart));
         if restarts && self.runner.options.restart.is_none() {
             // Half of such a case would prove nothing.
             let detail = "needs a command that restarts the target: --restart CMD";
@@ -280,7 +282,7 @@ impl<'a> File<'a> {
     }
 
     /// Runs a step, unless a step that it depends on failed.
-    async fn step_of(&mut self, phase: &Phase, step: &Step) -> StepReport {
+    async fn step_of(&mut self, phase: &StoryboardPhase, step: &StoryboardStep) -> StepReport {
         if step.stateful
             && let Some(culprit) = self.broken_before(phase)
         {
@@ -291,11 +293,11 @@ impl<'a> File<'a> {
     }
 
     /// The step that broke the state that this phase depends on.
-    fn broken_before(&self, phase: &Phase) -> Option<String> {
+    fn broken_before(&self, phase: &StoryboardPhase) -> Option<String> {
         if let Some(culprit) = self.broken.get(&phase.id) {
             return Some(culprit.clone());
         }
-        let peers = |other: &Phase| phase.branch.is_some() && phase.branch == other.branch;
+        let peers = |other: &StoryboardPhase| phase.branch.is_some() && phase.branch == other.branch;
         let earlier = self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
         earlier
             .filter(|other| !peers(other))
@@ -304,7 +306,7 @@ impl<'a> File<'a> {
     }
 
     /// Records the consequences of a step for later ones.
-    fn cascade(&mut self, phase: &Phase, step: &Step, report: &StepReport) {
+    fn cascade(&mut self, phase: &StoryboardPhase, step: &StoryboardStep, report: &StepReport) {
         if !step.stateful {
             return;
         }
@@ -327,7 +329,7 @@ impl<'a> File<'a> {
     }
 
     /// The report of a step that was not run.
-    pub(super) fn skipped(&self, phase: &Phase, step: &Step, skip: Skip) -> StepReport {
+    pub(super) fn skipped(&self, phase: &StoryboardPhase, step: &StoryboardStep, skip: Skip) -> StepReport {
         StepReport {
             storyboard: self.storyboard.id.clone(),
             phase: phase.id.clone(),
@@ -347,7 +349,7 @@ impl<'a> File<'a> {
     }
 
     #[expect(clippy::unused_self, reason = "reads as a question to the file")]
-    pub(super) fn level(&self, phase: &Phase, step: &Step) -> Level {
+    pub(super) fn level(&self, phase: &StoryboardPhase, step: &StoryboardStep) -> Level {
         step.level.unwrap_or(phase.level)
     }
 }
@@ -379,7 +381,7 @@ fn take_branches(storyboard: &Storyboard, contributions: &BTreeSet<String>, step
 }
 
 /// Removes secrets from texts that may quote the target.
-fn scrub_words(steps: &mut [StepReport], scrubber: &Scrubber) {
+fn scrub_words(steps: &mut [StepReport], scrubber: &Redactor) {
     let scrub = |text: &mut String| *text = scrubber.scrub(text);
     for step in steps {
         step.error.as_mut().into_iter().for_each(scrub);
@@ -391,7 +393,7 @@ fn scrub_words(steps: &mut [StepReport], scrubber: &Scrubber) {
     }
 }
 
-fn refusal(what: &str, answer: &Answer) -> String {
+fn refusal(what: &str, answer: &TargetAnswer) -> String {
     match answer.status {
         401 | 403 => {
             format!("{what} was answered with {}: the credential was refused (--auth)", answer.status)

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::file::File;
 use super::step::{judges_itself, transport_word};
-use crate::answer::{Answer, shown};
-use crate::check::{Check, Kind, Severity, Verdict, View, across, one};
+use crate::answer::{TargetAnswer, shown};
+use crate::check::{Check, CheckKind, CheckVerdict, CheckView, Severity, across, one};
 use crate::invariant;
 use crate::path::Path;
 use crate::redact::{redact, secrets_in};
-use crate::report::{Outcome, Validation};
-use crate::storyboard::{Expects, Step};
+use crate::report::{CheckOutcome, Validation};
+use crate::storyboard::{Expects, StoryboardStep};
 use crate::substitute::Unresolved;
 
 /// Longer strings are truncated in reports.
@@ -18,9 +18,9 @@ const LONGEST_TEXT: usize = 4000;
 
 /// A request and its answer.
 #[derive(Clone, Debug)]
-pub(super) struct Exchange {
+pub(super) struct RecordedExchange {
     pub(super) asked: Value,
-    pub(super) answer: Answer,
+    pub(super) answer: TargetAnswer,
 }
 
 /// The results of all checks of a step.
@@ -31,13 +31,13 @@ pub(super) struct Graded {
 
 impl Graded {
     pub(super) fn failed(&self) -> bool {
-        self.validations.iter().any(|validation| validation.outcome == Outcome::Failed)
+        self.validations.iter().any(|validation| validation.outcome == CheckOutcome::Failed)
     }
 
     /// A value was missing before anything was sent.
     pub(super) fn unresolved(token: &str) -> Self {
         let mut validation = blank("unresolved_substitution", "every value of the request is known");
-        (validation.outcome, validation.passed) = (Outcome::Failed, false);
+        (validation.outcome, validation.passed) = (CheckOutcome::Failed, false);
         validation.expected = Some(json!(token));
         validation.actual = Some(Value::Null);
         Self { validations: vec![validation] }
@@ -46,7 +46,7 @@ impl Graded {
     /// A value could not be captured.
     pub(super) fn not_captured(name: &str, path: &str, found: Option<Value>) -> Validation {
         let mut validation = blank("capture_path_not_resolvable", &format!("the answer holds `{name}`"));
-        (validation.outcome, validation.passed) = (Outcome::Failed, false);
+        (validation.outcome, validation.passed) = (CheckOutcome::Failed, false);
         validation.json_pointer = Some(Path::parse(path).pointer());
         validation.expected = Some(json!(path));
         validation.actual = Some(found.unwrap_or(Value::Null));
@@ -59,7 +59,7 @@ fn blank(check: &str, description: &str) -> Validation {
         check: check.to_owned(),
         id: None,
         description: description.to_owned(),
-        outcome: Outcome::Passed,
+        outcome: CheckOutcome::Passed,
         passed: true,
         json_pointer: None,
         expected: None,
@@ -73,9 +73,9 @@ fn blank(check: &str, description: &str) -> Validation {
 /// Grades all answers of a step. `judged` is the result of a step that grades itself.
 pub(super) fn grade(
     file: &File<'_>,
-    step: &Step,
-    exchanges: &[Exchange],
-    judged: Option<&Verdict>,
+    step: &StoryboardStep,
+    exchanges: &[RecordedExchange],
+    judged: Option<&CheckVerdict>,
 ) -> Graded {
     let grader = Grader { file, step, exchanges };
     let mut graded = Graded::default();
@@ -84,8 +84,8 @@ pub(super) fn grade(
     for check in &step.checks {
         graded.validations.push(grader.check(check, judged));
     }
-    if let Some(verdict @ Verdict::Fail { .. }) = judged
-        && !step.checks.iter().any(|check| check.kind == Kind::RateLimitNotReplayed)
+    if let Some(verdict @ CheckVerdict::Fail { .. }) = judged
+        && !step.checks.iter().any(|check| check.kind == CheckKind::RateLimitNotReplayed)
     {
         let validation =
             blank("replay_not_cached_rate_limit", "a rate limit is not stored as the answer to its key");
@@ -104,48 +104,49 @@ pub(super) fn grade(
 
 struct Grader<'a> {
     file: &'a File<'a>,
-    step: &'a Step,
-    exchanges: &'a [Exchange],
+    step: &'a StoryboardStep,
+    exchanges: &'a [RecordedExchange],
 }
 
 impl Grader<'_> {
-    fn check(&self, check: &Check, judged: Option<&Verdict>) -> Validation {
+    fn check(&self, check: &Check, judged: Option<&CheckVerdict>) -> Validation {
         let mut validation = blank(&check.name, &check.description);
         validation.id.clone_from(&check.id);
         let filled = match check.fill(&self.file.scope()) {
             Ok(filled) => filled,
             Err(Unresolved(token)) => {
                 validation.check = "unresolved_substitution".to_owned();
-                let verdict = Verdict::Fail { expected: json!(token), actual: Value::Null };
+                let verdict = CheckVerdict::Fail { expected: json!(token), actual: Value::Null };
                 return self.told(validation, verdict, None, check.severity);
             }
         };
         validation.json_pointer = filled.path.as_deref().map(|path| Path::parse(path).pointer());
-        if check.kind == Kind::RateLimitNotReplayed
+        if check.kind == CheckKind::RateLimitNotReplayed
             && let Some(verdict) = judged
         {
             return self.told(validation, verdict.clone(), self.exchanges.first(), check.severity);
         }
         if check.kind.crosses() {
-            let answers: Vec<&Answer> = self.exchanges.iter().map(|exchange| &exchange.answer).collect();
+            let answers: Vec<&TargetAnswer> =
+                self.exchanges.iter().map(|exchange| &exchange.answer).collect();
             let verdict = across(&filled, &answers);
             return self.told(validation, verdict, self.exchanges.first(), check.severity);
         }
-        if self.exchanges.is_empty() && check.kind != Kind::AnyOf {
-            let verdict = Verdict::NotApplicable("the step has no answer".to_owned());
+        if self.exchanges.is_empty() && check.kind != CheckKind::AnyOf {
+            let verdict = CheckVerdict::NotApplicable("the step has no answer".to_owned());
             return self.told(validation, verdict, None, check.severity);
         }
         if self.exchanges.is_empty() {
-            let nothing = Answer::none();
+            let nothing = TargetAnswer::none();
             let verdict = one(&filled, self.view(&nothing));
             return self.told(validation, verdict, None, check.severity);
         }
         // With several answers, the first failure is reported.
-        let mut so_far = Verdict::Pass;
+        let mut so_far = CheckVerdict::Pass;
         let mut about = self.exchanges.first();
         for (index, exchange) in self.exchanges.iter().enumerate() {
             let verdict = one(&filled, self.view(&exchange.answer));
-            let fails = matches!(verdict, Verdict::Fail { .. });
+            let fails = matches!(verdict, CheckVerdict::Fail { .. });
             if fails || index == 0 {
                 so_far = verdict;
                 about = Some(exchange);
@@ -160,8 +161,8 @@ impl Grader<'_> {
         self.told(validation, so_far, about, check.severity)
     }
 
-    fn view<'b>(&'b self, answer: &'b Answer) -> View<'b> {
-        View {
+    fn view<'b>(&'b self, answer: &'b TargetAnswer) -> CheckView<'b> {
+        CheckView {
             answer,
             context: &self.file.context,
             dialect: self.file.storyboard.dialect,
@@ -173,8 +174,9 @@ impl Grader<'_> {
 
     /// Success by default, or an error if one is expected.
     fn implicit(&self) -> Option<Validation> {
-        let wrong =
-            |exchange: &&Exchange| exchange.answer.error.is_some() != (self.step.expects == Expects::Error);
+        let wrong = |exchange: &&RecordedExchange| {
+            exchange.answer.error.is_some() != (self.step.expects == Expects::Error)
+        };
         let explicit = judges_itself(self.step);
         if self.step.expects == Expects::Success && explicit {
             return None;
@@ -185,7 +187,7 @@ impl Grader<'_> {
             Expects::Error => ("expect_error", "an error"),
         };
         let actual = json!({"status": exchange.answer.status, "code": exchange.answer.code()});
-        let verdict = Verdict::Fail { expected: json!(expected), actual };
+        let verdict = CheckVerdict::Fail { expected: json!(expected), actual };
         Some(self.told(
             blank(name, "the answer is of the kind that is expected"),
             verdict,
@@ -200,7 +202,7 @@ impl Grader<'_> {
             if let Err(broken) = held {
                 let mut validation = blank(name, "holds after every step");
                 validation.json_pointer = broken.pointer;
-                let verdict = Verdict::Fail { expected: broken.expected, actual: broken.actual };
+                let verdict = CheckVerdict::Fail { expected: broken.expected, actual: broken.actual };
                 return Some(self.told(validation, verdict, Some(exchange), Severity::Required));
             }
         }
@@ -211,23 +213,23 @@ impl Grader<'_> {
     fn told(
         &self,
         mut validation: Validation,
-        verdict: Verdict,
-        about: Option<&Exchange>,
+        verdict: CheckVerdict,
+        about: Option<&RecordedExchange>,
         severity: Severity,
     ) -> Validation {
         match verdict {
-            Verdict::Pass => {}
-            Verdict::PassNoted(note) => validation.note = Some(note),
-            Verdict::NotApplicable(why) => {
-                validation.outcome = Outcome::NotApplicable;
+            CheckVerdict::Pass => {}
+            CheckVerdict::PassNoted(note) => validation.note = Some(note),
+            CheckVerdict::NotApplicable(why) => {
+                validation.outcome = CheckOutcome::NotApplicable;
                 validation.passed = false;
                 validation.note = Some(why);
             }
-            Verdict::Fail { expected, actual } => {
+            CheckVerdict::Fail { expected, actual } => {
                 validation.passed = false;
                 validation.outcome = match severity {
-                    Severity::Required => Outcome::Failed,
-                    Severity::Advisory => Outcome::Advisory,
+                    Severity::Required => CheckOutcome::Failed,
+                    Severity::Advisory => CheckOutcome::Advisory,
                 };
                 let mut known = self.file.secrets.clone();
                 if let Some(exchange) = about {

@@ -4,12 +4,12 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 use super::file::File;
-use super::grade::Exchange;
-use super::step::Sent;
-use crate::call::{Begun, Call};
+use super::grade::RecordedExchange;
+use super::step::SendResult;
+use crate::call::{Begun, CheckCall};
 use crate::path::Path;
 use crate::report::{Reason, Skip};
-use crate::storyboard::{Action, Auth, Dialect, KeyRule, Step};
+use crate::storyboard::{Auth, KeyRule, StepAction, StoryboardDialect, StoryboardStep};
 use crate::substitute::{Unresolved, uuid_v4};
 
 pub(super) fn missing(tool: &str) -> Skip {
@@ -21,17 +21,17 @@ pub(super) fn missing(tool: &str) -> Skip {
 /// The request or the arguments, with every value filled in.
 pub(super) fn filled(
     file: &File<'_>,
-    step: &Step,
-    action: &Action,
+    step: &StoryboardStep,
+    action: &StepAction,
     key: Option<&str>,
-) -> Result<Action, Sent> {
+) -> Result<StepAction, SendResult> {
     let scope = file.scope();
     let inject = |into: &mut Value| {
         for input in &step.inputs {
             let Some(value) = file.context.get(&input.key) else {
                 // The other dialect ignores an input without a value.
-                if file.storyboard.dialect == Dialect::Own {
-                    return Err(Sent::Unresolved(Unresolved(format!("$context.{}", input.key))));
+                if file.storyboard.dialect == StoryboardDialect::Own {
+                    return Err(SendResult::Unresolved(Unresolved(format!("$context.{}", input.key))));
                 }
                 continue;
             };
@@ -40,15 +40,15 @@ pub(super) fn filled(
         Ok(())
     };
     match action {
-        Action::Request(request) => {
-            let mut request = scope.fill(request).map_err(Sent::from)?;
+        StepAction::Request(request) => {
+            let mut request = scope.fill(request).map_err(SendResult::from)?;
             inject(&mut request)?;
             if let Some(key) = key {
                 set_key_header(&mut request, key);
             }
-            Ok(Action::Request(request))
+            Ok(StepAction::Request(request))
         }
-        Action::Tool { name, arguments } => {
+        StepAction::Tool { name, arguments } => {
             let (name, fallback) =
                 name.split_once('|').map_or((name.as_str(), None), |(name, other)| (name, Some(other)));
             let name = match (scope.fill_text(name), fallback) {
@@ -57,9 +57,9 @@ pub(super) fn filled(
                 (Err(unresolved), None) => return Err(unresolved.into()),
             };
             if !file.has_tool(&name) {
-                return Err(Sent::Skipped(missing(&name)));
+                return Err(SendResult::Skipped(missing(&name)));
             }
-            let mut arguments = scope.fill(arguments).map_err(Sent::from)?;
+            let mut arguments = scope.fill(arguments).map_err(SendResult::from)?;
             inject(&mut arguments)?;
             if let Some(members) = arguments.as_object_mut() {
                 if step.key == KeyRule::Omit {
@@ -71,18 +71,18 @@ pub(super) fn filled(
                     members.insert("idempotency_key".to_owned(), json!(uuid_v4()));
                 }
             }
-            Ok(Action::Tool { name, arguments })
+            Ok(StepAction::Tool { name, arguments })
         }
         other => Ok(other.clone()),
     }
 }
 
 /// The place of an input: in the arguments; over HTTP in the body, unless it names another part of the request.
-fn inject_at(path: &str, action: &Action) -> Path {
+fn inject_at(path: &str, action: &StepAction) -> Path {
     let part = path.split(['.', '[']).next().unwrap_or_default();
     let named = ["method", "path", "headers", "body", "body_raw"].contains(&part);
     match action {
-        Action::Request(_) if !named => match path.strip_prefix('/') {
+        StepAction::Request(_) if !named => match path.strip_prefix('/') {
             Some(pointer) => Path::parse(&format!("/body/{pointer}")),
             None => Path::parse(&format!("body.{path}")),
         },
@@ -114,22 +114,26 @@ fn wants_key(name: &str, schema: Option<&Value>) -> bool {
 }
 
 /// Prepares a call.
-pub(super) async fn call(file: &File<'_>, step: &Step, action: &Action) -> Result<Call, Sent> {
+pub(super) async fn call(
+    file: &File<'_>,
+    step: &StoryboardStep,
+    action: &StepAction,
+) -> Result<CheckCall, SendResult> {
     let credential = match credential(file, &step.auth) {
         Ok(credential) => credential,
-        Err(skip) => return Err(Sent::Skipped(skip)),
+        Err(skip) => return Err(SendResult::Skipped(skip)),
     };
     let credential = credential.as_deref();
     let caller = &file.runner.caller;
     let call = match action {
-        Action::Request(request) => Call::request(request, credential),
-        Action::Tool { name, arguments } => {
+        StepAction::Request(request) => CheckCall::request(request, credential),
+        StepAction::Tool { name, arguments } => {
             match caller.begin(credential).await {
-                Err(error) => return Err(Sent::Failed(error.to_string())),
+                Err(error) => return Err(SendResult::Failed(error.to_string())),
                 // A credential that cannot begin a session was refused: that is the answer.
                 Ok(Begun::Refused(answer)) => {
                     let asked = json!({"tool": name, "arguments": arguments});
-                    return Err(Sent::Answered(vec![Exchange { asked, answer: *answer }]));
+                    return Err(SendResult::Answered(vec![RecordedExchange { asked, answer: *answer }]));
                 }
                 Ok(Begun::Session) => {}
             }
@@ -137,7 +141,7 @@ pub(super) async fn call(file: &File<'_>, step: &Step, action: &Action) -> Resul
         }
         _ => Err("nothing to send".to_owned()),
     };
-    call.map_err(Sent::Failed)
+    call.map_err(SendResult::Failed)
 }
 
 fn credential(file: &File<'_>, auth: &Auth) -> Result<Option<String>, Skip> {

@@ -6,23 +6,28 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::file::File;
-use super::grade::Exchange;
+use super::grade::RecordedExchange;
 use super::prepare::{call, filled, set_key_header, tell_apart};
-use super::step::Sent;
-use crate::answer::Answer;
+use super::step::SendResult;
+use crate::answer::TargetAnswer;
 use crate::call::overlay;
-use crate::check::{Verdict, rate_limit};
+use crate::check::{CheckVerdict, rate_limit};
 use crate::dispatch::{Dispatched, dispatch};
 use crate::report::{Reason, Skip};
-use crate::storyboard::{Action, Parallel, SharedKey, Step, Trip};
+use crate::storyboard::{Parallel, SharedKey, StepAction, StoryboardStep, Trip};
 use crate::substitute::uuid_v4;
-use crate::wire::Hold;
+use crate::wire::SharedHalves;
 
 /// How long a restarted target may take to accept connections.
 const UP_AGAIN: Duration = Duration::from_secs(60);
 
 /// Sends sequentially, each over a new connection.
-pub(super) async fn several(file: &File<'_>, step: &Step, action: &Action, times: usize) -> Sent {
+pub(super) async fn several(
+    file: &File<'_>,
+    step: &StoryboardStep,
+    action: &StepAction,
+    times: usize,
+) -> SendResult {
     let mut exchanges = Vec::new();
     let action = match filled(file, step, action, None) {
         Ok(action) => action,
@@ -34,15 +39,20 @@ pub(super) async fn several(file: &File<'_>, step: &Step, action: &Action, times
             Err(sent) => return sent,
         };
         match file.runner.caller.send(&call).await {
-            Ok(answer) => exchanges.push(Exchange { asked: call.asked.clone(), answer }),
-            Err(error) => return Sent::Failed(error.to_string()),
+            Ok(answer) => exchanges.push(RecordedExchange { asked: call.asked.clone(), answer }),
+            Err(error) => return SendResult::Failed(error.to_string()),
         }
     }
-    Sent::Answered(exchanges)
+    SendResult::Answered(exchanges)
 }
 
 /// Sends concurrently.
-pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, parallel: &Parallel) -> Sent {
+pub(super) async fn at_once(
+    file: &File<'_>,
+    step: &StoryboardStep,
+    action: &StepAction,
+    parallel: &Parallel,
+) -> SendResult {
     let base = match filled(file, step, action, None) {
         Ok(action) => action,
         Err(sent) => return sent,
@@ -56,16 +66,16 @@ pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, paral
                 Err(unresolved) => return unresolved.into(),
             };
             match &mut one {
-                Action::Request(request) => *request = overlay(request, &over),
-                Action::Tool { arguments, .. } => *arguments = overlay(arguments, &over),
+                StepAction::Request(request) => *request = overlay(request, &over),
+                StepAction::Tool { arguments, .. } => *arguments = overlay(arguments, &over),
                 _ => {}
             }
         }
         let mut correlation = None;
         if parallel.key == SharedKey::Fresh {
             match &mut one {
-                Action::Request(request) => set_key_header(request, &uuid_v4()),
-                Action::Tool { arguments, .. } => {
+                StepAction::Request(request) => set_key_header(request, &uuid_v4()),
+                StepAction::Tool { arguments, .. } => {
                     if let Some(members) = arguments.as_object_mut() {
                         members.insert("idempotency_key".to_owned(), json!(uuid_v4()));
                     }
@@ -73,7 +83,7 @@ pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, paral
                 _ => {}
             }
         }
-        if let Action::Tool { arguments, .. } = &mut one {
+        if let StepAction::Tool { arguments, .. } = &mut one {
             correlation = tell_apart(arguments, &format!("{}", index + 1));
         }
         match call(file, step, &one).await {
@@ -87,18 +97,19 @@ pub(super) async fn at_once(file: &File<'_>, step: &Step, action: &Action, paral
     let asked: Vec<Value> = calls.iter().map(|call| call.asked.clone()).collect();
     match dispatch(file.runner.caller.target(), calls, parallel.barrier).await {
         Dispatched::Answered(answers) => {
-            let exchanges = asked.into_iter().zip(answers).map(|(asked, answer)| Exchange { asked, answer });
-            Sent::Answered(exchanges.collect())
+            let exchanges =
+                asked.into_iter().zip(answers).map(|(asked, answer)| RecordedExchange { asked, answer });
+            SendResult::Answered(exchanges.collect())
         }
         Dispatched::TimedOut(why) => {
-            Sent::Skipped(Skip::new(Reason::NotApplicable, format!("step_timeout: {why}")))
+            SendResult::Skipped(Skip::new(Reason::NotApplicable, format!("step_timeout: {why}")))
         }
-        Dispatched::Broken(error) => Sent::Failed(error.to_string()),
+        Dispatched::Broken(error) => SendResult::Failed(error.to_string()),
     }
 }
 
 /// Sends new keys until the rate limiter refuses one; then, after the requested wait, the refused key again.
-pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
+pub(super) async fn trip(file: &File<'_>, step: &StoryboardStep, trip: &Trip) -> SendResult {
     let caller = &file.runner.caller;
     for _ in 0..trip.attempts {
         let key = uuid_v4();
@@ -112,25 +123,26 @@ pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
         };
         let tripped = match caller.send(&first).await {
             Ok(answer) => answer,
-            Err(error) => return Sent::Failed(error.to_string()),
+            Err(error) => return SendResult::Failed(error.to_string()),
         };
         if !tripped.is_rate_limited() {
             continue;
         }
-        let exchange = |answer: &Answer| Exchange { asked: first.asked.clone(), answer: answer.clone() };
-        let fail = |expected: Value, actual: &str| Verdict::Fail { expected, actual: json!(actual) };
+        let exchange =
+            |answer: &TargetAnswer| RecordedExchange { asked: first.asked.clone(), answer: answer.clone() };
+        let fail = |expected: Value, actual: &str| CheckVerdict::Fail { expected, actual: json!(actual) };
         let Some(wait) = tripped.retry_after().filter(|wait| !wait.is_zero()) else {
             let verdict = fail(json!("a retry hint"), "missing_retry_after");
-            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
+            return SendResult::Judged(vec![exchange(&tripped)], Box::new(verdict));
         };
         if wait > trip.longest {
             let verdict =
                 fail(json!(format!("a retry hint of at most {:?}", trip.longest)), "replay_wait_exceeded");
-            return Sent::Judged(vec![exchange(&tripped)], Box::new(verdict));
+            return SendResult::Judged(vec![exchange(&tripped)], Box::new(verdict));
         }
         sleep(wait).await;
         let mut action = action;
-        if let Action::Tool { arguments, .. } = &mut action {
+        if let StepAction::Tool { arguments, .. } = &mut action {
             tell_apart(arguments, "replay");
         }
         let again = match call(file, step, &action).await {
@@ -140,38 +152,38 @@ pub(super) async fn trip(file: &File<'_>, step: &Step, trip: &Trip) -> Sent {
         return match caller.send(&again).await {
             Ok(replayed) => {
                 let verdict = rate_limit(&tripped, &replayed);
-                Sent::Judged(
-                    vec![Exchange { asked: again.asked.clone(), answer: replayed }],
+                SendResult::Judged(
+                    vec![RecordedExchange { asked: again.asked.clone(), answer: replayed }],
                     Box::new(verdict),
                 )
             }
-            Err(error) => Sent::Failed(error.to_string()),
+            Err(error) => SendResult::Failed(error.to_string()),
         };
     }
-    Sent::Skipped(Skip::new(Reason::NotApplicable, "rate_limit_not_triggered"))
+    SendResult::Skipped(Skip::new(Reason::NotApplicable, "rate_limit_not_triggered"))
 }
 
 /// Runs the command, and waits until the target accepts connections again.
-pub(super) async fn restart(file: &mut File<'_>) -> Sent {
+pub(super) async fn restart(file: &mut File<'_>) -> SendResult {
     let Some(command) = &file.runner.options.restart else {
-        return Sent::Skipped(Skip::new(Reason::NotApplicable, "no --restart command"));
+        return SendResult::Skipped(Skip::new(Reason::NotApplicable, "no --restart command"));
     };
     let mut child = tokio::process::Command::new("sh");
     child.arg("-c").arg(command).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
     let deadline = Instant::now() + UP_AGAIN;
     match tokio::time::timeout_at(deadline, child.kill_on_drop(true).status()).await {
-        Err(_) => return Sent::Failed(format!("the restart command did not end within {UP_AGAIN:?}")),
-        Ok(Err(error)) => return Sent::Failed(format!("cannot run the restart command: {error}")),
+        Err(_) => return SendResult::Failed(format!("the restart command did not end within {UP_AGAIN:?}")),
+        Ok(Err(error)) => return SendResult::Failed(format!("cannot run the restart command: {error}")),
         Ok(Ok(status)) if !status.success() => {
-            return Sent::Failed(format!("the restart command failed: {status}"));
+            return SendResult::Failed(format!("the restart command failed: {status}"));
         }
         Ok(Ok(_)) => {}
     }
     file.runner.caller.forget_sessions();
     loop {
-        match file.runner.caller.target().open(Hold::released()).await {
-            Ok(_) => return Sent::Answered(Vec::new()),
-            Err(error) if Instant::now() >= deadline => return Sent::Failed(error.to_string()),
+        match file.runner.caller.target().open(SharedHalves::released()).await {
+            Ok(_) => return SendResult::Answered(Vec::new()),
+            Err(error) if Instant::now() >= deadline => return SendResult::Failed(error.to_string()),
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }

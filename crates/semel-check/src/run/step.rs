@@ -4,59 +4,59 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::file::File;
-use super::grade::{Exchange, Graded, grade};
+use super::grade::{Graded, RecordedExchange, grade};
 use super::prepare::missing;
 use super::send::{at_once, duration, restart, several, trip};
-use crate::check::{Kind, Verdict};
+use crate::check::{CheckKind, CheckVerdict};
 use crate::path::Path;
-use crate::report::{Grade, Outcome, Reason, Skip, StepReport};
-use crate::storyboard::{Action, Level, Phase, Source, Spread, Step, Transport};
+use crate::report::{CheckOutcome, Grade, Reason, Skip, StepReport};
+use crate::storyboard::{Level, Spread, StepAction, StoryboardPhase, StoryboardStep, Transport, ValueSource};
 use crate::substitute::Unresolved;
 
 /// The contracts that this runner supports.
 const CONTRACTS: [&str; 2] = ["parallel_dispatch_runner", "rate_limit_trip_runner"];
 
 /// The result of sending.
-pub(super) enum Sent {
-    Answered(Vec<Exchange>),
+pub(super) enum SendResult {
+    Answered(Vec<RecordedExchange>),
     Skipped(Skip),
     /// A value is missing: nothing was sent.
     Unresolved(Unresolved),
     /// No answer, or one that the step is not about.
     Failed(String),
     /// The step graded itself.
-    Judged(Vec<Exchange>, Box<Verdict>),
+    Judged(Vec<RecordedExchange>, Box<CheckVerdict>),
 }
 
-impl From<Unresolved> for Sent {
+impl From<Unresolved> for SendResult {
     fn from(unresolved: Unresolved) -> Self {
         Self::Unresolved(unresolved)
     }
 }
 
 /// Runs a step and grades it.
-pub(super) async fn run(file: &mut File<'_>, phase: &Phase, step: &Step) -> StepReport {
+pub(super) async fn run(file: &mut File<'_>, phase: &StoryboardPhase, step: &StoryboardStep) -> StepReport {
     let started = Instant::now();
     let sent = send(file, step).await;
     let took = started.elapsed();
     let mut report = file.skipped(phase, step, Skip::new(Reason::NotApplicable, ""));
     report.duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     let graded = match sent {
-        Sent::Skipped(skip) => {
+        SendResult::Skipped(skip) => {
             report.skip = Some(skip);
             return report;
         }
-        Sent::Unresolved(Unresolved(token)) => Graded::unresolved(&token),
-        Sent::Failed(error) => {
+        SendResult::Unresolved(Unresolved(token)) => Graded::unresolved(&token),
+        SendResult::Failed(error) => {
             report.error = Some(error);
             Graded::default()
         }
-        Sent::Answered(exchanges) => {
+        SendResult::Answered(exchanges) => {
             let graded = grade(file, step, &exchanges, None);
             remember(file, step, &exchanges, &mut report);
             graded
         }
-        Sent::Judged(exchanges, verdict) => {
+        SendResult::Judged(exchanges, verdict) => {
             let graded = grade(file, step, &exchanges, Some(&verdict));
             remember(file, step, &exchanges, &mut report);
             graded
@@ -70,8 +70,11 @@ pub(super) async fn run(file: &mut File<'_>, phase: &Phase, step: &Step) -> Step
     }
     report.validations = graded.validations;
     let level = file.level(phase, step);
-    let checks =
-        report.validations.iter().filter(|validation| validation.outcome != Outcome::NotApplicable).count();
+    let checks = report
+        .validations
+        .iter()
+        .filter(|validation| validation.outcome != CheckOutcome::NotApplicable)
+        .count();
     report.grade = if failed {
         if level == Level::Required { Grade::Failed } else { Grade::NotMet }
     } else if checks == 0 && !step.checks.is_empty() {
@@ -91,7 +94,12 @@ pub(super) async fn run(file: &mut File<'_>, phase: &Phase, step: &Step) -> Step
 }
 
 /// Stores the first answer for later steps, whatever its grade.
-fn remember(file: &mut File<'_>, step: &Step, exchanges: &[Exchange], report: &mut StepReport) {
+fn remember(
+    file: &mut File<'_>,
+    step: &StoryboardStep,
+    exchanges: &[RecordedExchange],
+    report: &mut StepReport,
+) {
     let Some(first) = exchanges.first() else { return };
     report.extraction_path = first.answer.extraction;
     file.payloads.insert(step.id.clone(), first.answer.payload.clone());
@@ -99,10 +107,10 @@ fn remember(file: &mut File<'_>, step: &Step, exchanges: &[Exchange], report: &m
 }
 
 /// Captures values; a failed capture fails the step.
-fn capture(file: &mut File<'_>, step: &Step) -> Vec<crate::report::Validation> {
+fn capture(file: &mut File<'_>, step: &StoryboardStep) -> Vec<crate::report::Validation> {
     let mut failed = Vec::new();
     for output in &step.outputs {
-        let Source::Path(path) = &output.from else { continue };
+        let ValueSource::Path(path) = &output.from else { continue };
         let payload = file.payloads.get(&step.id).cloned().unwrap_or(Value::Null);
         // A path may itself be a value from the context.
         let path = file.scope().fill_text(path).unwrap_or_else(|_| path.clone());
@@ -117,13 +125,13 @@ fn capture(file: &mut File<'_>, step: &Step) -> Vec<crate::report::Validation> {
     failed
 }
 
-async fn send(file: &mut File<'_>, step: &Step) -> Sent {
+async fn send(file: &mut File<'_>, step: &StoryboardStep) -> SendResult {
     if let Some(contract) = step.requires_contract.as_deref().filter(|contract| !CONTRACTS.contains(contract))
     {
-        return Sent::Skipped(Skip::new(Reason::UnsatisfiedContract, format!("needs `{contract}`")));
+        return SendResult::Skipped(Skip::new(Reason::UnsatisfiedContract, format!("needs `{contract}`")));
     }
     if let Some(tool) = step.requires_tool.as_deref().filter(|tool| !file.has_tool(tool)) {
-        return Sent::Skipped(missing(tool));
+        return SendResult::Skipped(missing(tool));
     }
     let mut wait = None;
     if let Some(text) = &step.wait {
@@ -131,7 +139,7 @@ async fn send(file: &mut File<'_>, step: &Step) -> Sent {
             Err(unresolved) => return unresolved.into(),
             Ok(value) => match duration(&value) {
                 Some(duration) => wait = Some(duration),
-                None => return Sent::Failed(format!("`wait` is not a duration: {value}")),
+                None => return SendResult::Failed(format!("`wait` is not a duration: {value}")),
             },
         }
     }
@@ -139,10 +147,10 @@ async fn send(file: &mut File<'_>, step: &Step) -> Sent {
         sleep(wait).await;
     }
     match &step.action {
-        Action::Restart => restart(file).await,
-        Action::Contributions => Sent::Answered(Vec::new()),
-        Action::Trip(wanted) => trip(file, step, wanted).await,
-        action @ (Action::Request(_) | Action::Tool { .. }) => match &step.spread {
+        StepAction::Restart => restart(file).await,
+        StepAction::Contributions => SendResult::Answered(Vec::new()),
+        StepAction::Trip(wanted) => trip(file, step, wanted).await,
+        action @ (StepAction::Request(_) | StepAction::Tool { .. }) => match &step.spread {
             Spread::Once => several(file, step, action, 1).await,
             Spread::Repeat(times) => several(file, step, action, *times).await,
             Spread::Parallel(parallel) => at_once(file, step, action, parallel).await,
@@ -151,8 +159,10 @@ async fn send(file: &mut File<'_>, step: &Step) -> Sent {
 }
 
 /// True if an implicit check grades the answer of a step: over HTTP by status, over MCP by error.
-pub(super) fn judges_itself(step: &Step) -> bool {
-    step.checks.iter().any(|check| check.kind.judges_errors() || check.kind == Kind::RateLimitNotReplayed)
+pub(super) fn judges_itself(step: &StoryboardStep) -> bool {
+    step.checks
+        .iter()
+        .any(|check| check.kind.judges_errors() || check.kind == CheckKind::RateLimitNotReplayed)
         || step.checks.iter().flat_map(|check| &check.nested).any(|check| check.kind.judges_errors())
 }
 

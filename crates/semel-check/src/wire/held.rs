@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 /// State shared by both halves.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct SharedHalves {
     released: AtomicBool,
     reader: Mutex<Option<Waker>>,
     /// The last byte of the body was passed to the connection.
@@ -25,7 +25,7 @@ pub(crate) struct Hold {
     told: Notify,
 }
 
-impl Hold {
+impl SharedHalves {
     fn new(released: AtomicBool) -> Self {
         Self {
             released,
@@ -78,18 +78,18 @@ impl Hold {
 }
 
 /// The stream with a hold.
-pub(super) struct Held<S> {
+pub(super) struct HeldStream<S> {
     stream: S,
-    hold: Arc<Hold>,
+    hold: Arc<SharedHalves>,
 }
 
-impl<S> Held<S> {
-    pub(super) fn new(stream: S, hold: Arc<Hold>) -> Self {
+impl<S> HeldStream<S> {
+    pub(super) fn new(stream: S, hold: Arc<SharedHalves>) -> Self {
         Self { stream, hold }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for HeldStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -106,7 +106,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for HeldStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -135,20 +135,20 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
 
 /// A request's body.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct SentBody {
     rest: Option<Bytes>,
-    hold: Arc<Hold>,
+    hold: Arc<SharedHalves>,
 }
 
-impl Sent {
-    pub(super) fn new(body: Bytes, hold: Arc<Hold>) -> Self {
+impl SentBody {
+    pub(super) fn new(body: Bytes, hold: Arc<SharedHalves>) -> Self {
         // Without a body, the head is the whole request.
         hold.taken.store(body.is_empty(), Ordering::SeqCst);
         Self { rest: Some(body).filter(|body| !body.is_empty()), hold }
     }
 }
 
-impl Body for Sent {
+impl Body for SentBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 

@@ -1,6 +1,6 @@
 //! R16: every kind of check, holding and not holding.
 
-use semel_check::{Grade, Outcome};
+use semel_check::{CheckOutcome, Grade};
 use serde_json::json;
 
 use crate::kit::{Server, reply, run_text};
@@ -21,7 +21,7 @@ async fn server() -> Server {
 }
 
 /// How one check comes out on the answer above.
-async fn outcome(server: &Server, path: &str, check: &str) -> (Outcome, Grade) {
+async fn outcome(server: &Server, path: &str, check: &str) -> (CheckOutcome, Grade) {
     let text = format!(
         "id: t\ntransport: http\ncontext: {{ known: [order-7, order-8], three: 3, seven: order-7 }}\nphases:\n  - id: p\n    \
          steps:\n      - id: before\n        request: {{ path: /other }}\n      - id: s\n        \
@@ -126,18 +126,18 @@ async fn every_kind_passes_and_fails() {
         ),
     ] {
         let (held, grade) = outcome(&server, "/order", passes).await;
-        assert_eq!((held, grade), (Outcome::Passed, Grade::Passed), "{passes}");
+        assert_eq!((held, grade), (CheckOutcome::Passed, Grade::Passed), "{passes}");
         let (held, grade) = outcome(&server, "/order", fails).await;
-        assert_eq!((held, grade), (Outcome::Failed, Grade::Failed), "{fails}");
+        assert_eq!((held, grade), (CheckOutcome::Failed, Grade::Failed), "{fails}");
     }
     let code = outcome(&server, "/refused", "{check: error_code, value: conflict}").await;
-    assert_eq!(code, (Outcome::Passed, Grade::Passed));
+    assert_eq!(code, (CheckOutcome::Passed, Grade::Passed));
     let code = outcome(&server, "/refused", "{check: error_code, allowed_values: [other]}").await;
-    assert_eq!(code, (Outcome::Failed, Grade::Failed));
+    assert_eq!(code, (CheckOutcome::Failed, Grade::Failed));
     let code = outcome(&server, "/order", "{check: error_code, value: conflict}").await;
-    assert_eq!(code, (Outcome::Failed, Grade::Failed), "a success has no code");
+    assert_eq!(code, (CheckOutcome::Failed, Grade::Failed), "a success has no code");
     let different = outcome(&server, "/x", "{check: body_equals_step, step: before}").await;
-    assert_eq!(different, (Outcome::Failed, Grade::Failed));
+    assert_eq!(different, (CheckOutcome::Failed, Grade::Failed));
 }
 
 // Never a false pass: what cannot be judged is said to be so.
@@ -152,7 +152,7 @@ async fn what_cannot_be_judged_is_not_applicable() {
         "{check: any_of, checks: [{check: moon_is_full}]}",
     ] {
         let (held, grade) = outcome(&server, "/order", check).await;
-        assert_eq!((held, grade), (Outcome::NotApplicable, Grade::Skipped), "{check}");
+        assert_eq!((held, grade), (CheckOutcome::NotApplicable, Grade::Skipped), "{check}");
     }
 }
 
@@ -170,22 +170,34 @@ async fn checks_across_answers() {
     })
     .await;
     for (path, check, expected) in [
-        ("/same", "{check: cross_response_field_equal, path: id}", Outcome::Passed),
-        ("/same", "{check: cross_response_count_distinct, path: id, allowed_values: [1]}", Outcome::Passed),
+        ("/same", "{check: cross_response_field_equal, path: id}", CheckOutcome::Passed),
+        (
+            "/same",
+            "{check: cross_response_count_distinct, path: id, allowed_values: [1]}",
+            CheckOutcome::Passed,
+        ),
         (
             "/same",
             "{check: cross_response_count_distinct, path: id, allowed_values: [2, 4]}",
-            Outcome::Failed,
+            CheckOutcome::Failed,
         ),
-        ("/fresh", "{check: cross_response_field_equal, path: id}", Outcome::Failed),
-        ("/fresh", "{check: cross_response_count_distinct, path: id, allowed_values: [4]}", Outcome::Passed),
-        ("/some", "{check: cross_response_field_equal, path: id}", Outcome::Failed),
-        ("/some", "{check: cross_response_count_distinct, path: id, allowed_values: [1]}", Outcome::Passed),
-        ("/none", "{check: cross_response_field_equal, path: id}", Outcome::Failed),
+        ("/fresh", "{check: cross_response_field_equal, path: id}", CheckOutcome::Failed),
+        (
+            "/fresh",
+            "{check: cross_response_count_distinct, path: id, allowed_values: [4]}",
+            CheckOutcome::Passed,
+        ),
+        ("/some", "{check: cross_response_field_equal, path: id}", CheckOutcome::Failed),
+        (
+            "/some",
+            "{check: cross_response_count_distinct, path: id, allowed_values: [1]}",
+            CheckOutcome::Passed,
+        ),
+        ("/none", "{check: cross_response_field_equal, path: id}", CheckOutcome::Failed),
         (
             "/none",
             "{check: cross_response_count_distinct, path: id, allowed_values: [0, 1]}",
-            Outcome::Failed,
+            CheckOutcome::Failed,
         ),
     ] {
         let text = format!(

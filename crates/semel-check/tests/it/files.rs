@@ -110,7 +110,7 @@ async fn a_file_without_phases_and_one_with_unknown_references_do_not_apply() {
     let server = Server::start(|_| async { reply(200, &[], &serde_json::json!({})) }).await;
     let report = run_text(&server.url(), "id: t\ntransport: http\nphases: []\n").await;
     assert_eq!(report.storyboards[0].skip.as_ref().unwrap().reason, Reason::NoPhases);
-    let told = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Telling::Short);
+    let told = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
     assert!(told.contains("nothing graded: 0 steps"), "{told}");
     let text = "id: t\ntransport: http\nphases:\n  - id: p\n    steps:\n      - {id: a, request: {path: '/{{prior_step.nobody.id}}'}}\n";
     let report = run_text(&server.url(), text).await;

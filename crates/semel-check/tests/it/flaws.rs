@@ -1,6 +1,6 @@
 //! R16: APIs with known flaws fail exactly the cases they should.
 
-use semel_check::{Grade, Options, Report, Runner, suite};
+use semel_check::{Grade, Report, RunOptions, Runner, suite};
 use serde_json::json;
 
 use crate::api::{self, Flaw};
@@ -9,7 +9,7 @@ use crate::api::{self, Flaw};
 /// show in them.
 async fn run(name: &str, flaw: Flaw) -> Report {
     let server = api::start(flaw).await;
-    let mut options = Options::new(server.url());
+    let mut options = RunOptions::new(server.url());
     options.auth = Some("first-principal".to_owned());
     options.other_auth = Some("second-principal".to_owned());
     options.restart = Some(format!("curl -fsS -X POST {}/restart", server.url()));
@@ -135,7 +135,7 @@ async fn an_api_that_echoes_secrets() {
     for text in [
         semel_check::json(&report),
         semel_check::junit(&report),
-        semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Telling::Explained),
+        semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Explained),
     ] {
         assert!(!text.contains("first-principal"), "{text}");
     }

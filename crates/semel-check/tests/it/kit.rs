@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use semel_check::{Error, Options, Report, Runner, Storyboard};
+use semel_check::{Error, Report, RunOptions, Runner, Storyboard};
 use tokio::net::TcpListener;
 
 /// A request, read to its end.
@@ -99,7 +99,7 @@ pub(crate) async fn run_text(url: &str, text: &str) -> Report {
 
 pub(crate) async fn try_text(url: &str, text: &str) -> Result<Report, Error> {
     let storyboard = Storyboard::parse("test.yaml", text)?;
-    Runner::new(Options::new(url))?.run(&[storyboard], &|_| {}).await
+    Runner::new(RunOptions::new(url))?.run(&[storyboard], &|_| {}).await
 }
 
 /// The mistakes of a file, as told.

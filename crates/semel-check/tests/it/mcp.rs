@@ -1,6 +1,6 @@
 //! R16, R17: AdCP storyboards over MCP.
 
-use semel_check::{Extraction, Grade, Options, Reason, Report, Runner, Storyboard, suite};
+use semel_check::{Extraction, Grade, Reason, Report, RunOptions, Runner, Storyboard, suite};
 use serde_json::json;
 
 use crate::agent::{self, Form, Knows};
@@ -8,7 +8,7 @@ use crate::kit::run_text;
 
 async fn run(name: &str, form: Form, knows: Knows) -> Report {
     let (server, _) = agent::start(form, knows, 120).await;
-    let mut options = Options::new(format!("{}/mcp", server.url()));
+    let mut options = RunOptions::new(format!("{}/mcp", server.url()));
     options.auth = Some("first-principal".to_owned());
     options.other_auth = Some("second-principal".to_owned());
     options.set.insert("bad_packages".to_owned(), json!([{"product_id": "no-such-product"}]));

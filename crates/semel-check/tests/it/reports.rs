@@ -1,6 +1,6 @@
 //! R16: reports for people, programs and build servers; secrets in none.
 
-use semel_check::{Options, Paint, Report, Runner, Storyboard, Telling, json, junit, pretty};
+use semel_check::{Paint, Report, RunOptions, Runner, Storyboard, Verbosity, json, junit, pretty};
 use serde_json::{Value, json as value};
 
 use crate::kit::{Server, reply};
@@ -22,7 +22,7 @@ async fn report() -> Report {
         - {id: b, request: {path: /bad, headers: {X-Api-Key: header-secret-1}, body: {password: body-secret-1, amount: 5}}, validations: [{check: field_value, path: id, value: 1, description: The id is one}]}\n  \
         - id: wish\n    level: optional\n    depends_on: []\n    steps: [{id: c, request: {path: /good}, validations: [{check: field_present, path: zz}]}]\n  \
         - id: away\n    skip_if: '!context.zz'\n    steps: [{id: d, request: {path: /good}, reviewer_checks: [Look at it]}]\n";
-    let mut options = Options::new(server.url());
+    let mut options = RunOptions::new(server.url());
     options.auth = Some("tok-123456789".to_owned());
     let storyboard = Storyboard::parse("shop.yaml", text).unwrap();
     Runner::new(options).unwrap().run(&[storyboard], &|_| {}).await.unwrap()
@@ -31,7 +31,7 @@ async fn report() -> Report {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_story_three_times_and_never_a_secret() {
     let report = report().await;
-    let people = pretty(&report, Paint::Plain, Telling::Explained);
+    let people = pretty(&report, Paint::Plain, Verbosity::Explained);
     for part in [
         "The shop (shop)",
         "✓ good",
@@ -51,8 +51,8 @@ async fn the_same_story_three_times_and_never_a_secret() {
     ] {
         assert!(people.contains(part), "{part} in\n{people}");
     }
-    assert!(!pretty(&report, Paint::Plain, Telling::Short).contains("Pain."));
-    assert!(pretty(&report, Paint::Coloured, Telling::Short).contains("\x1b[31"));
+    assert!(!pretty(&report, Paint::Plain, Verbosity::Short).contains("Pain."));
+    assert!(pretty(&report, Paint::Coloured, Verbosity::Short).contains("\x1b[31"));
 
     let programs: Value = serde_json::from_str(&json(&report)).unwrap();
     assert_eq!(programs["summary"]["failed"], 1);

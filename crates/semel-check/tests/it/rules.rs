@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use semel_check::{Grade, Options, Outcome, Reason, Runner, Storyboard};
+use semel_check::{CheckOutcome, Grade, Reason, RunOptions, Runner, Storyboard};
 use serde_json::{Value, json};
 
 use crate::kit::{Asked, Server, reply, run_text};
@@ -202,7 +202,7 @@ async fn branches_of_which_one_is_taken() {
 async fn values_from_outside_replace_the_files() {
     let (server, log) = echo().await;
     let text = "id: t\ntransport: http\ncontext: {path: /a, body: {x: 1}}\nphases: [{id: p, steps: [{id: a, request: {path: $context.path, body: $context.body}}]}]\n";
-    let mut options = Options::new(server.url());
+    let mut options = RunOptions::new(server.url());
     options.auth = Some("tok".to_owned());
     options.set.insert("path".to_owned(), json!("/b"));
     options.set.insert("body".to_owned(), json!({"y": [2]}));
@@ -237,7 +237,7 @@ async fn invariants_are_looked_at_after_every_step() {
     let validation = &leaky.storyboards[0].steps[0].validations[0];
     assert_eq!(
         (validation.check.as_str(), validation.outcome),
-        ("idempotency.conflict_no_payload_leak", Outcome::Failed)
+        ("idempotency.conflict_no_payload_leak", CheckOutcome::Failed)
     );
     assert_eq!(validation.json_pointer.as_deref(), Some("/original_request"));
     assert!(leaky.storyboards[0].notices.iter().any(|notice| notice.contains("`moon`")));
@@ -249,7 +249,10 @@ async fn invariants_are_looked_at_after_every_step() {
     )
     .await;
     let validation = &echo.storyboards[0].steps[0].validations[0];
-    assert_eq!((validation.check.as_str(), validation.outcome), ("context.no_secret_echo", Outcome::Failed));
+    assert_eq!(
+        (validation.check.as_str(), validation.outcome),
+        ("context.no_secret_echo", CheckOutcome::Failed)
+    );
     assert!(!semel_check::json(&echo).contains("hush-hush-1"));
     let _: Value = serde_json::from_str(&semel_check::json(&echo)).unwrap();
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::Method;
 use parking_lot::Mutex;
-use semel_check::{Options, Report, Runner, suite};
+use semel_check::{Report, RunOptions, Runner, suite};
 use serde_json::{Value, json};
 
 use crate::kit::{Asked, Reply, Server, reply};
@@ -64,7 +64,7 @@ async fn run(keys: Keys) -> Report {
         async move { answer(&runs, keys, &asked) }
     })
     .await;
-    let mut options = Options::new(server.url());
+    let mut options = RunOptions::new(server.url());
     options.restart = Some("true".to_owned());
     Runner::new(options).unwrap().run(&[suite("runs").unwrap()], &|_| {}).await.unwrap()
 }

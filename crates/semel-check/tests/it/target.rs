@@ -2,7 +2,7 @@
 
 use std::net::TcpListener as StdListener;
 
-use semel_check::{Error, Grade, Options, Runner, Storyboard};
+use semel_check::{Error, Grade, RunOptions, Runner, Storyboard};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
@@ -39,7 +39,7 @@ async fn tls_that_cannot_be_spoken() {
     assert!(unusable(try_text(&url, ONE).await).contains("TLS"));
     // Certificates that are none.
     let file = tempfile::NamedTempFile::new().unwrap();
-    let mut options = Options::new(&url);
+    let mut options = RunOptions::new(&url);
     options.roots = Some(file.path().to_owned());
     assert!(matches!(Runner::new(options), Err(Error::Setting(_))));
 }
@@ -54,7 +54,7 @@ async fn a_wrong_token_is_graded_over_http_and_makes_an_mcp_target_unusable() {
     })
     .await;
     for (token, grade) in [("right", Grade::Passed), ("wrong", Grade::Failed)] {
-        let mut options = Options::new(server.url());
+        let mut options = RunOptions::new(server.url());
         options.auth = Some(token.to_owned());
         let storyboard = Storyboard::parse("t.yaml", ONE).unwrap();
         let report = Runner::new(options).unwrap().run(&[storyboard], &|_| {}).await.unwrap();

@@ -7,7 +7,7 @@ use http::{HeaderValue, Uri};
 
 /// A base URL, checked.
 #[derive(Clone)]
-pub(super) struct Address {
+pub(super) struct BaseUrl {
     scheme: Scheme,
     pub(super) host: Box<str>,
     pub(super) port: u16,
@@ -35,7 +35,7 @@ pub enum AddressError {
     Query,
 }
 
-impl Address {
+impl BaseUrl {
     pub(super) fn parse(url: &str) -> Result<Self, AddressError> {
         // The parser drops fragments without a word.
         if url.contains(['#', '?']) {
@@ -89,7 +89,7 @@ impl Address {
     }
 }
 
-impl fmt::Debug for Address {
+impl fmt::Debug for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme, self.authority, self.prefix)
     }
@@ -105,7 +105,7 @@ mod tests {
         for good in
             ["http://127.0.0.1:3000", "https://api.example.com", "http://[::1]:8080", "http://host/base/"]
         {
-            assert!(Address::parse(good).is_ok(), "{good}");
+            assert!(BaseUrl::parse(good).is_ok(), "{good}");
         }
         for (bad, why) in [
             ("", AddressError::NotAUrl),
@@ -117,14 +117,14 @@ mod tests {
             ("http://host/?q=1", AddressError::Query),
             ("http://host/#x", AddressError::Query),
         ] {
-            assert_eq!(Address::parse(bad).err(), Some(why), "{bad}");
+            assert_eq!(BaseUrl::parse(bad).err(), Some(why), "{bad}");
         }
     }
 
     #[test]
     fn the_prefix_stands_before_every_path() {
         let target = |base: &str, path: &str| {
-            Address::parse(base).unwrap().target(path).map(|target| target.to_string())
+            BaseUrl::parse(base).unwrap().target(path).map(|target| target.to_string())
         };
         assert_eq!(target("http://host/base/", "/x?y=1").as_deref(), Some("/base/x?y=1"));
         assert_eq!(target("http://host/hook", "").as_deref(), Some("/hook"));

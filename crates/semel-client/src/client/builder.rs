@@ -7,18 +7,18 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use rustls::pki_types::CertificateDer;
 
-use super::address::{Address, AddressError};
-use super::pool::{Limits, Pool};
+use super::address::{AddressError, BaseUrl};
+use super::pool::{PoolLimits, ServicePool};
 use super::request::RequestError;
-use super::stream::{Dialing, Identity, LinkLocal, Trust};
-use super::{Client, Inner, Refine, Response};
+use super::stream::{Dialing, Identity, LinkLocal, ServerTrust};
+use super::{Client, ClientInner, Refine, Response};
 use crate::retry::{Destination, Judged, LONGEST, Retry};
 use semel::time::{Clock, SystemClock};
 
 /// Builds a [`Client`].
 #[must_use = "nothing is built until build is called"]
-pub struct Builder {
-    address: Address,
+pub struct ClientBuilder {
+    address: BaseUrl,
     dialing: Dialing,
     headers: HeaderMap,
     user_header: HeaderName,
@@ -27,13 +27,13 @@ pub struct Builder {
     destination: Option<Destination>,
     clock: Arc<dyn Clock>,
     refine: Option<Arc<Refine>>,
-    limits: Limits,
+    limits: PoolLimits,
 }
 
 /// Why a client cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum BuildError {
+pub enum ClientBuildError {
     /// The file of certificates to trust cannot be used.
     #[error("cannot read certificates from {path}: {reason}")]
     Ca {
@@ -50,7 +50,7 @@ pub enum BuildError {
         /// Why.
         reason: String,
     },
-    /// A host that [`Builder::refuse_link_local`] refuses.
+    /// A host that [`ClientBuilder::refuse_link_local`] refuses.
     #[error("the host is a link-local address or a cloud's metadata service, which is refused")]
     LinkLocal,
     /// None of the given certificates can be used.
@@ -64,7 +64,7 @@ pub enum BuildError {
     Tls(#[from] rustls::Error),
 }
 
-impl Builder {
+impl ClientBuilder {
     pub(super) fn new(url: &str) -> Result<Self, AddressError> {
         let mut headers = HeaderMap::new();
         headers.insert(
@@ -72,8 +72,8 @@ impl Builder {
             HeaderValue::from_static(concat!("semel/", env!("CARGO_PKG_VERSION"))),
         );
         Ok(Self {
-            address: Address::parse(url)?,
-            dialing: Dialing { trust: Trust::Web, identity: None, link_local: LinkLocal::Allow },
+            address: BaseUrl::parse(url)?,
+            dialing: Dialing { trust: ServerTrust::Web, identity: None, link_local: LinkLocal::Allow },
             headers,
             user_header: HeaderName::from_static("x-user-id"),
             retry: Retry::default(),
@@ -81,7 +81,7 @@ impl Builder {
             destination: None,
             clock: Arc::new(SystemClock),
             refine: None,
-            limits: Limits {
+            limits: PoolLimits {
                 connect: Duration::from_secs(5),
                 idle: Duration::from_secs(30),
                 idle_connections: 32,
@@ -117,14 +117,14 @@ impl Builder {
 
     /// Certificates to trust instead of the web's, as a PEM file.
     pub fn ca(mut self, path: impl Into<PathBuf>) -> Self {
-        self.dialing.trust = Trust::File(path.into());
+        self.dialing.trust = ServerTrust::File(path.into());
         self
     }
 
     /// Certificates to trust instead of the web's: those of the machine, for instance. What cannot be read of them is
     /// passed over.
     pub fn roots(mut self, roots: impl IntoIterator<Item = CertificateDer<'static>>) -> Self {
-        self.dialing.trust = Trust::These(roots.into_iter().collect());
+        self.dialing.trust = ServerTrust::These(roots.into_iter().collect());
         self
     }
 
@@ -199,10 +199,10 @@ impl Builder {
     ///
     /// # Errors
     /// Certificates that cannot be read.
-    pub fn build(self) -> Result<Client, BuildError> {
-        let pool = Pool::new(self.address, &self.dialing, self.limits)?;
+    pub fn build(self) -> Result<Client, ClientBuildError> {
+        let pool = ServicePool::new(self.address, &self.dialing, self.limits)?;
         Ok(Client {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ClientInner {
                 pool,
                 retry: self.retry,
                 destination: self.destination,
@@ -216,7 +216,7 @@ impl Builder {
     }
 }
 
-impl std::fmt::Debug for Builder {
+impl std::fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder").field("address", &self.address).finish_non_exhaustive()
     }

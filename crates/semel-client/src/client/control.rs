@@ -26,7 +26,7 @@ pub trait SendControl: Send + Sync + 'static {
 /// and not before the connection, because a request waits in two places on its way: for its connection's task to run, and
 /// in the connection's buffer while the socket is full.
 #[derive(Default)]
-pub(super) struct Gate {
+pub(super) struct SendGate {
     at_hand: Mutex<Option<AtHand>>,
 }
 
@@ -39,14 +39,14 @@ struct AtHand {
 
 /// What became of a request that was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
+pub(super) enum StoppedRequest {
     /// No byte of it went out.
     Unsent,
     /// Some did.
     Midway,
 }
 
-impl Gate {
+impl SendGate {
     /// From now on writes are those of a request under this control, or of one under none.
     pub(super) fn guard(&self, control: Option<&Arc<dyn SendControl>>) {
         *self.at_hand.lock() =
@@ -54,10 +54,10 @@ impl Gate {
     }
 
     /// Whether the request was stopped here.
-    pub(super) fn stopped(&self) -> Option<Stopped> {
+    pub(super) fn stopped(&self) -> Option<StoppedRequest> {
         let at_hand = self.at_hand.lock();
         let stopped = at_hand.as_ref().filter(|request| request.stopped)?;
-        Some(if stopped.written { Stopped::Midway } else { Stopped::Unsent })
+        Some(if stopped.written { StoppedRequest::Midway } else { StoppedRequest::Unsent })
     }
 
     fn pass(&self) -> io::Result<()> {
@@ -77,7 +77,7 @@ impl Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for SendGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("stopped", &self.stopped()).finish_non_exhaustive()
     }
@@ -86,11 +86,11 @@ impl fmt::Debug for Gate {
 /// A socket with a gate before its writes.
 pub(super) struct Gated {
     socket: TcpStream,
-    gate: Arc<Gate>,
+    gate: Arc<SendGate>,
 }
 
 impl Gated {
-    pub(super) fn new(socket: TcpStream, gate: &Arc<Gate>) -> Self {
+    pub(super) fn new(socket: TcpStream, gate: &Arc<SendGate>) -> Self {
         Self { socket, gate: Arc::clone(gate) }
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use http::StatusCode;
 
 use super::Response;
-use crate::retry::{self, Fate, Judged, Repeat, Signal};
+use crate::retry::{self, Judged, Repeat, Signal, TryFate};
 
 /// A call without a usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -13,10 +13,10 @@ use crate::retry::{self, Fate, Judged, Repeat, Signal};
 pub enum Error {
     /// It was given up.
     #[error(transparent)]
-    Call(#[from] retry::Error<Fault>),
+    Call(#[from] retry::Error<TryFailure>),
     /// It succeeded, and its answer cannot be read.
     #[error(transparent)]
-    Decode(DecodeError),
+    Decode(AnswerDecodeError),
 }
 
 impl Error {
@@ -31,10 +31,10 @@ impl Error {
 
     /// Whether the effect happened.
     #[must_use]
-    pub fn fate(&self) -> Fate {
+    pub fn fate(&self) -> TryFate {
         match self {
             Self::Call(error) => error.fate,
-            Self::Decode(_) => Fate::Done,
+            Self::Decode(_) => TryFate::Done,
         }
     }
 
@@ -42,7 +42,9 @@ impl Error {
     #[must_use]
     pub fn response(&self) -> Option<&Response> {
         match self {
-            Self::Call(retry::Error { last: Some(Fault::Refused { response, .. }), .. }) => Some(response),
+            Self::Call(retry::Error { last: Some(TryFailure::Refused { response, .. }), .. }) => {
+                Some(response)
+            }
             Self::Call(_) | Self::Decode(_) => None,
         }
     }
@@ -52,8 +54,8 @@ impl From<Error> for semel::Failure<Error> {
     /// [`Failed`](semel::Failure::Failed) only where surely nothing happened.
     fn from(error: Error) -> Self {
         match error.fate() {
-            Fate::Undone => Self::Failed(error),
-            Fate::Unknown | Fate::Done => Self::Unknown(error),
+            TryFate::Undone => Self::Failed(error),
+            TryFate::Unknown | TryFate::Done => Self::Unknown(error),
         }
     }
 }
@@ -61,7 +63,7 @@ impl From<Error> for semel::Failure<Error> {
 /// How one try failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum TryFailure {
     /// No byte of it reached the other side.
     #[error("not sent: {0}")]
     NotSent(#[source] Lost),
@@ -78,7 +80,7 @@ pub enum Fault {
     },
 }
 
-impl Fault {
+impl TryFailure {
     pub(super) fn judged(&self, repeat: Repeat) -> Judged {
         match self {
             Self::NotSent(_) => Signal::not_sent().judge(repeat),
@@ -119,7 +121,7 @@ pub enum Lost {
 /// Why an answer cannot be read. Says where, and nothing of what stands there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DecodeError {
+pub enum AnswerDecodeError {
     /// Not the JSON that was asked for.
     #[error("the answer ({status}) does not fit at line {line}, column {column}")]
     NotJson {

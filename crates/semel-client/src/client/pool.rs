@@ -16,17 +16,17 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::address::Address;
-use super::builder::BuildError;
-use super::control::{Gate, SendControl, Stopped};
+use super::address::BaseUrl;
+use super::builder::ClientBuildError;
+use super::control::{SendControl, SendGate, StoppedRequest};
 use super::error::Lost;
-use super::stream::{Connector, Dialing};
+use super::stream::{Dialing, ServiceConnector};
 use super::{Response, Sent};
 
-pub(super) type Message = http::Request<Full<Bytes>>;
+pub(super) type ClientMessage = http::Request<Full<Bytes>>;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct PoolLimits {
     pub(super) connect: Duration,
     pub(super) idle: Duration,
     pub(super) idle_connections: usize,
@@ -34,17 +34,17 @@ pub(super) struct Limits {
     pub(super) body: usize,
 }
 
-pub(super) struct Pool {
-    address: Address,
-    connector: Connector,
-    limits: Limits,
+pub(super) struct ServicePool {
+    address: BaseUrl,
+    connector: ServiceConnector,
+    limits: PoolLimits,
     /// Unused connections, the last used one last: the ones at the front grow old and go.
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Vec<IdleConnection>>,
     /// One for every connection there may be, those that are unused included.
     room: Arc<Semaphore>,
 }
 
-struct Idle {
+struct IdleConnection {
     line: Line,
     since: Instant,
 }
@@ -52,13 +52,13 @@ struct Idle {
 /// A connection, with its place in the pool.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
-    gate: Arc<Gate>,
+    gate: Arc<SendGate>,
     _room: OwnedSemaphorePermit,
 }
 
 /// Which connections a request may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ride {
+pub(super) enum ConnectionChoice {
     Any,
     /// Only one that was made for it.
     Fresh,
@@ -66,7 +66,7 @@ pub(super) enum Ride {
 
 /// How much of an answer has to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum AnswerPart {
     Whole,
     /// The status is there already. The rest is read as far as it comes, so that the connection can be used again.
     Status,
@@ -75,18 +75,22 @@ enum Wanted {
 /// What came of handing a request to a connection.
 enum Handed {
     Answered(http::Response<Incoming>),
-    Back(Message),
+    Back(ClientMessage),
     Cut(hyper::Error),
 }
 
-impl Pool {
-    pub(super) fn new(address: Address, dialing: &Dialing, limits: Limits) -> Result<Self, BuildError> {
-        let connector = Connector::new(&address, dialing)?;
+impl ServicePool {
+    pub(super) fn new(
+        address: BaseUrl,
+        dialing: &Dialing,
+        limits: PoolLimits,
+    ) -> Result<Self, ClientBuildError> {
+        let connector = ServiceConnector::new(&address, dialing)?;
         let room = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
         Ok(Self { address, connector, limits, idle: Mutex::default(), room })
     }
 
-    pub(super) fn address(&self) -> &Address {
+    pub(super) fn address(&self) -> &BaseUrl {
         &self.address
     }
 
@@ -94,16 +98,16 @@ impl Pool {
     /// counts.
     pub(super) async fn exchange(
         &self,
-        mut message: Message,
+        mut message: ClientMessage,
         begun: Instant,
         until: Instant,
-        ride: Ride,
+        ride: ConnectionChoice,
         control: Option<Arc<dyn SendControl>>,
     ) -> Sent {
         let control = control.as_ref();
         let may_send = || control.is_none_or(|control| control.may_send());
         loop {
-            let used = if ride == Ride::Fresh { None } else { self.unused() };
+            let used = if ride == ConnectionChoice::Fresh { None } else { self.unused() };
             let was_used = used.is_some();
             let mut line = match used {
                 Some(line) => line,
@@ -123,8 +127,8 @@ impl Pool {
             };
             if let (Handed::Back(_) | Handed::Cut(_), Some(stopped)) = (&handed, line.gate.stopped()) {
                 return match stopped {
-                    Stopped::Unsent => Sent::NotSent(Lost::Stopped),
-                    Stopped::Midway => Sent::Unknown(Lost::Stopped),
+                    StoppedRequest::Unsent => Sent::NotSent(Lost::Stopped),
+                    StoppedRequest::Midway => Sent::Unknown(Lost::Stopped),
                 };
             }
             match handed {
@@ -133,8 +137,11 @@ impl Pool {
                     if let Some(control) = control {
                         control.answered(status);
                     }
-                    let wanted =
-                        if control.is_some() && status.is_success() { Wanted::Status } else { Wanted::Whole };
+                    let wanted = if control.is_some() && status.is_success() {
+                        AnswerPart::Status
+                    } else {
+                        AnswerPart::Whole
+                    };
                     return self.read(line, answer, wanted, begun, until).await;
                 }
                 Handed::Back(back) if was_used => message = back,
@@ -148,7 +155,7 @@ impl Pool {
         &self,
         line: Line,
         answer: http::Response<Incoming>,
-        wanted: Wanted,
+        wanted: AnswerPart,
         begun: Instant,
         until: Instant,
     ) -> Sent {
@@ -157,7 +164,7 @@ impl Pool {
         let mut truncated = false;
         loop {
             match timeout_at(until, incoming.frame()).await {
-                Err(_) | Ok(Some(Err(_))) if wanted == Wanted::Status => {
+                Err(_) | Ok(Some(Err(_))) if wanted == AnswerPart::Status => {
                     truncated = true;
                     break;
                 }
@@ -190,7 +197,7 @@ impl Pool {
 
     fn unused(&self) -> Option<Line> {
         let mut idle = self.idle.lock();
-        while let Some(Idle { line, since }) = idle.pop() {
+        while let Some(IdleConnection { line, since }) = idle.pop() {
             if since.elapsed() > self.limits.idle {
                 // All others are older still.
                 idle.clear();
@@ -214,7 +221,7 @@ impl Pool {
                     Arc::clone(&self.room).acquire_owned().await.map_err(|_| Lost::Closed)?
                 }
             };
-            let gate = Arc::new(Gate::default());
+            let gate = Arc::new(SendGate::default());
             let stream = self.connector.connect(&self.address, &gate).await?;
             let handshake = http1::handshake(TokioIo::new(stream)).await;
             let (sender, connection) = handshake.map_err(|_| Lost::Closed)?;
@@ -240,11 +247,11 @@ impl Pool {
         {
             idle.remove(0);
         }
-        idle.push(Idle { line, since: Instant::now() });
+        idle.push(IdleConnection { line, since: Instant::now() });
     }
 }
 
-async fn hand(line: &mut Line, message: Message) -> Handed {
+async fn hand(line: &mut Line, message: ClientMessage) -> Handed {
     // It may still be putting the last answer away, or have been closed since.
     if line.sender.ready().await.is_err() {
         return Handed::Back(message);

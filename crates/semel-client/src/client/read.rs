@@ -20,7 +20,7 @@ const IN_FLIGHT: [&str; 6] = [
 /// The part of a problem document, or of a common error body, that says what a client may do.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Problem {
+struct ProblemBody {
     code: Option<String>,
     retryable: Option<bool>,
     error: Option<Nested>,
@@ -43,8 +43,11 @@ pub(super) fn signal(request: &Request, response: &Response, now: Timestamp) -> 
         .headers
         .get(http::header::CONTENT_TYPE)
         .is_some_and(|kind| String::from_utf8_lossy(kind.as_bytes()).to_ascii_lowercase().contains("json"));
-    let problem: Problem =
-        if is_json { serde_json::from_slice(&response.body).unwrap_or_default() } else { Problem::default() };
+    let problem: ProblemBody = if is_json {
+        serde_json::from_slice(&response.body).unwrap_or_default()
+    } else {
+        ProblemBody::default()
+    };
     if hints.advice.is_none() {
         hints.advice = problem.retryable.map(|yes| if yes { Advice::Retry } else { Advice::Stop });
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use serde::Serialize;
 
-use crate::retry::{Repeat, Story};
+use crate::retry::{Repeat, StoryIds};
 
 /// A request: built once, sent as often as it takes, always the same.
 #[derive(Clone, Debug)]
@@ -14,22 +14,22 @@ pub struct Request {
     path: String,
     headers: HeaderMap,
     body: Bytes,
-    key: Option<Key>,
+    key: Option<RequestKey>,
     user: Option<String>,
     request_id: String,
     operation: Option<String>,
     repeat: Option<Repeat>,
     conflicts: Conflicts,
-    story: Story,
+    story: StoryIds,
 }
 
 #[derive(Clone)]
-struct Key {
+struct RequestKey {
     text: String,
     value: HeaderValue,
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for RequestKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}…", semel::key::Hint::new(&self.text))
     }
@@ -71,7 +71,7 @@ impl Request {
             operation: None,
             repeat: None,
             conflicts: Conflicts::default(),
-            story: Story::default(),
+            story: StoryIds::default(),
         }
     }
 
@@ -101,7 +101,7 @@ impl Request {
         self
     }
 
-    /// With a header, in place of one of that name. `Host`, `Idempotency-Key`, `X-Request-Id` and the user header are the
+    /// With a header, in place of one of that name. `Host`, `Idempotency-RequestKey`, `X-Request-Id` and the user header are the
     /// client's own.
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.headers.insert(name, value);
@@ -116,7 +116,7 @@ impl Request {
         let text = key.into();
         let mut value = HeaderValue::from_str(&text).map_err(|_| RequestError::Header("idempotency key"))?;
         value.set_sensitive(true);
-        self.key = Some(Key { text, value });
+        self.key = Some(RequestKey { text, value });
         Ok(self)
     }
 
@@ -171,7 +171,7 @@ impl Request {
     }
 
     /// The ids of the action it belongs to, for logs.
-    pub fn story(mut self, story: Story) -> Self {
+    pub fn story(mut self, story: StoryIds) -> Self {
         self.story = story;
         self
     }
@@ -227,7 +227,7 @@ impl Request {
         self.conflicts
     }
 
-    pub(super) fn told(&self) -> &Story {
+    pub(super) fn told(&self) -> &StoryIds {
         &self.story
     }
 

@@ -16,15 +16,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::address::Address;
-use super::builder::BuildError;
-use super::control::{Gate, Gated};
+use super::address::BaseUrl;
+use super::builder::ClientBuildError;
+use super::control::{Gated, SendGate};
 use super::error::Lost;
 use super::link_local::{is_local_address, is_local_host};
 
 /// Whose word on a server's name is taken.
 #[derive(Debug)]
-pub(super) enum Trust {
+pub(super) enum ServerTrust {
     /// The roots of the web.
     Web,
     /// The certificates of a PEM file.
@@ -32,19 +32,20 @@ pub(super) enum Trust {
     These(Vec<CertificateDer<'static>>),
 }
 
-impl Trust {
-    fn roots(&self) -> Result<RootCertStore, BuildError> {
+impl ServerTrust {
+    fn roots(&self) -> Result<RootCertStore, ClientBuildError> {
         let mut roots = RootCertStore::empty();
         match self {
             Self::Web => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
             Self::File(path) => {
-                let unreadable = |error| BuildError::Ca { path: path.clone(), reason: format!("{error}") };
+                let unreadable =
+                    |error| ClientBuildError::Ca { path: path.clone(), reason: format!("{error}") };
                 let certificates = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
                 for certificate in certificates {
                     roots.add(certificate.map_err(unreadable)?)?;
                 }
                 if roots.is_empty() {
-                    return Err(BuildError::Ca {
+                    return Err(ClientBuildError::Ca {
                         path: path.clone(),
                         reason: "it holds no certificate".into(),
                     });
@@ -53,7 +54,7 @@ impl Trust {
             Self::These(certificates) => {
                 roots.add_parsable_certificates(certificates.iter().cloned());
                 if roots.is_empty() {
-                    return Err(BuildError::NoRoots);
+                    return Err(ClientBuildError::NoRoots);
                 }
             }
         }
@@ -69,8 +70,9 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), BuildError> {
-        let unreadable = |path: &PathBuf, reason: String| BuildError::Identity { path: path.clone(), reason };
+    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ClientBuildError> {
+        let unreadable =
+            |path: &PathBuf, reason: String| ClientBuildError::Identity { path: path.clone(), reason };
         let in_chain = |error: pem::Error| unreadable(&self.chain, error.to_string());
         let chain = CertificateDer::pem_file_iter(&self.chain).map_err(in_chain)?;
         let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(in_chain)?;
@@ -92,22 +94,22 @@ pub(super) enum LinkLocal {
 /// How connections are opened.
 #[derive(Debug)]
 pub(super) struct Dialing {
-    pub(super) trust: Trust,
+    pub(super) trust: ServerTrust,
     pub(super) identity: Option<Identity>,
     pub(super) link_local: LinkLocal,
 }
 
 /// Opens connections to one service.
-pub(super) struct Connector {
+pub(super) struct ServiceConnector {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     link_local: LinkLocal,
 }
 
-impl Connector {
-    pub(super) fn new(address: &Address, dialing: &Dialing) -> Result<Self, BuildError> {
+impl ServiceConnector {
+    pub(super) fn new(address: &BaseUrl, dialing: &Dialing) -> Result<Self, ClientBuildError> {
         let link_local = dialing.link_local;
         if link_local == LinkLocal::Refuse && is_local_host(&address.host) {
-            return Err(BuildError::LinkLocal);
+            return Err(ClientBuildError::LinkLocal);
         }
         if !address.is_tls() {
             return Ok(Self { tls: None, link_local });
@@ -125,12 +127,12 @@ impl Connector {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Early data can be replayed by whoever is between.
         config.enable_early_data = false;
-        let name = ServerName::try_from(address.host.to_string()).map_err(|_| BuildError::Host)?;
+        let name = ServerName::try_from(address.host.to_string()).map_err(|_| ClientBuildError::Host)?;
         Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)), link_local })
     }
 
     /// Opens a connection whose writes pass this gate.
-    pub(super) async fn connect(&self, address: &Address, gate: &Arc<Gate>) -> Result<Stream, Lost> {
+    pub(super) async fn connect(&self, address: &BaseUrl, gate: &Arc<SendGate>) -> Result<Stream, Lost> {
         let stream = match (address.host.parse::<IpAddr>(), self.link_local) {
             // A literal address was checked when the client was built.
             (Ok(ip), _) => TcpStream::connect((ip, address.port)).await,

@@ -79,7 +79,7 @@ where
 
 /// When a provider is asked before it is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ask {
+pub enum AskPolicy {
     /// On every attempt but the first of a record's life.
     #[default]
     OnRecovery,
@@ -131,7 +131,7 @@ impl<E> Error<E> {
 pub struct ClaimFirst<R> {
     provider: Arc<str>,
     reconcile: Arc<R>,
-    ask: Ask,
+    ask: AskPolicy,
 }
 
 impl<R> Clone for ClaimFirst<R> {
@@ -143,12 +143,12 @@ impl<R> Clone for ClaimFirst<R> {
 impl<R> ClaimFirst<R> {
     /// Calls `provider`, which `reconcile` can ask.
     pub fn new(provider: &str, reconcile: R) -> Self {
-        Self { provider: provider.into(), reconcile: Arc::new(reconcile), ask: Ask::default() }
+        Self { provider: provider.into(), reconcile: Arc::new(reconcile), ask: AskPolicy::default() }
     }
 
     /// When the provider is asked.
     #[must_use]
-    pub fn ask(mut self, ask: Ask) -> Self {
+    pub fn ask(mut self, ask: AskPolicy) -> Self {
         self.ask = ask;
         self
     }
@@ -172,7 +172,7 @@ impl<R> ClaimFirst<R> {
         once.mode(Mode::Keyed)
             .run(move |attempt: Attempt| async move {
                 let id = ReservedId::of(&attempt, &provider);
-                if attempt.number() > 1 || ask == Ask::Always {
+                if attempt.number() > 1 || ask == AskPolicy::Always {
                     match reconcile.find(id).await {
                         Reconciled::Found(value) => return Ok(value),
                         Reconciled::NoRecord => {}

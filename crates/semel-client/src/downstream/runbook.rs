@@ -7,14 +7,14 @@ use serde::Serialize;
 /// How duplicates are kept from a downstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pattern {
+pub enum DuplicatePattern {
     /// It honours a key: every attempt carries the same derived one.
     DerivedKey,
     /// It can be asked: the claim is written first, and on recovery it is asked before it is called.
     ClaimFirst,
 }
 
-impl Pattern {
+impl DuplicatePattern {
     /// Every pattern by its name.
     pub const NAMES: [(&'static str, Self); 2] =
         [("derived-key", Self::DerivedKey), ("claim-first", Self::ClaimFirst)];
@@ -51,7 +51,7 @@ impl Pattern {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for DuplicatePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -78,11 +78,11 @@ impl fmt::Display for SecretSource {
 
 /// One downstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct RunbookEntry {
     /// Its name: the one that keys are derived for.
     pub name: String,
     /// Its pattern.
-    pub pattern: Pattern,
+    pub pattern: DuplicatePattern,
     /// Where its secret comes from. The secret itself is not here.
     pub secret: SecretSource,
 }
@@ -90,21 +90,21 @@ pub struct Entry {
 /// All downstreams, by name. Displays as text for people and serialises as JSON for programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Runbook {
-    entries: Vec<Entry>,
+    entries: Vec<RunbookEntry>,
 }
 
 impl Runbook {
     /// A runbook of these.
     #[must_use]
-    pub fn new(entries: impl IntoIterator<Item = Entry>) -> Self {
-        let mut entries: Vec<Entry> = entries.into_iter().collect();
+    pub fn new(entries: impl IntoIterator<Item = RunbookEntry>) -> Self {
+        let mut entries: Vec<RunbookEntry> = entries.into_iter().collect();
         entries.sort_by(|one, other| one.name.cmp(&other.name));
         Self { entries }
     }
 
     /// Its entries, by name.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[RunbookEntry] {
         &self.entries
     }
 }
@@ -119,10 +119,10 @@ impl fmt::Display for Runbook {
         }
         let width = self.entries.iter().map(|entry| entry.name.chars().count()).max().unwrap_or(0).max(10);
         writeln!(f, "{:width$}  {:11}  {:7}", "downstream", "pattern", "secret")?;
-        for Entry { name, pattern, secret } in &self.entries {
+        for RunbookEntry { name, pattern, secret } in &self.entries {
             writeln!(f, "{name:width$}  {:11}  {secret}", pattern.name())?;
         }
-        for (name, pattern) in Pattern::NAMES {
+        for (name, pattern) in DuplicatePattern::NAMES {
             if self.entries.iter().any(|entry| entry.pattern == pattern) {
                 writeln!(
                     f,
@@ -141,7 +141,7 @@ impl Serialize for Runbook {
         #[derive(Serialize)]
         struct Line<'a> {
             name: &'a str,
-            pattern: Pattern,
+            pattern: DuplicatePattern,
             secret: SecretSource,
             recovery: &'static str,
             by_hand: &'static str,
@@ -150,7 +150,7 @@ impl Serialize for Runbook {
         struct Book<'a> {
             downstreams: Vec<Line<'a>>,
         }
-        let line = |entry: &'_ Entry| (entry.pattern.recovery(), entry.pattern.by_hand());
+        let line = |entry: &'_ RunbookEntry| (entry.pattern.recovery(), entry.pattern.by_hand());
         let downstreams = self
             .entries
             .iter()
@@ -168,10 +168,10 @@ mod tests {
     use super::*;
 
     fn book() -> Runbook {
-        let entry = |name: &str, pattern, secret| Entry { name: name.to_owned(), pattern, secret };
+        let entry = |name: &str, pattern, secret| RunbookEntry { name: name.to_owned(), pattern, secret };
         Runbook::new([
-            entry("ledger", Pattern::ClaimFirst, SecretSource::Derived),
-            entry("acquirer", Pattern::DerivedKey, SecretSource::Own),
+            entry("ledger", DuplicatePattern::ClaimFirst, SecretSource::Derived),
+            entry("acquirer", DuplicatePattern::DerivedKey, SecretSource::Own),
         ])
     }
 

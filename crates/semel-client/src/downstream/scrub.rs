@@ -26,13 +26,13 @@ pub struct Scrubber {
 #[derive(Clone)]
 struct Needle {
     bytes: Vec<u8>,
-    case: Case,
+    case: EscapeCase,
     /// Taken out together with what surrounds it, as far as that is of the same alphabet.
     run: fn(u8) -> bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Case {
+enum EscapeCase {
     Ignored,
     Counts,
 }
@@ -51,11 +51,11 @@ impl Scrubber {
         if key.is_empty() {
             return self;
         }
-        self.needles.push(Needle { bytes: key.to_vec(), case: Case::Ignored, run: |_| false });
+        self.needles.push(Needle { bytes: key.to_vec(), case: EscapeCase::Ignored, run: |_| false });
         let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         self.needles.push(Needle {
             bytes: hex.into_bytes(),
-            case: Case::Ignored,
+            case: EscapeCase::Ignored,
             run: |byte| byte.is_ascii_hexdigit(),
         });
         for offset in 0..3 {
@@ -72,9 +72,9 @@ impl Scrubber {
                 })
                 .collect();
             if url != core {
-                self.needles.push(Needle { bytes: url, case: Case::Counts, run: is_base64 });
+                self.needles.push(Needle { bytes: url, case: EscapeCase::Counts, run: is_base64 });
             }
-            self.needles.push(Needle { bytes: core, case: Case::Counts, run: is_base64 });
+            self.needles.push(Needle { bytes: core, case: EscapeCase::Counts, run: is_base64 });
         }
         self
     }
@@ -120,7 +120,7 @@ impl Layer {
         FAMILIES.into_iter().filter_map(|family| self.undone(family))
     }
 
-    fn undone(&self, escape: Family) -> Option<Self> {
+    fn undone(&self, escape: EscapeReader) -> Option<Self> {
         let mut next = Self { bytes: Vec::new(), from: Vec::new() };
         let mut at = 0;
         while at < self.bytes.len() {
@@ -138,9 +138,9 @@ impl Layer {
 }
 
 /// Reads the escape at the start: its length, and what it stands for.
-type Family = fn(&[u8]) -> Option<(usize, Vec<u8>)>;
+type EscapeReader = fn(&[u8]) -> Option<(usize, Vec<u8>)>;
 
-const FAMILIES: [Family; 3] = [percent, backslash, entity];
+const FAMILIES: [EscapeReader; 3] = [percent, backslash, entity];
 
 fn percent(bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
     match bytes {
@@ -240,9 +240,9 @@ impl Needle {
 
     fn is_at(&self, bytes: &[u8]) -> bool {
         let same = |(own, other): (&u8, &u8)| match self.case {
-            Case::Counts => own == other,
+            EscapeCase::Counts => own == other,
             // A form writes a space as a plus.
-            Case::Ignored => own.eq_ignore_ascii_case(other) || (*own == b' ' && *other == b'+'),
+            EscapeCase::Ignored => own.eq_ignore_ascii_case(other) || (*own == b' ' && *other == b'+'),
         };
         self.bytes.iter().zip(bytes).all(same)
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::slots::Slots;
-use super::table::Health;
+use super::table::DestinationHealth;
 use semel::time::Timestamp;
 
 const WELL: usize = 0;
@@ -37,7 +37,7 @@ impl Circuit {
 
 /// The settings of a breaker, checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Trip {
+pub(super) struct BreakerSettings {
     pub(super) window: Duration,
     pub(super) percent: u32,
     pub(super) calls: u64,
@@ -48,10 +48,10 @@ pub(super) struct Trip {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
-    trip: Trip,
+    trip: BreakerSettings,
     /// Ends of the window, well and ill.
     slots: Slots,
-    standing: Standing,
+    standing: BreakerState,
     /// Raised with every change. A call knows by it in which period it began, and a late end of an earlier one
     /// neither opens nor closes anything.
     period: u64,
@@ -61,7 +61,7 @@ pub(super) struct Breaker {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Standing {
+enum BreakerState {
     Closed,
     Open {
         since: Timestamp,
@@ -83,13 +83,13 @@ pub(super) enum Pass {
 }
 
 impl Breaker {
-    pub(super) fn new(trip: Trip) -> Self {
+    pub(super) fn new(trip: BreakerSettings) -> Self {
         let slots = Slots::new(trip.window);
-        Self { trip, slots, standing: Standing::Closed, period: 0, rest: trip.rest, opened: 0 }
+        Self { trip, slots, standing: BreakerState::Closed, period: 0, rest: trip.rest, opened: 0 }
     }
 
     /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
-    pub(super) fn adopt(&mut self, trip: Trip) {
+    pub(super) fn adopt(&mut self, trip: BreakerSettings) {
         if trip.window != self.trip.window {
             self.slots = Slots::new(trip.window);
         }
@@ -102,14 +102,14 @@ impl Breaker {
     }
 
     pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
-        if let Standing::Open { since, until } = self.standing {
+        if let BreakerState::Open { since, until } = self.standing {
             // A clock that was put back must not keep it open for longer than it was meant to be.
             if now < until && now >= since {
                 return Pass::Wait { until };
             }
-            self.change(Standing::HalfOpen { out: 0, passed: 0 });
+            self.change(BreakerState::HalfOpen { out: 0, passed: 0 });
         }
-        if let Standing::HalfOpen { out, passed } = &mut self.standing {
+        if let BreakerState::HalfOpen { out, passed } = &mut self.standing {
             if out > passed {
                 return Pass::Wait { until: now.after(self.slots.step().min(self.trip.rest)) };
             }
@@ -119,13 +119,13 @@ impl Breaker {
     }
 
     /// A call of that period ended. `None`: it was given up without a word.
-    pub(super) fn ended(&mut self, period: u64, health: Option<Health>, now: Timestamp) {
+    pub(super) fn ended(&mut self, period: u64, health: Option<DestinationHealth>, now: Timestamp) {
         if period != self.period {
             return;
         }
         match (&mut self.standing, health) {
-            (Standing::Closed, Some(Health::Well)) => self.slots.add(now, WELL),
-            (Standing::Closed, Some(Health::Ill)) => {
+            (BreakerState::Closed, Some(DestinationHealth::Well)) => self.slots.add(now, WELL),
+            (BreakerState::Closed, Some(DestinationHealth::Ill)) => {
                 self.slots.add(now, ILL);
                 let [well, ill] = self.slots.sums(now);
                 let calls = well + ill;
@@ -133,29 +133,32 @@ impl Breaker {
                     self.open(now);
                 }
             }
-            (Standing::HalfOpen { .. }, Some(Health::Ill)) => {
+            (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Ill)) => {
                 self.rest = (self.rest * 2).min(self.trip.longest_rest);
                 self.open(now);
             }
-            (Standing::HalfOpen { out, passed }, Some(Health::Well)) => {
+            (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Well)) => {
                 *out = out.saturating_sub(1);
                 *passed += 1;
                 if *passed >= self.trip.probes {
                     self.rest = self.trip.rest;
                     self.slots.clear();
-                    self.change(Standing::Closed);
+                    self.change(BreakerState::Closed);
                 }
             }
-            (Standing::HalfOpen { out, .. }, Some(Health::Silent) | None) => *out = out.saturating_sub(1),
-            (Standing::Closed, Some(Health::Silent) | None) | (Standing::Open { .. }, _) => {}
+            (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Silent) | None) => {
+                *out = out.saturating_sub(1)
+            }
+            (BreakerState::Closed, Some(DestinationHealth::Silent) | None)
+            | (BreakerState::Open { .. }, _) => {}
         }
     }
 
     pub(super) fn circuit(&self) -> Circuit {
         match self.standing {
-            Standing::Closed => Circuit::Closed,
-            Standing::Open { until, .. } => Circuit::Open { until },
-            Standing::HalfOpen { .. } => Circuit::HalfOpen,
+            BreakerState::Closed => Circuit::Closed,
+            BreakerState::Open { until, .. } => Circuit::Open { until },
+            BreakerState::HalfOpen { .. } => Circuit::HalfOpen,
         }
     }
 
@@ -173,10 +176,10 @@ impl Breaker {
     fn open(&mut self, now: Timestamp) {
         self.opened += 1;
         self.slots.clear();
-        self.change(Standing::Open { since: now, until: now.after(self.rest) });
+        self.change(BreakerState::Open { since: now, until: now.after(self.rest) });
     }
 
-    fn change(&mut self, standing: Standing) {
+    fn change(&mut self, standing: BreakerState) {
         self.standing = standing;
         self.period += 1;
     }

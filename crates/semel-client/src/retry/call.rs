@@ -12,13 +12,13 @@ pub struct Call {
     pub(super) repeat: Repeat,
     pub(super) destination: Option<Destination>,
     pub(super) key: Option<Hint>,
-    pub(super) story: Story,
+    pub(super) story: StoryIds,
 }
 
 /// The ids that tie together everything said about one action, wherever they are known (P12).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the log field of its name")]
-pub struct Story {
+pub struct StoryIds {
     pub request_id: Option<String>,
     pub trace_id: Option<String>,
     pub user: Option<String>,
@@ -40,7 +40,7 @@ impl Call {
             repeat: Repeat::Unsafe,
             destination: None,
             key: None,
-            story: Story::default(),
+            story: StoryIds::default(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Call {
     }
 
     /// Whose doing it is.
-    pub fn story(mut self, story: Story) -> Self {
+    pub fn story(mut self, story: StoryIds) -> Self {
         self.story = story;
         self
     }

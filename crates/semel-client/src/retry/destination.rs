@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::breaker::{Breaker, Circuit, Pass, Trip};
+use super::breaker::{Breaker, BreakerSettings, Circuit, Pass};
 use super::budget::Budget;
 use super::run::Stop;
-use super::table::Health;
+use super::table::DestinationHealth;
 use parking_lot::Mutex;
 use semel::time::{Clock, SystemClock, Timestamp};
 
@@ -54,8 +54,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    fn trip(&self) -> Trip {
-        Trip {
+    fn trip(&self) -> BreakerSettings {
+        BreakerSettings {
             window: self.window,
             percent: self.failure_percent.clamp(1, 100),
             calls: u64::from(self.failure_calls.max(1)),
@@ -87,24 +87,24 @@ struct Registry {
 /// One of them. Cheap to clone; clones share budget and breaker.
 #[derive(Clone)]
 pub struct Destination {
-    inner: Arc<Inner>,
+    inner: Arc<DestinationInner>,
 }
 
-struct Inner {
+struct DestinationInner {
     name: Arc<str>,
     clock: Arc<dyn Clock>,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptDestination>,
 }
 
-struct Kept {
+struct KeptDestination {
     limits: Limits,
     budget: Budget,
     breaker: Breaker,
-    totals: Totals,
+    totals: DestinationTotals,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Totals {
+struct DestinationTotals {
     firsts: u64,
     retries: u64,
     held_back: u64,
@@ -140,7 +140,7 @@ pub struct Permit {
 /// How a destination stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct State {
+pub struct DestinationState {
     /// Its name.
     pub name: Arc<str>,
     /// Its breaker.
@@ -200,9 +200,9 @@ impl Destinations {
 
     /// How all of them stand, by name.
     #[must_use]
-    pub fn states(&self) -> Vec<State> {
+    pub fn states(&self) -> Vec<DestinationState> {
         let known: Vec<Destination> = self.inner.named.read().values().cloned().collect();
-        let mut states: Vec<State> = known.iter().map(Destination::state).collect();
+        let mut states: Vec<DestinationState> = known.iter().map(Destination::state).collect();
         states.sort_by(|one, other| one.name.cmp(&other.name));
         states
     }
@@ -228,13 +228,13 @@ impl fmt::Debug for Destinations {
 
 impl Destination {
     fn new(name: Arc<str>, limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        let kept = Kept {
+        let kept = KeptDestination {
             limits,
             budget: limits.budget(),
             breaker: Breaker::new(limits.trip()),
-            totals: Totals::default(),
+            totals: DestinationTotals::default(),
         };
-        Self { inner: Arc::new(Inner { name, clock, kept: Mutex::new(kept) }) }
+        Self { inner: Arc::new(DestinationInner { name, clock, kept: Mutex::new(kept) }) }
     }
 
     fn adopt(&self, limits: Limits) {
@@ -309,12 +309,12 @@ impl Destination {
 
     /// How it stands.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DestinationState {
         let now = self.now();
         let mut kept = self.inner.kept.lock();
         let (calls, failures) = kept.breaker.calls(now);
-        let Totals { firsts, retries, held_back, dropped } = kept.totals;
-        State {
+        let DestinationTotals { firsts, retries, held_back, dropped } = kept.totals;
+        DestinationState {
             name: Arc::clone(&self.inner.name),
             circuit: kept.breaker.circuit(),
             budget_left: kept.budget.left(now),
@@ -342,7 +342,7 @@ impl Destination {
         Admit::Go(Permit { destination: self.clone(), period, open: true })
     }
 
-    fn ended(&self, period: u64, health: Option<Health>) {
+    fn ended(&self, period: u64, health: Option<DestinationHealth>) {
         let now = self.now();
         let mut kept = self.inner.kept.lock();
         let before = kept.breaker.circuit();
@@ -372,7 +372,7 @@ impl fmt::Debug for Destination {
 impl Permit {
     /// Says how the call ended: a [`Signal`](super::Signal) or [`Judged`](super::Judged) says it exactly, a
     /// [`Verdict`](super::Verdict) nearly.
-    pub fn done(mut self, health: impl Into<Health>) {
+    pub fn done(mut self, health: impl Into<DestinationHealth>) {
         self.open = false;
         self.destination.ended(self.period, Some(health.into()));
     }

@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use super::call::{Call, Story};
+use super::call::{Call, StoryIds};
 use super::policy::Delay;
 use super::run::Stop;
 use super::signal::Judged;
@@ -12,7 +12,7 @@ use semel::key::Hint;
 /// One decision: how a try ended, and what is done about it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Decision<'a> {
+pub struct RetryDecision<'a> {
     /// What was called.
     pub operation: &'a str,
     /// Where, if it has a destination.
@@ -20,7 +20,7 @@ pub struct Decision<'a> {
     /// The key's first eight characters.
     pub key: Option<&'a Hint>,
     /// The ids of the action it belongs to.
-    pub story: &'a Story,
+    pub story: &'a StoryIds,
     /// Which try it was. Zero where none was made.
     pub attempt: u32,
     /// How many there may be.
@@ -30,7 +30,7 @@ pub struct Decision<'a> {
     /// How it was judged. None where no try was made.
     pub judged: Option<Judged>,
     /// What is done.
-    pub action: Action,
+    pub action: RetryAction,
     /// How many retries the destination is granted still.
     pub budget_left: Option<u64>,
     /// How its breaker stands.
@@ -40,7 +40,7 @@ pub struct Decision<'a> {
 /// What is done after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Action {
+pub enum RetryAction {
     /// It succeeded.
     Return,
     /// It is tried again after a pause.
@@ -49,26 +49,26 @@ pub enum Action {
     Stop(Stop),
 }
 
-impl Decision<'_> {
+impl RetryDecision<'_> {
     /// What came of it, in one word: `success`, `retry`, or why it was given up.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
         match self.action {
-            Action::Return => "success",
-            Action::Retry(_) => "retry",
-            Action::Stop(stop) => stop.name(),
+            RetryAction::Return => "success",
+            RetryAction::Retry(_) => "retry",
+            RetryAction::Stop(stop) => stop.name(),
         }
     }
 }
 
 /// Is told every decision, on the path of the call: it must be quick and must not block.
-pub trait Observer: Send + Sync + 'static {
+pub trait RetryObserver: Send + Sync + 'static {
     /// A try ended and something was decided.
-    fn decided(&self, decision: &Decision<'_>);
+    fn decided(&self, decision: &RetryDecision<'_>);
 }
 
 /// Logs a decision and hands it on.
-pub(super) fn tell(call: &Call, decision: &Decision<'_>, observer: Option<&dyn Observer>) {
+pub(super) fn tell(call: &Call, decision: &RetryDecision<'_>, observer: Option<&dyn RetryObserver>) {
     log(&call.story, decision);
     if let Some(observer) = observer {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.decided(decision)));
@@ -78,8 +78,8 @@ pub(super) fn tell(call: &Call, decision: &Decision<'_>, observer: Option<&dyn O
     }
 }
 
-fn log(story: &Story, decision: &Decision<'_>) {
-    let Story {
+fn log(story: &StoryIds, decision: &RetryDecision<'_>) {
+    let StoryIds {
         request_id,
         trace_id,
         user,
@@ -93,8 +93,8 @@ fn log(story: &Story, decision: &Decision<'_>) {
         event_type,
     } = story;
     let (delay_ms, delay_source) = match decision.action {
-        Action::Retry(delay) => (Some(millis(delay.wait)), Some(delay.source.name())),
-        Action::Return | Action::Stop(_) => (None, None),
+        RetryAction::Retry(delay) => (Some(millis(delay.wait)), Some(delay.source.name())),
+        RetryAction::Return | RetryAction::Stop(_) => (None, None),
     };
     let status = decision.judged.and_then(|judged| judged.status);
     let class = decision.judged.map(|judged| judged.class());
@@ -133,9 +133,9 @@ fn log(story: &Story, decision: &Decision<'_>) {
         };
     }
     match decision.action {
-        Action::Return => say!(debug),
-        Action::Retry(_) => say!(info),
-        Action::Stop(_) => say!(warn),
+        RetryAction::Return => say!(debug),
+        RetryAction::Retry(_) => say!(info),
+        RetryAction::Stop(_) => say!(warn),
     }
 }
 

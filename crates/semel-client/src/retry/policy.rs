@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::observe::Observer;
+use super::observe::RetryObserver;
 
 /// Moments that far ahead can still be reckoned with; longer settings are cut to it.
 pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
@@ -20,7 +20,7 @@ pub struct Retry {
     pub(super) hint_cap: Duration,
     pub(super) timeout: Duration,
     pub(super) deadline: Duration,
-    pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) observer: Option<Arc<dyn RetryObserver>>,
 }
 
 impl Default for Retry {
@@ -109,7 +109,7 @@ impl Retry {
     }
 
     /// Tells somebody every decision.
-    pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
+    pub fn observe(mut self, observer: Arc<dyn RetryObserver>) -> Self {
         self.observer = Some(observer);
         self
     }

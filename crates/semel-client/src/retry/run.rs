@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::call::Call;
 use super::destination::{Admit, Permit};
-use super::observe::{Action, Decision, tell};
+use super::observe::{RetryAction, RetryDecision, tell};
 use super::policy::{Delay, DelaySource, Retry};
-use super::signal::{Fate, Judged, Signal, Verdict};
+use super::signal::{Judged, Signal, TryFate, Verdict};
 use semel::engine::Failure;
 
 /// What an operation is told about a try.
@@ -26,7 +26,7 @@ pub struct Try {
 
 /// How a try ended, for operations that keep the time themselves.
 #[derive(Debug)]
-pub(crate) enum Tried<T, E> {
+pub(crate) enum TryResult<T, E> {
     Done(T, Judged),
     Failed(E),
     TimedOut,
@@ -81,7 +81,7 @@ pub struct Error<E> {
     /// When to come back, where the server or the breaker said so.
     pub retry_after: Option<Duration>,
     /// Whether the effect happened, all tries taken together.
-    pub fate: Fate,
+    pub fate: TryFate,
 }
 
 impl<E> Error<E> {
@@ -95,8 +95,8 @@ impl<E> Error<E> {
     #[must_use]
     pub fn into_failure(self) -> Failure<Self> {
         match self.fate {
-            Fate::Undone => Failure::Failed(self),
-            Fate::Unknown | Fate::Done => Failure::Unknown(self),
+            TryFate::Undone => Failure::Failed(self),
+            TryFate::Unknown | TryFate::Done => Failure::Unknown(self),
         }
     }
 }
@@ -161,9 +161,9 @@ impl Retry {
             let running = timeout_at(until, operation(attempt));
             async {
                 match running.await {
-                    Ok(Ok(value)) => Tried::Done(value, Verdict::Success.into()),
-                    Ok(Err(error)) => Tried::Failed(error),
-                    Err(_) => Tried::TimedOut,
+                    Ok(Ok(value)) => TryResult::Done(value, Verdict::Success.into()),
+                    Ok(Err(error)) => TryResult::Failed(error),
+                    Err(_) => TryResult::TimedOut,
                 }
             }
         };
@@ -179,7 +179,7 @@ impl Retry {
     ) -> Result<T, Error<E>>
     where
         F: FnMut(Try) -> Fut,
-        Fut: Future<Output = Tried<T, E>>,
+        Fut: Future<Output = TryResult<T, E>>,
     {
         let mut course = Course::new(self, call);
         let mut last = None;
@@ -187,7 +187,7 @@ impl Retry {
             let permit = match course.admit() {
                 Ok(permit) => permit,
                 Err((stop, after)) => {
-                    course.tell(Duration::ZERO, None, Action::Stop(stop));
+                    course.tell(Duration::ZERO, None, RetryAction::Stop(stop));
                     return Err(course.end(stop, Some(after), last));
                 }
             };
@@ -197,26 +197,26 @@ impl Retry {
             let latency = begun.elapsed();
             let judged;
             (judged, last) = match tried {
-                Tried::Done(value, judged) => {
+                TryResult::Done(value, judged) => {
                     if let Some(permit) = permit {
                         permit.done(judged);
                     }
-                    course.tell(latency, Some(judged), Action::Return);
+                    course.tell(latency, Some(judged), RetryAction::Return);
                     return Ok(value);
                 }
-                Tried::Failed(error) => (classify(&error), Some(error)),
-                Tried::TimedOut => (Signal::timed_out().judge(call.repeat), None),
+                TryResult::Failed(error) => (classify(&error), Some(error)),
+                TryResult::TimedOut => (Signal::timed_out().judge(call.repeat), None),
             };
             if let Some(permit) = permit {
                 permit.done(judged);
             }
             match course.decide(judged) {
                 Ok(delay) => {
-                    course.tell(latency, Some(judged), Action::Retry(delay));
+                    course.tell(latency, Some(judged), RetryAction::Retry(delay));
                     sleep(delay.wait).await;
                 }
                 Err((stop, retry_after)) => {
-                    course.tell(latency, Some(judged), Action::Stop(stop));
+                    course.tell(latency, Some(judged), RetryAction::Stop(stop));
                     return Err(course.end(stop, retry_after, last));
                 }
             }
@@ -231,13 +231,13 @@ struct Course<'a> {
     until: Instant,
     attempt: u32,
     /// The worst of all tries: one that nobody knows of is not undone by a later one that surely failed.
-    fate: Fate,
+    fate: TryFate,
 }
 
 impl<'a> Course<'a> {
     fn new(retry: &'a Retry, call: &'a Call) -> Self {
         let until = Instant::now() + retry.deadline;
-        Self { retry, call, until, attempt: 0, fate: Fate::Undone }
+        Self { retry, call, until, attempt: 0, fate: TryFate::Undone }
     }
 
     /// Asks the destination before a try. Held back, it ends here: somebody waits for the answer.
@@ -292,10 +292,10 @@ impl<'a> Course<'a> {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    fn tell(&self, latency: Duration, judged: Option<Judged>, action: Action) {
+    fn tell(&self, latency: Duration, judged: Option<Judged>, action: RetryAction) {
         let Call { operation, destination, key, story, .. } = self.call;
         let state = destination.as_ref().map(super::Destination::state);
-        let decision = Decision {
+        let decision = RetryDecision {
             operation,
             destination: destination.as_ref().map(|destination| &**destination.name()),
             key: key.as_ref(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::hints::{Advice, Hints};
-pub use super::table::Health;
+pub use super::table::DestinationHealth;
 use super::table::{Kind, Repeat, Rule};
 
 /// What was seen of one try: how it ended, and what the server said about trying again.
@@ -85,7 +85,7 @@ impl Signal {
     #[must_use]
     pub fn judge(&self, repeat: Repeat) -> Judged {
         let row = self.kind.row();
-        let column = |row: &super::Row| match repeat {
+        let column = |row: &super::RetryRow| match repeat {
             Repeat::Safe => row.safe,
             Repeat::Unsafe => row.bare,
         };
@@ -110,10 +110,10 @@ impl Signal {
         };
         // The column of calls that may not be repeated says what may have happened, for all calls alike.
         let fate = match row.bare {
-            Rule::Success => Fate::Done,
-            Rule::Retry | Rule::RetryOnce | Rule::Fatal => Fate::Undone,
-            Rule::RetryIfTold if after.is_some() => Fate::Undone,
-            Rule::RetryIfTold | Rule::InFlight | Rule::Unknown => Fate::Unknown,
+            Rule::Success => TryFate::Done,
+            Rule::Retry | Rule::RetryOnce | Rule::Fatal => TryFate::Undone,
+            Rule::RetryIfTold if after.is_some() => TryFate::Undone,
+            Rule::RetryIfTold | Rule::InFlight | Rule::Unknown => TryFate::Unknown,
         };
         Judged { verdict, health: row.health, fate, kind: Some(self.kind), status: self.status }
     }
@@ -177,7 +177,7 @@ impl Verdict {
 
 /// Whether a try had its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum TryFate {
     /// Surely not.
     Undone,
     /// Nobody knows.
@@ -193,9 +193,9 @@ pub struct Judged {
     /// What is to be done.
     pub verdict: Verdict,
     /// What it says about the destination.
-    pub health: Health,
+    pub health: DestinationHealth,
     /// Whether the effect happened.
-    pub fate: Fate,
+    pub fate: TryFate,
     /// What was seen, where a [`Signal`] was judged.
     pub kind: Option<Kind>,
     /// The HTTP status, where there was one.
@@ -213,30 +213,30 @@ impl Judged {
 impl From<Verdict> for Judged {
     fn from(verdict: Verdict) -> Self {
         let (health, fate) = match verdict {
-            Verdict::Success => (Health::Well, Fate::Done),
+            Verdict::Success => (DestinationHealth::Well, TryFate::Done),
             Verdict::Retry { .. } | Verdict::RetryOnce { .. } | Verdict::Unknown => {
-                (Health::Ill, Fate::Unknown)
+                (DestinationHealth::Ill, TryFate::Unknown)
             }
-            Verdict::InFlight { .. } => (Health::Well, Fate::Unknown),
-            Verdict::Fatal => (Health::Well, Fate::Undone),
+            Verdict::InFlight { .. } => (DestinationHealth::Well, TryFate::Unknown),
+            Verdict::Fatal => (DestinationHealth::Well, TryFate::Undone),
         };
         Self { verdict, health, fate, kind: None, status: None }
     }
 }
 
-impl From<Judged> for Health {
+impl From<Judged> for DestinationHealth {
     fn from(judged: Judged) -> Self {
         judged.health
     }
 }
 
-impl From<Verdict> for Health {
+impl From<Verdict> for DestinationHealth {
     fn from(verdict: Verdict) -> Self {
         Judged::from(verdict).health
     }
 }
 
-impl From<Signal> for Health {
+impl From<Signal> for DestinationHealth {
     fn from(signal: Signal) -> Self {
         signal.kind.row().health
     }

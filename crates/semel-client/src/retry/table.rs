@@ -82,7 +82,7 @@ pub enum Rule {
 
 /// What an end says about the health of its destination: the breaker's food.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Health {
+pub enum DestinationHealth {
     /// It answered.
     Well,
     /// It did not answer, or could not.
@@ -93,7 +93,7 @@ pub enum Health {
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct RetryRow {
     /// What was seen.
     pub kind: Kind,
     /// Its name, the same in logs, metrics and the docs.
@@ -103,38 +103,38 @@ pub struct Row {
     /// What is done about a call that may not. [`Rule::Unknown`] here also says that the effect may have happened.
     pub bare: Rule,
     /// What the breaker is told.
-    pub health: Health,
+    pub health: DestinationHealth,
 }
 
-const fn row(kind: Kind, name: &'static str, safe: Rule, bare: Rule, health: Health) -> Row {
-    Row { kind, name, safe, bare, health }
+const fn row(kind: Kind, name: &'static str, safe: Rule, bare: Rule, health: DestinationHealth) -> RetryRow {
+    RetryRow { kind, name, safe, bare, health }
 }
 
 /// The classification, in the order of [`Kind`].
-pub const TABLE: [Row; 23] = [
-    row(Kind::NotSent, "not_sent", Rule::Retry, Rule::Retry, Health::Ill),
-    row(Kind::Cut, "cut", Rule::Retry, Rule::Unknown, Health::Ill),
-    row(Kind::TimedOut, "timed_out", Rule::Retry, Rule::Unknown, Health::Ill),
-    row(Kind::Success, "success", Rule::Success, Rule::Success, Health::Well),
-    row(Kind::Redirect, "redirect", Rule::Fatal, Rule::Unknown, Health::Well),
-    row(Kind::RequestTimeout, "request_timeout", Rule::Retry, Rule::Unknown, Health::Well),
-    row(Kind::InFlight, "in_flight", Rule::InFlight, Rule::Unknown, Health::Well),
-    row(Kind::Exists, "exists", Rule::Success, Rule::Success, Health::Well),
-    row(Kind::Duplicate, "duplicate", Rule::Fatal, Rule::Unknown, Health::Well),
-    row(Kind::InDoubt, "in_doubt", Rule::Unknown, Rule::Unknown, Health::Well),
-    row(Kind::Conflict, "conflict", Rule::Fatal, Rule::Fatal, Health::Well),
-    row(Kind::Misdirected, "misdirected", Rule::RetryOnce, Rule::RetryOnce, Health::Well),
-    row(Kind::TooEarly, "too_early", Rule::Retry, Rule::Retry, Health::Well),
-    row(Kind::TooMany, "too_many", Rule::Retry, Rule::Retry, Health::Silent),
-    row(Kind::Refused, "refused", Rule::Fatal, Rule::Fatal, Health::Well),
-    row(Kind::ServerError, "server_error", Rule::Retry, Rule::Unknown, Health::Ill),
-    row(Kind::NotImplemented, "not_implemented", Rule::Fatal, Rule::Fatal, Health::Ill),
-    row(Kind::BadGateway, "bad_gateway", Rule::Retry, Rule::Unknown, Health::Ill),
-    row(Kind::Unavailable, "unavailable", Rule::Retry, Rule::RetryIfTold, Health::Ill),
-    row(Kind::OtherServerError, "other_server_error", Rule::Fatal, Rule::Unknown, Health::Ill),
-    row(Kind::ToldToRetry, "told_to_retry", Rule::Retry, Rule::Retry, Health::Silent),
-    row(Kind::ToldToStop, "told_to_stop", Rule::Fatal, Rule::Fatal, Health::Silent),
-    row(Kind::Nonsense, "nonsense", Rule::Fatal, Rule::Unknown, Health::Ill),
+pub const TABLE: [RetryRow; 23] = [
+    row(Kind::NotSent, "not_sent", Rule::Retry, Rule::Retry, DestinationHealth::Ill),
+    row(Kind::Cut, "cut", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::TimedOut, "timed_out", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::Success, "success", Rule::Success, Rule::Success, DestinationHealth::Well),
+    row(Kind::Redirect, "redirect", Rule::Fatal, Rule::Unknown, DestinationHealth::Well),
+    row(Kind::RequestTimeout, "request_timeout", Rule::Retry, Rule::Unknown, DestinationHealth::Well),
+    row(Kind::InFlight, "in_flight", Rule::InFlight, Rule::Unknown, DestinationHealth::Well),
+    row(Kind::Exists, "exists", Rule::Success, Rule::Success, DestinationHealth::Well),
+    row(Kind::Duplicate, "duplicate", Rule::Fatal, Rule::Unknown, DestinationHealth::Well),
+    row(Kind::InDoubt, "in_doubt", Rule::Unknown, Rule::Unknown, DestinationHealth::Well),
+    row(Kind::Conflict, "conflict", Rule::Fatal, Rule::Fatal, DestinationHealth::Well),
+    row(Kind::Misdirected, "misdirected", Rule::RetryOnce, Rule::RetryOnce, DestinationHealth::Well),
+    row(Kind::TooEarly, "too_early", Rule::Retry, Rule::Retry, DestinationHealth::Well),
+    row(Kind::TooMany, "too_many", Rule::Retry, Rule::Retry, DestinationHealth::Silent),
+    row(Kind::Refused, "refused", Rule::Fatal, Rule::Fatal, DestinationHealth::Well),
+    row(Kind::ServerError, "server_error", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::NotImplemented, "not_implemented", Rule::Fatal, Rule::Fatal, DestinationHealth::Ill),
+    row(Kind::BadGateway, "bad_gateway", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::Unavailable, "unavailable", Rule::Retry, Rule::RetryIfTold, DestinationHealth::Ill),
+    row(Kind::OtherServerError, "other_server_error", Rule::Fatal, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::ToldToRetry, "told_to_retry", Rule::Retry, Rule::Retry, DestinationHealth::Silent),
+    row(Kind::ToldToStop, "told_to_stop", Rule::Fatal, Rule::Fatal, DestinationHealth::Silent),
+    row(Kind::Nonsense, "nonsense", Rule::Fatal, Rule::Unknown, DestinationHealth::Ill),
 ];
 
 impl Kind {
@@ -161,7 +161,7 @@ impl Kind {
 
     /// Its line of the table.
     #[must_use]
-    pub const fn row(self) -> &'static Row {
+    pub const fn row(self) -> &'static RetryRow {
         &TABLE[self as usize]
     }
 

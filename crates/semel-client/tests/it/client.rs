@@ -12,7 +12,7 @@ mod tls;
 
 use std::time::Duration;
 
-use semel_client::client::{Builder, Client, Request};
+use semel_client::client::{Client, ClientBuilder, Request};
 use semel_client::retry::Retry;
 
 use self::server::Server;
@@ -26,7 +26,7 @@ fn brisk() -> Retry {
     Retry::default().base(ms(5)).timeout(ms(400)).deadline(Duration::from_secs(20))
 }
 
-fn builder(server: &Server) -> Builder {
+fn builder(server: &Server) -> ClientBuilder {
     Client::builder(&server.url()).unwrap().retry(brisk()).timeout(ms(400))
 }
 

@@ -8,21 +8,21 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 
-use super::link::{End, Link};
+use super::link::{CallEnd, ConnectionLink};
 
 /// One call in progress. If it is dropped early, it counts as abandoned by the client.
 #[derive(Debug)]
 pub(super) struct Flight {
-    link: Arc<Link>,
+    link: Arc<ConnectionLink>,
     most_abandoned: u32,
-    end: End,
+    end: CallEnd,
 }
 
 impl Flight {
     /// Counts the call and returns its number on this connection.
-    pub(super) fn enter(link: &Arc<Link>, most_abandoned: u32) -> (Self, u64) {
+    pub(super) fn enter(link: &Arc<ConnectionLink>, most_abandoned: u32) -> (Self, u64) {
         let number = link.enter();
-        (Self { link: Arc::clone(link), most_abandoned, end: End::Abandoned }, number)
+        (Self { link: Arc::clone(link), most_abandoned, end: CallEnd::Abandoned }, number)
     }
 }
 
@@ -34,32 +34,32 @@ impl Drop for Flight {
 
 /// An answer to the client: the service's, or the listener's own.
 #[derive(Debug)]
-pub(super) struct Answer<B> {
-    body: Kind<B>,
+pub(super) struct OutgoingAnswer<B> {
+    body: AnswerKind<B>,
     flight: Flight,
 }
 
 #[derive(Debug)]
-enum Kind<B> {
+enum AnswerKind<B> {
     Service(B),
     Own(Full<Bytes>),
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Answer<B> {
+impl<B: Body<Data = Bytes> + Unpin> OutgoingAnswer<B> {
     pub(super) fn service(body: B, mut flight: Flight) -> Self {
         if body.is_end_stream() {
-            flight.end = End::Finished;
+            flight.end = CallEnd::Finished;
         }
-        Self { body: Kind::Service(body), flight }
+        Self { body: AnswerKind::Service(body), flight }
     }
 
     pub(super) fn own(body: Full<Bytes>, mut flight: Flight) -> Self {
-        flight.end = End::Finished;
-        Self { body: Kind::Own(body), flight }
+        flight.end = CallEnd::Finished;
+        Self { body: AnswerKind::Own(body), flight }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for OutgoingAnswer<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -69,15 +69,15 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.get_mut();
         match &mut this.body {
-            Kind::Service(body) => {
+            AnswerKind::Service(body) => {
                 let polled = Pin::new(&mut *body).poll_frame(context);
                 // An error comes from the service, not from the client.
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream() {
-                    this.flight.end = End::Finished;
+                    this.flight.end = CallEnd::Finished;
                 }
                 polled
             }
-            Kind::Own(body) => Pin::new(body)
+            AnswerKind::Own(body) => Pin::new(body)
                 .poll_frame(context)
                 .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
         }
@@ -85,15 +85,15 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.body {
-            Kind::Service(body) => body.is_end_stream(),
-            Kind::Own(body) => body.is_end_stream(),
+            AnswerKind::Service(body) => body.is_end_stream(),
+            AnswerKind::Own(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            Kind::Service(body) => body.size_hint(),
-            Kind::Own(body) => body.size_hint(),
+            AnswerKind::Service(body) => body.size_hint(),
+            AnswerKind::Own(body) => body.size_hint(),
         }
     }
 }

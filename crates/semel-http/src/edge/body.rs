@@ -12,9 +12,9 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 
-use super::options::Patience;
+use super::options::ClientTimeouts;
 use super::refusal::Refusal;
-use super::rules::Rules;
+use super::rules::ListenerRules;
 use super::timer::Timer;
 
 /// The reason why a body was refused, for the answer to its request.
@@ -23,10 +23,10 @@ pub(super) type Flaw = Arc<OnceLock<Refusal>>;
 /// A request body from the listener. It fails with a [`Refusal`] if the client sends too much, too slowly, or invalid HTTP. The
 /// listener then answers with that refusal, whatever the service returns.
 #[derive(Debug)]
-pub struct Body {
+pub struct RequestBody {
     /// `None` after it was dropped.
     incoming: Option<Incoming>,
-    watch: Option<Box<Watch>>,
+    watch: Option<Box<BodyWatch>>,
 }
 
 /// Number of bytes that are still read from the body of a refused request.
@@ -51,9 +51,9 @@ pub(super) fn let_finish(mut incoming: Incoming, linger: Duration) {
 
 /// Limits of a body that is not empty.
 #[derive(Debug)]
-struct Watch {
-    rules: Arc<Rules>,
-    patience: Patience,
+struct BodyWatch {
+    rules: Arc<ListenerRules>,
+    patience: ClientTimeouts,
     received: u64,
     /// How long the client has been waited for, before the current wait.
     waited: Duration,
@@ -62,19 +62,19 @@ struct Watch {
     http2: bool,
 }
 
-impl Body {
+impl RequestBody {
     /// Wraps `incoming`. The flaw is `Some` only if there is a body.
     pub(super) fn new(
         incoming: Incoming,
-        rules: &Arc<Rules>,
-        patience: Patience,
+        rules: &Arc<ListenerRules>,
+        patience: ClientTimeouts,
         http2: bool,
     ) -> (Self, Option<Flaw>) {
         if incoming.is_end_stream() {
             return (Self { incoming: Some(incoming), watch: None }, None);
         }
         let flaw = Flaw::default();
-        let watch = Watch {
+        let watch = BodyWatch {
             rules: Arc::clone(rules),
             patience,
             received: 0,
@@ -87,7 +87,7 @@ impl Body {
     }
 }
 
-impl Watch {
+impl BodyWatch {
     fn refuse(&self, refusal: Refusal) -> Refusal {
         *self.flaw.get_or_init(|| refusal)
     }
@@ -129,7 +129,7 @@ impl Watch {
     }
 }
 
-impl http_body::Body for Body {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = Refusal;
 
@@ -158,7 +158,7 @@ impl http_body::Body for Body {
     }
 }
 
-impl Drop for Body {
+impl Drop for RequestBody {
     fn drop(&mut self) {
         if let (Some(watch), Some(incoming)) = (&self.watch, self.incoming.take())
             && watch.http2

@@ -12,36 +12,36 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tower_service::Service;
 
-use super::answer::{Answer, Flight};
-use super::body::{Body, Flaw, let_finish};
-use super::link::{Link, Upgraded};
-use super::options::Patience;
+use super::answer::{Flight, OutgoingAnswer};
+use super::body::{Flaw, RequestBody, let_finish};
+use super::link::{ConnectionLink, Upgraded};
+use super::options::ClientTimeouts;
 use super::refusal::{Refusal, problem};
-use super::rules::{Keys, Rules, host_is_sound};
-use super::{Ending, Peer};
+use super::rules::{Keys, ListenerRules, host_is_sound};
+use super::{ListenerEnd, Peer};
 use crate::BoxError;
-use crate::call::{CallError, Fate};
+use crate::call::{CallError, CallFate};
 use crate::problem::Situation;
 
 /// The service as hyper calls it, for one connection.
 pub(super) struct Calls<S> {
     pub(super) service: S,
-    pub(super) link: Arc<Link>,
-    pub(super) rules: Arc<Rules>,
-    pub(super) patience: Patience,
+    pub(super) link: Arc<ConnectionLink>,
+    pub(super) rules: Arc<ListenerRules>,
+    pub(super) patience: ClientTimeouts,
     pub(super) peer: Peer,
-    pub(super) ending: Ending,
+    pub(super) ending: ListenerEnd,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Calls<S>
 where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
     S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<Answer<B>>;
+    type Response = Response<OutgoingAnswer<B>>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
@@ -65,10 +65,10 @@ where
         }
         request.extensions_mut().insert(self.peer.clone());
         let (parts, incoming) = request.into_parts();
-        let (body, flaw) = Body::new(incoming, &self.rules, self.patience, !http1);
+        let (body, flaw) = RequestBody::new(incoming, &self.rules, self.patience, !http1);
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
-        let end = Closing { flight, flaw, link, http1 };
+        let end = CallCompletion { flight, flaw, link, http1 };
         let request = Request::from_parts(parts, body);
         // Most services are always ready. In that case the large request need not be moved into the future of its call.
         if let Poll::Ready(Ok(())) = service.poll_ready(&mut Context::from_waker(Waker::noop())) {
@@ -90,17 +90,17 @@ where
 }
 
 /// State that is needed at the end of a call.
-struct Closing {
+struct CallCompletion {
     flight: Flight,
     flaw: Option<Flaw>,
     /// Set if the request asks for another protocol.
-    link: Option<Arc<Link>>,
+    link: Option<Arc<ConnectionLink>>,
     http1: bool,
 }
 
-impl Closing {
+impl CallCompletion {
     /// The answer for the client.
-    fn answer<B>(self, called: Result<Response<B>, impl Into<BoxError>>) -> Response<Answer<B>>
+    fn answer<B>(self, called: Result<Response<B>, impl Into<BoxError>>) -> Response<OutgoingAnswer<B>>
     where
         B: http_body::Body<Data = Bytes> + Unpin,
     {
@@ -114,14 +114,14 @@ impl Closing {
                 if let Some(link) = link {
                     link.answer_upgrade(Upgraded::No);
                 }
-                return answer_for(error.into()).map(|body| Answer::own(body, flight));
+                return answer_for(error.into()).map(|body| OutgoingAnswer::own(body, flight));
             }
         };
         if let Some(link) = link {
             let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
             link.answer_upgrade(if switched { Upgraded::Yes } else { Upgraded::No });
         }
-        response.map(|body| Answer::service(body, flight))
+        response.map(|body| OutgoingAnswer::service(body, flight))
     }
 }
 
@@ -145,13 +145,13 @@ fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
     refusal: Refusal,
     flight: Flight,
     http1: bool,
-) -> Response<Answer<B>> {
+) -> Response<OutgoingAnswer<B>> {
     tracing::debug!(status = refusal.status().as_u16(), code = refusal.code(), "request refused");
     let mut response = refusal.response();
     if http1 {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    response.map(|body| Answer::own(body, flight))
+    response.map(|body| OutgoingAnswer::own(body, flight))
 }
 
 /// The answer for a client if the service failed.
@@ -159,13 +159,13 @@ fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
     let error = CallError::from_any(error);
     tracing::warn!(%error, "request failed without an answer");
     match error.fate() {
-        Fate::Undelivered => problem(
+        CallFate::Undelivered => problem(
             error.status(),
             Situation::UpstreamUnreachable.code(),
             "nothing happened: the request was not delivered",
             true,
         ),
-        Fate::Unknown => problem(
+        CallFate::Unknown => problem(
             error.status(),
             Situation::UpstreamUnknown.code(),
             "the request may or may not have taken effect",
@@ -175,7 +175,7 @@ fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
 }
 
 /// HTTP/2 framing cannot be used for request smuggling, but host and key must still be unambiguous.
-fn check_http2(request: &Request<Incoming>, rules: &Rules) -> Result<(), Refusal> {
+fn check_http2(request: &Request<Incoming>, rules: &ListenerRules) -> Result<(), Refusal> {
     let (uri, headers) = (request.uri(), request.headers());
     if request.method() == http::Method::CONNECT {
         return Err(Refusal::Method);

@@ -2,7 +2,7 @@
 
 use super::head::is_token;
 use super::refusal::Refusal;
-use super::rules::Rules;
+use super::rules::ListenerRules;
 
 /// Maximum length of a chunk-size line, including extensions.
 const LINE: u32 = 256;
@@ -13,7 +13,7 @@ const TRAILERS: u32 = 8 * 1024;
 /// The position in a chunked body after the last byte.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
-    place: Place,
+    place: ChunkPlace,
     /// Bytes left of the current chunk.
     left: u64,
     /// Length of the current size line, or of all trailers.
@@ -25,7 +25,7 @@ pub(super) struct Chunks {
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ChunkPlace {
     #[default]
     Size,
     Extension,
@@ -42,7 +42,7 @@ enum Place {
 
 /// The result of reading a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Walk {
+pub(super) enum ChunkProgress {
     /// All bytes belong to the body, which continues.
     On,
     /// The body ended after this number of bytes.
@@ -52,80 +52,80 @@ pub(super) enum Walk {
 }
 
 impl Chunks {
-    pub(super) fn walk(&mut self, bytes: &[u8], rules: &Rules) -> Walk {
+    pub(super) fn walk(&mut self, bytes: &[u8], rules: &ListenerRules) -> ChunkProgress {
         let mut at = 0;
         while at < bytes.len() {
-            if self.place == Place::Data {
+            if self.place == ChunkPlace::Data {
                 let left = usize::try_from(self.left).unwrap_or(usize::MAX);
                 let step = left.min(bytes.len() - at);
                 at += step;
                 self.left -= step as u64;
                 if self.left == 0 {
-                    self.place = Place::DataCr;
+                    self.place = ChunkPlace::DataCr;
                 }
                 continue;
             }
             match self.step(bytes[at], rules) {
                 Ok(place) => self.place = place,
-                Err(refusal) => return Walk::Wrong(at, refusal),
+                Err(refusal) => return ChunkProgress::Wrong(at, refusal),
             }
             at += 1;
-            if self.place == Place::End {
-                return Walk::Ended(at);
+            if self.place == ChunkPlace::End {
+                return ChunkProgress::Ended(at);
             }
         }
-        Walk::On
+        ChunkProgress::On
     }
 
-    fn step(&mut self, byte: u8, rules: &Rules) -> Result<Place, Refusal> {
+    fn step(&mut self, byte: u8, rules: &ListenerRules) -> Result<ChunkPlace, Refusal> {
         const WRONG: Refusal = Refusal::Malformed("the chunks of the body are not well formed");
         self.seen += 1;
         Ok(match (self.place, byte) {
-            (Place::Size | Place::Extension, _) if self.seen > LINE => return Err(WRONG),
-            (Place::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+            (ChunkPlace::Size | ChunkPlace::Extension, _) if self.seen > LINE => return Err(WRONG),
+            (ChunkPlace::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 // 15 digits never overflow, and no chunk is that long.
                 if self.seen > 15 {
                     return Err(WRONG);
                 }
                 let digit = char::from(byte).to_digit(16).unwrap_or(0);
                 self.left = self.left << 4 | u64::from(digit);
-                Place::Size
+                ChunkPlace::Size
             }
-            (Place::Size, b';') if self.seen > 1 => Place::Extension,
-            (Place::Size, b'\r') if self.seen > 1 => Place::SizeLf,
-            (Place::Extension, b'\t' | b' '..=b'~') => Place::Extension,
-            (Place::Extension, b'\r') => Place::SizeLf,
-            (Place::SizeLf, b'\n') => {
+            (ChunkPlace::Size, b';') if self.seen > 1 => ChunkPlace::Extension,
+            (ChunkPlace::Size, b'\r') if self.seen > 1 => ChunkPlace::SizeLf,
+            (ChunkPlace::Extension, b'\t' | b' '..=b'~') => ChunkPlace::Extension,
+            (ChunkPlace::Extension, b'\r') => ChunkPlace::SizeLf,
+            (ChunkPlace::SizeLf, b'\n') => {
                 self.seen = 0;
-                if self.left == 0 { Place::TrailerName } else { Place::Data }
+                if self.left == 0 { ChunkPlace::TrailerName } else { ChunkPlace::Data }
             }
-            (Place::DataCr, b'\r') => Place::DataLf,
-            (Place::DataLf, b'\n') => {
+            (ChunkPlace::DataCr, b'\r') => ChunkPlace::DataLf,
+            (ChunkPlace::DataLf, b'\n') => {
                 self.seen = 0;
-                Place::Size
+                ChunkPlace::Size
             }
-            (Place::TrailerName | Place::TrailerValue, _)
+            (ChunkPlace::TrailerName | ChunkPlace::TrailerValue, _)
                 if self.seen > TRAILERS || self.trailers >= rules.limits.headers =>
             {
                 return Err(Refusal::HeadTooLarge);
             }
-            (Place::TrailerName, b'\r') if self.name.is_empty() => Place::EndLf,
-            (Place::TrailerName, b':') if !self.name.is_empty() => {
+            (ChunkPlace::TrailerName, b'\r') if self.name.is_empty() => ChunkPlace::EndLf,
+            (ChunkPlace::TrailerName, b':') if !self.name.is_empty() => {
                 rules.trailer_name(&self.name)?;
-                Place::TrailerValue
+                ChunkPlace::TrailerValue
             }
-            (Place::TrailerName, _) if is_token(byte) => {
+            (ChunkPlace::TrailerName, _) if is_token(byte) => {
                 self.name.push(byte);
-                Place::TrailerName
+                ChunkPlace::TrailerName
             }
-            (Place::TrailerValue, b'\t' | b' '..=b'~' | 0x80..) => Place::TrailerValue,
-            (Place::TrailerValue, b'\r') => Place::TrailerLf,
-            (Place::TrailerLf, b'\n') => {
+            (ChunkPlace::TrailerValue, b'\t' | b' '..=b'~' | 0x80..) => ChunkPlace::TrailerValue,
+            (ChunkPlace::TrailerValue, b'\r') => ChunkPlace::TrailerLf,
+            (ChunkPlace::TrailerLf, b'\n') => {
                 self.trailers += 1;
                 self.name.clear();
-                Place::TrailerName
+                ChunkPlace::TrailerName
             }
-            (Place::EndLf, b'\n') => Place::End,
+            (ChunkPlace::EndLf, b'\n') => ChunkPlace::End,
             _ => return Err(WRONG),
         })
     }

@@ -13,38 +13,38 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::body::Body;
+use super::body::RequestBody;
 use super::call::Calls;
-use super::link::{Link, RequestPart};
-use super::options::{Departed, Options};
-use super::rules::Rules;
-use super::unsealed::{self, Spoken};
-use super::wire::{Protocol, Wire};
-use super::{Ending, Peer};
+use super::link::{ConnectionLink, RequestPart};
+use super::options::{Departed, EdgeOptions};
+use super::rules::ListenerRules;
+use super::unsealed::{self, FirstByte};
+use super::wire::{Wire, WireProtocol};
+use super::{ListenerEnd, Peer};
 use crate::BoxError;
 
 /// hyper's own default for the maximum number of headers.
 const HYPERS_HEADERS: usize = 100;
 
 /// State shared by all connections of a listener.
-pub(super) struct Shared {
-    pub(super) options: Options,
-    pub(super) rules: Arc<Rules>,
+pub(super) struct ListenerShared {
+    pub(super) options: EdgeOptions,
+    pub(super) rules: Arc<ListenerRules>,
     /// Turns true when the listener closes.
     pub(super) draining: watch::Receiver<bool>,
     /// For tunnels, which outlive their connection.
-    pub(super) ending: Ending,
+    pub(super) ending: ListenerEnd,
 }
 
 /// Serves a connection until it ends.
 pub(super) async fn serve<S, B>(
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     stream: TcpStream,
     mut peer: Peer,
-    link: Arc<Link>,
+    link: Arc<ConnectionLink>,
     service: S,
 ) where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
     S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
@@ -58,8 +58,8 @@ pub(super) async fn serve<S, B>(
     let patience = shared.options.patience;
     let handshake = async {
         match unsealed::look(&stream).await? {
-            Spoken::Tls => tls.acceptor().accept(stream).await.map(Ok),
-            Spoken::Http => Ok(Err(stream)),
+            FirstByte::Tls => tls.acceptor().accept(stream).await.map(Ok),
+            FirstByte::Http => Ok(Err(stream)),
         }
     };
     link.wait_since(Instant::now(), RequestPart::Head);
@@ -81,23 +81,23 @@ pub(super) async fn serve<S, B>(
     };
     peer.tls = true;
     let known = match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => Some(Protocol::Http2),
-        Some(_) => Some(Protocol::Http1),
+        Some(b"h2") => Some(WireProtocol::Http2),
+        Some(_) => Some(WireProtocol::Http1),
         None => None,
     };
     speak(shared, stream, peer, link, service, known).await;
 }
 
 async fn speak<IO, S, B>(
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     io: IO,
     peer: Peer,
-    link: Arc<Link>,
+    link: Arc<ConnectionLink>,
     service: S,
-    known: Option<Protocol>,
+    known: Option<WireProtocol>,
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
     S::Error: Into<BoxError> + Send,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
@@ -108,11 +108,11 @@ async fn speak<IO, S, B>(
     let mut wire =
         Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience, shared.options.shortcut.clone());
     let protocol = match known {
-        Some(Protocol::Http2) => {
+        Some(WireProtocol::Http2) => {
             wire.speak_http2();
-            Some(Protocol::Http2)
+            Some(WireProtocol::Http2)
         }
-        Some(Protocol::Http1) => Some(Protocol::Http1),
+        Some(WireProtocol::Http1) => Some(WireProtocol::Http1),
         None => tokio::select! {
             protocol = wire.sniff() => protocol,
             () = link.evicted() => return evicted(&peer),
@@ -126,7 +126,7 @@ async fn speak<IO, S, B>(
     let limits = shared.options.limits;
     let ended = match protocol {
         None => return,
-        Some(Protocol::Http1) => {
+        Some(WireProtocol::Http1) => {
             let mut builder = http1::Builder::new();
             // The wire enforces timeouts and limits. With `Finish`, a client that closes its side still gets its answer, and a client
             // that disconnects does not cancel a request in progress.
@@ -148,7 +148,7 @@ async fn speak<IO, S, B>(
                 }
             }
         }
-        Some(Protocol::Http2) => {
+        Some(WireProtocol::Http2) => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
                 .timer(TokioTimer::new())

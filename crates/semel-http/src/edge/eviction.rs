@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::link::Link;
+use super::link::ConnectionLink;
 
 /// How often the listener logs that it closes connections.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 /// The connections of one listener.
 #[derive(Debug, Default)]
 pub(super) struct OpenConnections {
-    links: Vec<Weak<Link>>,
+    links: Vec<Weak<ConnectionLink>>,
     /// When to remove the closed ones next.
     prune_at: usize,
     logged: Option<Instant>,
@@ -24,7 +24,7 @@ pub(super) struct OpenConnections {
 }
 
 impl OpenConnections {
-    pub(super) fn add(&mut self, link: &Arc<Link>) {
+    pub(super) fn add(&mut self, link: &Arc<ConnectionLink>) {
         if self.links.len() >= self.prune_at {
             self.links.retain(|link| link.strong_count() > 0);
             self.prune_at = 64.max(2 * self.links.len());
@@ -36,7 +36,7 @@ impl OpenConnections {
     /// connections does not sort the list for each of them.
     pub(super) fn evict_longest_waiting(&mut self, slots: u32) {
         let now = Instant::now();
-        let mut waiting: Vec<(Duration, Arc<Link>)> = (self.links.iter())
+        let mut waiting: Vec<(Duration, Arc<ConnectionLink>)> = (self.links.iter())
             .filter_map(Weak::upgrade)
             .filter_map(|link| Some((link.evictable_for(now)?, link)))
             .collect();

@@ -2,10 +2,10 @@
 
 use semel_testbed::fuzz::Fuzz;
 
-use super::chunks::{Chunks, Walk};
+use super::chunks::{ChunkProgress, Chunks};
 use super::head::{self, Framing};
-use super::options::Options;
-use super::rules::Rules;
+use super::options::EdgeOptions;
+use super::rules::ListenerRules;
 
 /// How the second, lenient reader understands a head.
 struct SecondReading {
@@ -32,7 +32,7 @@ fn read_leniently(bytes: &[u8]) -> Option<SecondReading> {
 
 #[test]
 fn fuzz_http1_head() {
-    let rules = Rules::new(&Options::default());
+    let rules = ListenerRules::new(&EdgeOptions::default());
     let tokens = [
         "\r\n",
         "\n",
@@ -106,7 +106,7 @@ fn chunked_length(bytes: &[u8]) -> Option<usize> {
 
 #[test]
 fn fuzz_http1_chunks() {
-    let rules = Rules::new(&Options::default());
+    let rules = ListenerRules::new(&EdgeOptions::default());
     let tokens = [
         "\r\n",
         "\n",
@@ -127,21 +127,21 @@ fn fuzz_http1_chunks() {
         let mut chunks = Chunks::default();
         let mut taken = 0;
         let in_pieces = input.chunks(3).find_map(|piece| match chunks.walk(piece, &rules) {
-            Walk::On => {
+            ChunkProgress::On => {
                 taken += piece.len();
                 None
             }
-            Walk::Ended(at) => Some(Walk::Ended(taken + at)),
-            Walk::Wrong(at, refusal) => Some(Walk::Wrong(taken + at, refusal)),
+            ChunkProgress::Ended(at) => Some(ChunkProgress::Ended(taken + at)),
+            ChunkProgress::Wrong(at, refusal) => Some(ChunkProgress::Wrong(taken + at, refusal)),
         });
-        assert_eq!(in_pieces.unwrap_or(Walk::On), whole);
+        assert_eq!(in_pieces.unwrap_or(ChunkProgress::On), whole);
         match whole {
-            Walk::Ended(at) => {
+            ChunkProgress::Ended(at) => {
                 assert_eq!(chunked_length(input), Some(at), "both readers end the body at the same byte");
                 (0, String::new())
             }
-            Walk::On => (1, String::new()),
-            Walk::Wrong(_, refusal) => (2, format!("{refusal:?}")),
+            ChunkProgress::On => (1, String::new()),
+            ChunkProgress::Wrong(_, refusal) => (2, format!("{refusal:?}")),
         }
     });
 }

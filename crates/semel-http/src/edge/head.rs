@@ -4,7 +4,7 @@
 //! passed on unchanged, so the reader only reports how the body is framed.
 
 use super::refusal::Refusal;
-use super::rules::{Keys, Rules, host_is_sound};
+use super::rules::{Keys, ListenerRules, host_is_sound};
 use super::shortcut::Seen;
 
 /// The framing of the body.
@@ -38,7 +38,7 @@ pub(super) fn end(bytes: &[u8], from: usize) -> Option<usize> {
 /// Reads one whole head, including its closing empty line. Fills `seen` with its content.
 pub(super) fn read<'a>(
     bytes: &'a [u8],
-    rules: &Rules,
+    rules: &ListenerRules,
     mut seen: Option<&mut Seen<'a>>,
 ) -> Result<Head, Refusal> {
     if bytes.len() > rules.limits.head_bytes {
@@ -52,7 +52,7 @@ pub(super) fn read<'a>(
     if let Some(seen) = &mut seen {
         seen.line = Some(request.line);
     }
-    let mut fields = Fields { keys: Keys::of(request.line.method), ..Fields::default() };
+    let mut fields = HeaderFields { keys: Keys::of(request.line.method), ..HeaderFields::default() };
     while let Some(line) = lines.next_line()? {
         let (name, value) = fields.add(line, rules)?;
         if let Some(seen) = &mut seen {
@@ -63,7 +63,7 @@ pub(super) fn read<'a>(
 }
 
 /// The refusal for a head that is too large, from the part that was received.
-pub(super) fn too_large(bytes: &[u8], rules: &Rules) -> Refusal {
+pub(super) fn too_large(bytes: &[u8], rules: &ListenerRules) -> Refusal {
     if memchr::memchr(b'\n', &bytes[..bytes.len().min(rules.limits.target_bytes)]).is_none() {
         return Refusal::TargetTooLong;
     }
@@ -105,13 +105,13 @@ enum Version {
 
 /// The parts of a request line.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Line<'a> {
+pub(super) struct RequestWords<'a> {
     pub(super) method: &'a [u8],
     pub(super) target: &'a [u8],
     version: Version,
 }
 
-impl Line<'_> {
+impl RequestWords<'_> {
     /// True for HTTP/1.1 with a path as target.
     pub(super) fn is_plain(&self) -> bool {
         self.version == Version::Http11 && self.target.starts_with(b"/")
@@ -119,7 +119,7 @@ impl Line<'_> {
 }
 
 struct RequestLine<'a> {
-    line: Line<'a>,
+    line: RequestWords<'a>,
     version: Version,
     get: bool,
     /// The host of an absolute target.
@@ -127,7 +127,7 @@ struct RequestLine<'a> {
 }
 
 impl<'a> RequestLine<'a> {
-    fn read(line: &'a [u8], rules: &Rules) -> Result<Self, Refusal> {
+    fn read(line: &'a [u8], rules: &ListenerRules) -> Result<Self, Refusal> {
         let mut parts = line.splitn(3, |byte| *byte == b' ');
         let (Some(method), Some(target), Some(version)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(Refusal::Malformed("the request line is not method, target and version"));
@@ -159,7 +159,7 @@ impl<'a> RequestLine<'a> {
             b"*" if method == b"OPTIONS" => None,
             _ => Some(authority(target)?),
         };
-        let line = Line { method, target, version };
+        let line = RequestWords { method, target, version };
         Ok(Self { line, version, get: method == b"GET", authority })
     }
 }
@@ -180,7 +180,7 @@ fn authority(target: &[u8]) -> Result<&[u8], Refusal> {
 // === the header lines ===
 
 #[derive(Default)]
-struct Fields<'a> {
+struct HeaderFields<'a> {
     count: usize,
     host: Option<&'a [u8]>,
     length: Option<u64>,
@@ -190,9 +190,9 @@ struct Fields<'a> {
     upgrade: Option<&'a [u8]>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> HeaderFields<'a> {
     /// Reads a header line and returns its name and value.
-    fn add(&mut self, line: &'a [u8], rules: &Rules) -> Result<(&'a [u8], &'a [u8]), Refusal> {
+    fn add(&mut self, line: &'a [u8], rules: &ListenerRules) -> Result<(&'a [u8], &'a [u8]), Refusal> {
         self.count += 1;
         if self.count > rules.limits.headers {
             return Err(Refusal::HeadTooLarge);
@@ -213,7 +213,7 @@ impl<'a> Fields<'a> {
         Ok((name, value))
     }
 
-    fn note(&mut self, name: &[u8], value: &'a [u8], rules: &Rules) -> Result<(), Refusal> {
+    fn note(&mut self, name: &[u8], value: &'a [u8], rules: &ListenerRules) -> Result<(), Refusal> {
         match name.len() {
             4 if is(name, b"host") => set_once(&mut self.host, value, "there is more than one Host")?,
             6 if is(name, b"expect") && !is(value, b"100-continue") => return Err(Refusal::Expectation),
@@ -245,7 +245,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn judge(&self, request: &RequestLine<'_>, rules: &Rules) -> Result<Head, Refusal> {
+    fn judge(&self, request: &RequestLine<'_>, rules: &ListenerRules) -> Result<Head, Refusal> {
         match (self.host, request.authority) {
             (None, _) if request.version == Version::Http11 => {
                 return Err(Refusal::Malformed("there is no Host"));

@@ -17,7 +17,7 @@ const BODY_GRACE: Duration = Duration::from_secs(1);
 
 /// Both ends count HTTP/1 requests from 0. hyper handles them one after the other, so equal numbers mean the same request.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ConnectionLink {
     /// Requests whose answer is not finished.
     in_flight: AtomicUsize,
     /// Number of requests that hyper has passed up.
@@ -55,7 +55,7 @@ pub(super) enum Upgraded {
     No,
 }
 
-impl Link {
+impl ConnectionLink {
     pub(super) fn new(place: OwnedSemaphorePermit) -> Self {
         Self {
             in_flight: AtomicUsize::new(0),
@@ -156,16 +156,16 @@ impl Link {
     }
 
     /// Counts the end of a call, finished or abandoned.
-    pub(super) fn leave(&self, end: End, most_abandoned: u32) {
+    pub(super) fn leave(&self, end: CallEnd, most_abandoned: u32) {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
         match end {
             // Never below zero: many finished streams must not permit a flood of abandoned ones.
-            End::Finished => {
+            CallEnd::Finished => {
                 let _ = self
                     .abandoned
                     .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n > 0).then(|| n - 1));
             }
-            End::Abandoned => {
+            CallEnd::Abandoned => {
                 if self.abandoned.fetch_add(1, Ordering::AcqRel) >= i64::from(most_abandoned) {
                     self.flooded.notify_one();
                 }
@@ -206,7 +206,7 @@ pub(super) enum RequestPart {
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CallEnd {
     /// Its answer was sent completely.
     Finished,
     /// The client disconnected first.

@@ -11,13 +11,13 @@ use crate::policy::{ACCOUNT_HEADERS, METHOD_OVERRIDES};
 
 /// Settings of a listener. The defaults suit an API on the public internet.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct EdgeOptions {
     /// TLS for every connection; plain text if `None`.
     pub tls: Option<Tls>,
     /// Limits on requests and connections.
-    pub limits: Limits,
+    pub limits: EdgeLimits,
     /// Timeouts for clients.
-    pub patience: Patience,
+    pub patience: ClientTimeouts,
     /// The headers that carry keys. A request that is ambiguous about one of them is refused.
     pub key_headers: Vec<HeaderName>,
     /// Headers that the service trusts, in addition to the built-in ones. `Connection` must not remove them. They must not arrive as a
@@ -35,12 +35,12 @@ pub struct Options {
     pub shortcut: Option<Arc<dyn Shortcut>>,
 }
 
-impl Default for Options {
+impl Default for EdgeOptions {
     fn default() -> Self {
         Self {
             tls: None,
-            limits: Limits::default(),
-            patience: Patience::default(),
+            limits: EdgeLimits::default(),
+            patience: ClientTimeouts::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
             trusted_headers: usually_trusted(),
             hosts: Vec::new(),
@@ -100,7 +100,7 @@ pub enum Departed {
 
 /// Limits on sizes and counts. A request or connection beyond them is refused.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct EdgeLimits {
     /// Maximum number of open connections. At the limit, a new one takes the slot of the connection that has waited longest for its
     /// client, or waits until a call has ended.
     pub connections: u32,
@@ -118,7 +118,7 @@ pub struct Limits {
     pub abandoned_streams: u32,
 }
 
-impl Default for Limits {
+impl Default for EdgeLimits {
     fn default() -> Self {
         Self {
             connections: 10_000,
@@ -134,7 +134,7 @@ impl Default for Limits {
 
 /// Timeouts for clients.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct ClientTimeouts {
     /// From the first byte of a head to its last, and for the TLS handshake. Beyond it: 408.
     pub head: Duration,
     /// Total time spent waiting for a body. Beyond it: 408. Every received [`body_rate`](Self::body_rate) bytes allow one more second,
@@ -151,7 +151,7 @@ pub struct Patience {
     pub linger: Duration,
 }
 
-impl Default for Patience {
+impl Default for ClientTimeouts {
     fn default() -> Self {
         Self {
             head: Duration::from_secs(10),

@@ -3,7 +3,7 @@
 
 use http::HeaderName;
 
-use super::options::{Limits, Options};
+use super::options::{EdgeLimits, EdgeOptions};
 use super::refusal::Refusal;
 
 /// A key has at most 255 characters; quotes and escapes may double that.
@@ -36,17 +36,17 @@ const DECIDING: [&str; 20] = [
 
 /// The rules of one listener.
 #[derive(Debug)]
-pub(super) struct Rules {
-    pub(super) limits: Limits,
+pub(super) struct ListenerRules {
+    pub(super) limits: EdgeLimits,
     keys: Vec<HeaderName>,
     trusted: Vec<HeaderName>,
     hosts: Vec<String>,
     upgrades: Vec<String>,
 }
 
-impl Rules {
-    pub(super) fn new(options: &Options) -> Self {
-        let Options { limits, key_headers, trusted_headers, hosts, upgrades, .. } = options;
+impl ListenerRules {
+    pub(super) fn new(options: &EdgeOptions) -> Self {
+        let EdgeOptions { limits, key_headers, trusted_headers, hosts, upgrades, .. } = options;
         Self {
             limits: *limits,
             keys: key_headers.clone(),
@@ -172,7 +172,7 @@ impl Keys {
             return Err(Refusal::Key("there is more than one key"));
         }
         *keys |= bit;
-        Rules::key_value(value)
+        ListenerRules::key_value(value)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::head::Line;
+use super::head::RequestWords;
 
 /// Maximum number of headers of a request that is offered.
 const MOST: usize = 32;
@@ -16,7 +16,7 @@ pub trait Shortcut: fmt::Debug + Send + Sync + 'static {
     /// Writes the whole answer, head and body, to `answer`; or writes nothing and returns [`Taken::No`].
     ///
     /// Called on the thread that serves the connection: it must not block.
-    fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken;
+    fn answer(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Taken;
 }
 
 /// Whether the shortcut answered a request.
@@ -30,7 +30,7 @@ pub enum Taken {
 
 /// A whole HTTP/1.1 request that keeps its connection open and does not ask for another protocol.
 #[derive(Debug)]
-pub struct Plain<'a> {
+pub struct PlainRequest<'a> {
     /// In capital letters.
     pub method: &'a str,
     /// Begins with a slash.
@@ -40,7 +40,7 @@ pub struct Plain<'a> {
     pub(super) fields: &'a Seen<'a>,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> PlainRequest<'a> {
     /// The values of a header in order, without surrounding white space.
     pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let fields = &self.fields.fields[..self.fields.count];
@@ -62,7 +62,7 @@ pub(super) struct Seen<'a> {
     count: usize,
     plain: bool,
     /// The request line, after it was read.
-    pub(super) line: Option<Line<'a>>,
+    pub(super) line: Option<RequestWords<'a>>,
 }
 
 impl<'a> Seen<'a> {
@@ -87,10 +87,10 @@ impl<'a> Seen<'a> {
     }
 
     /// The request, if it can be offered.
-    pub(super) fn whole(&'a self, body: &'a [u8]) -> Option<Plain<'a>> {
+    pub(super) fn whole(&'a self, body: &'a [u8]) -> Option<PlainRequest<'a>> {
         let line = self.line.filter(|line| self.plain && line.is_plain())?;
         let (method, target) =
             (std::str::from_utf8(line.method).ok()?, std::str::from_utf8(line.target).ok()?);
-        Some(Plain { method, target, body, fields: self })
+        Some(PlainRequest { method, target, body, fields: self })
     }
 }

@@ -11,7 +11,7 @@ use super::refusal::document;
 
 /// The protocol that the first byte of a connection belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spoken {
+pub(super) enum FirstByte {
     /// A TLS handshake, or something unknown; the handshake then reports the error.
     Tls,
     /// The method of a request.
@@ -22,11 +22,11 @@ pub(super) enum Spoken {
 const MOST: u64 = 64 * 1024;
 
 /// Waits for the first byte without consuming it.
-pub(super) async fn look(stream: &TcpStream) -> io::Result<Spoken> {
+pub(super) async fn look(stream: &TcpStream) -> io::Result<FirstByte> {
     let mut first = [0];
     let length = stream.peek(&mut first).await?;
     // No TLS record begins with a letter.
-    Ok(if length == 1 && first[0].is_ascii_alphabetic() { Spoken::Http } else { Spoken::Tls })
+    Ok(if length == 1 && first[0].is_ascii_alphabetic() { FirstByte::Http } else { FirstByte::Tls })
 }
 
 /// Answers that the scheme must be https, and closes. The request is not read.

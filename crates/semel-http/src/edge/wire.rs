@@ -5,7 +5,7 @@
 //! [`head`](super::head) reads every head before hyper gets a byte of it, and the wire follows each body to its end. Valid bytes are
 //! passed on in place, without a copy; only a head that arrives in pieces is collected first.
 //!
-//! A refused head is replaced by a plain stand-in, so that hyper answers it in order, after earlier requests. The [`Link`] tells the
+//! A refused head is replaced by a plain stand-in, so that hyper answers it in order, after earlier requests. The [`ConnectionLink`] tells the
 //! call above that this request was refused. Nothing is read after it.
 
 use std::io;
@@ -17,12 +17,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use super::chunks::{Chunks, Walk};
+use super::chunks::{ChunkProgress, Chunks};
 use super::head::{self, Framing, Head};
-use super::link::{Link, RequestPart, Upgraded};
-use super::options::Patience;
+use super::link::{ConnectionLink, RequestPart, Upgraded};
+use super::options::ClientTimeouts;
 use super::refusal::Refusal;
-use super::rules::Rules;
+use super::rules::ListenerRules;
 use super::shortcut::{Seen, Shortcut, Taken};
 use super::timer::Timer;
 
@@ -38,17 +38,17 @@ const LINGER_BYTES: usize = 1024 * 1024;
 
 /// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum WireProtocol {
     Http1,
     Http2,
 }
 
 pub(super) struct Wire<IO> {
     io: IO,
-    link: Arc<Link>,
-    rules: Arc<Rules>,
-    patience: Patience,
-    place: Place,
+    link: Arc<ConnectionLink>,
+    rules: Arc<ListenerRules>,
+    patience: ClientTimeouts,
+    place: WirePlace,
     /// Number of HTTP/1 heads that were passed up.
     heads: u64,
     /// Bytes that were read and not yet passed on. Empty while heads arrive in one piece.
@@ -61,7 +61,7 @@ pub(super) struct Wire<IO> {
     /// The body that is being received: its start time, and its size so far.
     body: Option<(Instant, u64)>,
     writing: Timer,
-    closing: Closing,
+    closing: CloseState,
     shortcut: Option<Arc<dyn Shortcut>>,
     /// A head that was already read: its end and its content.
     known: Option<(usize, Head)>,
@@ -74,7 +74,7 @@ pub(super) struct Wire<IO> {
 
 /// The meaning of the next byte.
 #[derive(Debug)]
-enum Place {
+enum WirePlace {
     Head,
     Length(u64),
     Chunks(Chunks),
@@ -90,7 +90,7 @@ enum Place {
 }
 
 #[derive(Debug, Default)]
-enum Closing {
+enum CloseState {
     #[default]
     Open,
     /// The write side is closed; this number of received bytes was discarded.
@@ -100,9 +100,9 @@ enum Closing {
 impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     pub(super) fn new(
         io: IO,
-        link: Arc<Link>,
-        rules: Arc<Rules>,
-        patience: Patience,
+        link: Arc<ConnectionLink>,
+        rules: Arc<ListenerRules>,
+        patience: ClientTimeouts,
         shortcut: Option<Arc<dyn Shortcut>>,
     ) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             link,
             rules,
             patience,
-            place: Place::Head,
+            place: WirePlace::Head,
             heads: 0,
             held: Vec::new(),
             cleared: 0,
@@ -118,7 +118,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             reading: Timer::default(),
             body: None,
             writing: Timer::default(),
-            closing: Closing::default(),
+            closing: CloseState::default(),
             shortcut,
             known: None,
             answer: Vec::new(),
@@ -129,21 +129,21 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// Switches to HTTP/2.
     pub(super) fn speak_http2(&mut self) {
-        self.place = Place::Http2;
+        self.place = WirePlace::Http2;
     }
 
     /// Reads until the first bytes identify the protocol. `None` if the client disconnected or sent nothing in time.
-    pub(super) async fn sniff(&mut self) -> Option<Protocol> {
+    pub(super) async fn sniff(&mut self) -> Option<WireProtocol> {
         let limit = self.patience.head;
         self.link.wait_since(Instant::now(), RequestPart::Head);
         let read = std::future::poll_fn(|context| {
             loop {
                 let common = self.held.len().min(PREFACE.len());
                 if self.held[..common] != PREFACE[..common] {
-                    return Poll::Ready(Some(Protocol::Http1));
+                    return Poll::Ready(Some(WireProtocol::Http1));
                 }
                 if common == PREFACE.len() {
-                    return Poll::Ready(Some(Protocol::Http2));
+                    return Poll::Ready(Some(WireProtocol::Http2));
                 }
                 if !matches!(ready!(self.poll_hold(context)), Ok(1..)) {
                     return Poll::Ready(None);
@@ -151,7 +151,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             }
         });
         let protocol = tokio::time::timeout(limit, read).await.ok().flatten()?;
-        if protocol == Protocol::Http2 {
+        if protocol == WireProtocol::Http2 {
             self.speak_http2();
         }
         Some(protocol)
@@ -173,31 +173,31 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         while at < bytes.len() {
             let rest = &bytes[at..];
             match &mut self.place {
-                Place::Head => match self.inspect_head(rest) {
+                WirePlace::Head => match self.inspect_head(rest) {
                     0 => return at,
                     length => at += length,
                 },
-                Place::Length(left) => {
+                WirePlace::Length(left) => {
                     let step = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
                     at += step;
                     *left -= step as u64;
                     if *left == 0 {
-                        self.place = Place::Head;
+                        self.place = WirePlace::Head;
                     }
                 }
-                Place::Chunks(chunks) => match chunks.walk(rest, &self.rules) {
-                    Walk::On => return bytes.len(),
-                    Walk::Ended(step) => {
+                WirePlace::Chunks(chunks) => match chunks.walk(rest, &self.rules) {
+                    ChunkProgress::On => return bytes.len(),
+                    ChunkProgress::Ended(step) => {
                         at += step;
-                        self.place = Place::Head;
+                        self.place = WirePlace::Head;
                     }
-                    Walk::Wrong(step, refusal) => {
-                        self.place = Place::Broken(refusal);
+                    ChunkProgress::Wrong(step, refusal) => {
+                        self.place = WirePlace::Broken(refusal);
                         return at + step;
                     }
                 },
-                Place::Http2 | Place::Tunnel => return bytes.len(),
-                Place::Upgrade | Place::Refused | Place::Broken(_) => return at,
+                WirePlace::Http2 | WirePlace::Tunnel => return bytes.len(),
+                WirePlace::Upgrade | WirePlace::Refused | WirePlace::Broken(_) => return at,
             }
         }
         at
@@ -237,11 +237,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         self.place = match head.framing {
             _ if head.upgrade => {
                 self.link.ask_upgrade(self.heads);
-                Place::Upgrade
+                WirePlace::Upgrade
             }
-            Framing::None => Place::Head,
-            Framing::Length(length) => Place::Length(length),
-            Framing::Chunked => Place::Chunks(Chunks::default()),
+            Framing::None => WirePlace::Head,
+            Framing::Length(length) => WirePlace::Length(length),
+            Framing::Chunked => WirePlace::Chunks(Chunks::default()),
         };
         self.heads += 1;
         end
@@ -252,7 +252,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     fn offer(&mut self, bytes: &[u8]) -> Taken {
         let Some(shortcut) = &self.shortcut else { return Taken::No };
         let quiet = self.link.calls() == self.heads && self.flushed == self.heads && self.link.is_idle();
-        if !quiet || !matches!(self.place, Place::Head) || self.searched != 0 {
+        if !quiet || !matches!(self.place, WirePlace::Head) || self.searched != 0 {
             return Taken::No;
         }
         let Some(end) = head::end(bytes, 0) else { return Taken::No };
@@ -292,18 +292,18 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     fn refuse(&mut self, refusal: Refusal) {
         self.link.refuse(self.heads, refusal);
-        self.place = Place::Refused;
+        self.place = WirePlace::Refused;
     }
 
     /// Holds bytes that may not be passed up yet. After a refusal only the stand-in follows.
     fn hold(&mut self, rest: &[u8]) {
         debug_assert!(self.held.is_empty(), "held bytes go first");
         match self.place {
-            Place::Refused => {
+            WirePlace::Refused => {
                 self.held.extend_from_slice(STAND_IN);
                 self.cleared = STAND_IN.len();
             }
-            Place::Broken(_) => {}
+            WirePlace::Broken(_) => {}
             _ => self.held.extend_from_slice(rest),
         }
     }
@@ -314,12 +314,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         let cleared = self.inspect(&held);
         self.held = held;
         match self.place {
-            Place::Refused => {
+            WirePlace::Refused => {
                 self.held.truncate(cleared);
                 self.held.extend_from_slice(STAND_IN);
                 self.cleared = self.held.len();
             }
-            Place::Broken(_) => {
+            WirePlace::Broken(_) => {
                 self.held.truncate(cleared);
                 self.cleared = cleared;
             }
@@ -344,8 +344,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     fn out_of_patience(&mut self, context: &mut Context<'_>) -> bool {
         let out = self.is_overdue(context);
         match (&self.place, self.reading.since()) {
-            (Place::Head | Place::Http2, Some(since)) => self.link.wait_since(since, RequestPart::Head),
-            (Place::Length(_) | Place::Chunks(_), _) => {
+            (WirePlace::Head | WirePlace::Http2, Some(since)) => {
+                self.link.wait_since(since, RequestPart::Head)
+            }
+            (WirePlace::Length(_) | WirePlace::Chunks(_), _) => {
                 // Like the time limit of a body: every `body_rate` bytes allow one more second.
                 let (started, received) = *self.body.get_or_insert_with(|| (Instant::now(), 0));
                 let earned = Duration::from_secs(received / u64::from(self.patience.body_rate.max(1)));
@@ -358,8 +360,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     fn is_overdue(&mut self, context: &mut Context<'_>) -> bool {
         match self.place {
-            Place::Head if !self.held.is_empty() => self.reading.overdue(context, self.patience.head),
-            Place::Head | Place::Http2 => {
+            WirePlace::Head if !self.held.is_empty() => self.reading.overdue(context, self.patience.head),
+            WirePlace::Head | WirePlace::Http2 => {
                 while self.reading.overdue(context, self.patience.idle) {
                     if self.link.is_idle() {
                         return true;
@@ -447,16 +449,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<IO> {
                 return Poll::Ready(Ok(()));
             }
             match this.place {
-                Place::Upgrade => {
+                WirePlace::Upgrade => {
                     this.place = match ready!(this.link.poll_upgrade(context)) {
-                        Upgraded::Yes => Place::Tunnel,
-                        Upgraded::No => Place::Head,
+                        Upgraded::Yes => WirePlace::Tunnel,
+                        Upgraded::No => WirePlace::Head,
                     };
                     this.inspect_held();
                 }
                 // hyper writes the answer and then closes the connection.
-                Place::Refused => return Poll::Pending,
-                Place::Broken(refusal) => {
+                WirePlace::Refused => return Poll::Pending,
+                WirePlace::Broken(refusal) => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal)));
                 }
                 _ if this.held.is_empty() => {
@@ -490,7 +492,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// True if the client may still be sending bytes that nobody reads. Closing then would reset the connection and destroy the answer.
     fn leaves_unread(&self) -> bool {
-        !matches!(self.place, Place::Head | Place::Http2 | Place::Tunnel)
+        !matches!(self.place, WirePlace::Head | WirePlace::Http2 | WirePlace::Tunnel)
     }
 }
 
@@ -533,15 +535,15 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
         }
         loop {
             match &mut this.closing {
-                Closing::Open => {
+                CloseState::Open => {
                     ready!(Pin::new(&mut this.io).poll_shutdown(context))?;
                     if !this.leaves_unread() {
                         return Poll::Ready(Ok(()));
                     }
                     this.reading.clear();
-                    this.closing = Closing::Lingering(0);
+                    this.closing = CloseState::Lingering(0);
                 }
-                Closing::Lingering(bytes) => {
+                CloseState::Lingering(bytes) => {
                     let mut piece = [0; PIECE];
                     let mut piece = ReadBuf::new(&mut piece);
                     match Pin::new(&mut this.io).poll_read(context, &mut piece) {

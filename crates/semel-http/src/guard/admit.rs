@@ -10,8 +10,8 @@ use semel::fingerprint::Payload;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::messages::Watch;
-use super::read::{Look, Read, Stopped, Whole, read_until};
+use super::messages::WatchedReply;
+use super::read::{Read, ReadDecision, ReadStop, Whole, read_until};
 use crate::body::Body;
 use crate::capacity::{BodyRoom, NoRoom};
 use crate::codec::Asked;
@@ -36,7 +36,7 @@ pub(super) struct Admitted {
     /// The parts of the request that its answer depends on.
     pub(super) asked: Asked,
     /// Which answers of the upstream the guard inspects or changes.
-    pub(super) watch: Watch,
+    pub(super) watch: WatchedReply,
 }
 
 /// The result of the admission.
@@ -46,7 +46,7 @@ pub(super) enum Admission {
     /// The request has no key and needs none.
     Unkeyed(Body),
     /// The guard does not claim the request, but inspects its answer.
-    Watched(Body, Watch),
+    Watched(Body, WatchedReply),
     Refused(Asked, Problem),
 }
 
@@ -97,7 +97,7 @@ impl Inner {
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
                 let asked = Asked::Request;
-                let watch = Watch::Nothing;
+                let watch = WatchedReply::Nothing;
                 let admitted = Admitted { principal, account: None, key, key_at, payload, asked, watch };
                 Admission::Keyed(admitted, Body::with_trailers(data, trailers))
             }
@@ -133,11 +133,12 @@ impl Inner {
     ) -> Result<(Bytes, Option<HeaderMap>), Problem> {
         let mut room = self.room();
         let deadline = Instant::now() + policy.body_timeout;
-        let read = read_until(body, policy.request_limit, deadline, Some(&mut room), |_| Look::On).await;
+        let read =
+            read_until(body, policy.request_limit, deadline, Some(&mut room), |_| ReadDecision::On).await;
         match read {
             Read::Whole(whole) => keep_room(room, whole),
-            Read::Partly(_, Stopped::NoRoom) => Err(no_room(&room)),
-            Read::Partly(_, Stopped::TooLarge) => Err(too_large(policy)),
+            Read::Partly(_, ReadStop::NoRoom) => Err(no_room(&room)),
+            Read::Partly(_, ReadStop::TooLarge) => Err(too_large(policy)),
             Read::Partly(_, _) => Err(Situation::BodyTimeout.into()),
             Read::Cut(_) => Err(Problem::new(Situation::BodyMalformed, "the body is incomplete")),
         }

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
-use super::{Inner, Route, Unmatched};
+use super::{GuardedRoute, Inner, Unmatched};
 use crate::policy::{Ambiguous, METHOD_OVERRIDES, path};
 use crate::problem::{Problem, Situation};
 
@@ -19,7 +19,7 @@ impl Inner {
     /// The reason why a request of this route must not be passed on, if there is one.
     pub(super) fn ambiguity(
         &self,
-        route: &Route,
+        route: &GuardedRoute,
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
@@ -65,7 +65,7 @@ impl Inner {
     }
 
     /// True if the policy stays the same when the upstream uses the method that a header names.
-    fn is_same_method(&self, route: &Route, method: &Method, path: &str, named: &HeaderValue) -> bool {
+    fn is_same_method(&self, route: &GuardedRoute, method: &Method, path: &str, named: &HeaderValue) -> bool {
         let Ok(named) = Method::from_bytes(&named.as_bytes().trim_ascii().to_ascii_uppercase()) else {
             return false;
         };

@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 use semel::Engine;
 
 use super::shortcut::{Plainly, Recent};
-use super::{Guard, Inner, Route};
-use crate::call::Caller;
+use super::{Guard, GuardedRoute, Inner};
+use crate::call::ProbeCaller;
 use crate::capacity::{Capacity, CapacityLimits};
 use crate::codec::{Codec, KeyedTools};
 use crate::limits::Limiter;
 use crate::mcp::tools::Tools;
-use crate::observe::Observer;
+use crate::observe::AnswerObserver;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
 use crate::profile::{ADCP_MUTATING_TOOLS, Profile};
 use crate::scope::Scope;
@@ -22,7 +22,7 @@ use crate::well_known;
 
 /// Whether the guard answers `GET /.well-known/idempotency` itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Publish {
+pub enum WellKnownPolicy {
     /// The guard answers it.
     WellKnown,
     /// The guard passes such requests on.
@@ -48,9 +48,9 @@ pub struct GuardBuilder {
     scope: Option<Scope>,
     routes: Vec<RoutePolicy>,
     fallback: Option<RoutePolicy>,
-    caller: Option<Arc<dyn Caller>>,
-    observers: Vec<Arc<dyn Observer>>,
-    publish: Publish,
+    caller: Option<Arc<dyn ProbeCaller>>,
+    observers: Vec<Arc<dyn AnswerObserver>>,
+    publish: WellKnownPolicy,
     capacity: Capacity,
     limits: CapacityLimits,
     unmatched: Unmatched,
@@ -67,7 +67,7 @@ impl GuardBuilder {
             fallback: None,
             caller: None,
             observers: Vec::new(),
-            publish: Publish::WellKnown,
+            publish: WellKnownPolicy::WellKnown,
             capacity: Capacity::default(),
             limits: CapacityLimits::default(),
             unmatched: Unmatched::default(),
@@ -106,19 +106,19 @@ impl GuardBuilder {
     }
 
     /// The client for the guard's own calls: probes, checks of credentials, and `tools/list`.
-    pub fn caller(mut self, caller: Arc<dyn Caller>) -> Self {
+    pub fn caller(mut self, caller: Arc<dyn ProbeCaller>) -> Self {
         self.caller = Some(caller);
         self
     }
 
     /// Adds an observer, which is notified of every answer.
-    pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
+    pub fn observe(mut self, observer: Arc<dyn AnswerObserver>) -> Self {
         self.observers.push(observer);
         self
     }
 
     /// Whether the policy is published. Default: at `/.well-known/idempotency`.
-    pub fn publish(mut self, publish: Publish) -> Self {
+    pub fn publish(mut self, publish: WellKnownPolicy) -> Self {
         self.publish = publish;
         self
     }
@@ -169,8 +169,8 @@ impl GuardBuilder {
             return Err(PolicyError::NoCaller { pattern: route.pattern().to_string() });
         }
         let well_known = match publish {
-            Publish::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
-            Publish::Nothing => None,
+            WellKnownPolicy::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
+            WellKnownPolicy::Nothing => None,
         };
         let tools = match &profile.codec {
             Codec::Http => None,
@@ -189,7 +189,7 @@ impl GuardBuilder {
             // A larger body would never fit into the memory limit.
             policy.request_limit = policy.request_limit.min(buffered);
             policy.headers.fingerprint.retain(|name| !scope.headers().any(|known| known == name));
-            Route {
+            GuardedRoute {
                 limiter: policy.limits.map(Limiter::new),
                 places: capacity.places(policy.upstream.clone(), &limits),
                 terms: Arc::new(policy.terms),

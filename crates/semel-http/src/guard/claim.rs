@@ -11,11 +11,11 @@ use semel::record::Phase;
 use semel::store::ErrorKind;
 
 use super::admit::Admitted;
-use super::doubt::Settled;
-use super::{Answered, Inner, Route, StoreError, replayed, unprotected};
+use super::doubt::SettleResult;
+use super::{Answered, GuardedRoute, Inner, StoreError, replayed, unprotected};
 use crate::codec::Asked;
-use crate::limits::Budget;
-use crate::observe::Outcome;
+use crate::limits::BudgetKind;
+use crate::observe::AnswerOutcome;
 use crate::policy::RoutePolicy;
 use crate::problem::{Problem, Situation};
 use crate::scope::Principal;
@@ -49,7 +49,7 @@ impl Inner {
     /// Claims the key. Returns the answer if the claim is not won.
     pub(super) async fn claim(
         self: &Arc<Self>,
-        route: &Route,
+        route: &GuardedRoute,
         admitted: &Admitted,
         headers: &HeaderMap,
     ) -> Claimed {
@@ -73,7 +73,7 @@ impl Inner {
         {
             let principal = admitted.principal.as_ref();
             limiter.give_back_write(principal);
-            if let Err(after) = limiter.take(principal, Budget::Reads) {
+            if let Err(after) = limiter.take(principal, BudgetKind::Reads) {
                 return Claimed::Answer(self.limited(policy, asked, after));
             }
         }
@@ -83,8 +83,8 @@ impl Inner {
                 Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
             }
             Acquired::InDoubt => match Box::pin(self.settle(policy, admitted, headers)).await {
-                Settled::ClaimAgain => Claimed::Again,
-                Settled::Not { retry_after } => {
+                SettleResult::ClaimAgain => Claimed::Again,
+                SettleResult::Not { retry_after } => {
                     let problem = Problem { retry_after, ..Situation::InDoubt.into() };
                     Claimed::Answer(self.refuse(policy, asked, &problem))
                 }
@@ -112,7 +112,7 @@ impl Inner {
     fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Kept>) -> Answered {
         let reason = match stored::replay(outcome) {
             Replay::Answer(kept) => match asked.replay(kept) {
-                Some(answer) => return (replayed(answer), Outcome::Replayed),
+                Some(answer) => return (replayed(answer), AnswerOutcome::Replayed),
                 None => "the stored outcome is not an answer to this kind of call".to_owned(),
             },
             Replay::NotKept(reason) => reason,
@@ -136,7 +136,7 @@ impl Inner {
             Ok(Some(answer))
                 if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
             {
-                (unprotected(answer), Outcome::VerifyRefused)
+                (unprotected(answer), AnswerOutcome::VerifyRefused)
             }
             _ => {
                 let problem = Problem::from(Situation::VerifyUnavailable).retry_after(super::STORE_AWAY);
@@ -150,12 +150,12 @@ impl Inner {
     }
 
     /// Checks the principal's budget for new keys. Without budget, only a known key is answered.
-    async fn within_budget(&self, route: &Route, admitted: &Admitted) -> Result<Budgeted, Claimed> {
+    async fn within_budget(&self, route: &GuardedRoute, admitted: &Admitted) -> Result<Budgeted, Claimed> {
         let Some(limiter) = &route.limiter else { return Ok(Budgeted::No) };
         let principal = admitted.principal.as_ref();
-        let Err(after) = limiter.take(principal, Budget::Writes) else { return Ok(Budgeted::Write) };
+        let Err(after) = limiter.take(principal, BudgetKind::Writes) else { return Ok(Budgeted::Write) };
         let refused = |after| Claimed::Answer(self.limited(&route.policy, &admitted.asked, after));
-        limiter.take(principal, Budget::Reads).map_err(refused)?;
+        limiter.take(principal, BudgetKind::Reads).map_err(refused)?;
         match Box::pin(self.engine.get(&self.key(admitted))).await {
             Ok(Some(snapshot)) if snapshot.phase() != Phase::Vacant => Ok(Budgeted::Read),
             Ok(_) => Err(refused(after)),

@@ -20,7 +20,7 @@ use crate::stored;
 const PROBE: Duration = Duration::from_secs(10);
 
 /// The result of handling a key in doubt.
-pub(super) enum Settled {
+pub(super) enum SettleResult {
     /// The key is no longer in doubt. Claim it again and answer from the store.
     ///
     /// No variant carries the result of the probe. Another gateway may have settled the key first, or its owner may have completed
@@ -33,9 +33,9 @@ pub(super) enum Settled {
     },
 }
 
-const STAYS: Settled = Settled::Not { retry_after: None };
+const STAYS: SettleResult = SettleResult::Not { retry_after: None };
 /// The key stays in doubt because of a temporary failure.
-const SOON: Settled = Settled::Not { retry_after: Some(Duration::from_secs(1)) };
+const SOON: SettleResult = SettleResult::Not { retry_after: Some(Duration::from_secs(1)) };
 
 impl Inner {
     pub(super) async fn settle(
@@ -43,7 +43,7 @@ impl Inner {
         policy: &RoutePolicy,
         admitted: &Admitted,
         headers: &HeaderMap,
-    ) -> Settled {
+    ) -> SettleResult {
         if policy.on_doubt == OnDoubt::Hold {
             return STAYS;
         }
@@ -56,15 +56,15 @@ impl Inner {
     }
 
     /// Executes a key again once `in_flight_max` has passed since its claim.
-    async fn release(&self, policy: &RoutePolicy, id: KeyId) -> Settled {
+    async fn release(&self, policy: &RoutePolicy, id: KeyId) -> SettleResult {
         let snapshot = match self.engine.store().get(id).await {
             Ok(Some(snapshot)) if snapshot.phase() == Phase::InDoubt => snapshot,
-            Ok(_) => return Settled::ClaimAgain,
+            Ok(_) => return SettleResult::ClaimAgain,
             Err(_) => return SOON,
         };
         let left = snapshot.record.claimed_at.after(policy.terms.in_flight_max).left(snapshot.now);
         if !left.is_zero() {
-            return Settled::Not { retry_after: Some(left) };
+            return SettleResult::Not { retry_after: Some(left) };
         }
         tracing::warn!(target: "semel", key = %snapshot.record.hint, "key in doubt is executed again (on_doubt = release)");
         self.write_settlement(id, Settlement::Run).await
@@ -78,7 +78,7 @@ impl Inner {
         admitted: &Admitted,
         id: KeyId,
         headers: &HeaderMap,
-    ) -> Settled {
+    ) -> SettleResult {
         // At most one probe per key, however many requests wait for it.
         if !self.probing.lock().insert(id) {
             return SOON;
@@ -111,11 +111,11 @@ impl Inner {
     }
 
     /// Writes a settlement. The store decides which outcome stands, whether it accepts the settlement or not.
-    async fn write_settlement(&self, id: KeyId, settlement: Settlement) -> Settled {
+    async fn write_settlement(&self, id: KeyId, settlement: Settlement) -> SettleResult {
         match self.engine.settle(id, settlement).await {
-            Ok(Ruling::Accepted { .. }) => Settled::ClaimAgain,
+            Ok(Ruling::Accepted { .. }) => SettleResult::ClaimAgain,
             // Another gateway or an operator settled the key, or its owner completed.
-            Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => Settled::ClaimAgain,
+            Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => SettleResult::ClaimAgain,
             Ok(_) => STAYS,
             Err(error) => {
                 tracing::warn!(target: "semel", %error, "cannot settle a key in doubt");

@@ -11,7 +11,7 @@ use crate::key_source::KeySource;
 use crate::policy::RoutePolicy;
 
 /// A call that is ready to be sent.
-pub(super) struct Call<S> {
+pub(super) struct ForwardedCall<S> {
     pub(super) service: S,
     pub(super) request: Request<Body>,
     /// Position of the client's key in the body, if the upstream gets a derived key instead.
@@ -28,7 +28,7 @@ pub(super) enum Carries {
     DerivedKey,
 }
 
-impl<S> Call<S> {
+impl<S> ForwardedCall<S> {
     pub(super) fn new(service: S, request: Request<Body>, key_at: Option<Range<usize>>) -> Self {
         Self { service, request, key_at, carries: Carries::ClientKey }
     }

@@ -7,10 +7,10 @@ use http::header::HeaderMap;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::read::{Look, Read, Resumed, Stopped, read, read_until};
+use super::read::{Read, ReadDecision, ReadStop, Resumed, read, read_until};
 use crate::body::{Body, BoxError};
 use crate::mcp::call::{is_events, judge};
-use crate::mcp::sse::{self, Event, Events};
+use crate::mcp::sse::{self, SseEvent, SseReader};
 
 /// When to stop reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +25,13 @@ pub(super) enum Until {
 pub(super) enum Hearing {
     Heard(Box<Heard>),
     /// The answer was not found. Carries everything that was read.
-    Not(Body, Silence),
+    Not(Body, NoAnswer),
     Cut(BoxError),
 }
 
 /// Why no answer was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum NoAnswer {
     TooLarge,
     Late,
     /// The body ended, or is not an answer.
@@ -43,11 +43,11 @@ pub(super) enum Silence {
 /// An answer that was found.
 pub(super) struct Heard {
     pub(super) message: Bytes,
-    spoken: Spoken,
+    spoken: AnswerPlace,
 }
 
 /// Where the answer was found.
-enum Spoken {
+enum AnswerPlace {
     Alone(Option<HeaderMap>),
     /// In a stream: the bytes that were read, the position of the answer in them, and the rest.
     Among {
@@ -61,8 +61,8 @@ impl Heard {
     /// The body, unchanged.
     pub(super) fn into_body(self) -> Body {
         match self.spoken {
-            Spoken::Alone(trailers) => Body::with_trailers(self.message, trailers),
-            Spoken::Among { read, mut rest, .. } => {
+            AnswerPlace::Alone(trailers) => Body::with_trailers(self.message, trailers),
+            AnswerPlace::Among { read, mut rest, .. } => {
                 rest.put_back(read);
                 rest.into_body()
             }
@@ -73,8 +73,8 @@ impl Heard {
     pub(super) fn with(self, message: &RawValue) -> Body {
         let message = message.get().as_bytes();
         match self.spoken {
-            Spoken::Alone(trailers) => Body::with_trailers(Bytes::copy_from_slice(message), trailers),
-            Spoken::Among { read, place, mut rest } => {
+            AnswerPlace::Alone(trailers) => Body::with_trailers(Bytes::copy_from_slice(message), trailers),
+            AnswerPlace::Among { read, place, mut rest } => {
                 let mut whole = read[..place.start].to_vec();
                 whole.extend_from_slice(&sse::with_data(&read[place.clone()], message));
                 whole.extend_from_slice(&read[place.end..]);
@@ -99,16 +99,16 @@ pub(super) async fn hear(
             Read::Whole(whole) => {
                 let (message, trailers) = whole.join();
                 if judge(&message, id).is_some() {
-                    Hearing::Heard(Box::new(Heard { message, spoken: Spoken::Alone(trailers) }))
+                    Hearing::Heard(Box::new(Heard { message, spoken: AnswerPlace::Alone(trailers) }))
                 } else {
-                    Hearing::Not(Body::with_trailers(message, trailers), Silence::Missing)
+                    Hearing::Not(Body::with_trailers(message, trailers), NoAnswer::Missing)
                 }
             }
             Read::Partly(rest, stopped) => Hearing::Not(rest.into_body(), silence(stopped)),
             Read::Cut(error) => Hearing::Cut(error),
         };
     }
-    let (mut events, mut found, mut others) = (Events::default(), None::<Event>, 0);
+    let (mut events, mut found, mut others) = (SseReader::default(), None::<SseEvent>, 0);
     let look = |piece: &[u8]| {
         events.feed(piece, |event| {
             if found.is_none() && judge(&event.data, id).is_some() {
@@ -118,12 +118,12 @@ pub(super) async fn hear(
             }
         });
         let is_enough = found.is_some() || (until == Until::AnyEvent && others > 0);
-        if is_enough { Look::Found } else { Look::On }
+        if is_enough { ReadDecision::Found } else { ReadDecision::On }
     };
     match read_until(body, limit, deadline, None, look).await {
         Read::Partly(mut rest, stopped) => match found {
-            Some(Event { data, place }) => {
-                let spoken = Spoken::Among { read: rest.take_read(), place, rest };
+            Some(SseEvent { data, place }) => {
+                let spoken = AnswerPlace::Among { read: rest.take_read(), place, rest };
                 Hearing::Heard(Box::new(Heard { message: data.into(), spoken }))
             }
             None => Hearing::Not(rest.into_body(), silence(stopped)),
@@ -131,17 +131,17 @@ pub(super) async fn hear(
         // An event that the end of the body cut off is ignored.
         Read::Whole(whole) => {
             let (data, trailers) = whole.join();
-            Hearing::Not(Body::with_trailers(data, trailers), Silence::Missing)
+            Hearing::Not(Body::with_trailers(data, trailers), NoAnswer::Missing)
         }
         Read::Cut(error) => Hearing::Cut(error),
     }
 }
 
-fn silence(stopped: Stopped) -> Silence {
+fn silence(stopped: ReadStop) -> NoAnswer {
     match stopped {
-        Stopped::TooLarge => Silence::TooLarge,
+        ReadStop::TooLarge => NoAnswer::TooLarge,
         // Answers are not counted against the memory limit.
-        Stopped::Streaming | Stopped::NoRoom => Silence::Late,
-        Stopped::Found => Silence::Others,
+        ReadStop::Streaming | ReadStop::NoRoom => NoAnswer::Late,
+        ReadStop::Found => NoAnswer::Others,
     }
 }

@@ -18,21 +18,21 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
-use super::read::{Resumed, Stopped, Whole, within};
+use super::read::{ReadStop, Resumed, Whole, within};
 use super::tool_answer::of_message;
 use super::{Answered, Inner, Steering};
 use crate::body::{Body, BoxError};
 use crate::call::CallError;
 use crate::codec::Asked;
-use crate::mcp::Call;
-use crate::mcp::call::{Judged, is_events, judge};
-use crate::mcp::sse::{self, Event, Events};
-use crate::observe::Outcome;
+use crate::mcp::McpCall;
+use crate::mcp::call::{JudgedAnswer, is_events, judge};
+use crate::mcp::sse::{self, SseEvent, SseReader};
+use crate::observe::AnswerOutcome;
 use crate::policy::RoutePolicy;
 use crate::stored;
 
 /// A stream that has begun, and the call that it belongs to.
-pub(super) struct Stream {
+pub(super) struct LiveStream {
     pub(super) running: Running,
     pub(super) head: Parts,
     pub(super) body: Body,
@@ -41,15 +41,15 @@ pub(super) struct Stream {
 }
 
 /// A part of the stream for the client. Sending never waits for a slow client; the response limit bounds the queue.
-enum Piece {
+enum StreamPiece {
     Bytes(Bytes),
     /// The rest of the body, which needs no inspection.
     Rest(Body),
 }
 
 /// How the inspection ended.
-enum End {
-    Answer(Event),
+enum LookEnd {
+    Answer(SseEvent),
     TooLarge,
     Failed(CallError),
 }
@@ -59,59 +59,59 @@ impl Inner {
     pub(super) fn go_live(
         self: &Arc<Self>,
         route: Option<usize>,
-        call: &Arc<Call>,
-        stream: Stream,
+        call: &Arc<McpCall>,
+        stream: LiveStream,
     ) -> Answered {
         let (tell, told) = unbounded_channel();
         let mut head = stream.head.clone();
         head.headers.remove(CONTENT_LENGTH);
         let answer = Response::from_parts(head, Body::stream(Live { told, rest: None }));
         drop(tokio::spawn(Arc::clone(self).pump(route, Arc::clone(call), stream, tell)));
-        (answer, Outcome::Ran)
+        (answer, AnswerOutcome::Ran)
     }
 
     async fn pump(
         self: Arc<Self>,
         route: Option<usize>,
-        call: Arc<Call>,
-        stream: Stream,
-        tell: UnboundedSender<Piece>,
+        call: Arc<McpCall>,
+        stream: LiveStream,
+        tell: UnboundedSender<StreamPiece>,
     ) {
         let policy = &self.route(route).policy;
-        let Stream { running, head, body, steering, limit } = stream;
+        let LiveStream { running, head, body, steering, limit } = stream;
         let id = call.id.as_deref().expect("a call without an id is not admitted");
         let asked = Asked::Message(Arc::clone(&call));
-        let mut flow = Flow { body, events: Events::default(), held: BytesMut::new(), passed: 0, tell };
+        let mut flow = Flow { body, events: SseReader::default(), held: BytesMut::new(), passed: 0, tell };
         match flow.until_answer(id, policy, limit).await {
-            End::Answer(Event { data, place }) => {
+            LookEnd::Answer(SseEvent { data, place }) => {
                 let event = as_stream(flow.take(place.end));
-                let answer = if judge(&data, id) == Some(Judged::Success) {
+                let answer = if judge(&data, id) == Some(JudgedAnswer::Success) {
                     let kept = of_message(policy, head.status, &head.headers, data.into());
                     let steering = self.bounded(policy, steering);
-                    let answer = (event, Outcome::Ran);
+                    let answer = (event, AnswerOutcome::Ran);
                     self.conclude(policy, &asked, running, kept, steering, answer).await.0
                 } else {
-                    let own = (event, Outcome::Released);
+                    let own = (event, AnswerOutcome::Released);
                     self.release_claim(policy, &asked, running, own).await.0
                 };
-                flow.send(Piece::Bytes(as_events(answer)));
+                flow.send(StreamPiece::Bytes(as_events(answer)));
                 flow.let_go();
             }
-            End::TooLarge => {
-                let kept = stored::tombstone(Stopped::TooLarge.reason());
-                let nothing = (as_stream(Bytes::new()), Outcome::Tombstone);
+            LookEnd::TooLarge => {
+                let kept = stored::tombstone(ReadStop::TooLarge.reason());
+                let nothing = (as_stream(Bytes::new()), AnswerOutcome::Tombstone);
                 let answer =
                     as_events(self.conclude(policy, &asked, running, kept, steering, nothing).await.0);
                 if answer.is_empty() {
                     flow.let_go();
                 } else {
                     // Another outcome is already stored, so the client must not see this one.
-                    flow.send(Piece::Bytes(answer));
+                    flow.send(StreamPiece::Bytes(answer));
                 }
             }
-            End::Failed(error) => {
+            LookEnd::Failed(error) => {
                 let answer = self.failed(policy, &asked, running, &error).await.0;
-                flow.send(Piece::Bytes(as_events(answer)));
+                flow.send(StreamPiece::Bytes(as_events(answer)));
             }
         }
     }
@@ -120,26 +120,28 @@ impl Inner {
 /// The stream from the upstream to the client.
 struct Flow {
     body: Body,
-    events: Events,
+    events: SseReader,
     /// Bytes that were read and not yet passed on.
     held: BytesMut,
     /// Number of bytes that were passed on.
     passed: usize,
-    tell: UnboundedSender<Piece>,
+    tell: UnboundedSender<StreamPiece>,
 }
 
 impl Flow {
     /// Passes on all events before the answer.
-    async fn until_answer(&mut self, id: &RawValue, policy: &RoutePolicy, limit: Instant) -> End {
+    async fn until_answer(&mut self, id: &RawValue, policy: &RoutePolicy, limit: Instant) -> LookEnd {
         loop {
             let next = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
             let frame = match within(limit, next).await {
                 Some(Some(Ok(frame))) => frame,
-                Some(Some(Err(error))) => return End::Failed(CallError::unknown(error)),
+                Some(Some(Err(error))) => return LookEnd::Failed(CallError::unknown(error)),
                 Some(None) => {
-                    return End::Failed(CallError::unknown("the stream ended without an answer to the call"));
+                    return LookEnd::Failed(CallError::unknown(
+                        "the stream ended without an answer to the call",
+                    ));
                 }
-                None => return End::Failed(CallError::timed_out("no answer within in_flight_max")),
+                None => return LookEnd::Failed(CallError::timed_out("no answer within in_flight_max")),
             };
             let Ok(data) = frame.into_data() else { continue };
             self.held.extend_from_slice(&data);
@@ -149,14 +151,14 @@ impl Flow {
                     found = Some(event);
                 }
             });
-            let ended = found.as_ref().map_or(self.events.ended(), |event: &Event| event.place.start);
+            let ended = found.as_ref().map_or(self.events.ended(), |event: &SseEvent| event.place.start);
             let others = self.take(ended);
-            self.send(Piece::Bytes(others));
+            self.send(StreamPiece::Bytes(others));
             if let Some(event) = found {
-                return End::Answer(event);
+                return LookEnd::Answer(event);
             }
             if self.passed + self.held.len() > policy.response_limit {
-                return End::TooLarge;
+                return LookEnd::TooLarge;
             }
         }
     }
@@ -169,7 +171,7 @@ impl Flow {
     }
 
     /// The call continues after the client has disconnected.
-    fn send(&self, piece: Piece) {
+    fn send(&self, piece: StreamPiece) {
         let _ = self.tell.send(piece);
     }
 
@@ -177,7 +179,7 @@ impl Flow {
     fn let_go(self) {
         let held = Some(self.held.freeze()).filter(|held| !held.is_empty());
         let whole = Whole { pieces: held.into_iter().collect(), trailers: None };
-        let _ = self.tell.send(Piece::Rest(Resumed::new(whole, self.body).into_body()));
+        let _ = self.tell.send(StreamPiece::Rest(Resumed::new(whole, self.body).into_body()));
     }
 }
 
@@ -196,7 +198,7 @@ fn as_events(answer: Response<Body>) -> Bytes {
 
 /// The client's end of the stream.
 struct Live {
-    told: UnboundedReceiver<Piece>,
+    told: UnboundedReceiver<StreamPiece>,
     rest: Option<Body>,
 }
 
@@ -213,9 +215,9 @@ impl http_body::Body for Live {
                 return Pin::new(rest).poll_frame(context);
             }
             match ready!(self.told.poll_recv(context)) {
-                Some(Piece::Bytes(bytes)) if bytes.is_empty() => {}
-                Some(Piece::Bytes(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                Some(Piece::Rest(rest)) => self.rest = Some(rest),
+                Some(StreamPiece::Bytes(bytes)) if bytes.is_empty() => {}
+                Some(StreamPiece::Bytes(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(StreamPiece::Rest(rest)) => self.rest = Some(rest),
                 None => return Poll::Ready(None),
             }
         }

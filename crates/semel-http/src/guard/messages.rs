@@ -10,7 +10,7 @@ use http::header::{
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body as _;
-use semel::canonical::{CanonicalError, Exclusions, Limits, canonicalize, to_canonical};
+use semel::canonical::{CanonicalError, CanonicalLimits, Exclusions, canonicalize, to_canonical};
 use semel::fingerprint::{Payload, PayloadHasher};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -18,16 +18,16 @@ use tokio::time::Instant;
 
 use super::admit::{Admission, Admitted, declared_length, keep_room, key_to_replace, no_room, too_large};
 use super::hear::{Hearing, Until, hear};
-use super::read::{Look, Read, Stopped, read_until};
+use super::read::{Read, ReadDecision, ReadStop, read_until};
 use super::{Inner, name_upstream};
 use crate::body::Body;
 use crate::capacity::BodyRoom;
 use crate::codec::Asked;
 use crate::key_source::check;
-use crate::mcp::call::{Form, Judged, changed, judge};
+use crate::mcp::call::{Form, JudgedAnswer, changed, judge};
 use crate::mcp::json::{Object, raw, text_of};
-use crate::mcp::request::{self, Message, ToolCall};
-use crate::mcp::tools::{Learned, List, Needs, Page, Told, Tools};
+use crate::mcp::request::{self, McpMessage, ToolCall};
+use crate::mcp::tools::{AskedTools, Learned, List, Needs, ToolPage, Tools};
 use crate::mcp::{CAPABILITIES, KEY};
 use crate::policy::{FORM_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
@@ -54,7 +54,7 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
 });
 
 /// What the guard looks for in the answer to a message that is passed on.
-pub(super) enum Watch {
+pub(super) enum WatchedReply {
     Nothing,
     /// The list of tools that the caller gets: the guard learns which of them need a key.
     Tools {
@@ -67,7 +67,7 @@ pub(super) enum Watch {
     },
 }
 
-impl Watch {
+impl WatchedReply {
     pub(super) fn prepare(&self, request: &mut Request<Body>) {
         if let Self::Capabilities { .. } = self {
             // The guard can extend an answer only if the answer is not compressed.
@@ -78,7 +78,7 @@ impl Watch {
 
 /// Whether a request can be a message, judged by its content type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ContentKind {
     Message,
     /// The first byte decides: some clients send no content type or a wrong one, and some upstreams accept that.
     Perhaps,
@@ -86,15 +86,15 @@ enum Kind {
     File,
 }
 
-fn kind(headers: &HeaderMap) -> Kind {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return Kind::Perhaps };
+fn kind(headers: &HeaderMap) -> ContentKind {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return ContentKind::Perhaps };
     let value = value.as_bytes().to_ascii_lowercase();
     if value.windows(4).any(|window| window == b"json") {
-        Kind::Message
+        ContentKind::Message
     } else if value.starts_with(b"text/") || value.starts_with(b"application/x-www-form-urlencoded") {
-        Kind::Perhaps
+        ContentKind::Perhaps
     } else {
-        Kind::File
+        ContentKind::File
     }
 }
 
@@ -120,12 +120,12 @@ async fn read_if_message(
     let look = |piece: &[u8]| {
         begun = begun || begins_as_message(piece);
         // White space alone does not decide.
-        if begun || piece.trim_ascii().is_empty() { Look::On } else { Look::Found }
+        if begun || piece.trim_ascii().is_empty() { ReadDecision::On } else { ReadDecision::Found }
     };
     let deadline = Instant::now() + policy.body_timeout;
     match read_until(body, policy.request_limit, deadline, Some(&mut room), look).await {
         Read::Whole(whole) => keep_room(room, whole).map_err(Unread::Refused),
-        Read::Partly(_, Stopped::NoRoom) => Err(Unread::Refused(no_room(&room))),
+        Read::Partly(_, ReadStop::NoRoom) => Err(Unread::Refused(no_room(&room))),
         Read::Partly(rest, _) => Err(Unread::File(rest.into_body())),
         Read::Cut(error) => Err(Unread::File(Body::broken(error))),
     }
@@ -158,22 +158,24 @@ impl Inner {
             |problem| Admission::Refused(Asked::Message(Arc::new(request::unread(&parts.headers))), problem);
         let is_too_large = declared_length(parts).is_some_and(|length| length > policy.request_limit as u64);
         let (data, trailers) = match kind {
-            Kind::File => match read_if_message(policy, parts, body, self.room()).await {
+            ContentKind::File => match read_if_message(policy, parts, body, self.room()).await {
                 Ok(read) => read,
-                Err(Unread::File(file)) => return Admission::Watched(file, Watch::Nothing),
+                Err(Unread::File(file)) => return Admission::Watched(file, WatchedReply::Nothing),
                 Err(Unread::Refused(problem)) => return unread(problem),
             },
-            Kind::Message | Kind::Perhaps if is_too_large => return unread(too_large(policy)),
-            Kind::Message | Kind::Perhaps => match self.read_request(policy, body).await {
+            ContentKind::Message | ContentKind::Perhaps if is_too_large => return unread(too_large(policy)),
+            ContentKind::Message | ContentKind::Perhaps => match self.read_request(policy, body).await {
                 Ok(read) => read,
                 Err(problem) => return unread(problem),
             },
         };
         let message = match request::read(&data) {
             // A body that does not start like a message is passed on; the upstream refuses it.
-            _ if data.is_empty() || (kind != Kind::Message && !begins_as_message(&data)) => Message::Other,
+            _ if data.is_empty() || (kind != ContentKind::Message && !begins_as_message(&data)) => {
+                McpMessage::Other
+            }
             Ok(message) => message,
-            Err(_) if kind == Kind::File => Message::Other,
+            Err(_) if kind == ContentKind::File => McpMessage::Other,
             Err(refusal) => {
                 let asked = Asked::Message(Arc::new(refusal.call(&parts.headers)));
                 return Admission::Refused(asked, Problem::new(Situation::BodyMalformed, refusal.reason));
@@ -181,15 +183,15 @@ impl Inner {
         };
         let body = Body::with_trailers(data.clone(), trailers);
         match message {
-            Message::Other => Admission::Watched(body, Watch::Nothing),
-            Message::List { id } => match tools.learned() {
+            McpMessage::Other => Admission::Watched(body, WatchedReply::Nothing),
+            McpMessage::List { id } => match tools.learned() {
                 Some(learned) => {
                     let list = self.list_of_caller(learned, policy, parts);
-                    Admission::Watched(body, Watch::Tools { id, list })
+                    Admission::Watched(body, WatchedReply::Tools { id, list })
                 }
-                None => Admission::Watched(body, Watch::Nothing),
+                None => Admission::Watched(body, WatchedReply::Nothing),
             },
-            Message::Batch(calls) => {
+            McpMessage::Batch(calls) => {
                 for call in &calls {
                     if call.has_key() || self.needs_key(tools, policy, parts, call).await {
                         let reason =
@@ -197,9 +199,9 @@ impl Inner {
                         return unread(Problem::new(Situation::BodyMalformed, reason));
                     }
                 }
-                Admission::Watched(body, Watch::Nothing)
+                Admission::Watched(body, WatchedReply::Nothing)
             }
-            Message::Call(call) => {
+            McpMessage::Call(call) => {
                 if !call.has_key() && !self.needs_key(tools, policy, parts, &call).await {
                     return Admission::Watched(body, capabilities_of(policy, &call));
                 }
@@ -289,8 +291,8 @@ impl Inner {
         }
         let Some(_question) = learned.question() else { return Needs::Unknown };
         let listed = tokio::time::timeout(ASK, self.list(policy, parts, learned, list)).await;
-        let told = listed.ok().flatten().unwrap_or(Told::Nothing);
-        if told == Told::Nothing && learned.may_warn() {
+        let told = listed.ok().flatten().unwrap_or(AskedTools::Nothing);
+        if told == AskedTools::Nothing && learned.may_warn() {
             tracing::warn!(
                 target: "semel",
                 "the upstream did not list its tools: calls with an idempotency_key are guarded, and only AdCP's \
@@ -307,7 +309,7 @@ impl Inner {
         parts: &Parts,
         learned: &Learned,
         list: &List,
-    ) -> Option<Told> {
+    ) -> Option<AskedTools> {
         let caller = self.caller.as_ref()?;
         let id = RawValue::from_string(OWN_ID.to_owned()).ok()?;
         let mut cursor = None::<String>;
@@ -335,23 +337,23 @@ impl Inner {
                 return None;
             };
             match learned.learn(list, &heard.message)? {
-                Page::Next(next) => cursor = Some(next),
-                Page::Last => break,
+                ToolPage::Next(next) => cursor = Some(next),
+                ToolPage::Last => break,
             }
         }
-        Some(Told::Everything)
+        Some(AskedTools::Everything)
     }
 
     /// Inspects the answer to a message that was passed on.
     pub(super) async fn watch(
         &self,
         policy: &RoutePolicy,
-        watch: Watch,
+        watch: WatchedReply,
         answer: Response<Body>,
     ) -> Response<Body> {
         let id = match &watch {
-            Watch::Nothing => return answer,
-            Watch::Tools { id, .. } | Watch::Capabilities { id } => id,
+            WatchedReply::Nothing => return answer,
+            WatchedReply::Tools { id, .. } | WatchedReply::Capabilities { id } => id,
         };
         if !answer.status().is_success() {
             return answer;
@@ -365,12 +367,14 @@ impl Inner {
             Hearing::Cut(error) => return Response::from_parts(head, Body::broken(error)),
         };
         match watch {
-            Watch::Tools { list, .. } => {
+            WatchedReply::Tools { list, .. } => {
                 if let Some(learned) = self.tools.as_ref().and_then(Tools::learned) {
                     learned.learn(&list, &heard.message);
                 }
             }
-            Watch::Capabilities { id } if judge(&heard.message, &id) == Some(Judged::Success) => {
+            WatchedReply::Capabilities { id }
+                if judge(&heard.message, &id) == Some(JudgedAnswer::Success) =>
+            {
                 let said = raw(&well_known::capability(policy));
                 let changed = changed(&heard.message, |payload| {
                     let mut adcp = payload.object("adcp").unwrap_or_default();
@@ -383,19 +387,19 @@ impl Inner {
                     return Response::from_parts(head, heard.with(&message));
                 }
             }
-            Watch::Capabilities { .. } | Watch::Nothing => {}
+            WatchedReply::Capabilities { .. } | WatchedReply::Nothing => {}
         }
         Response::from_parts(head, heard.into_body())
     }
 }
 
 /// Inspects the answer to a call if it lists an agent's capabilities and the gateway adds its own.
-fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> Watch {
+fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> WatchedReply {
     match &call.id {
         Some(id) if call.tool == CAPABILITIES && announces_support(policy) => {
-            Watch::Capabilities { id: id.clone() }
+            WatchedReply::Capabilities { id: id.clone() }
         }
-        _ => Watch::Nothing,
+        _ => WatchedReply::Nothing,
     }
 }
 
@@ -432,7 +436,7 @@ fn fingerprint(
 ) -> Result<Payload, CanonicalError> {
     let arguments = arguments.get().as_bytes();
     let mut canonical = Vec::with_capacity(arguments.len());
-    canonicalize(arguments, Limits::DEFAULT, &VOLATILE, &mut canonical)?;
+    canonicalize(arguments, CanonicalLimits::DEFAULT, &VOLATILE, &mut canonical)?;
     let path = parts.uri.path().trim_end_matches('/');
     let mut hasher = PayloadHasher::new().part("mcp").part(path).part(parts.uri.query().unwrap_or_default());
     for name in policy.headers.fingerprint.iter().filter(|name| !FORM_HEADERS.contains(&name.as_str())) {

@@ -17,14 +17,14 @@ use crate::capacity::BodyRoom;
 pub(super) enum Read {
     Whole(Whole),
     /// The part that was read, the rest, and why reading stopped.
-    Partly(Resumed, Stopped),
+    Partly(Resumed, ReadStop),
     /// The body ended before its announced length.
     Cut(BoxError),
 }
 
 /// Why a body was not read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
+pub(super) enum ReadStop {
     /// It is larger than the limit.
     TooLarge,
     /// It did not end in time, or has no end.
@@ -35,7 +35,7 @@ pub(super) enum Stopped {
     NoRoom,
 }
 
-impl Stopped {
+impl ReadStop {
     /// The reason, for callers that ask for this body later.
     pub(super) const fn reason(self) -> &'static str {
         match self {
@@ -77,12 +77,12 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// Reads a body of at most `limit` bytes, until `deadline`.
 pub(super) fn read(body: Body, limit: usize, deadline: Instant) -> impl Future<Output = Read> + Send {
-    read_until(body, limit, deadline, None, |_| Look::On)
+    read_until(body, limit, deadline, None, |_| ReadDecision::On)
 }
 
 /// Whether to continue reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum ReadDecision {
     On,
     Found,
 }
@@ -93,20 +93,20 @@ pub(super) async fn read_until(
     limit: usize,
     deadline: Instant,
     mut room: Option<&mut BodyRoom>,
-    mut look: impl FnMut(&[u8]) -> Look,
+    mut look: impl FnMut(&[u8]) -> ReadDecision,
 ) -> Read {
     let mut gathered = Gathered::default();
     if body.is_end_stream() {
         return Read::Whole(gathered.into_whole());
     }
     if body.size_hint().lower() > limit as u64 {
-        return Read::Partly(Resumed::unread(body), Stopped::TooLarge);
+        return Read::Partly(Resumed::unread(body), ReadStop::TooLarge);
     }
     // A request whose body has not begun already holds memory for its head.
     if let Some(room) = &mut room
         && room.take(0).is_err()
     {
-        return Read::Partly(gathered.resume(body), Stopped::NoRoom);
+        return Read::Partly(gathered.resume(body), ReadStop::NoRoom);
     }
     let mut length = 0;
     loop {
@@ -123,24 +123,24 @@ pub(super) async fn read_until(
             Some(Some(Some(Ok(frame)))) => frame,
             Some(Some(Some(Err(error)))) => return Read::Cut(error),
             Some(Some(None)) => return Read::Whole(gathered.into_whole()),
-            Some(None) => return Read::Partly(gathered.resume(body), Stopped::NoRoom),
-            None => return Read::Partly(gathered.resume(body), Stopped::Streaming),
+            Some(None) => return Read::Partly(gathered.resume(body), ReadStop::NoRoom),
+            None => return Read::Partly(gathered.resume(body), ReadStop::Streaming),
         };
         match frame.into_data() {
             Ok(data) => {
                 if let Some(room) = &mut room
                     && room.take(data.len()).is_err()
                 {
-                    return Read::Partly(gathered.resume(body), Stopped::NoRoom);
+                    return Read::Partly(gathered.resume(body), ReadStop::NoRoom);
                 }
                 length += data.len();
                 let looked = look(&data);
                 gathered.add(data);
-                if looked == Look::Found {
-                    return Read::Partly(gathered.resume(body), Stopped::Found);
+                if looked == ReadDecision::Found {
+                    return Read::Partly(gathered.resume(body), ReadStop::Found);
                 }
                 if length > limit {
-                    return Read::Partly(gathered.resume(body), Stopped::TooLarge);
+                    return Read::Partly(gathered.resume(body), ReadStop::TooLarge);
                 }
             }
             Err(frame) => {

@@ -6,23 +6,23 @@ use http::Response;
 use semel::engine::{Claim, Concluded, NotBegun, Running};
 use tokio::time::Instant;
 
-use super::forward::Call;
-use super::read::{Read, Resumed, Stopped, is_event_stream, read, within};
+use super::forward::ForwardedCall;
+use super::read::{Read, ReadStop, Resumed, is_event_stream, read, within};
 use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotected};
 use crate::body::Body;
-use crate::call::{CallError, Fate};
+use crate::call::{CallError, CallFate};
 use crate::capacity::CallPlace;
 use crate::codec::Asked;
-use crate::observe::Outcome;
-use crate::policy::{RoutePolicy, Verdict};
+use crate::observe::AnswerOutcome;
+use crate::policy::{RoutePolicy, StatusVerdict};
 use crate::problem::{Problem, Situation};
 use crate::stored;
 
 /// The result of running a claim.
-pub(super) enum Ran<S> {
+pub(super) enum RunResult<S> {
     Answered(Answered),
     /// The claim was lost before the call began. Carries the call for another claim, and the store error if that was the reason.
-    NotStarted(Box<Call<S>>, Option<StoreError>),
+    NotStarted(Box<ForwardedCall<S>>, Option<StoreError>),
 }
 
 impl Inner {
@@ -33,10 +33,10 @@ impl Inner {
         asked: Asked,
         claim: Claim,
         // Boxed, because the whole future is moved into its task.
-        mut call: Box<Call<S>>,
+        mut call: Box<ForwardedCall<S>>,
         // Held until everything is written and the answer has been streamed.
         place: CallPlace,
-    ) -> Ran<S>
+    ) -> RunResult<S>
     where
         S: Callee<R>,
         R: AnswerBody,
@@ -53,11 +53,11 @@ impl Inner {
                     NotBegun::Store(error) => Some(error),
                     _ => None,
                 };
-                return Ran::NotStarted(call, error);
+                return RunResult::NotStarted(call, error);
             }
         };
         let limit = Instant::from_std(running.limit());
-        let Call { mut service, request, .. } = *call;
+        let ForwardedCall { mut service, request, .. } = *call;
         // No value of the service's error type lives across the next await, because it need not be `Send`.
         let called = match within(limit, service.call(request)).await {
             Some(called) => called.map_err(|error| CallError::from_any(error.into())),
@@ -65,23 +65,25 @@ impl Inner {
         };
         let answer = match called {
             Ok(answer) => answer,
-            Err(error) => return Ran::Answered(Box::pin(self.failed(policy, &asked, running, &error)).await),
+            Err(error) => {
+                return RunResult::Answered(Box::pin(self.failed(policy, &asked, running, &error)).await);
+            }
         };
         let mut answer = answer.map(|body| Body::stream(body).holding(place.clone()));
         let steering = Steering::take(answer.headers_mut());
-        Ran::Answered(match policy.verdict(answer.status()) {
-            Verdict::Keep if !steering.discard => match &asked {
+        RunResult::Answered(match policy.verdict(answer.status()) {
+            StatusVerdict::Keep if !steering.discard => match &asked {
                 Asked::Request => self.keep(policy, running, answer, steering, limit).await,
                 Asked::Message(call) => {
                     Box::pin(self.keep_message(route, call, running, answer, steering, limit)).await
                 }
             },
-            Verdict::Keep | Verdict::Release => {
-                let own = (unprotected(answer), Outcome::Released);
+            StatusVerdict::Keep | StatusVerdict::Release => {
+                let own = (unprotected(answer), AnswerOutcome::Released);
                 self.release_claim(policy, &asked, running, own).await
             }
-            Verdict::Doubt => {
-                let own = (unprotected(answer), Outcome::Doubtful);
+            StatusVerdict::Doubt => {
+                let own = (unprotected(answer), AnswerOutcome::Doubtful);
                 self.abandon_claim(policy, &asked, running, own).await
             }
         })
@@ -126,7 +128,7 @@ impl Inner {
     ) -> Answered {
         let (parts, body) = answer.into_parts();
         let read = if is_event_stream(&parts.headers) {
-            Read::Partly(Resumed::unread(body), Stopped::Streaming)
+            Read::Partly(Resumed::unread(body), ReadStop::Streaming)
         } else {
             read(body, policy.response_limit, limit).await
         };
@@ -138,14 +140,14 @@ impl Inner {
                 let kept = stored::keep(parts.status, &parts.headers, pieces, trailers.as_ref(), rule);
                 let is_refusal = parts.status.is_client_error() || parts.status.is_server_error();
                 let (kept, word) = if is_refusal && kept.size() > policy.refusal_limit {
-                    (stored::large_refusal(parts.status, kept.size()), Outcome::Tombstone)
+                    (stored::large_refusal(parts.status, kept.size()), AnswerOutcome::Tombstone)
                 } else {
-                    (kept, Outcome::Ran)
+                    (kept, AnswerOutcome::Ran)
                 };
                 (kept, Body::with_trailers(data, trailers), word)
             }
             Read::Partly(rest, stopped) => {
-                (stored::tombstone(stopped.reason()), rest.into_body(), Outcome::Tombstone)
+                (stored::tombstone(stopped.reason()), rest.into_body(), AnswerOutcome::Tombstone)
             }
             Read::Cut(error) => {
                 let error = CallError::unknown(error);
@@ -168,10 +170,10 @@ impl Inner {
     ) -> Answered {
         // Before the client gets the first byte: a client that has seen an answer can rely on it.
         match running.complete_or_follow(&Arc::new(outcome), steering.retention, policy.wait()).await {
-            Concluded::Kept if word == Outcome::Ran => (answer, word),
+            Concluded::Kept if word == AnswerOutcome::Ran => (answer, word),
             Concluded::Kept => (unprotected(answer), word),
             Concluded::Instead(acquired) => self.tell(policy, asked, acquired),
-            _ => (unprotected(answer), Outcome::NotStored),
+            _ => (unprotected(answer), AnswerOutcome::NotStored),
         }
     }
 
@@ -186,13 +188,13 @@ impl Inner {
     ) -> Answered {
         tracing::warn!(target: "semel", %error, "guarded call failed");
         match error.fate() {
-            Fate::Undelivered => {
+            CallFate::Undelivered => {
                 let problem =
                     Problem { status: Some(error.status()), ..Situation::UpstreamUnreachable.into() };
                 let own = self.refuse(policy, asked, &problem);
                 self.release_claim(policy, asked, running, own).await
             }
-            Fate::Unknown => {
+            CallFate::Unknown => {
                 let own = self.unknown(policy, asked, error.status());
                 self.abandon_claim(policy, asked, running, own).await
             }

@@ -13,12 +13,12 @@ use semel::key::KeyId;
 use semel::time::{Clock as _, SystemClock};
 use tokio::time::Instant;
 
-use super::{Guard, Inner, Route};
+use super::{Guard, GuardedRoute, Inner};
 use crate::codec::Codec;
-use crate::edge::{Plain, Shortcut, Taken};
+use crate::edge::{PlainRequest, Shortcut, Taken};
 use crate::key_source::{KeySource, parse};
-use crate::limits::Budget;
-use crate::observe::Outcome;
+use crate::limits::BudgetKind;
+use crate::observe::AnswerOutcome;
 use crate::policy::{Fingerprinting, RoutePolicy, path};
 use crate::request_fingerprint::{self, Asked};
 use crate::scope::{Principal, Scope};
@@ -44,7 +44,7 @@ impl Plainly {
     }
 
     /// The principal of a request.
-    fn principal(&self, request: &Plain<'_>) -> Result<Option<Principal>, SentTwice> {
+    fn principal(&self, request: &PlainRequest<'_>) -> Result<Option<Principal>, SentTwice> {
         let mut parts = Vec::with_capacity(self.scope.len());
         for name in &self.scope {
             let mut values = request.values(name.as_str());
@@ -58,7 +58,7 @@ impl Plainly {
     }
 
     /// The position of a request's key in `recent`.
-    pub(super) fn trace(&self, headers: &HeaderMap, recent: &Recent) -> Option<Trace> {
+    pub(super) fn trace(&self, headers: &HeaderMap, recent: &Recent) -> Option<RecallKey> {
         let scope = match self.scope.first() {
             Some(name) => headers.get(name)?.as_bytes(),
             None => &[],
@@ -78,7 +78,7 @@ pub(super) struct Recent {
 
 /// The position of a key in [`Recent`].
 #[derive(Clone, Copy)]
-pub(super) struct Trace {
+pub(super) struct RecallKey {
     place: usize,
     tag: u16,
 }
@@ -90,24 +90,24 @@ impl Recent {
         Self { tags: (0..PLACES).map(|_| AtomicU16::new(0)).collect(), hasher: RandomState::new() }
     }
 
-    fn trace(&self, key: &[u8], scope: &[u8]) -> Trace {
+    fn trace(&self, key: &[u8], scope: &[u8]) -> RecallKey {
         let hash = self.hasher.hash_one((key, scope)).to_le_bytes();
         let [a, b, c, d, ..] = hash;
         // Never zero: zero marks an empty position.
-        Trace { place: usize::from(u16::from_le_bytes([a, b])), tag: u16::from_le_bytes([c, d]) | 1 }
+        RecallKey { place: usize::from(u16::from_le_bytes([a, b])), tag: u16::from_le_bytes([c, d]) | 1 }
     }
 
-    pub(super) fn note(&self, trace: Trace) {
+    pub(super) fn note(&self, trace: RecallKey) {
         self.tags[trace.place].store(trace.tag, Ordering::Relaxed);
     }
 
-    fn recalls(&self, trace: Trace) -> bool {
+    fn recalls(&self, trace: RecallKey) -> bool {
         self.tags[trace.place].load(Ordering::Relaxed) == trace.tag
     }
 }
 
 impl Shortcut for Guard {
-    fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
+    fn answer(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Taken {
         match self.replay_at_hand(request, answer) {
             Some(_) => Taken::Yes,
             None => Taken::No,
@@ -117,19 +117,19 @@ impl Shortcut for Guard {
 
 impl Guard {
     /// Like [`Shortcut::answer`], and returns the key under which the request was answered. `None`: it takes the regular path.
-    pub fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
+    pub fn replay_at_hand(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
         self.inner.replay_at_hand(request, answer)
     }
 }
 
 impl Inner {
-    fn replay_at_hand(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
+    fn replay_at_hand(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Option<KeyId> {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (request.target, None),
         };
         let method = Method::from_bytes(request.method.as_bytes()).ok()?;
-        let Route { policy, plainly, number, limiter, .. } = self.find(&method, path);
+        let GuardedRoute { policy, plainly, number, limiter, .. } = self.find(&method, path);
         let plainly = plainly.as_ref()?;
         let key = request.value(plainly.key.as_str())?;
         let scope: &[u8] = match plainly.scope.first() {
@@ -152,13 +152,13 @@ impl Inner {
         let written = answer.len();
         let status = with_date(|date| stored::write(&outcome, date, answer))?;
         if let Some(limiter) = limiter
-            && limiter.take(principal.as_ref(), Budget::Reads).is_err()
+            && limiter.take(principal.as_ref(), BudgetKind::Reads).is_err()
         {
             // The regular path refuses it.
             answer.truncate(written);
             return None;
         }
-        self.note(*number, Some(&key), arrived, status, Outcome::Replayed);
+        self.note(*number, Some(&key), arrived, status, AnswerOutcome::Replayed);
         Some(id)
     }
 }

@@ -9,16 +9,16 @@ use semel::engine::Running;
 use semel::outcome::Outcome as Kept;
 use tokio::time::Instant;
 
-use super::hear::{Hearing, Silence, Until, hear};
-use super::live::Stream;
-use super::read::Stopped;
+use super::hear::{Hearing, NoAnswer, Until, hear};
+use super::live::LiveStream;
+use super::read::ReadStop;
 use super::{Answered, Inner, Steering, unprotected};
 use crate::body::Body;
 use crate::call::CallError;
 use crate::codec::Asked;
-use crate::mcp::Call;
-use crate::mcp::call::{Judged, is_of_one_answer, judge};
-use crate::observe::Outcome;
+use crate::mcp::McpCall;
+use crate::mcp::call::{JudgedAnswer, is_of_one_answer, judge};
+use crate::observe::AnswerOutcome;
 use crate::policy::RoutePolicy;
 use crate::stored;
 
@@ -28,7 +28,7 @@ impl Inner {
     pub(super) async fn keep_message(
         self: &Arc<Self>,
         route: Option<usize>,
-        call: &Arc<Call>,
+        call: &Arc<McpCall>,
         running: Running,
         answer: Response<Body>,
         steering: Steering,
@@ -42,24 +42,26 @@ impl Inner {
             Hearing::Heard(heard) => {
                 let (judged, message) = (judge(&heard.message, id), heard.message.clone());
                 let answer = Response::from_parts(head, heard.into_body());
-                if judged != Some(Judged::Success) {
-                    let own = (unprotected(answer), Outcome::Released);
+                if judged != Some(JudgedAnswer::Success) {
+                    let own = (unprotected(answer), AnswerOutcome::Released);
                     return self.release_claim(policy, &asked, running, own).await;
                 }
                 let kept = of_message(policy, answer.status(), answer.headers(), message);
                 let steering = self.bounded(policy, steering);
-                return self.conclude(policy, &asked, running, kept, steering, (answer, Outcome::Ran)).await;
+                return self
+                    .conclude(policy, &asked, running, kept, steering, (answer, AnswerOutcome::Ran))
+                    .await;
             }
-            Hearing::Not(body, Silence::Others) => {
-                return self.go_live(route, call, Stream { running, head, body, steering, limit });
+            Hearing::Not(body, NoAnswer::Others) => {
+                return self.go_live(route, call, LiveStream { running, head, body, steering, limit });
             }
-            Hearing::Not(body, Silence::TooLarge) => {
-                let answer = (Response::from_parts(head, body), Outcome::Tombstone);
-                let kept = stored::tombstone(Stopped::TooLarge.reason());
+            Hearing::Not(body, NoAnswer::TooLarge) => {
+                let answer = (Response::from_parts(head, body), AnswerOutcome::Tombstone);
+                let kept = stored::tombstone(ReadStop::TooLarge.reason());
                 return self.conclude(policy, &asked, running, kept, steering, answer).await;
             }
-            Hearing::Not(_, Silence::Late) => CallError::timed_out("no answer within in_flight_max"),
-            Hearing::Not(_, Silence::Missing) => {
+            Hearing::Not(_, NoAnswer::Late) => CallError::timed_out("no answer within in_flight_max"),
+            Hearing::Not(_, NoAnswer::Missing) => {
                 CallError::unknown("the upstream's response is not an answer to the call")
             }
             Hearing::Cut(error) => CallError::unknown(error),

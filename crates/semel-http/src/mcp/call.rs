@@ -10,12 +10,12 @@ use serde_json::value::RawValue;
 use super::json::{Object, raw};
 use super::sse;
 use crate::body::Body;
-use crate::problem::{Problem, Retry, Situation, seconds};
+use crate::problem::{Problem, RetryAdvice, Situation, seconds};
 use crate::profile::Profile;
 
 /// What the answer to a message depends on.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct McpCall {
     /// `None` if nobody expects an answer, or if it could not be parsed.
     pub(crate) id: Option<Box<RawValue>>,
     /// The caller's context, which every answer repeats.
@@ -49,7 +49,7 @@ impl Form {
 
 /// The meaning of an answer for the record of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Judged {
+pub(crate) enum JudgedAnswer {
     /// The answer is the outcome.
     Success,
     /// The call had no effect.
@@ -75,14 +75,14 @@ struct Details {
 }
 
 #[derive(Serialize)]
-struct Payload<'a> {
+struct McpPayload<'a> {
     adcp_error: &'a AdcpError<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<&'a RawValue>,
 }
 
 #[derive(Serialize)]
-struct Text<'a> {
+struct TextContent<'a> {
     r#type: &'static str,
     text: &'a str,
 }
@@ -90,7 +90,7 @@ struct Text<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ToolResult<'a> {
-    content: [Text<'a>; 1],
+    content: [TextContent<'a>; 1],
     structured_content: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
     is_error: Option<bool>,
@@ -103,7 +103,7 @@ struct RpcError<'a> {
     data: &'a AdcpError<'a>,
 }
 
-impl Call {
+impl McpCall {
     /// A problem in the caller's format: the result of its tool, or a JSON-RPC error.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         let telling = profile.telling(problem.situation);
@@ -112,8 +112,8 @@ impl Call {
             seconds(after).clamp(least, most)
         });
         let recovery = match problem.retry {
-            Some(Retry::Useful) => "transient",
-            Some(Retry::Useless) | None => telling.recovery,
+            Some(RetryAdvice::Useful) => "transient",
+            Some(RetryAdvice::Useless) | None => telling.recovery,
         };
         let error = AdcpError {
             code: telling.kind,
@@ -124,15 +124,15 @@ impl Call {
         };
         match self.form {
             Form::ToolResult => {
-                let payload = raw(&Payload { adcp_error: &error, context: self.context.as_deref() });
-                let content = [Text { r#type: "text", text: payload.get() }];
+                let payload = raw(&McpPayload { adcp_error: &error, context: self.context.as_deref() });
+                let content = [TextContent { r#type: "text", text: payload.get() }];
                 let result = ToolResult { content, structured_content: &payload, is_error: Some(true) };
-                self.answer(StatusCode::OK, &self.message("result", raw(&result)), Format::Json)
+                self.answer(StatusCode::OK, &self.message("result", raw(&result)), AnswerFormat::Json)
             }
             Form::Error(code) => {
                 let status = problem.status.unwrap_or(telling.status);
                 let error = RpcError { code, message: error.message, data: &error };
-                self.answer(status, &self.message("error", raw(&error)), Format::Json)
+                self.answer(status, &self.message("error", raw(&error)), AnswerFormat::Json)
             }
         }
     }
@@ -158,7 +158,7 @@ impl Call {
             }
             payload.set("replayed", raw(&true));
         });
-        let format = if is_events(&parts.headers) { Format::Events } else { Format::Json };
+        let format = if is_events(&parts.headers) { AnswerFormat::Events } else { AnswerFormat::Json };
         let mut answer = self.answer(StatusCode::OK, &self.message("result", result.to_raw()), format);
         for (name, value) in &parts.headers {
             if !is_of_one_answer(name) {
@@ -177,16 +177,16 @@ impl Call {
     }
 
     /// A message in the requested format, if the client accepts it.
-    fn answer(&self, status: StatusCode, message: &RawValue, format: Format) -> Response<Body> {
+    fn answer(&self, status: StatusCode, message: &RawValue, format: AnswerFormat) -> Response<Body> {
         let format = match self.accepts {
-            Accepts::Json => Format::Json,
+            Accepts::Json => AnswerFormat::Json,
             // A transport error is always JSON, whatever the client accepts: no stream was opened.
-            Accepts::Events if status == StatusCode::OK => Format::Events,
+            Accepts::Events if status == StatusCode::OK => AnswerFormat::Events,
             Accepts::Events | Accepts::Both => format,
         };
         let (content_type, body) = match format {
-            Format::Json => ("application/json", Bytes::copy_from_slice(message.get().as_bytes())),
-            Format::Events => ("text/event-stream", sse::event(message.get().as_bytes()).into()),
+            AnswerFormat::Json => ("application/json", Bytes::copy_from_slice(message.get().as_bytes())),
+            AnswerFormat::Events => ("text/event-stream", sse::event(message.get().as_bytes()).into()),
         };
         let mut answer = Response::new(Body::from(body));
         *answer.status_mut() = status;
@@ -197,7 +197,7 @@ impl Call {
 
 /// The two formats of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum AnswerFormat {
     Json,
     Events,
 }
@@ -246,7 +246,7 @@ fn words(situation: Situation) -> &'static str {
 /// Wraps a bare result as the result of a tool.
 fn wrap(payload: &Object<'_>) -> Box<RawValue> {
     let payload = payload.to_raw();
-    let content = [Text { r#type: "text", text: payload.get() }];
+    let content = [TextContent { r#type: "text", text: payload.get() }];
     raw(&ToolResult { content, structured_content: &payload, is_error: None })
 }
 
@@ -281,7 +281,7 @@ fn json_text(item: &Object<'_>) -> Option<String> {
 }
 
 /// Classifies a message as the answer to this id. `None` if the message is not that answer.
-pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<Judged> {
+pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<JudgedAnswer> {
     let message = Object::read_bytes(message)?;
     if message.has("method") {
         return None;
@@ -295,10 +295,10 @@ pub(crate) fn judge(message: &[u8], id: &RawValue) -> Option<Judged> {
         _ => return None,
     }
     if failed {
-        return Some(Judged::Failure);
+        return Some(JudgedAnswer::Failure);
     }
     let result = message.object("result")?;
-    Some(if is_failure(&result) { Judged::Failure } else { Judged::Success })
+    Some(if is_failure(&result) { JudgedAnswer::Failure } else { JudgedAnswer::Success })
 }
 
 fn is_same(one: &RawValue, other: &RawValue) -> bool {
@@ -348,13 +348,13 @@ pub(crate) fn changed(message: &[u8], change: impl Fn(&mut Object<'_>)) -> Optio
 mod tests {
     use super::*;
 
-    fn judged(result: &str) -> Option<Judged> {
+    fn judged(result: &str) -> Option<JudgedAnswer> {
         judge(format!(r#"{{"jsonrpc":"2.0","id":1,{result}}}"#).as_bytes(), &raw(&1))
     }
 
     #[test]
     fn content_says_whether_it_happened() {
-        let (success, failure) = (Some(Judged::Success), Some(Judged::Failure));
+        let (success, failure) = (Some(JudgedAnswer::Success), Some(JudgedAnswer::Failure));
         for (result, expected) in [
             (r#""result":{"structuredContent":{"media_buy_id":"mb_1"}}"#, success),
             (r#""result":{"structuredContent":{"status":"submitted","task_id":"t"}}"#, success),

@@ -5,8 +5,8 @@ use std::mem::discriminant;
 use semel_testbed::fuzz::Fuzz;
 use serde_json::Value;
 
-use super::request::{self, Message};
-use super::sse::Events;
+use super::request::{self, McpMessage};
+use super::sse::SseReader;
 
 #[test]
 fn fuzz_mcp_message() {
@@ -38,12 +38,12 @@ fn fuzz_mcp_message() {
         let tools =
             |value: &Value| (value["method"] == "tools/call").then(|| value["params"]["name"].clone());
         let (read, expected): (Vec<Value>, Vec<Value>) = match &message {
-            Message::Call(call) => (vec![call.tool.clone().into()], tools(&value).into_iter().collect()),
-            Message::Batch(calls) => (
+            McpMessage::Call(call) => (vec![call.tool.clone().into()], tools(&value).into_iter().collect()),
+            McpMessage::Batch(calls) => (
                 calls.iter().map(|call| call.tool.clone().into()).collect(),
                 value.as_array().expect("a batch is a list").iter().filter_map(tools).collect(),
             ),
-            Message::List { .. } | Message::Other => (Vec::new(), tools(&value).into_iter().collect()),
+            McpMessage::List { .. } | McpMessage::Other => (Vec::new(), tools(&value).into_iter().collect()),
         };
         assert_eq!(read, expected);
         Ok::<_, String>((discriminant(&message), read.len()))
@@ -67,7 +67,7 @@ fn fuzz_event_stream() {
     let fuzz = Fuzz::new("event_stream", include_str!("../../fuzz/event_stream.seeds")).tokens(&tokens);
     fuzz.run(|input| {
         let read = |pieces: &mut dyn Iterator<Item = &[u8]>| {
-            let (mut events, mut all) = (Events::default(), Vec::new());
+            let (mut events, mut all) = (SseReader::default(), Vec::new());
             for piece in pieces {
                 events.feed(piece, |event| all.push(event));
             }

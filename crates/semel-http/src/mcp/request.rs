@@ -8,7 +8,7 @@ use http::header::ACCEPT;
 use semel::canonical::to_canonical;
 use serde_json::value::RawValue;
 
-use super::call::{Accepts, Call, Form};
+use super::call::{Accepts, Form, McpCall};
 use super::json::Object;
 
 const METHOD_CALL: &str = "tools/call";
@@ -16,7 +16,7 @@ const METHOD_LIST: &str = "tools/list";
 
 /// The content of a body.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum McpMessage {
     /// Not relevant for the guard: another method, a notification, or a response of the client.
     Other,
     /// `tools/list`.
@@ -39,14 +39,14 @@ pub(crate) struct ToolCall {
 
 /// Why a body is not a message. The text quotes nothing.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct MessageRefusal {
     pub(crate) reason: String,
     form: Form,
     id: Option<Box<RawValue>>,
 }
 
 /// Reads a body.
-pub(crate) fn read(body: &[u8]) -> Result<Message, Refusal> {
+pub(crate) fn read(body: &[u8]) -> Result<McpMessage, MessageRefusal> {
     if let Err(error) = to_canonical(body) {
         let mut refusal = refuse(error.to_string(), Form::PARSE_ERROR);
         // If the message can be parsed at all, the caller gets the error in the format that it expects.
@@ -70,8 +70,8 @@ pub(crate) fn read(body: &[u8]) -> Result<Message, Refusal> {
     }
 }
 
-fn refuse(reason: String, form: Form) -> Refusal {
-    Refusal { reason, form, id: None }
+fn refuse(reason: String, form: Form) -> MessageRefusal {
+    MessageRefusal { reason, form, id: None }
 }
 
 /// Returns the value if it can be an id: a string or a number.
@@ -80,15 +80,15 @@ fn as_id(value: &RawValue) -> Option<Box<RawValue>> {
     matches!(first, b'"' | b'-' | b'0'..=b'9').then(|| value.to_owned())
 }
 
-fn one(message: &Object<'_>) -> Result<Message, Refusal> {
-    let Some(method) = message.get("method") else { return Ok(Message::Other) };
+fn one(message: &Object<'_>) -> Result<McpMessage, MessageRefusal> {
+    let Some(method) = message.get("method") else { return Ok(McpMessage::Other) };
     let id = message.get("id").and_then(as_id);
-    let wrong = |reason: &str, form| Err(Refusal { reason: reason.to_owned(), form, id: id.clone() });
+    let wrong = |reason: &str, form| Err(MessageRefusal { reason: reason.to_owned(), form, id: id.clone() });
     let Some(method) = super::json::text_of(method) else {
         return wrong("the method of a message is a string", Form::INVALID_REQUEST);
     };
     match (&*method, id.clone()) {
-        (METHOD_LIST, Some(id)) => Ok(Message::List { id }),
+        (METHOD_LIST, Some(id)) => Ok(McpMessage::List { id }),
         (METHOD_CALL, id) => {
             let params = message.object("params").unwrap_or_default();
             let Some(tool) = params.text("name") else {
@@ -96,23 +96,23 @@ fn one(message: &Object<'_>) -> Result<Message, Refusal> {
             };
             let arguments = params.get("arguments").filter(|arguments| arguments.get().starts_with('{'));
             let arguments = arguments.map(RawValue::to_owned);
-            Ok(Message::Call(ToolCall { id, tool: tool.into_owned(), arguments }))
+            Ok(McpMessage::Call(ToolCall { id, tool: tool.into_owned(), arguments }))
         }
-        _ => Ok(Message::Other),
+        _ => Ok(McpMessage::Other),
     }
 }
 
-fn several(batch: &[&RawValue]) -> Result<Message, Refusal> {
+fn several(batch: &[&RawValue]) -> Result<McpMessage, MessageRefusal> {
     let mut calls = Vec::new();
     for message in batch {
         let Some(message) = Object::read(message.get()) else {
             return Err(refuse("a list of messages holds JSON objects".to_owned(), Form::INVALID_REQUEST));
         };
-        if let Message::Call(call) = one(&message)? {
+        if let McpMessage::Call(call) = one(&message)? {
             calls.push(call);
         }
     }
-    Ok(Message::Batch(calls))
+    Ok(McpMessage::Batch(calls))
 }
 
 impl ToolCall {
@@ -123,25 +123,25 @@ impl ToolCall {
     }
 
     /// The properties that the answer depends on.
-    pub(crate) fn call(&self, headers: &HeaderMap, form: Form) -> Call {
+    pub(crate) fn call(&self, headers: &HeaderMap, form: Form) -> McpCall {
         let context = self.arguments.as_ref().and_then(|arguments| {
             let arguments = Object::read(arguments.get())?;
             arguments.get("context").map(RawValue::to_owned)
         });
-        Call { id: self.id.clone(), context, accepts: accepts(headers), form }
+        McpCall { id: self.id.clone(), context, accepts: accepts(headers), form }
     }
 }
 
-impl Refusal {
+impl MessageRefusal {
     /// The properties that the answer depends on.
-    pub(crate) fn call(&self, headers: &HeaderMap) -> Call {
-        Call { id: self.id.clone(), context: None, accepts: accepts(headers), form: self.form }
+    pub(crate) fn call(&self, headers: &HeaderMap) -> McpCall {
+        McpCall { id: self.id.clone(), context: None, accepts: accepts(headers), form: self.form }
     }
 }
 
 /// The properties that an answer depends on if the message was not parsed.
-pub(crate) fn unread(headers: &HeaderMap) -> Call {
-    Call { id: None, context: None, accepts: accepts(headers), form: Form::INVALID_REQUEST }
+pub(crate) fn unread(headers: &HeaderMap) -> McpCall {
+    McpCall { id: None, context: None, accepts: accepts(headers), form: Form::INVALID_REQUEST }
 }
 
 /// The answer formats that the client accepts. Without an `Accept` header, both.
@@ -182,7 +182,7 @@ mod tests {
     fn messages_are_told_apart() {
         let call =
             r#"{"jsonrpc":"2.0","id":7,"method":"tools\/call","params":{"name":"buy","arguments":{"a":1}}}"#;
-        let Ok(Message::Call(call)) = read(call.as_bytes()) else { panic!("a call") };
+        let Ok(McpMessage::Call(call)) = read(call.as_bytes()) else { panic!("a call") };
         assert_eq!((call.tool.as_str(), call.id.unwrap().get()), ("buy", "7"));
         assert_eq!(call.arguments.unwrap().get(), r#"{"a":1}"#);
         for other in [
@@ -191,13 +191,13 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
             r#"{"jsonrpc":"2.0","method":"tools/list"}"#,
         ] {
-            assert!(matches!(read(other.as_bytes()), Ok(Message::Other)), "{other}");
+            assert!(matches!(read(other.as_bytes()), Ok(McpMessage::Other)), "{other}");
         }
         let list = r#"{"jsonrpc":"2.0","id":"x","method":"tools/list"}"#;
-        assert!(matches!(read(list.as_bytes()), Ok(Message::List { .. })));
+        assert!(matches!(read(list.as_bytes()), Ok(McpMessage::List { .. })));
         let batch = r#"[{"id":1,"method":"tools/call","params":{"name":"buy"}},{"id":2,"method":"ping"}]"#;
         assert!(
-            matches!(read(batch.as_bytes()), Ok(Message::Batch(calls)) if calls.len() == 1 && calls[0].tool == "buy")
+            matches!(read(batch.as_bytes()), Ok(McpMessage::Batch(calls)) if calls.len() == 1 && calls[0].tool == "buy")
         );
     }
 

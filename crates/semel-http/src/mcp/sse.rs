@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Reads a stream piece by piece. A line ends with a line feed, a carriage return, or both.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
+pub(crate) struct SseReader {
     line: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
@@ -18,15 +18,15 @@ pub(crate) struct Events {
 
 /// A complete event.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct SseEvent {
     pub(crate) data: Vec<u8>,
     /// Its position in the stream, including its empty line.
     pub(crate) place: Range<usize>,
 }
 
-impl Events {
+impl SseReader {
     /// Reads a piece and calls `each` for every event that ends in it. An event that the end of the stream cuts off is ignored.
-    pub(crate) fn feed(&mut self, piece: &[u8], mut each: impl FnMut(Event)) {
+    pub(crate) fn feed(&mut self, piece: &[u8], mut each: impl FnMut(SseEvent)) {
         for byte in piece {
             self.read += 1;
             match byte {
@@ -54,14 +54,14 @@ impl Events {
         self.began
     }
 
-    fn end_line(&mut self, each: &mut impl FnMut(Event)) {
+    fn end_line(&mut self, each: &mut impl FnMut(SseEvent)) {
         let line = std::mem::take(&mut self.line);
         if line.is_empty() {
             let place = self.began..self.read;
             self.began = self.read;
             let data = std::mem::take(&mut self.data);
             if std::mem::take(&mut self.has_data) {
-                each(Event { data, place });
+                each(SseEvent { data, place });
             }
             return;
         }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn read(stream: &[u8], pieces: usize) -> Vec<String> {
-        let (mut events, mut found) = (Events::default(), Vec::new());
+        let (mut events, mut found) = (SseReader::default(), Vec::new());
         for piece in stream.chunks(pieces) {
             events.feed(piece, |event| {
                 let place = &stream[event.place];
@@ -163,7 +163,7 @@ mod tests {
     fn an_event_stands_where_it_says() {
         let stream = b"data: a\r\n\r\nid: 7\r\ndata: b\r\n\r\ndata: c\r\n\r\n";
         let mut places = Vec::new();
-        Events::default().feed(stream, |event| places.push(event.place));
+        SseReader::default().feed(stream, |event| places.push(event.place));
         // The line feed after an empty line may belong to either event.
         assert!(
             stream[places[1].clone()].starts_with(b"id: 7")

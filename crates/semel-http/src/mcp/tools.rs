@@ -60,12 +60,12 @@ pub(crate) struct Learned {
 
 #[derive(Default)]
 struct Lists {
-    known: HashMap<Principal, Known>,
+    known: HashMap<Principal, KnownTools>,
     /// Incremented with every use.
     clock: u64,
 }
 
-struct Known {
+struct KnownTools {
     list: Arc<List>,
     used: u64,
 }
@@ -84,7 +84,7 @@ pub(crate) struct NotBefore(Option<Instant>);
 
 /// The result of asking the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum AskedTools {
     Everything,
     Nothing,
 }
@@ -94,10 +94,10 @@ impl NotBefore {
         self.0.is_none_or(|at| at <= Instant::now())
     }
 
-    pub(crate) fn asked(&mut self, told: Told) {
+    pub(crate) fn asked(&mut self, told: AskedTools) {
         self.pause(match told {
-            Told::Everything => ASK_AGAIN,
-            Told::Nothing => ASK_AFTER_FAILURE,
+            AskedTools::Everything => ASK_AGAIN,
+            AskedTools::Nothing => ASK_AFTER_FAILURE,
         });
     }
 
@@ -155,13 +155,13 @@ impl Learned {
             return Arc::clone(&known.list);
         }
         if lists.known.len() >= LISTS {
-            let least = |(_, known): &(&Principal, &Known)| (!known.list.is_empty(), known.used);
+            let least = |(_, known): &(&Principal, &KnownTools)| (!known.list.is_empty(), known.used);
             if let Some(least) = lists.known.iter().min_by_key(least).map(|(of, _)| *of) {
                 lists.known.remove(&least);
             }
         }
         let list = Arc::new(List::default());
-        lists.known.insert(of, Known { list: Arc::clone(&list), used });
+        lists.known.insert(of, KnownTools { list: Arc::clone(&list), used });
         list
     }
 
@@ -171,9 +171,9 @@ impl Learned {
     }
 
     /// Learns from the answer to `tools/list`, and returns the next page, if there is one. `None` if the message is not such an answer.
-    pub(crate) fn learn(&self, list: &List, message: &[u8]) -> Option<Page> {
+    pub(crate) fn learn(&self, list: &List, message: &[u8]) -> Option<ToolPage> {
         let message = Object::read_bytes(message)?;
-        let listing: Listing = serde_json::from_str(message.get("result")?.get()).ok()?;
+        let listing: ToolListing = serde_json::from_str(message.get("result")?.get()).ok()?;
         let mut tools = list.tools.lock();
         for Tool { name, input_schema } in listing.tools {
             let required = input_schema.and_then(|schema| schema.required).unwrap_or_default();
@@ -184,7 +184,7 @@ impl Learned {
                 tools.insert(name, needs);
             }
         }
-        Some(listing.next_cursor.map_or(Page::Last, Page::Next))
+        Some(listing.next_cursor.map_or(ToolPage::Last, ToolPage::Next))
     }
 
     /// A permit to ask the upstream now. `None` if too many requests are in progress: callers could otherwise double its load.
@@ -211,14 +211,14 @@ impl List {
 
 /// Whether there are more pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Page {
+pub(crate) enum ToolPage {
     Next(String),
     Last,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Listing {
+struct ToolListing {
     tools: Vec<Tool>,
     next_cursor: Option<String>,
 }
@@ -257,7 +257,7 @@ mod tests {
                 {"name":"buy","inputSchema":{"type":"object","required":["a","idempotency_key"]}},
                 {"name":"look","inputSchema":{"properties":{"idempotency_key":{}}}},{"name":"bare"}],"nextCursor":"2"}}"#,
         );
-        assert_eq!(next, Some(Page::Next("2".to_owned())));
+        assert_eq!(next, Some(ToolPage::Next("2".to_owned())));
         let list = learned.list("/mcp", &caller(1));
         for (tool, needs) in
             [("buy", Needs::Key), ("look", Needs::NoKey), ("bare", Needs::NoKey), ("new", Needs::Unknown)]
@@ -286,7 +286,7 @@ mod tests {
         let learned = Learned::new();
         let known = |learned: &Learned| learned.lists.lock().known.len();
         let mine = learned.list("/mcp", &caller(0));
-        assert_eq!(learned.learn(&mine, BUY), Some(Page::Last));
+        assert_eq!(learned.learn(&mine, BUY), Some(ToolPage::Last));
         // Empty lists are removed first.
         for number in 1..2 * LISTS {
             learned.list("/mcp", &caller(number));

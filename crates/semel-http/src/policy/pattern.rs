@@ -17,12 +17,12 @@ pub struct Pattern {
     method: Option<Method>,
     segments: Vec<Segment>,
     rest: Rest,
-    case: Case,
+    case: LetterCase,
 }
 
 /// How letters are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum LetterCase {
     Exact,
     Ignored,
 }
@@ -42,10 +42,10 @@ enum Rest {
 }
 
 /// The segments of a path.
-pub(crate) type Path<'a> = Vec<Cow<'a, str>>;
+pub(crate) type PathSegments<'a> = Vec<Cow<'a, str>>;
 
 /// A match, with the values of its named segments.
-pub(crate) struct Found<'a> {
+pub(crate) struct PatternMatch<'a> {
     pattern: &'a Pattern,
     path: &'a str,
 }
@@ -87,13 +87,13 @@ impl Pattern {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { text: text.trim().to_owned(), method, segments, rest, case: Case::Exact })
+        Ok(Self { text: text.trim().to_owned(), method, segments, rest, case: LetterCase::Exact })
     }
 
     /// The same pattern, ignoring the case of ASCII letters in the path.
     #[must_use]
     pub fn ignoring_case(mut self) -> Self {
-        self.case = Case::Ignored;
+        self.case = LetterCase::Ignored;
         self
     }
 
@@ -129,8 +129,8 @@ impl Pattern {
             let Some(segment) = path.next() else { return false };
             let Segment::Exact(exact) = wanted else { continue };
             let is_same = match self.case {
-                Case::Exact => exact == segment,
-                Case::Ignored => exact.eq_ignore_ascii_case(segment),
+                LetterCase::Exact => exact == segment,
+                LetterCase::Ignored => exact.eq_ignore_ascii_case(segment),
             };
             if !is_same {
                 return false;
@@ -140,8 +140,8 @@ impl Pattern {
     }
 
     /// A match, for reading named segments.
-    pub(crate) fn found<'a>(&'a self, path: &'a str) -> Found<'a> {
-        Found { pattern: self, path }
+    pub(crate) fn found<'a>(&'a self, path: &'a str) -> PatternMatch<'a> {
+        PatternMatch { pattern: self, path }
     }
 }
 
@@ -165,7 +165,7 @@ impl Segment {
     }
 }
 
-impl Found<'_> {
+impl PatternMatch<'_> {
     /// The decoded value of the segment with this name.
     pub(crate) fn segment(&self, name: &str) -> Option<String> {
         let at = self
@@ -183,8 +183,8 @@ fn is_plain(path: &str) -> bool {
 }
 
 /// The segments of a path, as any upstream might read them.
-fn segments(path: &str) -> Path<'_> {
-    let mut segments: Path<'_> = Vec::new();
+fn segments(path: &str) -> PathSegments<'_> {
+    let mut segments: PathSegments<'_> = Vec::new();
     for raw in path.split('/') {
         let segment = decode(raw);
         match segment.as_ref() {

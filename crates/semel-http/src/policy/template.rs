@@ -4,26 +4,26 @@ use std::fmt;
 
 use http::{HeaderMap, Method, Request, Uri};
 
-use super::{Found, PolicyError};
+use super::{PatternMatch, PolicyError};
 use crate::body::Body;
 
 /// A text with placeholders `{name}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    pieces: Vec<Piece>,
+    pieces: Vec<TemplatePiece>,
 }
 
 impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.pieces.iter().try_for_each(|piece| match piece {
-            Piece::Text(text) => f.write_str(text),
-            Piece::Name(name) => write!(f, "{{{name}}}"),
+            TemplatePiece::Text(text) => f.write_str(text),
+            TemplatePiece::Name(name) => write!(f, "{{{name}}}"),
         })
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+enum TemplatePiece {
     Text(String),
     Name(String),
 }
@@ -36,13 +36,13 @@ impl Template {
         while let Some((before, after)) = rest.split_once('{') {
             let Some((name, after)) = after.split_once('}') else { break };
             if !before.is_empty() {
-                pieces.push(Piece::Text(before.to_owned()));
+                pieces.push(TemplatePiece::Text(before.to_owned()));
             }
-            pieces.push(Piece::Name(name.to_owned()));
+            pieces.push(TemplatePiece::Name(name.to_owned()));
             rest = after;
         }
         if !rest.is_empty() {
-            pieces.push(Piece::Text(rest.to_owned()));
+            pieces.push(TemplatePiece::Text(rest.to_owned()));
         }
         Self { pieces }
     }
@@ -50,19 +50,19 @@ impl Template {
     /// The names of its placeholders.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Name(name) => Some(name.as_str()),
-            Piece::Text(_) => None,
+            TemplatePiece::Name(name) => Some(name.as_str()),
+            TemplatePiece::Text(_) => None,
         })
     }
 
     /// The text with the values of path segments. Two paths that give the same text cause a conflict, not a wrong answer, because the
     /// path is part of the fingerprint.
-    pub(crate) fn fill(&self, found: &Found<'_>) -> Option<String> {
+    pub(crate) fn fill(&self, found: &PatternMatch<'_>) -> Option<String> {
         let mut filled = String::new();
         for piece in &self.pieces {
             match piece {
-                Piece::Text(text) => filled.push_str(text),
-                Piece::Name(name) => filled.push_str(&found.segment(name)?),
+                TemplatePiece::Text(text) => filled.push_str(text),
+                TemplatePiece::Name(name) => filled.push_str(&found.segment(name)?),
             }
         }
         Some(filled)
@@ -73,8 +73,8 @@ impl Template {
         let mut filled = String::new();
         for piece in &self.pieces {
             match piece {
-                Piece::Text(text) => filled.push_str(text),
-                Piece::Name(_) => percent_encode(key, &mut filled),
+                TemplatePiece::Text(text) => filled.push_str(text),
+                TemplatePiece::Name(_) => percent_encode(key, &mut filled),
             }
         }
         filled

@@ -7,7 +7,7 @@ use http::{HeaderName, Method, StatusCode};
 use super::{KeyLength, Profile, StoreLoss};
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin, Rate};
-use crate::problem::{Retry, Shape, Situation, Telling};
+use crate::problem::{RetryAdvice, Shape, Situation, SituationText};
 
 /// More than one client needs, but still a limit: a client in a loop must not fill the store.
 const LIMITS: InsertLimits = InsertLimits {
@@ -16,30 +16,30 @@ const LIMITS: InsertLimits = InsertLimits {
 };
 
 /// How this profile presents a situation.
-fn telling(situation: Situation) -> Telling {
+fn telling(situation: Situation) -> SituationText {
     let (status, retry) = match situation {
         Situation::KeyMissing
         | Situation::KeyMalformed
         | Situation::ScopeMissing
         | Situation::Ambiguous
-        | Situation::BodyMalformed => (StatusCode::BAD_REQUEST, Retry::Useless),
-        Situation::CredentialRefused => (StatusCode::UNAUTHORIZED, Retry::Useless),
-        Situation::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, Retry::Useless),
-        Situation::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, Retry::Useful),
-        Situation::Conflict => (StatusCode::UNPROCESSABLE_ENTITY, Retry::Useless),
-        Situation::InFlight => (StatusCode::CONFLICT, Retry::Useful),
-        Situation::Expired => (StatusCode::GONE, Retry::Useless),
-        Situation::InDoubt | Situation::OutcomeNotKept => (StatusCode::CONFLICT, Retry::Useless),
-        Situation::NoRoute => (StatusCode::NOT_FOUND, Retry::Useless),
+        | Situation::BodyMalformed => (StatusCode::BAD_REQUEST, RetryAdvice::Useless),
+        Situation::CredentialRefused => (StatusCode::UNAUTHORIZED, RetryAdvice::Useless),
+        Situation::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, RetryAdvice::Useless),
+        Situation::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, RetryAdvice::Useful),
+        Situation::Conflict => (StatusCode::UNPROCESSABLE_ENTITY, RetryAdvice::Useless),
+        Situation::InFlight => (StatusCode::CONFLICT, RetryAdvice::Useful),
+        Situation::Expired => (StatusCode::GONE, RetryAdvice::Useless),
+        Situation::InDoubt | Situation::OutcomeNotKept => (StatusCode::CONFLICT, RetryAdvice::Useless),
+        Situation::NoRoute => (StatusCode::NOT_FOUND, RetryAdvice::Useless),
         Situation::StoreUnavailable | Situation::VerifyUnavailable | Situation::Overloaded => {
-            (StatusCode::SERVICE_UNAVAILABLE, Retry::Useful)
+            (StatusCode::SERVICE_UNAVAILABLE, RetryAdvice::Useful)
         }
-        Situation::RateLimited => (StatusCode::TOO_MANY_REQUESTS, Retry::Useful),
-        Situation::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, Retry::Useful),
-        Situation::UpstreamUnknown => (StatusCode::BAD_GATEWAY, Retry::Useless),
+        Situation::RateLimited => (StatusCode::TOO_MANY_REQUESTS, RetryAdvice::Useful),
+        Situation::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, RetryAdvice::Useful),
+        Situation::UpstreamUnknown => (StatusCode::BAD_GATEWAY, RetryAdvice::Useless),
     };
-    let recovery = if retry == Retry::Useful { "transient" } else { "correctable" };
-    Telling { status, kind: "idempotency_error", retry, hint: None, recovery, hint_within: None }
+    let recovery = if retry == RetryAdvice::Useful { "transient" } else { "correctable" };
+    SituationText { status, kind: "idempotency_error", retry, hint: None, recovery, hint_within: None }
 }
 
 impl Profile {

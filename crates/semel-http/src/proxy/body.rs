@@ -16,7 +16,7 @@ use crate::edge::timer::Timer;
 /// The body of an upstream's answer. Returns its connection to the pool after it was read completely; if it is dropped earlier, the
 /// connection is closed.
 #[derive(Debug)]
-pub struct Reply {
+pub struct UpstreamBody {
     incoming: Incoming,
     loan: Option<Loan>,
     silence: Timer,
@@ -24,7 +24,7 @@ pub struct Reply {
     deadline: Option<Instant>,
 }
 
-impl Reply {
+impl UpstreamBody {
     pub(super) fn new(
         incoming: Incoming,
         loan: Option<Loan>,
@@ -49,7 +49,7 @@ impl Reply {
     }
 }
 
-impl Body for Reply {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = Error;
 

@@ -6,7 +6,7 @@ use std::io;
 use http::StatusCode;
 
 use crate::BoxError;
-use crate::call::{CallError, Fate};
+use crate::call::{CallError, CallFate};
 
 /// A request without an answer.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ impl Error {
 
     /// Whether the upstream may have acted.
     #[must_use]
-    pub fn fate(&self) -> Fate {
+    pub fn fate(&self) -> CallFate {
         match self {
             Self::Connect(_)
             | Self::ConnectTimeout
@@ -77,8 +77,8 @@ impl Error {
             | Self::Closed
             | Self::Refused(_)
             | Self::NoUpstream
-            | Self::Target => Fate::Undelivered,
-            Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => Fate::Unknown,
+            | Self::Target => CallFate::Undelivered,
+            Self::RequestBody(_) | Self::Cut(_) | Self::Switched | Self::Timeout => CallFate::Unknown,
         }
     }
 
@@ -103,8 +103,8 @@ impl From<Error> for CallError {
     fn from(error: Error) -> Self {
         let status = error.status();
         match error.fate() {
-            Fate::Undelivered => Self::undelivered(error).with_status(status),
-            Fate::Unknown => Self::unknown(error).with_status(status),
+            CallFate::Undelivered => Self::undelivered(error).with_status(status),
+            CallFate::Unknown => Self::unknown(error).with_status(status),
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Settings for an upstream. The defaults suit an HTTP/1.1 server nearby.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ProxyOptions {
     /// The version of HTTP.
     pub protocol: Protocol,
     /// A PEM file with certificates that are trusted instead of the public roots.
@@ -35,7 +35,7 @@ pub struct Options {
     pub via: Option<String>,
 }
 
-impl Default for Options {
+impl Default for ProxyOptions {
     fn default() -> Self {
         Self {
             protocol: Protocol::Auto,

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::error::Error;
-use super::options::Options;
-use super::stream::{Connector, Spoken, Stream};
+use super::options::ProxyOptions;
+use super::stream::{Connector, Spoken, UpstreamStream};
 use super::upstream::Upstream;
 use crate::Body;
 use crate::edge::TlsError;
@@ -34,7 +34,7 @@ type Sender2 = http2::SendRequest<Body>;
 /// The connections to one upstream.
 pub(super) struct Pool {
     pub(super) upstream: Upstream,
-    pub(super) options: Options,
+    pub(super) options: ProxyOptions,
     connector: Connector,
     /// Idle HTTP/1 connections, the most recently used one last. Those at the front age and are closed.
     idle: Mutex<Vec<Idle>>,
@@ -49,12 +49,12 @@ pub(super) struct Pool {
 }
 
 struct Idle {
-    line: Line,
+    line: Http1Connection,
     since: Instant,
 }
 
 /// An HTTP/1 connection.
-pub(super) struct Line {
+pub(super) struct Http1Connection {
     sender: Sender1,
     drive: Drive,
     /// Measures the wait for answers. Stays with the connection, so that a request need not arm its own timer.
@@ -107,15 +107,15 @@ impl Drive {
 }
 
 /// A connection for one request.
-pub(super) enum Ride {
+pub(super) enum UpstreamConnection {
     /// It was used before.
-    Reused(Line),
-    Fresh(Line),
+    Reused(Http1Connection),
+    Fresh(Http1Connection),
     Shared(Sender2),
 }
 
 impl Pool {
-    pub(super) fn new(upstream: Upstream, options: Options) -> Result<Self, TlsError> {
+    pub(super) fn new(upstream: Upstream, options: ProxyOptions) -> Result<Self, TlsError> {
         let connector = Connector::new(&upstream, &options)?;
         Ok(Self {
             speaks_http1: AtomicBool::new(connector.known() == Some(Spoken::Http1)),
@@ -130,7 +130,7 @@ impl Pool {
     }
 
     /// An open connection, or a new one.
-    pub(super) async fn ride(&self) -> Result<Ride, Error> {
+    pub(super) async fn ride(&self) -> Result<UpstreamConnection, Error> {
         if let Some(ride) = self.shared().or_else(|| self.unused()) {
             return Ok(ride);
         }
@@ -141,7 +141,7 @@ impl Pool {
         Box::pin(self.connect_in_turn()).await
     }
 
-    async fn connect_in_turn(&self) -> Result<Ride, Error> {
+    async fn connect_in_turn(&self) -> Result<UpstreamConnection, Error> {
         let _turn = self.connecting.lock().await;
         match self.shared() {
             Some(ride) => Ok(ride),
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    fn shared(&self) -> Option<Ride> {
+    fn shared(&self) -> Option<UpstreamConnection> {
         if self.connector.known() == Some(Spoken::Http1) {
             return None;
         }
@@ -157,10 +157,10 @@ impl Pool {
         if shared.as_ref().is_some_and(Sender2::is_closed) {
             *shared = None;
         }
-        shared.clone().map(Ride::Shared)
+        shared.clone().map(UpstreamConnection::Shared)
     }
 
-    fn unused(&self) -> Option<Ride> {
+    fn unused(&self) -> Option<UpstreamConnection> {
         let mut idle = self.idle.lock();
         while let Some(Idle { line, since }) = idle.pop() {
             if since.elapsed() > self.options.idle {
@@ -169,7 +169,7 @@ impl Pool {
                 return None;
             }
             if !line.sender.is_closed() {
-                return Some(Ride::Reused(line));
+                return Some(UpstreamConnection::Reused(line));
             }
         }
         None
@@ -179,26 +179,30 @@ impl Pool {
         self.idle.lock().len()
     }
 
-    async fn connect(&self) -> Result<Ride, Error> {
+    async fn connect(&self) -> Result<UpstreamConnection, Error> {
         let open = async {
             let (stream, spoken) = self.connector.connect(&self.upstream).await?;
             self.speaks_http1.store(spoken == Spoken::Http1, Ordering::Release);
             match spoken {
                 Spoken::Http1 => {
                     let (sender, drive) = open_http1(stream).await?;
-                    Ok(Ride::Fresh(Line { sender, drive, silence: Timer::default() }))
+                    Ok(UpstreamConnection::Fresh(Http1Connection {
+                        sender,
+                        drive,
+                        silence: Timer::default(),
+                    }))
                 }
                 Spoken::Http2 => {
                     let sender = open_http2(stream, &self.options).await?;
                     *self.shared.lock() = Some(sender.clone());
-                    Ok(Ride::Shared(sender))
+                    Ok(UpstreamConnection::Shared(sender))
                 }
             }
         };
         tokio::time::timeout(self.options.connect, open).await.unwrap_or(Err(Error::ConnectTimeout))
     }
 
-    fn keep(self: &Arc<Self>, line: Line) {
+    fn keep(self: &Arc<Self>, line: Http1Connection) {
         if line.sender.is_closed() {
             return;
         }
@@ -245,7 +249,7 @@ impl Pool {
     }
 }
 
-async fn open_http1(stream: Stream) -> Result<(Sender1, Drive), Error> {
+async fn open_http1(stream: UpstreamStream) -> Result<(Sender1, Drive), Error> {
     let handshake = http1::Builder::new().handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|error| Error::Handshake(error.into()))?;
     let connection = async move {
@@ -256,7 +260,7 @@ async fn open_http1(stream: Stream) -> Result<(Sender1, Drive), Error> {
     Ok((sender, Drive::Waiter(Box::pin(connection))))
 }
 
-async fn open_http2(stream: Stream, options: &Options) -> Result<Sender2, Error> {
+async fn open_http2(stream: UpstreamStream, options: &ProxyOptions) -> Result<Sender2, Error> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new()).keep_alive_interval(options.idle).keep_alive_timeout(options.connect);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
@@ -287,7 +291,7 @@ impl From<TrySendError<Request<Body>>> for Unsent {
     }
 }
 
-impl Ride {
+impl UpstreamConnection {
     pub(super) fn is_http2(&self) -> bool {
         matches!(self, Self::Shared(_))
     }
@@ -315,7 +319,7 @@ impl Ride {
                 if poll_fn(|context| line.poll_ready(context)).await.is_err() {
                     return Err(Unsent::Back(request));
                 }
-                let Line { sender, drive, silence } = &mut line;
+                let Http1Connection { sender, drive, silence } = &mut line;
                 let answer = pin!(sender.try_send_request(*request));
                 let response = in_time(answer, drive, silence, limit, deadline).await?;
                 Ok((response, Some(Loan { line, pool: Arc::clone(pool) })))
@@ -354,7 +358,7 @@ fn in_time(
     })
 }
 
-impl Line {
+impl Http1Connection {
     /// Ready if it can take a request. Polls the connection first, because nothing polls an idle connection.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
         // Without this task's waker at first: the request that follows would wake it for nothing.
@@ -373,7 +377,7 @@ impl Line {
 
 /// A connection that is in use for one answer.
 pub(super) struct Loan {
-    line: Line,
+    line: Http1Connection,
     pool: Arc<Pool>,
 }
 

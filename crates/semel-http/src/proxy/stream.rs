@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::error::Error;
-use super::options::{ConnectionLimit, ConnectionPlace, Options, Protocol};
+use super::options::{ConnectionLimit, ConnectionPlace, Protocol, ProxyOptions};
 use super::upstream::Upstream;
 use crate::edge::tls::{TlsError, read_certificates};
 
@@ -34,7 +34,7 @@ pub(super) enum Spoken {
 }
 
 impl Connector {
-    pub(super) fn new(upstream: &Upstream, options: &Options) -> Result<Self, TlsError> {
+    pub(super) fn new(upstream: &Upstream, options: &ProxyOptions) -> Result<Self, TlsError> {
         let tls = if upstream.is_tls() { Some(tls(upstream, options)?) } else { None };
         Ok(Self { tls, protocol: options.protocol, limit: options.connections.clone() })
     }
@@ -48,7 +48,7 @@ impl Connector {
         }
     }
 
-    pub(super) async fn connect(&self, upstream: &Upstream) -> Result<(Stream, Spoken), Error> {
+    pub(super) async fn connect(&self, upstream: &Upstream) -> Result<(UpstreamStream, Spoken), Error> {
         // The wait counts towards the connect timeout.
         let place = match &self.limit {
             Some(limit) => Some(limit.take().await),
@@ -62,7 +62,7 @@ impl Connector {
         // Sends requests as soon as they are ready.
         let _ = stream.set_nodelay(true);
         let Some((connector, name)) = &self.tls else {
-            let stream = Stream { link: Link::Plain(stream), _place: place };
+            let stream = UpstreamStream { link: StreamKind::Plain(stream), _place: place };
             return Ok((stream, self.known().unwrap_or(Spoken::Http1)));
         };
         let stream =
@@ -74,11 +74,11 @@ impl Connector {
             }
             _ => Spoken::Http1,
         };
-        Ok((Stream { link: Link::Tls(Box::new(stream)), _place: place }, spoken))
+        Ok((UpstreamStream { link: StreamKind::Tls(Box::new(stream)), _place: place }, spoken))
     }
 }
 
-fn tls(upstream: &Upstream, options: &Options) -> Result<(TlsConnector, ServerName<'static>), TlsError> {
+fn tls(upstream: &Upstream, options: &ProxyOptions) -> Result<(TlsConnector, ServerName<'static>), TlsError> {
     let mut roots = RootCertStore::empty();
     match &options.ca {
         Some(path) => {
@@ -103,35 +103,35 @@ fn tls(upstream: &Upstream, options: &Options) -> Result<(TlsConnector, ServerNa
 }
 
 /// An open connection.
-pub(super) struct Stream {
-    link: Link,
+pub(super) struct UpstreamStream {
+    link: StreamKind,
     /// Stays with the socket, also when it becomes a tunnel.
     _place: Option<ConnectionPlace>,
 }
 
-enum Link {
+enum StreamKind {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for UpstreamStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &mut self.get_mut().link {
-            Link::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Link::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            StreamKind::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            StreamKind::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for UpstreamStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().link {
-            Link::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Link::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+            StreamKind::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            StreamKind::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -141,29 +141,29 @@ impl AsyncWrite for Stream {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().link {
-            Link::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Link::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            StreamKind::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            StreamKind::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
         match &self.link {
-            Link::Plain(stream) => stream.is_write_vectored(),
-            Link::Tls(stream) => stream.is_write_vectored(),
+            StreamKind::Plain(stream) => stream.is_write_vectored(),
+            StreamKind::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().link {
-            Link::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Link::Tls(stream) => Pin::new(stream).poll_flush(context),
+            StreamKind::Plain(stream) => Pin::new(stream).poll_flush(context),
+            StreamKind::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().link {
-            Link::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Link::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            StreamKind::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            StreamKind::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

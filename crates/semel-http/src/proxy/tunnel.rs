@@ -14,14 +14,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use crate::Body;
-use crate::edge::Ending;
+use crate::edge::ListenerEnd;
 
 /// The client's half of a possible tunnel.
 pub(super) struct Entrance {
     client: OnUpgrade,
     protocol: HeaderValue,
     /// Signals the end of the listener, if there is one.
-    ending: Option<Ending>,
+    ending: Option<ListenerEnd>,
 }
 
 impl Entrance {
@@ -29,7 +29,7 @@ impl Entrance {
     pub(super) fn take<B>(request: &mut Request<B>) -> Option<Self> {
         let client = request.extensions_mut().remove::<OnUpgrade>()?;
         let protocol = request.headers().get(header::UPGRADE)?.clone();
-        let ending = request.extensions_mut().remove::<Ending>();
+        let ending = request.extensions_mut().remove::<ListenerEnd>();
         Some(Self { client, protocol, ending })
     }
 
@@ -65,8 +65,8 @@ impl Entrance {
                 return;
             };
             let moved = Arc::new(Mutex::new(Instant::now()));
-            let mut client = Watched { io: TokioIo::new(client), moved: Arc::clone(&moved) };
-            let mut upstream = Watched { io: TokioIo::new(upstream), moved: Arc::clone(&moved) };
+            let mut client = WatchedStream { io: TokioIo::new(client), moved: Arc::clone(&moved) };
+            let mut upstream = WatchedStream { io: TokioIo::new(upstream), moved: Arc::clone(&moved) };
             // The two sides handle errors of the tunnel.
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
@@ -89,18 +89,18 @@ async fn silence(moved: &Mutex<Instant>, idle: Duration) {
 }
 
 /// One side of a tunnel, which records when bytes pass.
-struct Watched<IO> {
+struct WatchedStream<IO> {
     io: IO,
     moved: Arc<Mutex<Instant>>,
 }
 
-impl<IO> Watched<IO> {
+impl<IO> WatchedStream<IO> {
     fn note(&self) {
         *self.moved.lock() = Instant::now();
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for WatchedStream<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -115,7 +115,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for WatchedStream<IO> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

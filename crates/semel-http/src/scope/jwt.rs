@@ -26,7 +26,7 @@ const FORM: &str = "the bearer token is not a signed JWT";
 /// Verifies bearer tokens and reads one of their claims.
 pub struct Verifier {
     claim: String,
-    keys: Vec<Key>,
+    keys: Vec<JwtKey>,
     issuer: Option<String>,
     audience: Option<String>,
     leeway: Duration,
@@ -37,14 +37,14 @@ pub struct Verifier {
 #[must_use = "nothing is built until build is called"]
 pub struct VerifierBuilder {
     claim: String,
-    keys: Result<Vec<Key>, PolicyError>,
+    keys: Result<Vec<JwtKey>, PolicyError>,
     issuer: Option<String>,
     audience: Option<String>,
     leeway: Duration,
     clock: Arc<dyn Clock>,
 }
 
-struct Key {
+struct JwtKey {
     id: Option<String>,
     material: Material,
 }
@@ -90,7 +90,7 @@ impl VerifierBuilder {
             let reason = "an HS256 secret must have at least 32 bytes".to_owned();
             self.keys = Err(PolicyError::KeySet { reason });
         } else if let Ok(keys) = &mut self.keys {
-            keys.push(Key {
+            keys.push(JwtKey {
                 id: None,
                 material: Material::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)),
             });
@@ -160,7 +160,7 @@ struct SetKey {
     y: Option<String>,
 }
 
-fn read_set(json: &[u8]) -> Result<Vec<Key>, String> {
+fn read_set(json: &[u8]) -> Result<Vec<JwtKey>, String> {
     let set: Set = serde_json::from_slice(json)
         .map_err(|_| "it is not a JSON object with an array \"keys\"".to_owned())?;
     let mut keys = Vec::new();
@@ -193,7 +193,7 @@ fn read_set(json: &[u8]) -> Result<Vec<Key>, String> {
             }
             _ => continue,
         };
-        keys.push(Key { id: key.kid, material });
+        keys.push(JwtKey { id: key.kid, material });
     }
     if keys.is_empty() {
         return Err("it has no RSA key for RS256 and no P-256 key for ES256".to_owned());
@@ -202,7 +202,7 @@ fn read_set(json: &[u8]) -> Result<Vec<Key>, String> {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct JwtHeader {
     alg: String,
     kid: Option<String>,
     crit: Option<serde_json::Value>,
@@ -256,7 +256,7 @@ impl Verifier {
             return Err(FORM);
         };
         let signed = &token[..head.len() + 1 + claims.len()];
-        let head: Head = decode(head).and_then(|json| serde_json::from_slice(&json).ok()).ok_or(FORM)?;
+        let head: JwtHeader = decode(head).and_then(|json| serde_json::from_slice(&json).ok()).ok_or(FORM)?;
         if head.crit.is_some() {
             return Err("the bearer token requires an unknown extension");
         }
@@ -313,9 +313,9 @@ impl Verifier {
     }
 }
 
-impl Key {
+impl JwtKey {
     /// True if a token may be signed with this key.
-    fn fits(&self, head: &Head) -> bool {
+    fn fits(&self, head: &JwtHeader) -> bool {
         let alg = match self.material {
             Material::Secret(_) => "HS256",
             Material::Rsa { .. } => "RS256",

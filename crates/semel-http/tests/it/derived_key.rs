@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use semel::Mode;
 use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, When};
+use semel::testkit::fault::{InjectedFault, StoreCall, When};
 use semel_http::call::CallError;
 use semel_http::policy::{Ambiguous, KeyRequired, PolicyBuilder, StoreDown};
 use semel_http::{Body, KeySource, Profile, RoutePolicy};
@@ -181,14 +181,14 @@ async fn keys_made_of_the_request_leave_it_as_it_is() {
 #[tokio::test]
 async fn the_clients_key_stays_back_while_the_store_is_away() {
     let short = Duration::from_millis(100);
-    for call in [Call::Claim, Call::Begin] {
+    for call in [StoreCall::Claim, StoreCall::Begin] {
         let kit = Kit::route(Upstream::counting(), |route| {
             keyed_json("/key")(route).store_down(StoreDown::Open).lease(short).wait(short)
         });
         let body = format!("{{\"key\":\"{OWN}\"}}");
         // The deployment's secret is known from an earlier request.
         kit.send(request("{\"key\":\"earlier-0123456789\"}")).await;
-        kit.store.script(call, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+        kit.store.script(call, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
         let away = kit.send(request(body.clone())).await;
         assert_eq!((away.text(), away.is_stored()), ("call 2", false), "{call:?}");
         let during = kit.upstream.last();
@@ -204,7 +204,7 @@ async fn the_clients_key_stays_back_while_the_store_is_away() {
     }
     // Without the secret there is no derived key, and the client's own does not pass in its place.
     let kit = Kit::route(Upstream::counting(), |route| route.mode(Mode::Keyed).store_down(StoreDown::Open));
-    kit.store.script(Call::Secret, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    kit.store.script(StoreCall::Secret, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     kit.send(post_body(OWN, "{}")).await.assert_problem(503, "store_unavailable");
     assert_eq!(kit.upstream.calls(), 0);
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use http_body::{Body as _, Frame};
-use semel::testkit::fault::{Call, Fault, Gate, When};
-use semel_http::observe::Outcome;
+use semel::testkit::fault::{FaultGate, InjectedFault, StoreCall, When};
+use semel_http::observe::AnswerOutcome;
 use semel_http::{Body, BoxError};
 
 use crate::kit::{Kit, Upstream, eventually, gated, post, post_body};
@@ -75,8 +75,8 @@ async fn polled<F: Future + Unpin>(call: &mut F) -> bool {
 #[tokio::test]
 async fn gone_mid_complete() {
     let kit = Kit::new(Upstream::counting());
-    let gate = Gate::closed();
-    kit.store.script(Call::Complete, When::First(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    kit.store.script(StoreCall::Complete, When::First(1), InjectedFault::HoldRequest(gate.clone()));
     let client = tokio::spawn({
         let kit = kit.clone();
         async move { kit.begin(post("k")).await.map(drop) }
@@ -133,7 +133,7 @@ async fn slow_body() {
     let answer = kit.send(post_body("k", stuck())).await;
     answer.assert_problem(408, "body_timeout");
     assert_eq!((kit.store.all_calls(), kit.upstream.calls()), (0, 0));
-    assert_eq!(kit.count(Outcome::Refused(semel_http::Situation::BodyTimeout)), 1);
+    assert_eq!(kit.count(AnswerOutcome::Refused(semel_http::Situation::BodyTimeout)), 1);
 }
 
 // oversize

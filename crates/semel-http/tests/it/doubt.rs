@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use semel::Mode;
 use semel_http::Body;
 use semel_http::call::CallError;
-use semel_http::observe::Outcome;
+use semel_http::observe::AnswerOutcome;
 use semel_http::policy::{Absent, CallTemplate, OnDoubt, PolicyBuilder, Probe};
 
 use crate::kit::{Kit, Upstream, eventually, post, with};
@@ -39,7 +39,7 @@ async fn marked_is_in_doubt() {
         let kit = Kit::new(failing(fail));
         let first = kit.send(post("k")).await;
         assert_eq!((first.status.as_u16(), first.is_stored()), (status, false), "{what}");
-        assert_eq!(kit.count(Outcome::Doubtful), 1, "{what}");
+        assert_eq!(kit.count(AnswerOutcome::Doubtful), 1, "{what}");
         kit.guard.engine().drain().await;
         for _ in 0..2 {
             kit.send(post("k")).await.assert_problem(409, "in_doubt");
@@ -245,7 +245,7 @@ async fn verify_before_every_replay() {
         kit.send(post("k")).await.assert_problem(503, "verify_unavailable");
     }
     let paid = kit.upstream.seen().iter().filter(|seen| seen.uri.path() == "/v1/payments").count();
-    assert_eq!((paid, kit.count(Outcome::VerifyRefused)), (1, 2));
+    assert_eq!((paid, kit.count(AnswerOutcome::VerifyRefused)), (1, 2));
 }
 
 // keyed: the derived key replaces the client's, is the same on every attempt, and tells nothing of it.

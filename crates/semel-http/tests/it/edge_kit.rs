@@ -11,7 +11,7 @@ use http::{Request, Response};
 use parking_lot::Mutex;
 use semel::Engine;
 use semel::store::MemoryStore;
-use semel_http::edge::{self, Drained, Options, Patience};
+use semel_http::edge::{self, ClientTimeouts, DrainResult, EdgeOptions};
 use semel_http::layer::Guarded;
 use semel_http::proxy::{self, Proxy};
 use semel_http::{BoxError, Guard, RoutePolicy, Scope};
@@ -223,10 +223,10 @@ async fn take_until(stream: &mut TcpStream, buffer: &mut Vec<u8>, end: &[u8]) ->
 // === the gateway ===
 
 /// Limits that a test reaches quickly.
-pub(crate) fn small() -> Options {
-    let mut options = Options { drain: Duration::from_secs(5), ..Options::default() };
+pub(crate) fn small() -> EdgeOptions {
+    let mut options = EdgeOptions { drain: Duration::from_secs(5), ..EdgeOptions::default() };
     options.limits.body_bytes = 256 * 1024;
-    options.patience = Patience {
+    options.patience = ClientTimeouts {
         head: Duration::from_millis(300),
         body: Duration::from_millis(300),
         body_rate: 64 * 1024,
@@ -241,33 +241,33 @@ pub(crate) fn small() -> Options {
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Drained>,
+    task: JoinHandle<DrainResult>,
 }
 
 impl Gateway {
     /// Before `upstream`, with limits that a test reaches quickly.
     pub(crate) async fn before(upstream: &Upstream) -> Self {
-        Self::with(&upstream.url(), small(), proxy::Options::default()).await
+        Self::with(&upstream.url(), small(), proxy::ProxyOptions::default()).await
     }
 
-    pub(crate) async fn with(upstream: &str, edge: Options, proxy: proxy::Options) -> Self {
+    pub(crate) async fn with(upstream: &str, edge: EdgeOptions, proxy: proxy::ProxyOptions) -> Self {
         Self::of(Proxy::new(upstream.parse().unwrap(), proxy).unwrap(), edge).await
     }
 
     /// With a guard between listener and proxy, on the memory store.
     pub(crate) async fn guarded(upstream: &str, route: Option<RoutePolicy>) -> Self {
-        let options = proxy::Options { read: Duration::from_secs(2), ..proxy::Options::default() };
+        let options = proxy::ProxyOptions { read: Duration::from_secs(2), ..proxy::ProxyOptions::default() };
         let proxy = Proxy::new(upstream.parse().unwrap(), options).unwrap();
         let engine = Engine::builder(MemoryStore::new()).build().unwrap();
         let guard = Guard::builder(engine).scope(Scope::SingleTenant);
         let guard = route.into_iter().fold(guard, |guard, route| guard.route(route)).build().unwrap();
-        let options = Options { shortcut: Some(Arc::new(guard.clone())), ..small() };
+        let options = EdgeOptions { shortcut: Some(Arc::new(guard.clone())), ..small() };
         Self::of(Guarded::new(guard, proxy), options).await
     }
 
-    pub(crate) async fn of<S, B>(service: S, edge: Options) -> Self
+    pub(crate) async fn of<S, B>(service: S, edge: EdgeOptions) -> Self
     where
-        S: Service<Request<edge::Body>, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<Request<edge::RequestBody>, Response = Response<B>> + Clone + Send + 'static,
         S::Error: Into<BoxError> + Send,
         S::Future: Send,
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
@@ -298,7 +298,7 @@ impl Gateway {
         self.stop.take().unwrap().send(()).unwrap();
     }
 
-    pub(crate) async fn stopped(self) -> Drained {
+    pub(crate) async fn stopped(self) -> DrainResult {
         tokio::time::timeout(DEADLINE, self.task).await.expect("the listener ends").unwrap()
     }
 }

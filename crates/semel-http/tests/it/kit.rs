@@ -15,7 +15,7 @@ use semel::testkit::fault::FaultStore;
 use semel::time::ManualClock;
 use semel_http::call::{BoxFuture, ServiceCaller};
 use semel_http::guard::GuardBuilder;
-use semel_http::observe::{Counters, Outcome};
+use semel_http::observe::{AnswerCounters, AnswerOutcome};
 use semel_http::policy::PolicyBuilder;
 use semel_http::{Body, BoxError, Guard, Profile, RoutePolicy};
 use tokio::sync::Semaphore;
@@ -110,7 +110,7 @@ pub(crate) struct Kit {
     pub(crate) upstream: Upstream,
     pub(crate) store: Arc<FaultStore<MemoryStore>>,
     pub(crate) clock: ManualClock,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<AnswerCounters>,
 }
 
 impl Kit {
@@ -159,7 +159,7 @@ impl Kit {
         upstream: Upstream,
         settings: impl FnOnce(GuardBuilder) -> GuardBuilder,
     ) -> Self {
-        let counters = Arc::new(Counters::new());
+        let counters = Arc::new(AnswerCounters::new());
         let guard = Guard::builder(engine)
             .caller(Arc::new(ServiceCaller(upstream.clone())))
             .observe(counters.clone());
@@ -178,7 +178,7 @@ impl Kit {
         self.guard.handle(self.upstream.clone(), request).await
     }
 
-    pub(crate) fn count(&self, outcome: Outcome) -> u64 {
+    pub(crate) fn count(&self, outcome: AnswerOutcome) -> u64 {
         self.counters.count(outcome)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderName, Method, Request, StatusCode};
 use semel::store::MemoryStore;
 use semel::{Engine, Mode};
-use semel_http::call::Upstream as Named;
+use semel_http::call::UpstreamName as Named;
 use semel_http::policy::{
     Absent, CallTemplate, InsertLimits, KeyRequired, OnDoubt, PolicyBuilder, Probe, Rate,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{Method, Response};
 use semel::Mode;
-use semel::testkit::fault::Call;
+use semel::testkit::fault::StoreCall;
 use semel_http::Body;
 use semel_http::call::CallError;
 use semel_http::policy::{Absent, CallTemplate, OnDoubt, Pin, PolicyBuilder, Probe};
@@ -187,10 +187,10 @@ async fn a_late_owner_without_an_outcome_waits_for_the_new_owner() {
         owner.clock.advance(Duration::from_secs(31));
         let taking_over = sent(&other);
         eventually("the second call is held", || upstream.calls() == 2).await;
-        let gets = owner.store.calls(Call::Get);
+        let gets = owner.store.calls(StoreCall::Get);
         gates.open(1);
         // It looks what stands, and waits; or it is done, which the assertion below finds out.
-        let looked = || owning.is_finished() || owner.store.calls(Call::Get) > gets;
+        let looked = || owning.is_finished() || owner.store.calls(StoreCall::Get) > gets;
         eventually("the late owner looks what stands", looked).await;
         gates.open(2);
         assert_eq!(told(&taking_over.await.unwrap()), (200, "taken over", false), "{what}");

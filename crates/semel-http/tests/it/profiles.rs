@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
 use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, When};
+use semel::testkit::fault::{InjectedFault, StoreCall, When};
 use semel_http::call::CallError;
 use semel_http::policy::{InFlight, InsertLimits, KeyRequired, Pin, Rate};
-use semel_http::problem::{Problem, Retry, Shape};
+use semel_http::problem::{Problem, RetryAdvice, Shape};
 use semel_http::{Body, Codec, KeySource, Profile, RoutePolicy, Situation};
 
 use crate::kit::{Answered, Kit, Upstream, eventually, post, post_body, with};
@@ -28,7 +28,7 @@ fn is_stripe(profile: &Profile) -> bool {
 }
 
 /// The body is in the profile's shape.
-fn assert_shape(profile: &Profile, answer: &Answered, kind: &str, retry: Retry) {
+fn assert_shape(profile: &Profile, answer: &Answered, kind: &str, retry: RetryAdvice) {
     let json = answer.json();
     if is_stripe(profile) {
         assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -38,7 +38,7 @@ fn assert_shape(profile: &Profile, answer: &Answered, kind: &str, retry: Retry) 
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
         assert_eq!(json["status"], answer.status.as_u16());
         assert_eq!(json["type"], format!("urn:semel:problem:{}", answer.code()));
-        assert_eq!(json["retryable"], retry == Retry::Useful, "{}", profile.name);
+        assert_eq!(json["retryable"], retry == RetryAdvice::Useful, "{}", profile.name);
         for member in ["title", "detail"] {
             assert!(json[member].as_str().is_some_and(|text| !text.is_empty()), "{member}");
         }
@@ -59,7 +59,7 @@ async fn key_missing_where_required() {
         request.headers_mut().remove("idempotency-key");
         let answer = kit.send(request).await;
         answer.assert_problem(status, "key_missing");
-        assert_shape(&profile, &answer, "invalid_request_error", Retry::Useless);
+        assert_shape(&profile, &answer, "invalid_request_error", RetryAdvice::Useless);
         assert_eq!((kit.upstream.calls(), kit.store.all_calls()), (0, 0), "R1");
     }
 }
@@ -70,13 +70,13 @@ async fn key_malformed_and_no_scope() {
         let kit = Kit::profile(&profile, Upstream::counting());
         let answer = kit.send(post("two, keys")).await;
         answer.assert_problem(status, "key_malformed");
-        assert_shape(&profile, &answer, "invalid_request_error", Retry::Useless);
+        assert_shape(&profile, &answer, "invalid_request_error", RetryAdvice::Useless);
         let mut request = post("k");
         request.headers_mut().remove("authorization");
         let answer = kit.send(request).await;
         answer.assert_problem(status, "scope_missing");
         assert!(answer.text().contains("--scope single-tenant"));
-        assert_shape(&profile, &answer, "invalid_request_error", Retry::Useless);
+        assert_shape(&profile, &answer, "invalid_request_error", RetryAdvice::Useless);
         assert_eq!((kit.upstream.calls(), kit.store.all_calls()), (0, 0), "R1");
     }
 }
@@ -88,7 +88,7 @@ async fn other_payload() {
         kit.send(post_body("k", "1")).await;
         let answer = kit.send(post_body("k", "2")).await;
         answer.assert_problem(status, "conflict");
-        assert_shape(&profile, &answer, "idempotency_error", Retry::Useless);
+        assert_shape(&profile, &answer, "idempotency_error", RetryAdvice::Useless);
         assert_eq!(answer.header("retry-after"), None);
         assert_eq!(kit.upstream.calls(), 1);
     }
@@ -117,7 +117,7 @@ async fn in_flight_rejected_and_waited_for() {
             let answer = kit.send(post("k")).await;
             answer.assert_problem(status, "in_flight");
             assert!((1..=30).contains(&retry_after(&answer)), "R9");
-            assert_shape(&profile, &answer, "idempotency_error", Retry::Useful);
+            assert_shape(&profile, &answer, "idempotency_error", RetryAdvice::Useful);
             opened.send_replace(true);
             assert_eq!(first.await.unwrap().text(), "done");
             assert_eq!(kit.upstream.calls(), 1);
@@ -138,7 +138,7 @@ async fn expired_or_run_again() {
             assert_eq!(answer.text(), "call 2");
         } else {
             answer.assert_problem(status, "expired");
-            assert_shape(&profile, &answer, "idempotency_error", Retry::Useless);
+            assert_shape(&profile, &answer, "idempotency_error", RetryAdvice::Useless);
             kit.clock.advance(profile.memory);
             assert_eq!(kit.send(post("k")).await.text(), "call 2", "after its memory a key is new");
         }
@@ -159,10 +159,10 @@ async fn in_doubt() {
         let kit = Kit::profile(&profile, upstream);
         let first = kit.send(post("k")).await;
         first.assert_problem(502, "upstream_unknown");
-        assert_shape(&profile, &first, "api_error", Retry::Useless);
+        assert_shape(&profile, &first, "api_error", RetryAdvice::Useless);
         let answer = kit.send(post("k")).await;
         answer.assert_problem(status, "in_doubt");
-        assert_shape(&profile, &answer, "idempotency_error", Retry::Useless);
+        assert_shape(&profile, &answer, "idempotency_error", RetryAdvice::Useless);
         let should_retry = is_stripe(&profile).then_some("false");
         assert_eq!(answer.header("stripe-should-retry"), should_retry);
         assert_eq!(kit.upstream.calls(), 1);
@@ -176,7 +176,7 @@ async fn outcome_not_kept() {
         assert_eq!(kit.send(post("k")).await.text(), "call 1");
         let answer = kit.send(post("k")).await;
         answer.assert_problem(status, "outcome_not_kept");
-        assert_shape(&profile, &answer, "idempotency_error", Retry::Useless);
+        assert_shape(&profile, &answer, "idempotency_error", RetryAdvice::Useless);
         let should_retry = is_stripe(&profile).then_some("false");
         assert_eq!(answer.header("stripe-should-retry"), should_retry);
         assert_eq!(kit.upstream.calls(), 1, "never a second run");
@@ -187,11 +187,11 @@ async fn outcome_not_kept() {
 async fn store_down_closed() {
     for (profile, status) in each([503; 4]) {
         let kit = Kit::profile(&profile, Upstream::counting());
-        kit.store.script(Call::Claim, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+        kit.store.script(StoreCall::Claim, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
         let answer = kit.send(post("k")).await;
         answer.assert_problem(status, "store_unavailable");
         assert_eq!(retry_after(&answer), 1);
-        assert_shape(&profile, &answer, "api_error", Retry::Useful);
+        assert_shape(&profile, &answer, "api_error", RetryAdvice::Useful);
         assert_eq!(kit.upstream.calls(), 0);
     }
 }
@@ -206,7 +206,7 @@ async fn too_many_new_keys() {
         let answer = kit.send(post("k2")).await;
         answer.assert_problem(status, "rate_limited");
         assert_eq!(retry_after(&answer), 1);
-        assert_shape(&profile, &answer, "invalid_request_error", Retry::Useful);
+        assert_shape(&profile, &answer, "invalid_request_error", RetryAdvice::Useful);
         assert_eq!(kit.upstream.calls(), 1);
     }
 }

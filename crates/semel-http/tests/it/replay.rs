@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use semel_http::Body;
-use semel_http::observe::Outcome;
+use semel_http::observe::AnswerOutcome;
 
 use crate::kit::{Kit, Upstream, post, with};
 
@@ -113,7 +113,7 @@ async fn safe_methods_pass_through() {
         }
     }
     assert_eq!(kit.upstream.calls(), 10);
-    assert_eq!((kit.store.all_calls(), kit.count(Outcome::PassedOn)), (0, 10));
+    assert_eq!((kit.store.all_calls(), kit.count(AnswerOutcome::PassedOn)), (0, 10));
 }
 
 // An upgrade is offered by some clients on any request; a guarded one stays what it is.

@@ -6,10 +6,10 @@ use http::{HeaderValue, Response};
 use semel::Mode;
 use semel::record::Phase;
 use semel::store::{ErrorKind, Scan, Store};
-use semel::testkit::fault::{Call, Delivery, Fault, Gate, When};
+use semel::testkit::fault::{FaultGate, InjectedFault, StoreCall, WakeUpDelivery, When};
 use semel_http::Body;
 use semel_http::call::CallError;
-use semel_http::observe::{KeyUsed, Outcome};
+use semel_http::observe::{AnswerOutcome, KeyUsed};
 use semel_http::policy::StoreDown;
 
 use crate::kit::{Kit, Upstream, eventually, post};
@@ -28,7 +28,7 @@ const KINDS: [ErrorKind; 6] = [
 async fn closed() {
     for kind in KINDS {
         let kit = Kit::new(Upstream::counting());
-        kit.store.script(Call::Claim, When::First(1), Fault::Refuse(kind));
+        kit.store.script(StoreCall::Claim, When::First(1), InjectedFault::Refuse(kind));
         kit.send(post("k")).await.assert_problem(503, "store_unavailable");
         assert_eq!(kit.upstream.calls(), 0);
         assert_eq!(kit.send(post("k")).await.text(), "call 1", "and back when it is back");
@@ -38,17 +38,17 @@ async fn closed() {
 // open: passed on unprotected, and said.
 #[tokio::test]
 async fn open() {
-    for call in [Call::Claim, Call::Begin] {
+    for call in [StoreCall::Claim, StoreCall::Begin] {
         let short = Duration::from_millis(100);
         let kit = Kit::route(Upstream::counting(), |route| {
             route.store_down(StoreDown::Open).lease(short).wait(short)
         });
-        kit.store.script(call, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+        kit.store.script(call, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
         for number in 1..=2 {
             let answer = kit.send(post(&format!("k{number}"))).await;
             assert_eq!((answer.text(), answer.is_stored()), (format!("call {number}").as_str(), false));
         }
-        assert_eq!(kit.count(Outcome::Unprotected), 2, "{call:?}");
+        assert_eq!(kit.count(AnswerOutcome::Unprotected), 2, "{call:?}");
     }
 }
 
@@ -56,7 +56,7 @@ async fn open() {
 #[tokio::test]
 async fn open_is_closed_to_a_process_with_another_secret() {
     let kit = Kit::route(Upstream::counting(), |route| route.store_down(StoreDown::Open));
-    kit.store.script(Call::Claim, When::First(1), Fault::Refuse(ErrorKind::SecretDiffers));
+    kit.store.script(StoreCall::Claim, When::First(1), InjectedFault::Refuse(ErrorKind::SecretDiffers));
     let answer = kit.send(post("k")).await;
     answer.assert_problem(503, "store_unavailable");
     assert!(answer.header("retry-after").is_some());
@@ -68,7 +68,7 @@ async fn open_is_closed_to_a_process_with_another_secret() {
 async fn no_begin_no_call() {
     let short = Duration::from_millis(100);
     let kit = Kit::route(Upstream::counting(), |route| route.lease(short).wait(short));
-    kit.store.script(Call::Begin, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    kit.store.script(StoreCall::Begin, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     kit.send(post("k")).await.assert_problem(503, "store_unavailable");
     assert_eq!(kit.upstream.calls(), 0);
     kit.store.heal();
@@ -81,21 +81,25 @@ async fn no_begin_no_call() {
 async fn begin_comes_after_the_claim_and_before_the_call() {
     let kit = Kit::new(Upstream::counting());
     let upstream = kit.upstream.clone();
-    kit.store.script(Call::Begin, When::Always, Fault::after(move || assert_eq!(upstream.calls(), 0)));
+    kit.store.script(
+        StoreCall::Begin,
+        When::Always,
+        InjectedFault::after(move || assert_eq!(upstream.calls(), 0)),
+    );
     kit.send(post("k")).await;
-    let calls = [Call::Claim, Call::Begin, Call::Complete].map(|call| kit.store.calls(call));
+    let calls = [StoreCall::Claim, StoreCall::Begin, StoreCall::Complete].map(|call| kit.store.calls(call));
     assert_eq!(calls, [1, 1, 1], "one store call each");
     kit.send(post("k")).await;
-    let calls = [Call::Claim, Call::Begin, Call::Complete].map(|call| kit.store.calls(call));
+    let calls = [StoreCall::Claim, StoreCall::Begin, StoreCall::Complete].map(|call| kit.store.calls(call));
     assert_eq!(calls, [2, 1, 1], "a replay asks once");
 }
 
 // X8, claim_reply_lost, publish_reply_lost: a lost reply is asked for again, by the same owner.
 #[tokio::test]
 async fn lost_replies_change_nothing() {
-    for call in [Call::Claim, Call::Begin, Call::Complete] {
+    for call in [StoreCall::Claim, StoreCall::Begin, StoreCall::Complete] {
         let kit = Kit::new(Upstream::counting());
-        kit.store.script(call, When::First(1), Fault::LoseReply);
+        kit.store.script(call, When::First(1), InjectedFault::LoseReply);
         let first = kit.send(post("k")).await;
         assert_eq!((first.text(), first.is_stored()), ("call 1", true), "{call:?}");
         assert!(kit.send(post("k")).await.is_replay(), "{call:?}");
@@ -108,10 +112,10 @@ async fn lost_replies_change_nothing() {
 async fn complete_never_lands() {
     let short = Duration::from_millis(200);
     let kit = Kit::route(Upstream::counting(), |route| route.lease(short).wait(Duration::ZERO));
-    kit.store.script(Call::Complete, When::Always, Fault::Refuse(ErrorKind::Poisoned));
+    kit.store.script(StoreCall::Complete, When::Always, InjectedFault::Refuse(ErrorKind::Poisoned));
     let answer = kit.send(post("k")).await;
     assert_eq!((answer.text(), answer.is_stored()), ("call 1", false));
-    assert_eq!(kit.count(Outcome::NotStored), 1);
+    assert_eq!(kit.count(AnswerOutcome::NotStored), 1);
     kit.guard.engine().drain().await;
     kit.send(post("k")).await.assert_problem(409, "in_doubt");
     assert_eq!(kit.upstream.calls(), 1);
@@ -169,7 +173,7 @@ async fn a_late_owner_waits_for_the_winner() {
     let winner = spawn();
     eventually("the second runs", || kit.upstream.calls() == 2).await;
     sender.send_replace(1);
-    eventually("the first was refused", || kit.store.calls(Call::Complete) == 1).await;
+    eventually("the first was refused", || kit.store.calls(StoreCall::Complete) == 1).await;
     assert!(!late.is_finished());
     sender.send_replace(2);
     assert_eq!(winner.await.unwrap().text(), "call 2");
@@ -231,8 +235,8 @@ async fn a_call_longer_than_its_lease_keeps_its_claim() {
 #[tokio::test]
 async fn stopped_between_claim_and_begin() {
     let kit = Kit::new(Upstream::counting());
-    let gate = Gate::closed();
-    kit.store.script(Call::Begin, When::First(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    kit.store.script(StoreCall::Begin, When::First(1), InjectedFault::HoldRequest(gate.clone()));
     let stopped = tokio::spawn({
         let kit = kit.clone();
         async move { kit.send(post("k")).await }
@@ -259,7 +263,7 @@ async fn a_lost_wake_up_only_delays() {
         }
     });
     let kit = Kit::new(upstream);
-    kit.store.deliver(Delivery::Lost);
+    kit.store.deliver(WakeUpDelivery::Lost);
     let spawn = || {
         let kit = kit.clone();
         tokio::spawn(async move { kit.send(post("k")).await })

@@ -11,8 +11,8 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use semel::Mode;
 use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, Gate, When};
-use semel_http::observe::Outcome;
+use semel::testkit::fault::{FaultGate, InjectedFault, StoreCall, When};
+use semel_http::observe::AnswerOutcome;
 use semel_http::{Body, BoxError};
 use tokio::sync::mpsc;
 
@@ -66,7 +66,7 @@ async fn too_large() {
         for _ in 0..2 {
             kit.send(post("k")).await.assert_problem(409, "outcome_not_kept");
         }
-        assert_eq!((kit.upstream.calls(), kit.count(Outcome::Tombstone)), (1, 1));
+        assert_eq!((kit.upstream.calls(), kit.count(AnswerOutcome::Tombstone)), (1, 1));
     }
 }
 
@@ -91,7 +91,7 @@ async fn a_large_refusal_leaves_a_tombstone_that_names_its_status() {
     let again = kit.send(post("k")).await;
     again.assert_problem(409, "outcome_not_kept");
     assert!(again.text().contains("a 404 of"), "{}", again.text());
-    assert_eq!((kit.upstream.calls(), kit.count(Outcome::Tombstone)), (1, 1));
+    assert_eq!((kit.upstream.calls(), kit.count(AnswerOutcome::Tombstone)), (1, 1));
 
     for kit in [Kit::new(page(3_000)), Kit::route(page(5_000), |route| route.refusal_limit(8_000))] {
         kit.send(post("k")).await;
@@ -170,8 +170,8 @@ async fn cut_mid_body() {
 #[tokio::test]
 async fn no_byte_before_the_tombstone() {
     let kit = Kit::route(Upstream::counting(), |route| route.response_limit(1));
-    let gate = Gate::closed();
-    kit.store.script(Call::Complete, When::First(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    kit.store.script(StoreCall::Complete, When::First(1), InjectedFault::HoldRequest(gate.clone()));
     let client = tokio::spawn({
         let kit = kit.clone();
         async move { kit.send(post("k")).await }
@@ -215,8 +215,8 @@ async fn a_refused_tombstone_answers_with_the_winner() {
 async fn a_tombstone_that_cannot_be_written() {
     let short = Duration::from_millis(100);
     let kit = Kit::route(Upstream::counting(), |route| route.response_limit(1).lease(short).wait(short));
-    kit.store.script(Call::Complete, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    kit.store.script(StoreCall::Complete, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     let answer = kit.send(post("k")).await;
     assert_eq!((answer.text(), answer.is_stored()), ("call 1", false));
-    assert_eq!(kit.count(Outcome::NotStored), 1);
+    assert_eq!(kit.count(AnswerOutcome::NotStored), 1);
 }

@@ -1,7 +1,7 @@
 //! The published policy (R7).
 
 use http::Request;
-use semel_http::guard::Publish;
+use semel_http::guard::WellKnownPolicy;
 use semel_http::policy::{InFlight, KeyRequired, Pin};
 use semel_http::{Body, KeySource, Profile, RoutePolicy};
 use serde_json::json;
@@ -65,6 +65,6 @@ async fn what_is_published() {
 
 #[tokio::test]
 async fn it_can_be_left_to_the_service() {
-    let kit = Kit::with(Upstream::counting(), |guard| guard.publish(Publish::Nothing));
+    let kit = Kit::with(Upstream::counting(), |guard| guard.publish(WellKnownPolicy::Nothing));
     assert_eq!(kit.send(get()).await.text(), "call 1");
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use semel_client::client::Client;
 use semel_client::retry::Destinations;
-use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, Registry, Targets};
-use semel_pipeline::worker::{Attempted, Next, Observer};
+use semel_pipeline::target::{EventTypes, HttpOptions, HttpTarget, Policy, TargetRegistry, Targets};
+use semel_pipeline::worker::{AfterAttempt, Attempted, DeliveryObserver};
 
 /// How one side did.
 pub(crate) struct Turn {
@@ -36,20 +36,20 @@ impl Done {
     }
 }
 
-impl Observer for Done {
+impl DeliveryObserver for Done {
     fn attempted(&self, attempted: &Attempted<'_>) {
-        assert_eq!(attempted.next, Next::Done, "the target takes everything");
+        assert_eq!(attempted.next, AfterAttempt::Done, "the target takes everything");
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// The target `t`, which wants everything.
-pub(crate) fn registry(at: SocketAddr, concurrency: u32) -> Registry {
+pub(crate) fn registry(at: SocketAddr, concurrency: u32) -> TargetRegistry {
     let http = HttpTarget::new(&format!("http://{at}/hook"), None, HttpOptions::default()).expect("a target");
     let policy = Policy { concurrency, ..Policy::default() };
     let targets = Targets::new();
     let targets = targets.with("t", Arc::new(http), EventTypes::all(), policy, &Destinations::default());
-    Registry::new(targets.expect("a name"))
+    TargetRegistry::new(targets.expect("a name"))
 }
 
 /// A bare client of the same target.

@@ -93,7 +93,7 @@ impl Patch {
 
 /// Empty members are omitted: Redis stores every byte, and most runs have little.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Head<'a> {
+struct EntryHead<'a> {
     #[serde(default = "first_format")]
     v: u32,
     id: EventId,
@@ -102,7 +102,7 @@ struct Head<'a> {
     #[serde(borrow)]
     event_type: Cow<'a, str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    dedupe: Option<Key>,
+    dedupe: Option<EntryKey>,
     #[serde(borrow)]
     content_type: Cow<'a, str>,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
@@ -126,7 +126,7 @@ struct Head<'a> {
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Key {
+struct EntryKey {
     id: KeyId,
     hint: Hint,
     print: String,
@@ -152,14 +152,14 @@ fn is_first(generation: &Generation) -> bool {
 }
 
 pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
-    let dedupe = run.dedupe.as_ref().map(|dedupe| Key {
+    let dedupe = run.dedupe.as_ref().map(|dedupe| EntryKey {
         id: dedupe.id,
         hint: dedupe.hint.clone(),
         print: hex(dedupe.fingerprint.as_bytes()),
         lifetime: dedupe.lifetime,
         generation: dedupe.generation.unwrap_or_default(),
     });
-    let head = Head {
+    let head = EntryHead {
         v: FORMAT,
         id: run.id,
         tenant: run.tenant.as_str().into(),
@@ -196,7 +196,7 @@ fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
             format!("it has format {v}, and this version of Semel reads format {FORMAT}: upgrade Semel");
         return Err(Wrong { why, newer_format: Some(v) });
     }
-    let head: Head<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let head: EntryHead<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let dedupe = match head.dedupe {
         None => None,
         Some(key) => {

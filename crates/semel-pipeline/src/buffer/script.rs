@@ -305,7 +305,7 @@ local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
 return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 
-pub(super) struct Scripts {
+pub(super) struct BufferScripts {
     pub(super) put: RedisScript,
     pub(super) find: RedisScript,
     pub(super) get: RedisScript,
@@ -323,7 +323,7 @@ pub(super) struct Scripts {
     pub(super) turn: RedisScript,
 }
 
-impl Scripts {
+impl BufferScripts {
     pub(super) fn new() -> Self {
         let script = |text: &str| RedisScript::new(format!("{COMMON}{text}"));
         Self {

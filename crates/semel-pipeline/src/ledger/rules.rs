@@ -5,11 +5,13 @@ use std::time::Duration;
 use semel::time::Timestamp;
 
 use super::{Arrival, Change, Error, KeyState, Patch, RunAction};
-use crate::delivery::{Impossible, State, Step};
+use crate::delivery::{DeliveryState, DeliveryStep, Impossible};
 use crate::event::{Dedupe, Event, Generation, NewEvent, Origin};
 use crate::id::{EventId, JobId, LetterId};
 use crate::letter::Status;
-use crate::replay::{Action, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned};
+use crate::replay::{
+    ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayAction, ReplayMode, ReplayPace,
+};
 
 /// Whether a run was cancelled while it was buffered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,32 +71,41 @@ pub(crate) fn behind(changes: &[Patch], held: u64) -> &[Patch] {
 pub(crate) const CANCELLED_IN_BUFFER: &str = "cancelled while it was buffered";
 
 /// What a replay does with a delivery that stands here, and why.
-pub(crate) fn verdict(state: State, letter: Option<Status>, mode: Mode) -> (Action, &'static str) {
+pub(crate) fn verdict(
+    state: DeliveryState,
+    letter: Option<Status>,
+    mode: ReplayMode,
+) -> (ReplayAction, &'static str) {
     match (letter, state, mode) {
-        (Some(Status::Discarded), ..) => (Action::Conflict, "its letter was discarded: restore it first"),
-        (_, State::Replaying, _) => (Action::Conflict, "another job has released it"),
-        (_, State::Running, _) => (Action::Conflict, "it is in flight"),
-        (_, State::Idle | State::Queued | State::RetryWait, _) => {
-            (Action::Conflict, "it has not ended: it is still tried by itself")
+        (Some(Status::Discarded), ..) => {
+            (ReplayAction::Conflict, "its letter was discarded: restore it first")
         }
-        (_, State::Cancelled, _) => (Action::Conflict, "it was cancelled"),
-        (Some(Status::Replaying), State::Dlq, _) => (Action::Conflict, "another job replays it as new"),
-        (_, State::Done, Mode::Resume) => (Action::Skip, "it was delivered"),
-        (_, State::Dlq | State::Blocked, Mode::Resume) => {
-            (Action::Run, "it failed: tried again under its key")
+        (_, DeliveryState::Replaying, _) => (ReplayAction::Conflict, "another job has released it"),
+        (_, DeliveryState::Running, _) => (ReplayAction::Conflict, "it is in flight"),
+        (_, DeliveryState::Idle | DeliveryState::Queued | DeliveryState::RetryWait, _) => {
+            (ReplayAction::Conflict, "it has not ended: it is still tried by itself")
         }
-        (_, State::Dlq | State::Blocked | State::Done, Mode::ReExecute) => {
-            (Action::Run, "a new epoch: its effect happens again")
+        (_, DeliveryState::Cancelled, _) => (ReplayAction::Conflict, "it was cancelled"),
+        (Some(Status::Replaying), DeliveryState::Dlq, _) => {
+            (ReplayAction::Conflict, "another job replays it as new")
         }
-        (_, State::Dlq | State::Blocked | State::Done, Mode::AsNew) => {
-            (Action::Run, "as a new event under a key of its own")
+        (_, DeliveryState::Done, ReplayMode::Resume) => (ReplayAction::Skip, "it was delivered"),
+        (_, DeliveryState::Dlq | DeliveryState::Blocked, ReplayMode::Resume) => {
+            (ReplayAction::Run, "it failed: tried again under its key")
+        }
+        (_, DeliveryState::Dlq | DeliveryState::Blocked | DeliveryState::Done, ReplayMode::ReExecute) => {
+            (ReplayAction::Run, "a new epoch: its effect happens again")
+        }
+        (_, DeliveryState::Dlq | DeliveryState::Blocked | DeliveryState::Done, ReplayMode::AsNew) => {
+            (ReplayAction::Run, "as a new event under a key of its own")
         }
     }
 }
 
 /// Whether a job can be made, or a sentence that says why not.
 pub(crate) fn check_job(job: &NewJob) -> Result<(), String> {
-    if job.mode == Mode::ReExecute && job.reason.as_ref().is_none_or(|reason| reason.trim().is_empty()) {
+    if job.mode == ReplayMode::ReExecute && job.reason.as_ref().is_none_or(|reason| reason.trim().is_empty())
+    {
         return Err(
             "a replay that executes again needs a reason: say why the effect shall happen twice".to_owned()
         );
@@ -103,7 +114,7 @@ pub(crate) fn check_job(job: &NewJob) -> Result<(), String> {
 }
 
 /// Whether a job can go at this pace, or a sentence that says why not.
-pub(crate) fn check_pace(pace: &Pace) -> Result<(), String> {
+pub(crate) fn check_pace(pace: &ReplayPace) -> Result<(), String> {
     if pace.concurrency == 0 {
         return Err("a job with a concurrency of 0 would never release anything: give at least 1".to_owned());
     }
@@ -114,16 +125,19 @@ pub(crate) fn check_pace(pace: &Pace) -> Result<(), String> {
 }
 
 /// What an order makes of a job: its state, and its pace where that changes. `None` where nothing changes.
-pub(crate) fn order(job: &Job, order: Order) -> Result<Option<(JobState, Option<Pace>)>, Error> {
+pub(crate) fn order(
+    job: &JobRecord,
+    order: JobOrder,
+) -> Result<Option<(JobState, Option<ReplayPace>)>, Error> {
     Ok(Some(match (job.state, order) {
-        (JobState::Cancelled, Order::Cancel) => return Ok(None),
+        (JobState::Cancelled, JobOrder::Cancel) => return Ok(None),
         (state, _) if state.is_over() => {
             return Err(Error::Refused(format!("{} is {}: make another job", job.new.id, state.as_str())));
         }
-        (_, Order::Cancel) => (JobState::Cancelled, None),
-        (_, Order::Pause) => (JobState::Paused, None),
-        (_, Order::Resume) => (JobState::Running, None),
-        (state, Order::Pace(pace)) => {
+        (_, JobOrder::Cancel) => (JobState::Cancelled, None),
+        (_, JobOrder::Pause) => (JobState::Paused, None),
+        (_, JobOrder::Resume) => (JobState::Running, None),
+        (state, JobOrder::Pace(pace)) => {
             check_pace(&pace).map_err(Error::Refused)?;
             (state, Some(pace))
         }
@@ -133,14 +147,14 @@ pub(crate) fn order(job: &Job, order: Order) -> Result<Option<(JobState, Option<
 /// The state in which an item of a new job begins, and why it is skipped.
 pub(crate) fn first_state(planned: &Planned) -> (ItemState, Option<&str>) {
     match planned.action {
-        Action::Run => (ItemState::Pending, None),
-        Action::Skip => (ItemState::SkippedCompleted, None),
-        Action::Conflict => (ItemState::SkippedInflight, Some(&planned.why)),
+        ReplayAction::Run => (ItemState::Pending, None),
+        ReplayAction::Skip => (ItemState::SkippedCompleted, None),
+        ReplayAction::Conflict => (ItemState::SkippedInflight, Some(&planned.why)),
     }
 }
 
 /// The event that repeats `original` for the target of an item, under a key of its own.
-pub(crate) fn repeat_as_new(original: NewEvent, job: JobId, item: &Item, now: Timestamp) -> NewEvent {
+pub(crate) fn repeat_as_new(original: NewEvent, job: JobId, item: &JobItem, now: Timestamp) -> NewEvent {
     NewEvent {
         id: EventId::new(original.id.kind(), now),
         dedupe: Some(Dedupe::of_replay(job, item.delivery, &original.payload)),
@@ -170,7 +184,7 @@ pub(crate) fn discard(id: LetterId, status: Status) -> Result<Option<Status>, Er
 pub(crate) fn restore(
     id: LetterId,
     status: Status,
-    delivery: Option<State>,
+    delivery: Option<DeliveryState>,
 ) -> Result<Option<Status>, Error> {
     match (status, delivery) {
         (Status::Pending, _) => Ok(None),
@@ -178,7 +192,7 @@ pub(crate) fn restore(
         (Status::Replayed, _) => {
             Err(Error::Refused(format!("{id} was delivered after all: there is nothing to restore")))
         }
-        (Status::Discarded | Status::Parked, Some(State::Cancelled)) => {
+        (Status::Discarded | Status::Parked, Some(DeliveryState::Cancelled)) => {
             Err(Error::Refused(format!("the delivery of {id} was cancelled: publish its event again")))
         }
         (Status::Discarded | Status::Parked, _) => Ok(Some(Status::Pending)),
@@ -221,9 +235,9 @@ pub(crate) fn change(event: &mut Event, change: &Change, version: Option<u64>) -
 }
 
 /// Refuses to reschedule an event of which one delivery has started.
-pub(crate) fn check_not_started(mut deliveries: impl Iterator<Item = State>) -> Result<(), Error> {
-    match deliveries.find(|state| !matches!(state, State::Idle | State::Queued)) {
-        Some(state) => Err(Impossible { state, step: Step::Enqueue }.into()),
+pub(crate) fn check_not_started(mut deliveries: impl Iterator<Item = DeliveryState>) -> Result<(), Error> {
+    match deliveries.find(|state| !matches!(state, DeliveryState::Idle | DeliveryState::Queued)) {
+        Some(state) => Err(Impossible { state, step: DeliveryStep::Enqueue }.into()),
         None => Ok(()),
     }
 }

@@ -45,20 +45,20 @@ pub fn publish_in(transaction: &Transaction<'_>, event: &Published) -> rusqlite:
 }
 
 /// Moves published events into the ledger.
-pub struct Relay {
+pub struct EmbeddedRelay {
     ledger: Arc<EmbeddedLedger>,
-    shared: Arc<Shared>,
+    shared: Arc<OutboxShared>,
 }
 
-struct Shared {
+struct OutboxShared {
     secret: Secret,
     route: Box<dyn Route>,
 }
 
-impl Relay {
+impl EmbeddedRelay {
     /// A relay into `ledger`. `route` finds the targets of an event, `secret` is the deployment's.
     pub fn new(ledger: Arc<EmbeddedLedger>, secret: Secret, route: impl Route) -> Self {
-        Self { ledger, shared: Arc::new(Shared { secret, route: Box::new(route) }) }
+        Self { ledger, shared: Arc::new(OutboxShared { secret, route: Box::new(route) }) }
     }
 
     /// Relays at most `limit` events, the oldest first: they are accepted and leave the outbox in one transaction, so
@@ -98,7 +98,7 @@ impl Relay {
     }
 }
 
-impl std::fmt::Debug for Relay {
+impl std::fmt::Debug for EmbeddedRelay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Relay").field("ledger", &self.ledger).finish_non_exhaustive()
     }

@@ -88,13 +88,13 @@ impl Outbox {
 
 /// Moves published events into the ledger. Any number of relays may run, in any number of processes: one works at a
 /// time.
-pub struct Relay {
+pub struct PostgresRelay {
     ledger: Arc<PostgresLedger>,
     secret: Secret,
     route: Box<dyn Route>,
 }
 
-impl Relay {
+impl PostgresRelay {
     /// A relay into `ledger`. `route` finds the targets of an event, `secret` is the deployment's.
     pub fn new(ledger: Arc<PostgresLedger>, secret: Secret, route: impl Route) -> Self {
         Self { ledger, secret, route: Box::new(route) }
@@ -128,7 +128,7 @@ impl Relay {
     }
 }
 
-impl std::fmt::Debug for Relay {
+impl std::fmt::Debug for PostgresRelay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Relay").field("ledger", &self.ledger).finish_non_exhaustive()
     }

@@ -25,7 +25,7 @@ pub(super) fn decode(
     now: Timestamp,
     targets: impl FnOnce(&str) -> Vec<String>,
 ) -> Result<NewEvent, String> {
-    let mut fields = Fields::default();
+    let mut fields = EntryFields::default();
     let mut headers = Vec::new();
     for (name, value) in &message.fields {
         let name = text("the name of a field", name)?;
@@ -66,7 +66,7 @@ pub(super) fn decode(
 }
 
 #[derive(Default)]
-struct Fields {
+struct EntryFields {
     payload: Option<Bytes>,
     event_type: Option<String>,
     dedupe_key: Option<String>,

@@ -13,14 +13,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::decode::{decode, raw};
-use super::{Batch, Message, Rejected, Source};
+use super::{Message, MessageBatch, Rejected, Source};
 use crate::event::{Accepted, NewEvent};
 use crate::id::LetterId;
 use crate::ledger::{self, Ledger};
 use crate::letter::{Cause, NewLetter, SourceMessage};
 
 /// The targets of an event type.
-pub type Routes = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
+pub type EventRoutes = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
 /// Pauses after failures: from the first to the last, with up to half as much jitter added.
 const PAUSES: [Duration; 6] = [
@@ -68,7 +68,7 @@ pub struct Pump {
     source: Box<dyn Source>,
     ledger: Arc<dyn Ledger>,
     secret: Arc<Secret>,
-    routes: Routes,
+    routes: EventRoutes,
     counters: Arc<SourceCounters>,
     /// How often held messages are renewed while the ledger does not accept them.
     renew_every: Duration,
@@ -88,7 +88,7 @@ impl Pump {
         source: impl Source,
         ledger: Arc<dyn Ledger>,
         secret: Arc<Secret>,
-        routes: Routes,
+        routes: EventRoutes,
         counters: Arc<SourceCounters>,
     ) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Pump {
         }
     }
 
-    fn note(&self, batch: &Batch) {
+    fn note(&self, batch: &MessageBatch) {
         let (source, counters) = (self.source.name(), &self.counters);
         count(&counters.read, batch.messages.len());
         count(&counters.reclaimed, batch.reclaimed);

@@ -15,8 +15,8 @@ use semel::store::redis_driver::{Value, cmd};
 use semel::store::{BoxFuture, Effect, Error, ErrorKind, RedisClient, RedisClientBuilder, RedisScript};
 use tokio::time::Instant;
 
-use self::reply::{Entry, entries, pending, text};
-use super::{Batch, Message, Rejected, Source};
+use self::reply::{StreamEntry, entries, pending, text};
+use super::{Message, MessageBatch, Rejected, Source};
 use crate::id::LetterId;
 use crate::letter::Letter;
 
@@ -97,7 +97,7 @@ pub struct RedisStream {
     /// The set of dead letters that are in the stream of dead letters.
     seen: String,
     scripts: Scripts,
-    place: Place,
+    place: ReadPosition,
 }
 
 struct Scripts {
@@ -108,8 +108,8 @@ struct Scripts {
     forget: RedisScript,
 }
 
-struct Place {
-    group: Group,
+struct ReadPosition {
+    group: ConsumerGroup,
     /// The last of its own messages that it read again; `None` once it has read all of them.
     own: Option<String>,
     /// Where the search for messages of dead consumers continues.
@@ -119,7 +119,7 @@ struct Place {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Group {
+enum ConsumerGroup {
     /// It must be created if it is missing.
     Unknown,
     /// It exists.
@@ -198,8 +198,8 @@ impl RedisStreamBuilder {
                 prune: RedisScript::new(PRUNE),
                 forget: RedisScript::new(FORGET),
             },
-            place: Place {
-                group: Group::Unknown,
+            place: ReadPosition {
+                group: ConsumerGroup::Unknown,
                 own: None,
                 cursor: "0-0".to_owned(),
                 search_at: Instant::now(),
@@ -251,21 +251,21 @@ impl RedisStream {
     }
 
     /// One step: its own messages, then those of dead consumers, then new ones.
-    async fn step(&mut self) -> Result<Batch, Error> {
-        if self.place.group != Group::Known {
-            let began_anew = self.place.group == Group::Gone;
+    async fn step(&mut self) -> Result<MessageBatch, Error> {
+        if self.place.group != ConsumerGroup::Known {
+            let began_anew = self.place.group == ConsumerGroup::Gone;
             self.ensure_group().await?;
-            self.place.group = Group::Known;
+            self.place.group = ConsumerGroup::Known;
             self.place.own = Some("0".to_owned());
             if began_anew {
-                return Ok(Batch { began_anew, ..Batch::default() });
+                return Ok(MessageBatch { began_anew, ..MessageBatch::default() });
             }
         }
         if let Some(after) = self.place.own.take() {
             let read = self.read(&after, None).await?;
             if let Some(last) = read.last() {
                 self.place.own = Some(last.id.clone());
-                return self.sort_out(read, Batch::default()).await;
+                return self.sort_out(read, MessageBatch::default()).await;
             }
         }
         if Instant::now() >= self.place.search_at {
@@ -275,10 +275,10 @@ impl RedisStream {
             }
         }
         let read = self.read(">", Some(self.settings.block)).await?;
-        self.sort_out(read, Batch::default()).await
+        self.sort_out(read, MessageBatch::default()).await
     }
 
-    async fn read(&self, after: &str, block: Option<Duration>) -> Result<Vec<Entry>, Error> {
+    async fn read(&self, after: &str, block: Option<Duration>) -> Result<Vec<StreamEntry>, Error> {
         let settings = &self.settings;
         let mut read = cmd("XREADGROUP");
         read.arg("GROUP").arg(&settings.group).arg(&self.consumer).arg("COUNT").arg(settings.at_once);
@@ -292,8 +292,8 @@ impl RedisStream {
 
     /// Separates existing messages from those of which only the id is left. The latter are acknowledged: they cannot
     /// be read any more.
-    async fn sort_out(&self, read: Vec<Entry>, mut batch: Batch) -> Result<Batch, Error> {
-        for Entry { id, fields } in read {
+    async fn sort_out(&self, read: Vec<StreamEntry>, mut batch: MessageBatch) -> Result<MessageBatch, Error> {
+        for StreamEntry { id, fields } in read {
             match fields {
                 Some(fields) => batch.messages.push(Message { id, fields, given_out: 1 }),
                 None => batch.lost.push(id),
@@ -306,8 +306,8 @@ impl RedisStream {
     }
 
     /// Takes over the messages of consumers that have been silent for long.
-    async fn take_over(&mut self) -> Result<Batch, Error> {
-        let mut batch = Batch::default();
+    async fn take_over(&mut self) -> Result<MessageBatch, Error> {
+        let mut batch = MessageBatch::default();
         let settings = &self.settings;
         let mut claim = cmd("XAUTOCLAIM");
         claim.arg(&settings.stream).arg(&settings.group).arg(&self.consumer).arg(millis(settings.min_idle));
@@ -340,7 +340,7 @@ impl RedisStream {
     }
 
     /// How often messages were given out, by the server's own count.
-    async fn given_out(&self, claimed: &[Entry]) -> Result<HashMap<String, u32>, Error> {
+    async fn given_out(&self, claimed: &[StreamEntry]) -> Result<HashMap<String, u32>, Error> {
         let (Some(first), Some(last)) = (claimed.first(), claimed.last()) else {
             return Ok(HashMap::new());
         };
@@ -370,7 +370,7 @@ impl RedisStream {
     /// Updates the position after an error.
     fn lost_place(&mut self, error: &Error) {
         if error.to_string().contains("NOGROUP") {
-            self.place.group = Group::Gone;
+            self.place.group = ConsumerGroup::Gone;
         } else if self.place.own.is_none() {
             // Messages may have been given to this consumer in a lost answer.
             self.place.own = Some("0".to_owned());
@@ -383,13 +383,13 @@ impl Source for RedisStream {
         &self.settings.stream
     }
 
-    fn next(&mut self) -> BoxFuture<'_, Result<Batch, Error>> {
+    fn next(&mut self) -> BoxFuture<'_, Result<MessageBatch, Error>> {
         Box::pin(async move {
             let stepped = self.step().await;
             if let Err(error) = &stepped {
                 self.lost_place(error);
-                if self.place.group == Group::Gone {
-                    return Ok(Batch::default());
+                if self.place.group == ConsumerGroup::Gone {
+                    return Ok(MessageBatch::default());
                 }
             }
             stepped

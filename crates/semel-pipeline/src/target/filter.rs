@@ -7,10 +7,10 @@ pub const MAX_TYPE: usize = 200;
 
 /// Which event types a target receives: exact ones, everything below a prefix (`order.*`), or all (`*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventTypes(Vec<Pattern>);
+pub struct EventTypes(Vec<TypePattern>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Pattern {
+enum TypePattern {
     All,
     /// With the dot at its end.
     Below(String),
@@ -33,7 +33,7 @@ impl EventTypes {
 
     /// Every event.
     pub fn all() -> Self {
-        Self(vec![Pattern::All])
+        Self(vec![TypePattern::All])
     }
 
     /// No event: for a target that only receives runs.
@@ -44,9 +44,9 @@ impl EventTypes {
     /// True if events of this type match. `order.*` matches `order.paid` and `order.line.added`, not `order`.
     pub fn want(&self, event_type: &str) -> bool {
         self.0.iter().any(|pattern| match pattern {
-            Pattern::All => true,
-            Pattern::Below(prefix) => event_type.starts_with(prefix.as_str()),
-            Pattern::Exactly(exact) => event_type == exact,
+            TypePattern::All => true,
+            TypePattern::Below(prefix) => event_type.starts_with(prefix.as_str()),
+            TypePattern::Exactly(exact) => event_type == exact,
         })
     }
 }
@@ -58,23 +58,23 @@ impl fmt::Display for EventTypes {
                 f.write_str(", ")?;
             }
             match pattern {
-                Pattern::All => f.write_str("*")?,
-                Pattern::Below(prefix) => write!(f, "{prefix}*")?,
-                Pattern::Exactly(exact) => f.write_str(exact)?,
+                TypePattern::All => f.write_str("*")?,
+                TypePattern::Below(prefix) => write!(f, "{prefix}*")?,
+                TypePattern::Exactly(exact) => f.write_str(exact)?,
             }
         }
         Ok(())
     }
 }
 
-fn parse(pattern: &str) -> Result<Pattern, FilterError> {
+fn parse(pattern: &str) -> Result<TypePattern, FilterError> {
     if pattern == "*" {
-        return Ok(Pattern::All);
+        return Ok(TypePattern::All);
     }
     let wrong = || FilterError(pattern.to_owned());
     match pattern.strip_suffix(".*") {
-        Some(prefix) if is_type(prefix) => Ok(Pattern::Below(format!("{prefix}."))),
-        None if is_type(pattern) => Ok(Pattern::Exactly(pattern.to_owned())),
+        Some(prefix) if is_type(prefix) => Ok(TypePattern::Below(format!("{prefix}."))),
+        None if is_type(pattern) => Ok(TypePattern::Exactly(pattern.to_owned())),
         _ => Err(wrong()),
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use semel::store::BoxFuture;
 
-use super::{Call, Outcome, Target};
+use super::{DeliveryCall, DeliveryOutcome, Target};
 
-type Run = dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync;
+type HandlerFn = dyn Fn(DeliveryCall) -> BoxFuture<'static, DeliveryOutcome> + Send + Sync;
 
 /// A target that is a function of the program.
 ///
@@ -21,7 +21,7 @@ type Run = dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync;
 /// });
 /// ```
 pub struct Handler {
-    run: Box<Run>,
+    run: Box<HandlerFn>,
 }
 
 impl Handler {
@@ -29,15 +29,15 @@ impl Handler {
     /// happen once.
     pub fn new<F, Fut>(run: F) -> Self
     where
-        F: Fn(Call) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Outcome> + Send + 'static,
+        F: Fn(DeliveryCall) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = DeliveryOutcome> + Send + 'static,
     {
         Self { run: Box::new(move |call| Box::pin(run(call))) }
     }
 }
 
 impl Target for Handler {
-    fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome> {
+    fn deliver(&self, call: DeliveryCall) -> BoxFuture<'_, DeliveryOutcome> {
         (self.run)(call)
     }
 }

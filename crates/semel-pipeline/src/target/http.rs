@@ -7,11 +7,11 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue, header};
 use semel::store::BoxFuture;
 use semel::time::{Clock, SystemClock};
-use semel_client::client::{AddressError, BuildError, Client, Lost, Request, RequestError, Sent};
+use semel_client::client::{AddressError, Client, ClientBuildError, Lost, Request, RequestError, Sent};
 use semel_client::downstream::Scrubber;
 
 use super::scrub::{self, excerpt};
-use super::{Call, Outcome, SigningSecret, Target};
+use super::{DeliveryCall, DeliveryOutcome, SigningSecret, Target};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("semel-event-id");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("semel-event-type");
@@ -52,7 +52,7 @@ pub enum HttpTargetError {
     Token,
     /// The client cannot be built.
     #[error(transparent)]
-    Build(#[from] BuildError),
+    Build(#[from] ClientBuildError),
 }
 
 /// The settings of an endpoint.
@@ -103,7 +103,7 @@ impl HttpTarget {
         Ok(Self { client, path, secret, credentials, clock })
     }
 
-    fn request(&self, call: &Call) -> Result<Request, RequestError> {
+    fn request(&self, call: &DeliveryCall) -> Result<Request, RequestError> {
         let work = call.work();
         let text = |name: &'static str, value: &str| {
             HeaderValue::from_str(value).map_err(|_| RequestError::Header(name))
@@ -134,35 +134,37 @@ impl HttpTarget {
         Ok(request)
     }
 
-    async fn send(&self, call: &Call) -> Outcome {
+    async fn send(&self, call: &DeliveryCall) -> DeliveryOutcome {
         let request = match self.request(call) {
             Ok(request) => request,
-            Err(error) => return Outcome::refused(format!("the delivery cannot be written: {error}")),
+            Err(error) => {
+                return DeliveryOutcome::refused(format!("the delivery cannot be written: {error}"));
+            }
         };
         let sent = self.client.send_for_status(&request, Arc::new(call.clone())).await;
         let judged = self.client.judge_sent(&request, &sent);
         match &sent {
-            Sent::NotSent(Lost::Stopped) => Outcome::given_up(),
+            Sent::NotSent(Lost::Stopped) => DeliveryOutcome::given_up(),
             Sent::NotSent(lost) => {
-                Outcome::judged(judged, self.credentials.scrub(&format!("not sent: {lost}")))
+                DeliveryOutcome::judged(judged, self.credentials.scrub(&format!("not sent: {lost}")))
             }
             Sent::Unknown(lost) => {
                 let error = format!("sent, and the result is unknown: {lost}");
-                Outcome::judged(judged, self.credentials.scrub(&error))
+                DeliveryOutcome::judged(judged, self.credentials.scrub(&error))
             }
-            Sent::Answered(response) if response.status.is_success() => Outcome::judged(judged, ""),
+            Sent::Answered(response) if response.status.is_success() => DeliveryOutcome::judged(judged, ""),
             Sent::Answered(response) => {
                 // A target may quote the request.
                 let secrets = self.credentials.clone().and(&call.key().to_string());
                 let words = excerpt(&response.body, &secrets);
-                Outcome::judged(judged, format!("answered with {}", response.status)).excerpt(words)
+                DeliveryOutcome::judged(judged, format!("answered with {}", response.status)).excerpt(words)
             }
         }
     }
 }
 
 impl Target for HttpTarget {
-    fn deliver(&self, call: Call) -> BoxFuture<'_, Outcome> {
+    fn deliver(&self, call: DeliveryCall) -> BoxFuture<'_, DeliveryOutcome> {
         Box::pin(async move { self.send(&call).await })
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use semel_client::retry::{Limits, Retry, Verdict};
 
-use super::Outcome;
-use crate::delivery::{Class, Ending, Settle, Work};
+use super::DeliveryOutcome;
+use crate::delivery::{AttemptClass, Ending, Settle, Work};
 use crate::letter::Cause;
 
 /// The policy of a target.
@@ -64,7 +64,7 @@ impl Policy {
     }
 
     /// The result of work after an attempt. Crashed attempts do not count against the target.
-    pub fn settle(&self, work: &Work, outcome: Outcome) -> Settle {
+    pub fn settle(&self, work: &Work, outcome: DeliveryOutcome) -> Settle {
         if outcome.is_given_up() {
             return Settle::Defer(Duration::ZERO);
         }
@@ -88,7 +88,7 @@ impl Policy {
 }
 
 fn unsent(error: String) -> Ending {
-    Ending { class: Class::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
+    Ending { class: AttemptClass::Deferred, status: None, error, excerpt: String::new(), retry_after: None }
 }
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ mod tests {
     fn what_fails_is_retried_then_set_aside() {
         let policy = Policy::default();
         let failed = |attempt, crashes, status| {
-            policy.settle(&work(attempt, crashes), Outcome::of(&Signal::status(status), "x"))
+            policy.settle(&work(attempt, crashes), DeliveryOutcome::of(&Signal::status(status), "x"))
         };
         assert!(matches!(failed(1, 0, 200), Settle::Done(_)));
         assert!(matches!(failed(1, 0, 503), Settle::Retry(..)));
@@ -142,7 +142,7 @@ mod tests {
         assert!(matches!(failed(1, 0, 421), Settle::Retry(..)));
         assert!(matches!(failed(2, 0, 421), Settle::Bury(_, Cause::NonRetryable)));
         let blocked = Policy { on_exhausted: Exhausted::Blocked, ..policy.clone() };
-        let outcome = Outcome::retry("busy");
+        let outcome = DeliveryOutcome::retry("busy");
         assert!(matches!(blocked.settle(&work(3, 0), outcome), Settle::Block(_)));
     }
 
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_target_may_ask_to_be_left_alone() {
         let asked = Duration::from_secs(90);
-        let settle = Policy::default().settle(&work(1, 0), Outcome::retry_after("later", asked));
+        let settle = Policy::default().settle(&work(1, 0), DeliveryOutcome::retry_after("later", asked));
         let Settle::Retry(ending, delay) = settle else { panic!("{settle:?}") };
         assert!(delay >= asked && ending.retry_after == Some(asked));
     }

@@ -99,11 +99,11 @@ impl Targets {
 
 /// The active targets. Clones share them; a new set replaces the old one atomically.
 #[derive(Clone, Debug, Default)]
-pub struct Registry {
+pub struct TargetRegistry {
     current: Arc<RwLock<Arc<Targets>>>,
 }
 
-impl Registry {
+impl TargetRegistry {
     /// A registry with these targets.
     pub fn new(targets: Targets) -> Self {
         Self { current: Arc::new(RwLock::new(Arc::new(targets))) }
@@ -124,10 +124,10 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::{Handler, Outcome};
+    use crate::target::{DeliveryOutcome, Handler};
 
     fn handler() -> Arc<dyn Target> {
-        Arc::new(Handler::new(async |_| Outcome::done()))
+        Arc::new(Handler::new(async |_| DeliveryOutcome::done()))
     }
 
     #[test]

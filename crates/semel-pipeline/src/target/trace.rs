@@ -9,7 +9,7 @@ use crate::event::Trace;
 
 /// The position of an attempt in its trace. Displays as the `traceparent` for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct AttemptSpan {
     /// The trace that the event came with, or the event's own.
     pub trace: u128,
     /// The attempt.
@@ -53,7 +53,7 @@ impl Trace {
 
 impl Work {
     /// The span of this attempt. It is deterministic: the span's id is derived from the request id.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> AttemptSpan {
         let digest = Sha256::digest(self.request_id.as_bytes());
         let mut id = [0; 8];
         id.copy_from_slice(&digest[..8]);
@@ -62,17 +62,17 @@ impl Work {
         match self.trace.read() {
             Some((trace, parent, flags)) => {
                 let sampled = if flags & 1 == 1 { Sampled::Yes } else { Sampled::No };
-                Span { trace, id, parent: Some(parent), sampled }
+                AttemptSpan { trace, id, parent: Some(parent), sampled }
             }
             None => {
                 let trace = u128::from_be_bytes(self.event.to_bytes());
-                Span { trace, id, parent: None, sampled: Sampled::Yes }
+                AttemptSpan { trace, id, parent: None, sampled: Sampled::Yes }
             }
         }
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for AttemptSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = u8::from(self.sampled == Sampled::Yes);
         write!(f, "00-{:032x}-{:016x}-{flags:02x}", self.trace, self.id)

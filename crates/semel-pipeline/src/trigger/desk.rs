@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Located {
+pub enum RunLocation {
     /// In the ledger.
     Ledger(Box<Event>),
     /// In the buffer, with its changes applied.
@@ -70,7 +70,7 @@ impl Triggers {
     ///
     /// # Errors
     /// The ledger or the buffer does not answer.
-    pub async fn locate(&self, id: EventId) -> Result<Located, DeskError> {
+    pub async fn locate(&self, id: EventId) -> Result<RunLocation, DeskError> {
         let buffered = match self.burst_at_hand() {
             Ok(None) => Ok(None),
             Ok(Some(burst)) => find_buffered(burst, id).await,
@@ -87,13 +87,13 @@ impl Triggers {
         match (event, buffered) {
             (Some(mut event), Ok(Some((buffered, _)))) => {
                 show_pending(&mut event, &buffered);
-                Ok(Located::Ledger(Box::new(event)))
+                Ok(RunLocation::Ledger(Box::new(event)))
             }
-            (Some(event), _) => Ok(Located::Ledger(Box::new(event))),
+            (Some(event), _) => Ok(RunLocation::Ledger(Box::new(event))),
             (None, Ok(Some((buffered, version)))) => {
-                Ok(Located::Buffer { buffered: Box::new(buffered.current()), version })
+                Ok(RunLocation::Buffer { buffered: Box::new(buffered.current()), version })
             }
-            (None, Ok(None)) => Ok(Located::Missing),
+            (None, Ok(None)) => Ok(RunLocation::Missing),
             (None, Err(error)) => Err(error.into()),
         }
     }
@@ -107,10 +107,10 @@ impl Triggers {
         id: EventId,
         change: &Change,
         version: Option<u64>,
-    ) -> Result<Located, DeskError> {
+    ) -> Result<RunLocation, DeskError> {
         let action = RunAction::Change(change.clone());
         match self.act(id, &action, version).await? {
-            Some(event) => Ok(Located::Ledger(event)),
+            Some(event) => Ok(RunLocation::Ledger(event)),
             None => self.locate(id).await,
         }
     }
@@ -134,19 +134,19 @@ impl Triggers {
         let mut pause = PAUSE.0;
         loop {
             let buffer = match self.burst_at_hand() {
-                Ok(None) => Ok(Step::Elsewhere),
+                Ok(None) => Ok(BufferLook::Elsewhere),
                 Ok(Some(burst)) => self.in_buffer(burst, id, action, version).await,
                 Err(error) => Err(error.into()),
             };
             match buffer {
-                Ok(Step::Done) => return Ok(None),
-                Ok(Step::Later) if Instant::now() >= until => return Err(DeskError::InTransit),
-                Ok(Step::Later) => {
+                Ok(BufferLook::Done) => return Ok(None),
+                Ok(BufferLook::Later) if Instant::now() >= until => return Err(DeskError::InTransit),
+                Ok(BufferLook::Later) => {
                     let jitter = pause.mul_f64(rand::rng().random_range(0.0..1.0));
                     tokio::time::sleep(pause + jitter).await;
                     pause = pause.mul_f64(1.7).min(PAUSE.1);
                 }
-                Ok(Step::Elsewhere) => {
+                Ok(BufferLook::Elsewhere) => {
                     let id = self.ledger.resolve(id).await?.unwrap_or(id);
                     return Ok(self.in_ledger(id, action, version).await?);
                 }
@@ -184,8 +184,10 @@ impl Triggers {
         id: EventId,
         action: &RunAction,
         version: Option<u64>,
-    ) -> Result<Step, DeskError> {
-        let Some((buffered, known)) = find_buffered(burst, id).await? else { return Ok(Step::Elsewhere) };
+    ) -> Result<BufferLook, DeskError> {
+        let Some((buffered, known)) = find_buffered(burst, id).await? else {
+            return Ok(BufferLook::Elsewhere);
+        };
         let tenant = buffered.run.tenant.clone();
         if version.is_some_and(|version| version != known) {
             return Err(Error::Stale.into());
@@ -196,16 +198,16 @@ impl Triggers {
             if change.delay.is_none() {
                 let patch = Patch::Change(change.clone());
                 return match burst.buffer.patch(&tenant, id, &patch, version).await? {
-                    Patched::Applied(_) => Ok(Step::Done),
+                    Patched::Applied(_) => Ok(BufferLook::Done),
                     Patched::Stale => Err(Error::Stale.into()),
-                    Patched::Missing => Ok(Step::Elsewhere),
+                    Patched::Missing => Ok(BufferLook::Elsewhere),
                 };
             }
         }
         match self.transfer(burst).move_one(&tenant, id, Some(action.clone())).await {
-            Ok(Moved::Arrived) => Ok(Step::Done),
-            Ok(Moved::Held) => Ok(Step::Later),
-            Ok(Moved::Missing) => Ok(Step::Elsewhere),
+            Ok(Moved::Arrived) => Ok(BufferLook::Done),
+            Ok(Moved::Held) => Ok(BufferLook::Later),
+            Ok(Moved::Missing) => Ok(BufferLook::Elsewhere),
             Err(DrainError::Ledger(error)) => Err(error.into()),
             Err(DrainError::Buffer(error)) => Err(error.into()),
         }
@@ -254,7 +256,7 @@ fn show_pending(event: &mut Event, buffered: &BufferedRun) {
 }
 
 /// The result of reading the buffer.
-enum Step {
+enum BufferLook {
     Done,
     /// A drainer has leased it.
     Later,

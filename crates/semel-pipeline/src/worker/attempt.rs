@@ -7,14 +7,19 @@ use semel_client::retry::{Admit, Permit, Signal};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::observe::{Attempted, Next};
-use super::settler::Settled;
-use super::{Lease, Shared};
+use super::observe::{AfterAttempt, Attempted};
+use super::settler::FinishedAttempt;
+use super::{Lease, WorkerShared};
 use crate::delivery::{Settle, Work};
-use crate::target::{Call, Outcome, Registered};
+use crate::target::{DeliveryCall, DeliveryOutcome, Registered};
 
 /// Starts an attempt, or settles a delivery that must not be sent.
-pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Registered>, lease: Lease) {
+pub(super) fn start(
+    shared: &Arc<WorkerShared>,
+    work: &Arc<Work>,
+    registered: &Arc<Registered>,
+    lease: Lease,
+) {
     let policy = &registered.policy;
     if let Some(settle) = policy.refuse(work) {
         return shared.conclude(work, registered, None, Duration::ZERO, settle);
@@ -30,11 +35,11 @@ pub(super) fn start(shared: &Arc<Shared>, work: &Arc<Work>, registered: &Arc<Reg
                 shared: Arc::clone(shared),
                 work: Arc::clone(work),
                 registered: Arc::clone(registered),
-                call: Call::new(Arc::clone(work), &shared.secret, policy).leased(lease),
+                call: DeliveryCall::new(Arc::clone(work), &shared.secret, policy).leased(lease),
                 name,
                 started: Instant::now(),
                 permit: Some(permit),
-                state: State::Running,
+                state: AttemptState::Running,
             };
             drop(tokio::spawn(run(underway)));
             return;
@@ -52,44 +57,44 @@ async fn run(underway: Underway) {
     // Here, in the attempt's own task: a runtime that is busy for a lease would otherwise send a delivery that the
     // worker no longer holds.
     if !underway.call.may_send() {
-        return underway.end(Outcome::given_up());
+        return underway.end(DeliveryOutcome::given_up());
     }
     let limit = underway.registered.policy.timeout;
     let registered = Arc::clone(&underway.registered);
     let delivered = tokio::time::timeout(limit, registered.target.deliver(underway.call.clone())).await;
     let outcome = delivered
-        .unwrap_or_else(|_| Outcome::of(&Signal::timed_out(), format!("no answer within {limit:?}")));
+        .unwrap_or_else(|_| DeliveryOutcome::of(&Signal::timed_out(), format!("no answer within {limit:?}")));
     underway.end(outcome);
 }
 
 /// An attempt in progress. However its task ends, it is settled, unless the whole process ends.
 struct Underway {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     work: Arc<Work>,
     registered: Arc<Registered>,
-    call: Call,
+    call: DeliveryCall,
     name: Arc<str>,
     started: Instant,
     permit: Option<Permit>,
-    state: State,
+    state: AttemptState,
 }
 
 #[derive(PartialEq, Eq)]
-enum State {
+enum AttemptState {
     Running,
     Ended,
 }
 
 impl Underway {
-    fn end(mut self, outcome: Outcome) {
+    fn end(mut self, outcome: DeliveryOutcome) {
         self.conclude(outcome);
     }
 
-    fn conclude(&mut self, outcome: Outcome) {
-        self.state = State::Ended;
+    fn conclude(&mut self, outcome: DeliveryOutcome) {
+        self.state = AttemptState::Ended;
         // Once the target has accepted the delivery, no later failure revokes that: no slow body, no timeout.
         let outcome = match self.call.accepted() {
-            Some(status) => Outcome::of(&Signal::status(status), ""),
+            Some(status) => DeliveryOutcome::of(&Signal::status(status), ""),
             None => outcome,
         };
         if outcome.is_given_up() {
@@ -113,13 +118,13 @@ impl Underway {
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        if self.state == State::Running && std::thread::panicking() {
-            self.conclude(Outcome::unknown("the handler panicked"));
+        if self.state == AttemptState::Running && std::thread::panicking() {
+            self.conclude(DeliveryOutcome::unknown("the handler panicked"));
         }
     }
 }
 
-impl Shared {
+impl WorkerShared {
     /// Passes the result of a delivery to the settler.
     pub(super) fn settle(&self, work: &Work, settle: Settle) {
         self.hand_over(work, settle, None);
@@ -133,7 +138,7 @@ impl Shared {
     }
 
     fn hand_over(&self, work: &Work, settle: Settle, written: Option<oneshot::Sender<()>>) {
-        let settled = Settled {
+        let settled = FinishedAttempt {
             holding: work.holding,
             event: work.event,
             target: work.target.as_str().into(),
@@ -158,7 +163,7 @@ impl Shared {
             max_attempts: registered.policy.retry.max_attempts(),
             http_status: status,
             took,
-            next: Next::of(&settle),
+            next: AfterAttempt::of(&settle),
             ending: settle.ending(),
         };
         attempted.log();

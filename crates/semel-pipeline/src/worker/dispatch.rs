@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::room::Wanted;
-use super::{Shared, attempt};
+use super::room::TakeRequest;
+use super::{WorkerShared, attempt};
 use crate::delivery::{Settle, Work};
 use crate::id::DeliveryId;
 use crate::ledger::{BoxFuture, Take};
@@ -33,12 +33,12 @@ const SUSPECT_WAITS: Duration = Duration::from_secs(2);
 /// The longest time that others wait for a suspect, or a suspect for others, if attempts take long.
 const ALONE: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<bool>) {
     let ledger = Arc::clone(&shared.ledger);
     let mut changed = ledger.changed();
     let mut pause = PAUSE.0;
     // Whether to ask the ledger for the next due time, instead of waiting for attempts in progress.
-    let mut patience = Patience::Fresh;
+    let mut patience = DispatchWait::Fresh;
     // How often in a row the ledger reported due work and then returned none.
     let mut futile = 0u32;
     let mut suspects = Suspects::default();
@@ -67,7 +67,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
         }
         let wanted = shared.room.wanted(&targets);
         if wanted.limit > 0 {
-            patience = Patience::Fresh;
+            patience = DispatchWait::Fresh;
             match take(&shared, &targets, &wanted, &mut suspects, &stop).await {
                 Ok(()) => pause = PAUSE.0,
                 Err(()) => {
@@ -81,7 +81,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             }
             continue;
         }
-        let lazy = patience == Patience::Fresh && shared.room.held() > 0;
+        let lazy = patience == DispatchWait::Fresh && shared.room.held() > 0;
         let wait = if lazy { LAZY } else { due(&shared, &targets, &mut futile).await };
         let wait = wanted.reopens.map_or(wait, |left| wait.min(left));
         let wait = suspects.left().map_or(wait, |left| wait.min(left));
@@ -93,7 +93,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             }
             () = shared.stir.notified() => futile = 0,
             () = tokio::time::sleep(wait) => {
-                patience = Patience::Spent;
+                patience = DispatchWait::Spent;
                 if !lazy {
                     shared.room.soil_all();
                 }
@@ -104,7 +104,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
 }
 
 #[derive(PartialEq, Eq)]
-enum Patience {
+enum DispatchWait {
     Fresh,
     Spent,
 }
@@ -118,7 +118,7 @@ async fn is_over(future: &mut BoxFuture<'_, ()>) -> bool {
     }
 }
 
-async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
+async fn due(shared: &WorkerShared, targets: &Targets, futile: &mut u32) -> Duration {
     // Targets with an open breaker are skipped: their deliveries must wait.
     let open = |registered: &Registered| super::room::is_open(registered);
     let asked: Vec<String> = targets
@@ -147,9 +147,9 @@ async fn due(shared: &Shared, targets: &Targets, futile: &mut u32) -> Duration {
 }
 
 async fn take(
-    shared: &Arc<Shared>,
+    shared: &Arc<WorkerShared>,
     targets: &Targets,
-    wanted: &Wanted,
+    wanted: &TakeRequest,
     suspects: &mut Suspects,
     stop: &watch::Receiver<bool>,
 ) -> Result<(), ()> {
@@ -236,7 +236,7 @@ impl Suspects {
 /// Sends one delivery while nothing else is in progress, so that a crash is its own. The wait is bounded: if another
 /// attempt takes long, a crash counts for both. Fails if the ledger does.
 async fn send_alone(
-    shared: &Arc<Shared>,
+    shared: &Arc<WorkerShared>,
     targets: &Targets,
     delivery: DeliveryId,
     stop: &mut watch::Receiver<bool>,
@@ -267,7 +267,7 @@ async fn send_alone(
 }
 
 /// Waits until nothing is in progress, the worker must stop, or the time limit is reached.
-async fn until_empty(shared: &Shared, stop: &mut watch::Receiver<bool>) {
+async fn until_empty(shared: &WorkerShared, stop: &mut watch::Receiver<bool>) {
     let until = Instant::now() + ALONE;
     while Instant::now() < until {
         let empty = shared.empty.notified();
@@ -283,7 +283,7 @@ async fn until_empty(shared: &Shared, stop: &mut watch::Receiver<bool>) {
 }
 
 /// A target that got all it asked for, or may have been cut off by the limit, may have more.
-fn soil_what_may_have_more(shared: &Shared, wanted: &Wanted, limit: u32, taken: &[Work]) {
+fn soil_what_may_have_more(shared: &WorkerShared, wanted: &TakeRequest, limit: u32, taken: &[Work]) {
     let full = u32::try_from(taken.len()).unwrap_or(u32::MAX) >= limit;
     for (name, asked) in &wanted.targets {
         let got = taken.iter().filter(|work| work.target == *name).count();

@@ -15,10 +15,10 @@ use crate::ledger::Working;
 
 #[derive(Default)]
 pub(super) struct Leases {
-    held: Mutex<HashMap<DeliveryId, Held>>,
+    held: Mutex<HashMap<DeliveryId, HeldDelivery>>,
 }
 
-struct Held {
+struct HeldDelivery {
     token: u128,
     renewed: Instant,
     lease: Lease,
@@ -28,7 +28,7 @@ impl Leases {
     /// Adds the lease of a delivery from a take that was sent at `sent`.
     pub(super) fn hold(&self, holding: Holding, sent: Instant, length: Duration) -> Lease {
         let lease = Lease::new(sent, length);
-        let held = Held { token: holding.token, renewed: sent, lease: lease.clone() };
+        let held = HeldDelivery { token: holding.token, renewed: sent, lease: lease.clone() };
         if let Some(before) = self.held.lock().insert(holding.delivery, held) {
             // The worker lost it and took it again: an attempt that still waits must not be sent.
             before.lease.lose();

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 /// worker that was paused for too long finds the lease expired. The clock stops while the whole machine is suspended.
 #[derive(Clone)]
 pub struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseShared>,
 }
 
-struct Shared {
+struct LeaseShared {
     started: Instant,
     length: Duration,
     /// In µs after `started`.
@@ -28,7 +28,8 @@ struct Shared {
 impl Lease {
     /// The lease of a delivery from a take that was sent at `sent`.
     pub(crate) fn new(sent: Instant, length: Duration) -> Self {
-        let shared = Shared { started: sent, length, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
+        let shared =
+            LeaseShared { started: sent, length, until: AtomicU64::new(0), lost: AtomicBool::new(false) };
         let lease = Self { shared: Arc::new(shared) };
         lease.extend(sent);
         lease
@@ -36,7 +37,7 @@ impl Lease {
 
     /// Extends the lease after a renewal that was sent at `sent`.
     pub(crate) fn extend(&self, sent: Instant) {
-        let Shared { started, length, until, .. } = &*self.shared;
+        let LeaseShared { started, length, until, .. } = &*self.shared;
         let end = sent.saturating_duration_since(*started).saturating_add(*length);
         until.fetch_max(u64::try_from(end.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
@@ -48,7 +49,7 @@ impl Lease {
 
     /// How long the worker certainly holds the delivery; zero once another worker may have it.
     pub fn left(&self) -> Duration {
-        let Shared { started, until, lost, .. } = &*self.shared;
+        let LeaseShared { started, until, lost, .. } = &*self.shared;
         if lost.load(Ordering::Acquire) {
             return Duration::ZERO;
         }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::delivery::{Class, Ending, Settle, Work};
+use crate::delivery::{AttemptClass, Ending, Settle, Work};
 use crate::id::{EventId, EventKind};
 
 /// Receives the results of attempts, on the path of the delivery: it must be quick and must not block.
-pub trait Observer: Send + Sync + 'static {
+pub trait DeliveryObserver: Send + Sync + 'static {
     /// An attempt ended, or was not made.
     fn attempted(&self, attempted: &Attempted<'_>);
 
@@ -20,7 +20,7 @@ pub trait Observer: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
-impl Observer for Silent {
+impl DeliveryObserver for Silent {
     fn attempted(&self, _: &Attempted<'_>) {}
 }
 
@@ -39,12 +39,12 @@ pub struct Attempted<'a> {
     /// How it ended; `None` if it was given back.
     pub ending: Option<&'a Ending>,
     /// The next step of the delivery.
-    pub next: Next,
+    pub next: AfterAttempt,
 }
 
 /// The next step of a delivery after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum AfterAttempt {
     /// It is done.
     Done,
     /// It is retried after this delay.
@@ -57,7 +57,7 @@ pub enum Next {
     Dead(crate::letter::Cause),
 }
 
-impl Next {
+impl AfterAttempt {
     pub(super) fn of(settle: &Settle) -> Self {
         match settle {
             Settle::Done(_) => Self::Done,
@@ -94,8 +94,8 @@ impl Settle {
 
 impl Attempted<'_> {
     /// How it ended, in one word.
-    pub fn class(&self) -> Class {
-        self.ending.map_or(Class::Deferred, |ending| ending.class)
+    pub fn class(&self) -> AttemptClass {
+        self.ending.map_or(AttemptClass::Deferred, |ending| ending.class)
     }
 
     /// One log line with all ids of the delivery.
@@ -106,9 +106,9 @@ impl Attempted<'_> {
             EventKind::Event => (None, Some(work.event)),
         };
         let (delay, cause) = match self.next {
-            Next::Retry(delay) | Next::Defer(delay) => (Some(delay), None),
-            Next::Dead(cause) => (None, Some(cause.as_str())),
-            Next::Done | Next::Blocked => (None, None),
+            AfterAttempt::Retry(delay) | AfterAttempt::Defer(delay) => (Some(delay), None),
+            AfterAttempt::Dead(cause) => (None, Some(cause.as_str())),
+            AfterAttempt::Done | AfterAttempt::Blocked => (None, None),
         };
         let error = self.ending.map(|ending| ending.error.as_str()).filter(|error| !error.is_empty());
         let latency_ms = self.took.as_secs_f64() * 1e3;
@@ -131,7 +131,7 @@ impl Attempted<'_> {
                     max_attempts,
                     http_status,
                     latency_ms,
-                    retryable = matches!(self.next, Next::Retry(_) | Next::Defer(_)),
+                    retryable = matches!(self.next, AfterAttempt::Retry(_) | AfterAttempt::Defer(_)),
                     delay_ms = delay.map(|delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
                     cause,
                     error,
@@ -140,9 +140,9 @@ impl Attempted<'_> {
             };
         }
         match self.next {
-            Next::Done | Next::Defer(_) => say!(debug, "a delivery was attempted"),
-            Next::Retry(_) => say!(info, "a delivery failed; retrying"),
-            Next::Blocked | Next::Dead(_) => say!(warn, "a delivery failed permanently"),
+            AfterAttempt::Done | AfterAttempt::Defer(_) => say!(debug, "a delivery was attempted"),
+            AfterAttempt::Retry(_) => say!(info, "a delivery failed; retrying"),
+            AfterAttempt::Blocked | AfterAttempt::Dead(_) => say!(warn, "a delivery failed permanently"),
         }
     }
 }

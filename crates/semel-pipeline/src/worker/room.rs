@@ -10,13 +10,13 @@ use semel_client::retry::{Circuit, Destination};
 use crate::target::{Registered, Targets};
 
 /// Limits the deliveries in progress.
-pub(super) struct Room {
+pub(super) struct WorkerCapacity {
     in_all: u32,
-    kept: Mutex<Kept>,
+    kept: Mutex<ReservedRoom>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct ReservedRoom {
     /// Attempts in progress, by target.
     running: HashMap<Arc<str>, u32>,
     /// Deliveries that were taken and whose result is not written yet.
@@ -27,14 +27,14 @@ struct Kept {
 
 /// The next request to the ledger.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct TakeRequest {
     pub(super) targets: Vec<(String, u32)>,
     pub(super) limit: u32,
     /// When an open breaker next allows a call.
     pub(super) reopens: Option<Duration>,
 }
 
-impl Room {
+impl WorkerCapacity {
     pub(super) fn new(in_all: u32) -> Self {
         Self { in_all: in_all.max(1), kept: Mutex::default() }
     }
@@ -46,9 +46,10 @@ impl Room {
 
     /// The targets that may have due deliveries, and have capacity for them. They count as clean from now on; a
     /// change during the request marks them dirty again.
-    pub(super) fn wanted(&self, targets: &Targets) -> Wanted {
+    pub(super) fn wanted(&self, targets: &Targets) -> TakeRequest {
         let mut kept = self.kept.lock();
-        let mut wanted = Wanted { limit: self.in_all.saturating_sub(kept.held), ..Wanted::default() };
+        let mut wanted =
+            TakeRequest { limit: self.in_all.saturating_sub(kept.held), ..TakeRequest::default() };
         for (name, registered) in targets.iter() {
             if kept.clean.contains(name) {
                 continue;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
-use super::Shared;
+use super::WorkerShared;
 use crate::delivery::{Holding, Said, Settle};
 use crate::id::EventId;
 use crate::ledger::{Error, ErrorKind};
@@ -18,7 +18,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 
 /// The result of an attempt, to be written.
 #[derive(Debug)]
-pub(super) struct Settled {
+pub(super) struct FinishedAttempt {
     pub(super) holding: Holding,
     pub(super) event: EventId,
     pub(super) target: Arc<str>,
@@ -27,7 +27,7 @@ pub(super) struct Settled {
     pub(super) written: Option<oneshot::Sender<()>>,
 }
 
-pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settled>) {
+pub(super) async fn run(shared: Arc<WorkerShared>, mut queue: UnboundedReceiver<FinishedAttempt>) {
     let mut batch = Vec::with_capacity(BATCH);
     // Results that arrive during a call go with the next one. Without a call in progress, nothing waits.
     while queue.recv_many(&mut batch, BATCH).await > 0 {
@@ -48,7 +48,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut queue: UnboundedReceiver<Settle
     }
 }
 
-async fn write(shared: &Shared, batch: &[Settled]) {
+async fn write(shared: &WorkerShared, batch: &[FinishedAttempt]) {
     let Err(error) = persist(shared, batch).await else { return };
     if batch.len() == 1 {
         give_up(&batch[0], &error);
@@ -64,7 +64,7 @@ async fn write(shared: &Shared, batch: &[Settled]) {
 
 /// Repeats a call with an unknown result, or a failed one, until it is answered: the work was done, and without its
 /// result it would be repeated.
-async fn persist(shared: &Shared, batch: &[Settled]) -> Result<(), Error> {
+async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(), Error> {
     let mut pause = PAUSE.0;
     loop {
         let items = batch.iter().map(|settled| (settled.holding, settled.settle.clone())).collect();
@@ -101,7 +101,7 @@ fn is_passing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Ambiguous | ErrorKind::Unavailable | ErrorKind::Full)
 }
 
-fn give_up(settled: &Settled, error: &Error) {
+fn give_up(settled: &FinishedAttempt, error: &Error) {
     tracing::error!(
         target: "semel::deliveries",
         delivery_id = %settled.holding.delivery,

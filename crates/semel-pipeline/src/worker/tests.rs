@@ -11,15 +11,15 @@ use semel::secret::Secret;
 use semel_client::retry::{Destinations, Limits, Retry};
 
 use self::fake::Fake;
-use super::{Settings, Silent, Stopped, Worker};
-use crate::delivery::{Class, Settle};
+use super::{Silent, Stopped, Worker, WorkerSettings};
+use crate::delivery::{AttemptClass, Settle};
 use crate::letter::Cause;
-use crate::target::{EventTypes, Handler, Outcome, Policy, Registry, Targets};
+use crate::target::{DeliveryOutcome, EventTypes, Handler, Policy, TargetRegistry, Targets};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn settings() -> Settings {
-    Settings { name: "w".into(), lease: Duration::from_secs(30), in_all: 64 }
+fn settings() -> WorkerSettings {
+    WorkerSettings { name: "w".into(), lease: Duration::from_secs(30), in_all: 64 }
 }
 
 fn quick() -> Policy {
@@ -38,8 +38,8 @@ fn start(ledger: &Arc<Fake>, targets: Targets) -> Worker {
 fn start_with(ledger: &Arc<Fake>, targets: Targets, lease: Duration) -> Worker {
     let secret = Arc::new(Secret::from_bytes([1; 32]));
     let ledger = Arc::clone(ledger) as Arc<dyn crate::ledger::Working>;
-    let settings = Settings { lease, ..settings() };
-    Worker::start(ledger, Registry::new(targets), secret, settings, Arc::new(Silent)).unwrap()
+    let settings = WorkerSettings { lease, ..settings() };
+    Worker::start(ledger, TargetRegistry::new(targets), secret, settings, Arc::new(Silent)).unwrap()
 }
 
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -58,7 +58,7 @@ async fn what_is_due_is_delivered_and_written() {
     let seen = Arc::clone(&keys);
     let handler = Handler::new(move |call| {
         seen.lock().push(call.key().to_string());
-        async { Outcome::done() }
+        async { DeliveryOutcome::done() }
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 100);
@@ -75,7 +75,8 @@ async fn what_is_due_is_delivered_and_written() {
 #[tokio::test]
 async fn a_slow_ledger_gets_few_large_calls() {
     let ledger = Arc::new(Fake::slow(Duration::from_millis(5)));
-    let worker = start(&ledger, targets(Handler::new(async |_| Outcome::done()), quick(), Limits::default()));
+    let worker =
+        start(&ledger, targets(Handler::new(async |_| DeliveryOutcome::done()), quick(), Limits::default()));
     ledger.add("t", 1_000);
     until("all are done", || ledger.settled() == 1_000).await;
     assert!(ledger.settle_calls() < 300, "{} calls", ledger.settle_calls());
@@ -91,7 +92,7 @@ async fn an_unknown_settlement_is_repeated_not_the_work() {
     let counted = Arc::clone(&calls);
     let handler = Handler::new(move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
-        async { Outcome::done() }
+        async { DeliveryOutcome::done() }
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
@@ -105,12 +106,12 @@ async fn a_panic_is_an_attempt_of_which_nobody_knows() {
     let ledger = Arc::new(Fake::default());
     let handler = Handler::new(async |call| {
         assert!(call.work().attempt > 1, "on purpose");
-        Outcome::done()
+        DeliveryOutcome::done()
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
     let unknown =
-        |settle: &Settle| matches!(settle, Settle::Retry(ending, _) if ending.class == Class::Unknown);
+        |settle: &Settle| matches!(settle, Settle::Retry(ending, _) if ending.class == AttemptClass::Unknown);
     until("it is tried again and done", || {
         ledger.count(unknown) == 1 && ledger.count(|settle| matches!(settle, Settle::Done(_))) == 1
     })
@@ -125,7 +126,7 @@ async fn what_takes_too_long_is_cut_and_tried_again() {
         if call.work().attempt == 1 {
             std::future::pending::<()>().await;
         }
-        Outcome::done()
+        DeliveryOutcome::done()
     });
     let policy = Policy { timeout: Duration::from_millis(50), ..quick() };
     let worker = start(&ledger, targets(handler, policy, Limits::default()));
@@ -142,7 +143,7 @@ async fn an_open_breaker_burns_no_attempts() {
     let counted = Arc::clone(&calls);
     let handler = Handler::new(move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
-        async { Outcome::retry("down") }
+        async { DeliveryOutcome::retry("down") }
     });
     let limits = Limits { rest: Duration::from_secs(3_600), failure_calls: 10, ..Limits::default() };
     let policy = Policy { concurrency: 4, ..quick() };
@@ -171,7 +172,7 @@ async fn no_more_than_its_concurrency_is_under_way() {
             counted.1.fetch_max(now, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(2)).await;
             counted.0.fetch_sub(1, Ordering::SeqCst);
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     let worker = start(&ledger, targets(handler, Policy { concurrency: 3, ..quick() }, Limits::default()));
@@ -191,7 +192,7 @@ async fn a_stop_waits_for_what_was_sent() {
         let gate = Arc::clone(&closed);
         async move {
             let _open = gate.acquire().await;
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     let worker = start(&ledger, targets(handler, Policy { concurrency: 2, ..quick() }, Limits::default()));
@@ -207,7 +208,7 @@ async fn a_stop_waits_for_what_was_sent() {
 #[tokio::test]
 async fn a_stop_does_not_wait_for_ever() {
     let ledger = Arc::new(Fake::default());
-    let handler = Handler::new(async |_| std::future::pending::<Outcome>().await);
+    let handler = Handler::new(async |_| std::future::pending::<DeliveryOutcome>().await);
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));
     ledger.add("t", 1);
     until("it is in progress", || worker.in_hand() == 1).await;
@@ -238,12 +239,12 @@ fn a_busy_runtime_does_not_lose_leases() {
         async move {
             // Blocks the only thread until the lease was renewed twice, or too long has passed.
             let _ = semel_testbed::wait::until("two renewals", PATIENCE, || seen.renewals() >= 2);
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     runtime.block_on(async {
-        let lease = Settings { lease: Duration::from_millis(300), ..settings() };
-        let registry = Registry::new(targets(handler, quick(), Limits::default()));
+        let lease = WorkerSettings { lease: Duration::from_millis(300), ..settings() };
+        let registry = TargetRegistry::new(targets(handler, quick(), Limits::default()));
         let secret = Arc::new(Secret::from_bytes([1; 32]));
         let working = Arc::clone(&ledger) as Arc<dyn crate::ledger::Working>;
         let worker = Worker::start(working, registry, secret, lease, Arc::new(Silent)).unwrap();
@@ -263,7 +264,7 @@ async fn what_comes_after_its_lease_is_not_sent() {
     let counted = Arc::clone(&sent);
     let handler = Handler::new(move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
-        async { Outcome::done() }
+        async { DeliveryOutcome::done() }
     });
     let lease = Duration::from_millis(200);
     let worker = start_with(&ledger, targets(handler, quick(), Limits::default()), lease);
@@ -287,7 +288,7 @@ async fn what_is_given_up_and_nobody_took_is_made_later() {
     let seen = Arc::clone(&attempts);
     let handler = Handler::new(move |call| {
         seen.lock().push(call.work().attempt);
-        async { Outcome::done() }
+        async { DeliveryOutcome::done() }
     });
     let lease = Duration::from_millis(200);
     let worker = start_with(&ledger, targets(handler, quick(), Limits::default()), lease);
@@ -316,7 +317,7 @@ async fn a_handler_is_told_when_its_lease_is_lost() {
             lost.lose_all();
             until("the lease is lost", || !call.may_send()).await;
             assert_eq!(call.time_left(), Duration::ZERO);
-            Outcome::given_up()
+            DeliveryOutcome::given_up()
         }
     });
     let lease = Duration::from_millis(300);
@@ -345,7 +346,7 @@ async fn suspects_are_sent_alone() {
             tokio::time::sleep(Duration::from_millis(5)).await;
             let joined = counted.fetch_sub(1, Ordering::SeqCst) - 1;
             told.lock().push((crashes, beside.max(joined), held));
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     let policy = Policy { concurrency: 8, ..quick() };
@@ -379,7 +380,7 @@ async fn a_stop_leaves_suspects_to_others() {
         async move {
             assert!(call.work().crashes < 2, "it is not its turn");
             let _open = gate.acquire().await;
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     let worker = start(&ledger, targets(handler, quick(), Limits::default()));

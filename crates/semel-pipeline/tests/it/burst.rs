@@ -14,12 +14,12 @@ use semel::secret::Secret;
 use semel::store::{EmbeddedStore, RedisClient, RedisStore};
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::buffer::Buffer;
-use semel_pipeline::drainer::{Drainer, Pace};
+use semel_pipeline::drainer::{DrainPace, Drainer};
 use semel_pipeline::event::{Dedupe, Event, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{AuditLine, EmbeddedLedger, EventFilter, Ledger, Page};
-use semel_pipeline::trigger::{Ask, Burst, Triggers};
+use semel_pipeline::trigger::{Burst, RunRequest, Triggers};
 use semel_testbed::Redis;
 
 /// A buffer for a thousand runs of a tenant.
@@ -74,7 +74,7 @@ impl Ground {
     }
 
     fn drainer(&self) -> Drainer {
-        Drainer::new(Arc::clone(&self.buffer), Arc::clone(&self.ledger), Pace::default(), Arc::default())
+        Drainer::new(Arc::clone(&self.buffer), Arc::clone(&self.ledger), DrainPace::default(), Arc::default())
     }
 
     /// Drains until nothing is buffered.
@@ -119,8 +119,8 @@ const SHUT: Limit = Limit { threshold: 0, window: Duration::from_secs(1), hold: 
 const WIDE: Limit =
     Limit { threshold: u32::MAX, window: Duration::from_secs(1), hold: Duration::from_secs(1) };
 
-fn ask(tenant: &str, key: Option<&str>, payload: &'static str) -> Ask {
-    Ask {
+fn ask(tenant: &str, key: Option<&str>, payload: &'static str) -> RunRequest {
+    RunRequest {
         principal: "p".to_owned(),
         tenant: tenant.to_owned(),
         target: "crm".to_owned(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use semel::store::EmbeddedStore;
 use semel::time::ManualClock;
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger};
-use semel_pipeline::testkit::contract::{Context, agrees_with_the_model};
+use semel_pipeline::testkit::contract::{LedgerContext, agrees_with_the_model};
 
 /// In memory where there is such a place: that a sync is waited for is shown elsewhere.
 fn folder() -> tempfile::TempDir {
@@ -16,7 +16,7 @@ fn folder() -> tempfile::TempDir {
     memory.or_else(|_| tempfile::tempdir()).expect("a temporary folder can be made")
 }
 
-async fn fresh() -> Context {
+async fn fresh() -> LedgerContext {
     let folder = folder();
     let clock = ManualClock::default();
     let path = folder.path().to_owned();
@@ -32,7 +32,7 @@ async fn fresh() -> Context {
             }
         }
     };
-    Context::new(open().await).clock(clock).reopen(open).keep(folder)
+    LedgerContext::new(open().await).clock(clock).reopen(open).keep(folder)
 }
 
 semel_pipeline::ledger_tests!(fresh);

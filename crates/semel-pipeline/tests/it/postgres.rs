@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::delivery::{Class, Ending};
+use semel_pipeline::delivery::{AttemptClass, Ending};
 use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{Error, ErrorKind, Ledger, PostgresLedger, Take};
-use semel_pipeline::testkit::contract::{Context, agrees_with_the_model};
+use semel_pipeline::testkit::contract::{LedgerContext, agrees_with_the_model};
 use semel_testbed::Postgres;
 
 pub(crate) async fn open(url: &str) -> PostgresLedger {
@@ -29,11 +29,11 @@ fn rounds(short: usize, full: usize) -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { full } else { short }
 }
 
-async fn fresh() -> Context {
+async fn fresh() -> LedgerContext {
     let server = Arc::new(Postgres::start().expect("a PostgreSQL server can be started"));
     let ledger = Arc::new(open(&server.url()).await);
     let peer = Arc::new(open(&server.url()).await);
-    Context::new(ledger).peer(peer).reopen(move || {
+    LedgerContext::new(ledger).peer(peer).reopen(move || {
         let server = Arc::clone(&server);
         async move { Arc::new(open(&server.url()).await) as Arc<dyn Ledger> }
     })
@@ -75,7 +75,7 @@ fn ask(worker: &str, target: &str, limit: u32, lease: Duration) -> Take {
 
 fn success() -> Ending {
     Ending {
-        class: Class::Success,
+        class: AttemptClass::Success,
         status: Some(200),
         error: String::new(),
         excerpt: String::new(),

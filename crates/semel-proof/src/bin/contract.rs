@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use semel::testkit::contract::{case_names, run_case};
-use semel_proof::grounds::{Ground, Servers};
+use semel_proof::grounds::{Servers, StoreKind};
 use tokio::task::JoinSet;
 
 const USAGE: &str = "\
@@ -20,15 +20,15 @@ Prints a table of cases and stores; exits with 1 where anything fails.";
 const AT_ONCE: usize = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum CaseVerdict {
     Holds,
     Fails(String),
 }
 
-type Verdicts = BTreeMap<(&'static str, &'static str), Verdict>;
+type Verdicts = BTreeMap<(&'static str, &'static str), CaseVerdict>;
 
 struct Plan {
-    grounds: Vec<Ground>,
+    grounds: Vec<StoreKind>,
     cases: Vec<&'static str>,
 }
 
@@ -57,7 +57,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Result<Option<Plan>, String>
                 return Ok(None);
             }
             "--list" => {
-                println!("stores: {}", Ground::ALL.map(Ground::name).join(" "));
+                println!("stores: {}", StoreKind::ALL.map(StoreKind::name).join(" "));
                 println!("cases:");
                 case_names().for_each(|name| println!("  {name}"));
                 return Ok(None);
@@ -69,14 +69,14 @@ fn plan(mut words: impl Iterator<Item = String>) -> Result<Option<Plan>, String>
                     .push(known.ok_or_else(|| format!("there is no case `{name}`; --list shows them"))?);
             }
             name => {
-                let ground = Ground::named(name);
+                let ground = StoreKind::named(name);
                 plan.grounds
                     .push(ground.ok_or_else(|| format!("there is no store `{name}`; --list shows them"))?);
             }
         }
     }
     if plan.grounds.is_empty() {
-        plan.grounds = Ground::ALL.to_vec();
+        plan.grounds = StoreKind::ALL.to_vec();
     }
     if plan.cases.is_empty() {
         plan.cases = case_names().collect();
@@ -108,16 +108,16 @@ async fn run(plan: &Plan) -> Verdicts {
     verdicts
 }
 
-async fn check(servers: Arc<Servers>, ground: Ground, case: &'static str) -> (&'static str, Verdict) {
+async fn check(servers: Arc<Servers>, ground: StoreKind, case: &'static str) -> (&'static str, CaseVerdict) {
     let ran = tokio::spawn(async move {
         let context =
             servers.context(ground).await.map_err(|error| format!("it cannot be opened: {error}"))?;
         run_case(case, &context).await.map_err(|error| error.to_string())
     });
     let verdict = match ran.await {
-        Ok(Ok(())) => Verdict::Holds,
-        Ok(Err(message)) => Verdict::Fails(message),
-        Err(error) => Verdict::Fails(match error.try_into_panic() {
+        Ok(Ok(())) => CaseVerdict::Holds,
+        Ok(Err(message)) => CaseVerdict::Fails(message),
+        Err(error) => CaseVerdict::Fails(match error.try_into_panic() {
             Ok(panic) => panic
                 .downcast_ref::<String>()
                 .cloned()
@@ -153,16 +153,16 @@ fn print(plan: &Plan, verdicts: &Verdicts) -> ExitCode {
     let of = |case, ground| verdicts.get(&(case, ground));
     for case in &plan.cases {
         let cell = |ground: &&'static str| match of(case, ground) {
-            Some(Verdict::Holds) => "ok",
-            Some(Verdict::Fails(_)) | None => "FAILED",
+            Some(CaseVerdict::Holds) => "ok",
+            Some(CaseVerdict::Fails(_)) | None => "FAILED",
         };
         row(case, plan.grounds.iter().map(|ground| cell(&ground.name())).collect());
     }
     let failed: Vec<_> = verdicts
         .iter()
         .filter_map(|(place, verdict)| match verdict {
-            Verdict::Fails(message) => Some((place, message)),
-            Verdict::Holds => None,
+            CaseVerdict::Fails(message) => Some((place, message)),
+            CaseVerdict::Holds => None,
         })
         .collect();
     for ((case, ground), message) in &failed {

@@ -2,12 +2,12 @@
 
 use semel::record::{Mode, Phase};
 
-use super::world::{Stage, Worker, World, number};
-use super::{Mutant, Protocol};
+use super::world::{ModelState, ModelWorker, Stage, number};
+use super::{Mutant, ProtocolModel};
 
 /// One action. The numbers are workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ModelAction {
     /// It claims, with the begin mark.
     ClaimAndBegin(usize),
     /// It claims, and will begin later.
@@ -33,7 +33,7 @@ pub enum Action {
     /// Its caller is dropped; the effect continues.
     Cancel(usize),
     /// A claim packet of its current or former attempt arrives once more; nobody receives the answer.
-    LatePacket(usize, Attempt, Packet),
+    LatePacket(usize, PacketOwner, Packet),
     /// Its caller, which was refused, asks again.
     AskAgain(usize),
     /// Half a lease passes.
@@ -60,7 +60,7 @@ pub enum Action {
 
 /// The attempt of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attempt {
+pub enum PacketOwner {
     /// The current attempt of the worker: also a first packet whose answer was lost.
     Present,
     /// The previous attempt, which has ended.
@@ -77,12 +77,12 @@ pub enum Packet {
 }
 
 /// All actions that may happen in `world`. Some of them turn out to change nothing.
-pub(super) fn possible(protocol: &Protocol, world: &World, actions: &mut Vec<Action>) {
+pub(super) fn possible(protocol: &ProtocolModel, world: &ModelState, actions: &mut Vec<ModelAction>) {
     for (index, worker) in world.workers.iter().enumerate() {
         // Of workers that differ only in their names one represents all; a name counts if the record contains it.
         let named = |owner: u8| world.slot.0.as_ref().is_some_and(|record| number(record.owner) == owner);
-        let alike = |other: &Worker| {
-            Worker { owner: worker.owner, ..*other } == *worker
+        let alike = |other: &ModelWorker| {
+            ModelWorker { owner: worker.owner, ..*other } == *worker
                 && worker.former == 0
                 && !named(other.owner)
                 && !named(worker.owner)
@@ -95,82 +95,97 @@ pub(super) fn possible(protocol: &Protocol, world: &World, actions: &mut Vec<Act
     let left = &world.left;
     let phase = world.phase();
     if left.ticks > 0 && matches!(phase, Phase::Claimed | Phase::Begun) {
-        actions.push(Action::Tick);
+        actions.push(ModelAction::Tick);
     }
-    actions.extend([Action::Pass, Action::Sweep]);
+    actions.extend([ModelAction::Pass, ModelAction::Sweep]);
     if phase == Phase::InDoubt {
-        actions.push(Action::Settle);
+        actions.push(ModelAction::Settle);
         if left.rash_settlements > 0 {
-            actions.push(Action::SettleRashly);
+            actions.push(ModelAction::SettleRashly);
         }
     }
     if left.lives > 0 && matches!(phase, Phase::Done | Phase::Expired) {
-        actions.extend([Action::Forget, Action::Reexecute]);
+        actions.extend([ModelAction::Forget, ModelAction::Reexecute]);
     }
     if left.forced > 0 && phase != Phase::Vacant {
-        actions.push(Action::ForgetByForce);
+        actions.push(ModelAction::ForgetByForce);
     }
     if left.losses > 0 && world.slot.0.is_some() {
-        actions.push(Action::Lose);
+        actions.push(ModelAction::Lose);
     }
     if left.clock_steps > 0 {
-        actions.push(Action::ClockBack);
+        actions.push(ModelAction::ClockBack);
     }
 }
 
-fn worker_actions(protocol: &Protocol, world: &World, index: usize, actions: &mut Vec<Action>) {
+fn worker_actions(
+    protocol: &ProtocolModel,
+    world: &ModelState,
+    index: usize,
+    actions: &mut Vec<ModelAction>,
+) {
     let worker = &world.workers[index];
     let left = &world.left;
     let works = match worker.stage {
         Stage::Asking => {
-            actions.extend([Action::ClaimAndBegin(index), Action::Claim(index)]);
+            actions.extend([ModelAction::ClaimAndBegin(index), ModelAction::Claim(index)]);
             false
         }
         Stage::Holding(_) => {
-            actions.extend([Action::Begin(index), Action::Release(index), Action::Bind(index)]);
+            actions.extend([
+                ModelAction::Begin(index),
+                ModelAction::Release(index),
+                ModelAction::Bind(index),
+            ]);
             if protocol.broken_by(Mutant::EffectBeforeBegin) {
-                actions.push(Action::Effect(index));
+                actions.push(ModelAction::Effect(index));
             }
             true
         }
         Stage::Ready(_) => {
-            actions.extend([Action::Effect(index), Action::Release(index), Action::Bind(index)]);
+            actions.extend([
+                ModelAction::Effect(index),
+                ModelAction::Release(index),
+                ModelAction::Bind(index),
+            ]);
             if left.crashes > 0 && protocol.mode != Mode::Atomic {
-                actions.push(Action::CrashLoose(index));
+                actions.push(ModelAction::CrashLoose(index));
             }
             true
         }
         Stage::Acted(..) => {
-            actions.push(Action::Complete(index));
+            actions.push(ModelAction::Complete(index));
             true
         }
         Stage::Loose => {
-            actions.push(Action::Effect(index));
+            actions.push(ModelAction::Effect(index));
             false
         }
         Stage::Told(_) => {
             if left.asks > 0 {
-                actions.push(Action::AskAgain(index));
+                actions.push(ModelAction::AskAgain(index));
             }
             false
         }
         Stage::Answered | Stage::Gone => false,
     };
     if works {
-        actions.push(Action::Renew(index));
+        actions.push(ModelAction::Renew(index));
         if left.crashes > 0 {
-            actions.push(Action::Crash(index));
+            actions.push(ModelAction::Crash(index));
         }
         if left.cancels > 0 && !worker.cancelled {
-            actions.push(Action::Cancel(index));
+            actions.push(ModelAction::Cancel(index));
         }
         if left.abandons > 0 {
-            actions.push(Action::Abandon(index));
+            actions.push(ModelAction::Abandon(index));
         }
     }
-    for (attempt, owner) in [(Attempt::Present, worker.owner), (Attempt::Former, worker.former)] {
+    for (attempt, owner) in [(PacketOwner::Present, worker.owner), (PacketOwner::Former, worker.former)] {
         if left.late_packets > 0 && owner != 0 {
-            actions.extend([Packet::WithBegin, Packet::Plain].map(|p| Action::LatePacket(index, attempt, p)));
+            actions.extend(
+                [Packet::WithBegin, Packet::Plain].map(|p| ModelAction::LatePacket(index, attempt, p)),
+            );
         }
     }
 }

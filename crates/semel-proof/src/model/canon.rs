@@ -7,9 +7,9 @@
 use semel::record::{Fence, Phase, Record, State};
 use semel::time::Timestamp;
 
-use super::world::{Made, NOW, Stage, Verdict, World, fingerprint, number, token};
+use super::world::{CallerVerdict, Made, ModelState, NOW, Stage, fingerprint, number, token};
 
-impl World {
+impl ModelState {
     #[must_use]
     pub(super) fn canonical(mut self) -> Self {
         self.shift_time();
@@ -84,7 +84,7 @@ impl World {
             }
         }
         for worker in &mut self.workers {
-            if worker.stage == Stage::Told(Verdict::Failed) && !asks {
+            if worker.stage == Stage::Told(CallerVerdict::Failed) && !asks {
                 worker.stage = Stage::Gone;
             }
             match worker.stage {
@@ -204,19 +204,19 @@ mod tests {
     use semel::record::Mode;
 
     use super::*;
-    use crate::model::{Budget, Protocol, action, step};
+    use crate::model::{ModelBudget, ProtocolModel, action, step};
 
-    fn successors(protocol: &Protocol, world: &World) -> HashSet<World> {
+    fn successors(protocol: &ProtocolModel, world: &ModelState) -> HashSet<ModelState> {
         let mut actions = Vec::new();
         action::possible(protocol, world, &mut actions);
         let next = actions.into_iter().filter_map(|action| step::take(protocol, world, action));
-        next.map(World::canonical).collect()
+        next.map(ModelState::canonical).collect()
     }
 
     // A state and its canonical form must have the same future, or the checker would skip what it never saw.
     #[test]
     fn model_canonical_form_has_the_same_future() {
-        let budget = Budget {
+        let budget = ModelBudget {
             grants: 6,
             crashes: 2,
             cancels: 2,
@@ -234,10 +234,11 @@ mod tests {
         let mut compared = 0;
         for walk in 0..400 {
             let mode = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun][walk % 4];
-            let budget = if walk % 8 < 4 { budget } else { Budget { losses: 0, clock_steps: 2, ..budget } };
-            let protocol = Protocol::new(mode, 4, budget);
+            let budget =
+                if walk % 8 < 4 { budget } else { ModelBudget { losses: 0, clock_steps: 2, ..budget } };
+            let protocol = ProtocolModel::new(mode, 4, budget);
             // Never made canonical: time continues and names accumulate.
-            let mut world = World::new(&protocol);
+            let mut world = ModelState::new(&protocol);
             for _ in 0..60 {
                 let canonical = world.clone().canonical();
                 assert_eq!(canonical, canonical.clone().canonical());

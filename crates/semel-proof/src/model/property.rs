@@ -4,9 +4,9 @@
 use semel::record::{Mode, Phase};
 use stateright::Property;
 
-use super::store::Rule;
-use super::world::{LIVES, Stage, Verdict, World};
-use super::{Protocol, world};
+use super::store::ModelRule;
+use super::world::{CallerVerdict, LIVES, ModelState, Stage};
+use super::{ProtocolModel, world};
 
 /// The names of the properties, so that a test names the one that must break.
 pub mod name {
@@ -48,35 +48,38 @@ pub mod name {
     pub const NO_DOUBT: &str = "never in doubt";
 }
 
-fn always(name: &'static str, condition: fn(&Protocol, &World) -> bool) -> Property<Protocol> {
+fn always(name: &'static str, condition: fn(&ProtocolModel, &ModelState) -> bool) -> Property<ProtocolModel> {
     Property::always(name, condition)
 }
 
-fn sometimes(name: &'static str, condition: fn(&Protocol, &World) -> bool) -> Property<Protocol> {
+fn sometimes(
+    name: &'static str,
+    condition: fn(&ProtocolModel, &ModelState) -> bool,
+) -> Property<ProtocolModel> {
     Property::sometimes(name, condition)
 }
 
-pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
+pub(super) fn of(mode: Mode) -> Vec<Property<ProtocolModel>> {
     let mut properties = vec![
-        always(name::ONE_ANSWER, |_, world| world.keeps(Rule::Answers)),
-        always(name::ANSWER_MADE, |_, world| world.keeps(Rule::AnswerMade)),
-        always(name::OWN_PAYLOAD, |_, world| world.keeps(Rule::PayloadAnswer)),
-        always(name::BEGIN_FIRST, |_, world| world.keeps(Rule::BeginFirst)),
-        always(name::DONE_STAYS, |_, world| world.keeps(Rule::DoneStays)),
-        always(name::FENCE_GROWS, |_, world| world.keeps(Rule::FenceGrows)),
-        always(name::OLD_FENCE, |_, world| world.keeps(Rule::OldFence)),
-        always(name::REFUSAL, |_, world| world.keeps(Rule::Refusal)),
-        always(name::DOUBT_HOLDS, |_, world| world.keeps(Rule::DoubtHolds)),
-        always(name::HELD_STAYS, |_, world| world.keeps(Rule::HeldStays)),
-        always(name::EXPIRED_STAYS, |_, world| world.keeps(Rule::ExpiredStays)),
-        always(name::ONE_PAYLOAD, |_, world| world.keeps(Rule::OnePayload)),
-        always(name::SETTLE_FENCES, |_, world| world.keeps(Rule::SettleFences)),
-        always(name::LATE_PACKET, |_, world| world.keeps(Rule::LatePacket)),
+        always(name::ONE_ANSWER, |_, world| world.keeps(ModelRule::Answers)),
+        always(name::ANSWER_MADE, |_, world| world.keeps(ModelRule::AnswerMade)),
+        always(name::OWN_PAYLOAD, |_, world| world.keeps(ModelRule::PayloadAnswer)),
+        always(name::BEGIN_FIRST, |_, world| world.keeps(ModelRule::BeginFirst)),
+        always(name::DONE_STAYS, |_, world| world.keeps(ModelRule::DoneStays)),
+        always(name::FENCE_GROWS, |_, world| world.keeps(ModelRule::FenceGrows)),
+        always(name::OLD_FENCE, |_, world| world.keeps(ModelRule::OldFence)),
+        always(name::REFUSAL, |_, world| world.keeps(ModelRule::Refusal)),
+        always(name::DOUBT_HOLDS, |_, world| world.keeps(ModelRule::DoubtHolds)),
+        always(name::HELD_STAYS, |_, world| world.keeps(ModelRule::HeldStays)),
+        always(name::EXPIRED_STAYS, |_, world| world.keeps(ModelRule::ExpiredStays)),
+        always(name::ONE_PAYLOAD, |_, world| world.keeps(ModelRule::OnePayload)),
+        always(name::SETTLE_FENCES, |_, world| world.keeps(ModelRule::SettleFences)),
+        always(name::LATE_PACKET, |_, world| world.keeps(ModelRule::LatePacket)),
         always(name::ONE_OWNER, |_, world| current_owners(world) <= 1),
         always(name::CLAIM_ENDS, |_, world| claim_ends(world)),
         sometimes("a takeover", |_, world| taken_over(world)),
         sometimes("a late owner after a takeover", |_, world| late_owner(world)),
-        sometimes("a conflict", |_, world| told(world, Verdict::Conflict)),
+        sometimes("a conflict", |_, world| told(world, CallerVerdict::Conflict)),
         sometimes("a replay", |_, world| answered(world) > 1 && world.life().effects == 1),
         sometimes("everybody of one payload answered", |_, world| everybody(world)),
     ];
@@ -87,7 +90,7 @@ pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
     }
     if mode == Mode::Marked {
         properties.extend([
-            sometimes("in doubt", |_, world| told(world, Verdict::InDoubt)),
+            sometimes("in doubt", |_, world| told(world, CallerVerdict::InDoubt)),
             sometimes("in doubt, and it happened", |_, world| {
                 world.phase() == Phase::InDoubt && world.life().effects > 0
             }),
@@ -102,9 +105,9 @@ pub(super) fn of(mode: Mode) -> Vec<Property<Protocol>> {
 }
 
 /// The states that only a run with more than one life can reach.
-pub(super) fn of_several_lives() -> Vec<Property<Protocol>> {
+pub(super) fn of_several_lives() -> Vec<Property<ProtocolModel>> {
     vec![
-        sometimes("expired", |_, world| told(world, Verdict::Expired)),
+        sometimes("expired", |_, world| told(world, CallerVerdict::Expired)),
         sometimes("a second life", |_, world| world.witness.life > 0),
         sometimes("a second epoch", |_, world| {
             world.slot.0.as_ref().is_some_and(|record| record.epoch.get() > 0)
@@ -115,20 +118,20 @@ pub(super) fn of_several_lives() -> Vec<Property<Protocol>> {
     ]
 }
 
-fn one_effect(world: &World) -> bool {
+fn one_effect(world: &ModelState) -> bool {
     let lives: &[world::Life; LIVES] = &world.witness.lives;
     lives.iter().all(|life| life.effects <= 1)
 }
 
-fn current_owners(world: &World) -> usize {
+fn current_owners(world: &ModelState) -> usize {
     let Some(record) = &world.slot.0 else { return 0 };
-    let holds = |worker: &world::Worker| {
+    let holds = |worker: &world::ModelWorker| {
         worker.grant().is_some_and(|grant| grant.owner() == record.owner && grant.fence() == record.fence)
     };
     world.workers.iter().filter(|worker| holds(worker)).count()
 }
 
-fn claim_ends(world: &World) -> bool {
+fn claim_ends(world: &ModelState) -> bool {
     let in_flight = matches!(world.phase(), Phase::Claimed | Phase::Begun);
     world
         .slot
@@ -138,28 +141,28 @@ fn claim_ends(world: &World) -> bool {
         .is_none_or(|record| record.lease_until <= record.claimed_at.after(record.terms.in_flight_max))
 }
 
-fn taken_over(world: &World) -> bool {
+fn taken_over(world: &ModelState) -> bool {
     world.slot.0.as_ref().is_some_and(|record| record.attempt > 1)
 }
 
-fn late_owner(world: &World) -> bool {
+fn late_owner(world: &ModelState) -> bool {
     let Some(record) = &world.slot.0 else { return false };
-    let late = |worker: &world::Worker| worker.grant().is_some_and(|grant| grant.fence() < record.fence);
+    let late = |worker: &world::ModelWorker| worker.grant().is_some_and(|grant| grant.fence() < record.fence);
     taken_over(world) && world.workers.iter().any(late)
 }
 
-fn told(world: &World, verdict: Verdict) -> bool {
+fn told(world: &ModelState, verdict: CallerVerdict) -> bool {
     world.workers.iter().any(|worker| worker.stage == Stage::Told(verdict))
 }
 
-fn answered(world: &World) -> usize {
+fn answered(world: &ModelState) -> usize {
     world.workers.iter().filter(|worker| matches!(worker.stage, Stage::Answered)).count()
 }
 
-fn everybody(world: &World) -> bool {
-    let done = |worker: &world::Worker| match worker.stage {
+fn everybody(world: &ModelState) -> bool {
+    let done = |worker: &world::ModelWorker| match worker.stage {
         Stage::Answered => true,
-        Stage::Told(Verdict::Conflict) => worker.payload == 1,
+        Stage::Told(CallerVerdict::Conflict) => worker.payload == 1,
         _ => false,
     };
     world.workers.iter().all(done)

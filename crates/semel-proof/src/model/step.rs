@@ -3,30 +3,30 @@
 use std::sync::Arc;
 
 use semel::key::Hint;
-use semel::record::{Begin, Claim, Command, Force, Grant, Mode, Phase, Ruling, Settlement, State};
+use semel::record::{Begin, Command, Force, Grant, Mode, NewClaim, Phase, Ruling, Settlement, State};
 use semel::time::Timestamp;
 
-use super::action::{Action, Attempt, Packet};
-use super::store::Rule;
-use super::world::{LIVES, Made, Stage, Verdict, Worker, World, fingerprint, token};
-use super::{LEASE, Mutant, Protocol};
+use super::action::{ModelAction, Packet, PacketOwner};
+use super::store::ModelRule;
+use super::world::{CallerVerdict, LIVES, Made, ModelState, ModelWorker, Stage, fingerprint, token};
+use super::{LEASE, Mutant, ProtocolModel};
 
 /// The world after `action`; `None` if it cannot happen.
-pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Option<World> {
+pub(super) fn take(protocol: &ProtocolModel, before: &ModelState, action: ModelAction) -> Option<ModelState> {
     let mut world = before.clone();
     let grant = |worker: usize| before.workers[worker].grant();
     match action {
-        Action::ClaimAndBegin(worker) => world.ask(protocol, worker, Begin::WithClaim)?,
-        Action::Claim(worker) => world.ask(protocol, worker, Begin::Later)?,
-        Action::Begin(worker) => world.begin(protocol, worker, grant(worker)?),
-        Action::Effect(worker) if protocol.mode == Mode::Atomic => {
+        ModelAction::ClaimAndBegin(worker) => world.ask(protocol, worker, Begin::WithClaim)?,
+        ModelAction::Claim(worker) => world.ask(protocol, worker, Begin::Later)?,
+        ModelAction::Begin(worker) => world.begin(protocol, worker, grant(worker)?),
+        ModelAction::Effect(worker) if protocol.mode == Mode::Atomic => {
             world.commit(protocol, worker, grant(worker)?);
         }
-        Action::Effect(worker) => world.effect(protocol, worker)?,
-        Action::Complete(worker) => world.complete(protocol, worker, grant(worker)?),
-        Action::Release(worker) => world.end(protocol, worker, &Command::Release(grant(worker)?)),
-        Action::Bind(worker) => world.end(protocol, worker, &Command::Bind(grant(worker)?)),
-        Action::Abandon(worker) => {
+        ModelAction::Effect(worker) => world.effect(protocol, worker)?,
+        ModelAction::Complete(worker) => world.complete(protocol, worker, grant(worker)?),
+        ModelAction::Release(worker) => world.end(protocol, worker, &Command::Release(grant(worker)?)),
+        ModelAction::Bind(worker) => world.end(protocol, worker, &Command::Bind(grant(worker)?)),
+        ModelAction::Abandon(worker) => {
             world.left.abandons -= 1;
             let _ = world.apply(protocol, &Command::Abandon(grant(worker)?));
             let may_happen =
@@ -34,21 +34,21 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
             if may_happen {
                 world.workers[worker].stage = Stage::Loose;
             } else {
-                world.tell(worker, Verdict::Failed);
+                world.tell(worker, CallerVerdict::Failed);
             }
         }
-        Action::Renew(worker) => {
+        ModelAction::Renew(worker) => {
             let _ = world.apply(protocol, &Command::Renew(grant(worker)?));
         }
-        Action::Crash(worker) => {
+        ModelAction::Crash(worker) => {
             world.left.crashes -= 1;
             world.workers[worker].stage = Stage::Gone;
         }
-        Action::CrashLoose(worker) => {
+        ModelAction::CrashLoose(worker) => {
             world.left.crashes -= 1;
             world.workers[worker].stage = Stage::Loose;
         }
-        Action::Cancel(worker) => {
+        ModelAction::Cancel(worker) => {
             world.left.cancels -= 1;
             world.workers[worker].cancelled = true;
             if protocol.broken_by(Mutant::ReleaseOnCancel) {
@@ -57,23 +57,23 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
                 world.workers[worker].stage = if runs { Stage::Loose } else { Stage::Gone };
             }
         }
-        Action::LatePacket(worker, attempt, packet) => {
+        ModelAction::LatePacket(worker, attempt, packet) => {
             world.left.late_packets -= 1;
             let begin = match packet {
                 Packet::WithBegin => Begin::WithClaim,
                 Packet::Plain => Begin::Later,
             };
             let owner = match attempt {
-                Attempt::Present => world.workers[worker].owner,
-                Attempt::Former => world.workers[worker].former,
+                PacketOwner::Present => world.workers[worker].owner,
+                PacketOwner::Former => world.workers[worker].former,
             };
             world.claim_unheard(protocol, owner, world.workers[worker].payload, begin)?;
         }
-        Action::AskAgain(worker) => {
+        ModelAction::AskAgain(worker) => {
             world.left.asks -= 1;
             world.ask_anew(worker);
         }
-        Action::Tick => {
+        ModelAction::Tick => {
             let lease_left = world.slot.0.as_ref()?.lease_until.left(world.now);
             if lease_left <= LEASE / 2 {
                 return None;
@@ -81,8 +81,8 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
             world.left.ticks -= 1;
             world.now = world.now.after(LEASE / 2);
         }
-        Action::Pass => world.pass()?,
-        Action::Sweep => {
+        ModelAction::Pass => world.pass()?,
+        ModelAction::Sweep => {
             let epoch = before.slot.0.as_ref().map_or(0, |record| record.epoch.get());
             world.sweep(protocol);
             // Long after retention the epoch is removed with its record, and with it the key that the receiver knew:
@@ -91,27 +91,27 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
                 world.new_life()?;
             }
         }
-        Action::Settle => world.settle(protocol)?,
-        Action::SettleRashly => {
+        ModelAction::Settle => world.settle(protocol)?,
+        ModelAction::SettleRashly => {
             world.left.rash_settlements -= 1;
             if world.life().effects > 0 {
                 return None;
             }
             let _ = world.apply(protocol, &Command::Settle(Settlement::Run));
         }
-        Action::Forget => {
+        ModelAction::Forget => {
             let _ = world.apply(protocol, &Command::Forget(Force::No));
             world.new_life()?;
         }
-        Action::ForgetByForce => {
+        ModelAction::ForgetByForce => {
             world.left.forced -= 1;
             let _ = world.apply(protocol, &Command::Forget(Force::Yes));
         }
-        Action::Reexecute => {
+        ModelAction::Reexecute => {
             let _ = world.apply(protocol, &Command::Reexecute);
             world.new_life()?;
         }
-        Action::Lose => {
+        ModelAction::Lose => {
             world.left.losses -= 1;
             world.slot.0 = None;
             world.floor = semel::record::Fence::default();
@@ -120,7 +120,7 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
             // A store comes back later than its last grant: a restart takes more than a microsecond.
             world.now = world.now.max(Timestamp::from_micros(world.witness.highest.get() + 1));
         }
-        Action::ClockBack => {
+        ModelAction::ClockBack => {
             world.left.clock_steps -= 1;
             let lease = u64::try_from(LEASE.as_micros()).unwrap_or(0);
             world.now = Timestamp::from_micros(world.now.as_micros() - lease);
@@ -129,14 +129,14 @@ pub(super) fn take(protocol: &Protocol, before: &World, action: Action) -> Optio
     Some(world)
 }
 
-impl World {
+impl ModelState {
     /// A worker claims and acts on the answer. `None` if it only has to wait.
-    fn ask(&mut self, protocol: &Protocol, index: usize, begin: Begin) -> Option<()> {
+    fn ask(&mut self, protocol: &ProtocolModel, index: usize, begin: Begin) -> Option<()> {
         if !self.may_grant() {
             return None;
         }
         let highest = self.witness.highest;
-        let Worker { owner, payload, .. } = self.workers[index];
+        let ModelWorker { owner, payload, .. } = self.workers[index];
         let ruling = self.apply(protocol, &claim(protocol, owner, payload, begin));
         match ruling {
             Ruling::Won(win) => {
@@ -154,9 +154,9 @@ impl World {
             }
             Ruling::Busy { .. } => return None,
             Ruling::Replay { outcome, .. } => self.answer(protocol, index, Made::read(&outcome)),
-            Ruling::Conflict => self.tell(index, Verdict::Conflict),
-            Ruling::InDoubt => self.tell(index, Verdict::InDoubt),
-            Ruling::Expired => self.tell(index, Verdict::Expired),
+            Ruling::Conflict => self.tell(index, CallerVerdict::Conflict),
+            Ruling::InDoubt => self.tell(index, CallerVerdict::InDoubt),
+            Ruling::Expired => self.tell(index, CallerVerdict::Expired),
             // Its own late packet came first and its claim has ended since: a new attempt.
             Ruling::Lost { .. } => self.ask_anew(index),
             Ruling::Accepted { .. } | Ruling::Refused { .. } => panic!("a claim was ruled {ruling:?}"),
@@ -165,7 +165,13 @@ impl World {
     }
 
     /// A claim packet whose answer nobody receives.
-    fn claim_unheard(&mut self, protocol: &Protocol, owner: u8, payload: u8, begin: Begin) -> Option<()> {
+    fn claim_unheard(
+        &mut self,
+        protocol: &ProtocolModel,
+        owner: u8,
+        payload: u8,
+        begin: Begin,
+    ) -> Option<()> {
         let highest = self.witness.highest;
         let command = claim(protocol, owner, payload, begin);
         let ruling = self.apply(protocol, &command);
@@ -184,7 +190,7 @@ impl World {
             )
     }
 
-    fn begin(&mut self, protocol: &Protocol, index: usize, grant: Grant) {
+    fn begin(&mut self, protocol: &ProtocolModel, index: usize, grant: Grant) {
         match self.apply(protocol, &Command::Begin(grant)) {
             Ruling::Accepted { .. } => self.workers[index].stage = Stage::Ready(grant.fence()),
             _ => self.ask_anew(index),
@@ -192,10 +198,10 @@ impl World {
     }
 
     /// The effect in a mode in which it is separate from complete.
-    fn effect(&mut self, protocol: &Protocol, index: usize) -> Option<()> {
+    fn effect(&mut self, protocol: &ProtocolModel, index: usize) -> Option<()> {
         let worker = self.workers[index];
         if matches!(worker.stage, Stage::Holding(_)) {
-            self.breaks(Rule::BeginFirst);
+            self.breaks(ModelRule::BeginFirst);
         }
         let made = match protocol.mode {
             Mode::Keyed => self.receive(protocol, index)?,
@@ -205,13 +211,13 @@ impl World {
             Stage::Holding(fence) | Stage::Ready(fence) => {
                 self.workers[index].stage = Stage::Acted(fence, made);
             }
-            _ => self.tell(index, Verdict::Failed),
+            _ => self.tell(index, CallerVerdict::Failed),
         }
         Some(())
     }
 
     /// The receiver of a keyed effect: it acts once per derived key, and refuses another payload under it.
-    fn receive(&mut self, protocol: &Protocol, index: usize) -> Option<Made> {
+    fn receive(&mut self, protocol: &ProtocolModel, index: usize) -> Option<Made> {
         let worker = self.workers[index];
         let epoch = usize::from(worker.epoch);
         match self.witness.receiver[epoch] {
@@ -224,7 +230,7 @@ impl World {
         }
     }
 
-    fn happen(&mut self, protocol: &Protocol, index: usize) -> Made {
+    fn happen(&mut self, protocol: &ProtocolModel, index: usize) -> Made {
         let worker = self.workers[index];
         self.witness.effects += 1;
         let made = Made { effect: self.witness.effects, payload: worker.payload, settled: false };
@@ -235,7 +241,7 @@ impl World {
     }
 
     /// Effect and complete in one transaction: if it is refused, it never happened.
-    fn commit(&mut self, protocol: &Protocol, index: usize, grant: Grant) {
+    fn commit(&mut self, protocol: &ProtocolModel, index: usize, grant: Grant) {
         let worker = self.workers[index];
         let made = Made { effect: self.witness.effects + 1, payload: worker.payload, settled: false };
         match self.apply(protocol, &completion(grant, made)) {
@@ -247,7 +253,7 @@ impl World {
         }
     }
 
-    fn complete(&mut self, protocol: &Protocol, index: usize, grant: Grant) {
+    fn complete(&mut self, protocol: &ProtocolModel, index: usize, grant: Grant) {
         let Stage::Acted(_, made) = self.workers[index].stage else { return };
         match self.apply(protocol, &completion(grant, made)) {
             Ruling::Accepted { .. } => self.answer(protocol, index, made),
@@ -256,7 +262,7 @@ impl World {
     }
 
     /// A late owner answers with the winner's outcome; if there is none yet it asks like every other caller.
-    fn refused(&mut self, protocol: &Protocol, index: usize, own: Made, ruling: Ruling) {
+    fn refused(&mut self, protocol: &ProtocolModel, index: usize, own: Made, ruling: Ruling) {
         match ruling {
             _ if protocol.broken_by(Mutant::ZombieAnswers) => self.answer(protocol, index, own),
             Ruling::Lost { winner: Some(outcome) } => self.answer(protocol, index, Made::read(&outcome)),
@@ -265,7 +271,7 @@ impl World {
     }
 
     /// The handler reports that nothing happened. The caller may try once more, as a new attempt.
-    fn end(&mut self, protocol: &Protocol, index: usize, command: &Command) {
+    fn end(&mut self, protocol: &ProtocolModel, index: usize, command: &Command) {
         let _ = self.apply(protocol, command);
         self.ask_anew(index);
     }
@@ -277,12 +283,12 @@ impl World {
         worker.stage = if worker.cancelled { Stage::Gone } else { Stage::Asking };
     }
 
-    fn tell(&mut self, index: usize, verdict: Verdict) {
+    fn tell(&mut self, index: usize, verdict: CallerVerdict) {
         let worker = &mut self.workers[index];
         worker.stage = if worker.cancelled { Stage::Gone } else { Stage::Told(verdict) };
     }
 
-    fn answer(&mut self, protocol: &Protocol, index: usize, made: Made) {
+    fn answer(&mut self, protocol: &ProtocolModel, index: usize, made: Made) {
         let worker = &mut self.workers[index];
         let (cancelled, payload) = (worker.cancelled, worker.payload);
         worker.stage = if cancelled { Stage::Gone } else { Stage::Answered };
@@ -290,7 +296,7 @@ impl World {
             return;
         }
         if made.payload != payload {
-            self.breaks(Rule::PayloadAnswer);
+            self.breaks(ModelRule::PayloadAnswer);
         }
         let life = usize::from(self.witness.life);
         // A keyed receiver answers a later life with its result of an earlier one.
@@ -299,11 +305,11 @@ impl World {
             Mode::Atomic | Mode::Marked | Mode::Rerun => self.witness.lives[life].effects > 0,
         };
         if !happened {
-            self.breaks(Rule::AnswerMade);
+            self.breaks(ModelRule::AnswerMade);
         }
         match self.witness.lives[life].answer {
             None => self.witness.lives[life].answer = Some(made),
-            Some(first) if first != made => self.breaks(Rule::Answers),
+            Some(first) if first != made => self.breaks(ModelRule::Answers),
             Some(_) => {}
         }
     }
@@ -331,7 +337,7 @@ impl World {
 
     /// A person settles a key in doubt: done if the witness saw the effect, run if it is certain that no worker still
     /// acts.
-    fn settle(&mut self, protocol: &Protocol) -> Option<()> {
+    fn settle(&mut self, protocol: &ProtocolModel) -> Option<()> {
         let life = *self.life();
         let may_act = self.workers.iter().any(|worker| {
             worker.life == self.witness.life && matches!(worker.stage, Stage::Ready(_) | Stage::Loose)
@@ -353,8 +359,8 @@ impl World {
     }
 }
 
-fn claim(protocol: &Protocol, owner: u8, payload: u8, begin: Begin) -> Command {
-    Command::Claim(Claim {
+fn claim(protocol: &ProtocolModel, owner: u8, payload: u8, begin: Begin) -> Command {
+    Command::Claim(NewClaim {
         owner: token(owner),
         fingerprint: fingerprint(payload),
         terms: Arc::clone(&protocol.terms),

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use semel::record::{self, Claim, Command, Fence, Grant, Mode, Phase, Record, Ruling, State, Sweep};
+use semel::record::{self, Command, Fence, Grant, Mode, NewClaim, Phase, Record, Ruling, State, Sweep};
 use semel::time::Timestamp;
 
-use super::world::{World, number};
-use super::{Mutant, Protocol};
+use super::world::{ModelState, number};
+use super::{Mutant, ProtocolModel};
 
 /// The rules that a transition can break. Each is a property.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rule {
+pub(super) enum ModelRule {
     /// A granted fence is above all earlier ones, and a record's fence never goes back.
     FenceGrows,
     /// A write with another grant than the record's changes nothing.
@@ -41,18 +41,18 @@ pub(super) enum Rule {
     BeginFirst,
 }
 
-impl World {
-    pub(super) fn breaks(&mut self, rule: Rule) {
+impl ModelState {
+    pub(super) fn breaks(&mut self, rule: ModelRule) {
         self.witness.broken |= 1 << rule as u16;
     }
 
     /// True if no transition so far broke `rule`.
-    pub(super) fn keeps(&self, rule: Rule) -> bool {
+    pub(super) fn keeps(&self, rule: ModelRule) -> bool {
         self.witness.broken & (1 << rule as u16) == 0
     }
 
     /// Executes a command as the store does, and checks the result.
-    pub(super) fn apply(&mut self, protocol: &Protocol, command: &Command) -> Ruling {
+    pub(super) fn apply(&mut self, protocol: &ProtocolModel, command: &Command) -> Ruling {
         let before = self.slot.0.clone();
         let ruling = self.apply_mutated(protocol, command);
         self.audit(before.as_ref(), command, &ruling);
@@ -60,7 +60,7 @@ impl World {
     }
 
     /// The real rules, unless the model has a mutant.
-    fn apply_mutated(&mut self, protocol: &Protocol, command: &Command) -> Ruling {
+    fn apply_mutated(&mut self, protocol: &ProtocolModel, command: &Command) -> Ruling {
         let (now, floor, phase) = (self.now, self.floor, self.phase());
         let Some(mutant) = protocol.mutant else {
             return record::apply(&mut self.slot.0, command, now, floor);
@@ -157,18 +157,18 @@ impl World {
         let changed = before != after.as_ref();
         let taken = matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. });
         if changed && !taken {
-            self.breaks(Rule::Refusal);
+            self.breaks(ModelRule::Refusal);
         }
         let phase = before.map_or(Phase::Vacant, |record| record.phase(now));
         if let (Some(before), Some(after)) = (before, &after)
             && after.fence < before.fence
         {
-            self.breaks(Rule::FenceGrows);
+            self.breaks(ModelRule::FenceGrows);
         }
         if let Some(grant) = grant_of(command) {
             let current = before.is_some_and(|record| is_current(record, grant));
             if !current && (changed || taken) {
-                self.breaks(Rule::OldFence);
+                self.breaks(ModelRule::OldFence);
             }
         }
         self.audit_done(before, after.as_ref(), command);
@@ -182,7 +182,7 @@ impl World {
             (Command::Settle(_), Ruling::Accepted { .. })
                 if after.as_ref().map(|record| record.fence) <= before.map(|record| record.fence) =>
             {
-                self.breaks(Rule::SettleFences);
+                self.breaks(ModelRule::SettleFences);
             }
             _ => {}
         }
@@ -191,22 +191,22 @@ impl World {
         }
     }
 
-    fn audit_grant(&mut self, before: Option<&Record>, phase: Phase, claim: &Claim, fence: Fence) {
+    fn audit_grant(&mut self, before: Option<&Record>, phase: Phase, claim: &NewClaim, fence: Fence) {
         if fence <= self.witness.highest {
-            self.breaks(Rule::FenceGrows);
+            self.breaks(ModelRule::FenceGrows);
         }
         match phase {
-            Phase::Claimed | Phase::Begun => self.breaks(Rule::HeldStays),
-            Phase::InDoubt => self.breaks(Rule::DoubtHolds),
-            Phase::Expired => self.breaks(Rule::ExpiredStays),
+            Phase::Claimed | Phase::Begun => self.breaks(ModelRule::HeldStays),
+            Phase::InDoubt => self.breaks(ModelRule::DoubtHolds),
+            Phase::Expired => self.breaks(ModelRule::ExpiredStays),
             Phase::Vacant | Phase::Bound | Phase::Lapsed | Phase::Done => {}
         }
         if phase != Phase::Vacant && before.is_some_and(|record| record.fingerprint != claim.fingerprint) {
-            self.breaks(Rule::OnePayload);
+            self.breaks(ModelRule::OnePayload);
         }
         // A lapsed claim may be won again by its own owner: nothing has ended it yet.
         if phase != Phase::Lapsed && self.witness.last_owner == Some(number(claim.owner)) {
-            self.breaks(Rule::LatePacket);
+            self.breaks(ModelRule::LatePacket);
         }
         self.witness.last_owner = Some(number(claim.owner));
     }
@@ -216,12 +216,12 @@ impl World {
         let Some(outcome) = before.outcome(self.now) else { return };
         let stays = after.is_some_and(|after| after.outcome(self.now) == Some(outcome));
         if !stays && !matches!(command, Command::Forget(_) | Command::Reexecute) {
-            self.breaks(Rule::DoneStays);
+            self.breaks(ModelRule::DoneStays);
         }
     }
 
     /// The sweep of a store, now.
-    pub(super) fn sweep(&mut self, protocol: &Protocol) {
+    pub(super) fn sweep(&mut self, protocol: &ProtocolModel) {
         let Some(record) = &self.slot.0 else { return };
         if protocol.broken_by(Mutant::SweepDoubt) && record.phase(self.now) == Phase::InDoubt {
             self.remove();
@@ -258,7 +258,7 @@ fn apply_to_changed(
     command: &Command,
     now: Timestamp,
     floor: Fence,
-    change: impl FnOnce(&mut Record, &Claim),
+    change: impl FnOnce(&mut Record, &NewClaim),
 ) -> Ruling {
     let mut shown = slot.clone();
     if let (Some(record), Command::Claim(claim)) = (&mut shown, command) {

@@ -4,11 +4,11 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use semel::fingerprint::Fingerprint;
-use semel::outcome::{Body, Outcome};
+use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::{Fence, Grant, Owner, Phase, Record, State};
 use semel::time::Timestamp;
 
-use super::{Budget, Protocol};
+use super::{ModelBudget, ProtocolModel};
 
 /// The current time. It never changes: when time passes, everything else moves into the past.
 pub(super) const NOW: Timestamp = Timestamp::from_micros(1_000_000);
@@ -18,24 +18,24 @@ pub(super) const LIVES: usize = 4;
 
 /// One state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World {
+pub struct ModelState {
     /// The record of the key in the store.
-    pub slot: Slot,
+    pub slot: RecordSlot,
     /// The highest fence of any record the store has removed.
     pub floor: Fence,
     /// The current time: the same in every state that the checker sees.
     pub now: Timestamp,
     /// The workers.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<ModelWorker>,
     /// The remaining budget.
-    pub left: Budget,
+    pub left: ModelBudget,
     /// The facts of the witness.
-    pub witness: Witness,
+    pub witness: ModelWitness,
 }
 
 /// The facts that only an omniscient witness knows: no step of a worker or of the store reads them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Witness {
+pub struct ModelWitness {
     /// The life of the key. It changes only if a second effect is requested, or is no longer prevented.
     pub life: u8,
     /// The events of each life.
@@ -76,7 +76,7 @@ pub struct Made {
 
 /// A worker: a caller and the process that works for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Worker {
+pub struct ModelWorker {
     /// Its payload.
     pub payload: u8,
     /// Its progress.
@@ -109,14 +109,14 @@ pub enum Stage {
     /// Its caller got the outcome.
     Answered,
     /// Its caller was refused.
-    Told(Verdict),
+    Told(CallerVerdict),
     /// It died, or its caller was dropped.
     Gone,
 }
 
 /// A refusal to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum CallerVerdict {
     /// The key was used with another payload.
     Conflict,
     /// The key is known, its outcome has expired.
@@ -127,9 +127,9 @@ pub enum Verdict {
     Failed,
 }
 
-impl World {
-    pub(super) fn new(protocol: &Protocol) -> Self {
-        let workers = (1..).zip(&protocol.payloads).map(|(owner, &payload)| Worker {
+impl ModelState {
+    pub(super) fn new(protocol: &ProtocolModel) -> Self {
+        let workers = (1..).zip(&protocol.payloads).map(|(owner, &payload)| ModelWorker {
             payload,
             stage: Stage::Asking,
             cancelled: false,
@@ -139,12 +139,12 @@ impl World {
             epoch: 0,
         });
         Self {
-            slot: Slot(None),
+            slot: RecordSlot(None),
             floor: Fence::default(),
             now: NOW,
             workers: workers.collect(),
             left: protocol.budget,
-            witness: Witness::default(),
+            witness: ModelWitness::default(),
         }
     }
 
@@ -170,7 +170,7 @@ impl World {
     }
 }
 
-impl Worker {
+impl ModelWorker {
     /// The grant of its writes.
     pub fn grant(&self) -> Option<Grant> {
         match self.stage {
@@ -189,7 +189,7 @@ impl Made {
 
     pub(super) fn read(outcome: &Outcome) -> Self {
         match outcome.body() {
-            Body::Kept(bytes) if bytes.len() == 3 => {
+            OutcomeBody::Kept(bytes) if bytes.len() == 3 => {
                 Self { effect: bytes[0], payload: bytes[1], settled: bytes[2] == 1 }
             }
             other => panic!("an outcome that no effect made: {other:?}"),
@@ -211,9 +211,9 @@ pub(super) fn fingerprint(payload: u8) -> Fingerprint {
 
 /// The real record, in the form that a checker needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slot(pub Option<Record>);
+pub struct RecordSlot(pub Option<Record>);
 
-impl Hash for Slot {
+impl Hash for RecordSlot {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Some(record) = &self.0 else {
             state.write_u8(0);

@@ -7,7 +7,7 @@ use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::{self, Outcome as RealOutcome};
 use semel::record::{
-    self, Begin, Claim, Epoch, Fence, Force, Grant as RealGrant, Mode, Owner, Phase, Record, Settlement,
+    self, Begin, Epoch, Fence, Force, Grant as RealGrant, Mode, NewClaim, Owner, Phase, Record, Settlement,
     Terms, Win as RealWin,
 };
 use semel::store::{self, Error, ErrorKind};
@@ -18,8 +18,8 @@ type Id = [u8; 16];
 
 /// A request. Each has a number.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Ask {
-    Apply(Id, Command),
+pub(super) enum WireQuestion {
+    Apply(Id, WireCommand),
     Get(Id),
     Scan {
         phase: Option<usize>,
@@ -34,29 +34,29 @@ pub(super) enum Ask {
 
 /// A line of the answer.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Told {
-    Answer(u64, Answer),
+pub(super) enum WireLine {
+    Answer(u64, WireAnswer),
     Woken(Id),
-    /// To be answered by [`Ask::Heard`] with this number.
+    /// To be answered by [`WireQuestion::Heard`] with this number.
     Invalid(u64, Id),
     /// Must be answered as well.
     Trust(u64, bool),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
-    Ruled(Ruling),
-    Found(Option<Snapshot>),
-    Listed { items: Vec<Snapshot>, next: Option<Id> },
+pub(super) enum WireAnswer {
+    Ruled(WireRuling),
+    Found(Option<WireSnapshot>),
+    Listed { items: Vec<WireSnapshot>, next: Option<Id> },
     Swept { shrunk: usize, removed: usize, more: bool },
     Failed { kind: String, message: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Grant(Id, u64);
+pub(super) struct WireGrant(Id, u64);
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Outcome {
+pub(super) struct WireOutcome {
     kind: String,
     metadata: Vec<u8>,
     body: Result<Vec<u8>, String>,
@@ -64,10 +64,10 @@ pub(super) struct Outcome {
 
 /// Id, the record's bytes, and when it was read.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Snapshot(Id, Vec<u8>, u64);
+pub(super) struct WireSnapshot(Id, Vec<u8>, u64);
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Command {
+pub(super) enum WireCommand {
     Claim {
         owner: Id,
         fingerprint: [u8; 32],
@@ -76,18 +76,18 @@ pub(super) enum Command {
         begin_later: bool,
         hint: String,
     },
-    Begin(Grant),
-    Renew(Grant),
+    Begin(WireGrant),
+    Renew(WireGrant),
     Complete {
-        grant: Grant,
+        grant: WireGrant,
         fingerprint: [u8; 32],
-        outcome: Outcome,
+        outcome: WireOutcome,
         retention: Option<Duration>,
     },
-    Release(Grant),
-    Bind(Grant),
-    Abandon(Grant),
-    SettleDone(Outcome),
+    Release(WireGrant),
+    Bind(WireGrant),
+    Abandon(WireGrant),
+    SettleDone(WireOutcome),
     SettleRun,
     Forget {
         force: bool,
@@ -96,15 +96,15 @@ pub(super) enum Command {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Ruling {
-    Won { grant: Grant, attempt: u32, epoch: u32, lease_left: Duration },
+pub(super) enum WireRuling {
+    Won { grant: WireGrant, attempt: u32, epoch: u32, lease_left: Duration },
     Busy(Duration),
-    Replay(Outcome, Duration),
+    Replay(WireOutcome, Duration),
     Conflict,
     InDoubt,
     Expired,
     Accepted(Duration),
-    Lost(Option<Outcome>),
+    Lost(Option<WireOutcome>),
     Refused(usize),
 }
 
@@ -147,34 +147,34 @@ pub(super) fn error(kind: &str, message: String) -> Error {
     Error::new(known.unwrap_or(ErrorKind::Ambiguous), message)
 }
 
-pub(super) fn unexpected(answer: &Answer) -> Error {
+pub(super) fn unexpected(answer: &WireAnswer) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the other process gave an answer to something else: {answer:?}"))
 }
 
-impl From<RealGrant> for Grant {
+impl From<RealGrant> for WireGrant {
     fn from(grant: RealGrant) -> Self {
         Self(*grant.owner().as_bytes(), grant.fence().get())
     }
 }
 
-impl From<Grant> for RealGrant {
-    fn from(Grant(owner, fence): Grant) -> Self {
+impl From<WireGrant> for RealGrant {
+    fn from(WireGrant(owner, fence): WireGrant) -> Self {
         Self::from_parts(Owner::from_bytes(owner), Fence::new(fence))
     }
 }
 
-impl From<&RealOutcome> for Outcome {
+impl From<&RealOutcome> for WireOutcome {
     fn from(outcome: &RealOutcome) -> Self {
         let body = match outcome.body() {
-            outcome::Body::Kept(bytes) => Ok(bytes.clone()),
-            outcome::Body::Tombstone(reason) => Err(reason.clone()),
+            outcome::OutcomeBody::Kept(bytes) => Ok(bytes.clone()),
+            outcome::OutcomeBody::Tombstone(reason) => Err(reason.clone()),
         };
         Self { kind: outcome.kind().to_owned(), metadata: outcome.metadata().to_vec(), body }
     }
 }
 
-impl From<Outcome> for Arc<RealOutcome> {
-    fn from(Outcome { kind, metadata, body }: Outcome) -> Self {
+impl From<WireOutcome> for Arc<RealOutcome> {
+    fn from(WireOutcome { kind, metadata, body }: WireOutcome) -> Self {
         let outcome = match body {
             Ok(bytes) => RealOutcome::new(kind, bytes),
             Err(reason) => RealOutcome::tombstone(kind, reason),
@@ -183,20 +183,20 @@ impl From<Outcome> for Arc<RealOutcome> {
     }
 }
 
-impl From<&store::Snapshot> for Snapshot {
+impl From<&store::Snapshot> for WireSnapshot {
     fn from(snapshot: &store::Snapshot) -> Self {
         Self(*snapshot.id.as_bytes(), snapshot.record.encode(), snapshot.now.as_micros())
     }
 }
 
-impl From<Snapshot> for store::Snapshot {
-    fn from(Snapshot(id, bytes, now): Snapshot) -> Self {
+impl From<WireSnapshot> for store::Snapshot {
+    fn from(WireSnapshot(id, bytes, now): WireSnapshot) -> Self {
         let record = Record::decode(&bytes).expect("the other side encoded it");
         Self { id: KeyId::from_bytes(id), record, now: Timestamp::from_micros(now) }
     }
 }
 
-impl From<&record::Command> for Command {
+impl From<&record::Command> for WireCommand {
     fn from(command: &record::Command) -> Self {
         match command {
             record::Command::Claim(claim) => {
@@ -229,13 +229,13 @@ impl From<&record::Command> for Command {
     }
 }
 
-impl From<Command> for record::Command {
-    fn from(command: Command) -> Self {
+impl From<WireCommand> for record::Command {
+    fn from(command: WireCommand) -> Self {
         match command {
-            Command::Claim { owner, fingerprint, mode, times, begin_later, hint } => {
+            WireCommand::Claim { owner, fingerprint, mode, times, begin_later, hint } => {
                 let [lease, in_flight_max, retention, grace, memory] = times;
                 let terms = Terms { mode: MODES[mode], lease, in_flight_max, retention, grace, memory };
-                Self::Claim(Claim {
+                Self::Claim(NewClaim {
                     owner: Owner::from_bytes(owner),
                     fingerprint: Fingerprint::from_bytes(fingerprint),
                     terms: Arc::new(terms),
@@ -243,26 +243,26 @@ impl From<Command> for record::Command {
                     hint: Hint::new(&hint),
                 })
             }
-            Command::Begin(grant) => Self::Begin(grant.into()),
-            Command::Renew(grant) => Self::Renew(grant.into()),
-            Command::Complete { grant, fingerprint, outcome, retention } => Self::Complete {
+            WireCommand::Begin(grant) => Self::Begin(grant.into()),
+            WireCommand::Renew(grant) => Self::Renew(grant.into()),
+            WireCommand::Complete { grant, fingerprint, outcome, retention } => Self::Complete {
                 grant: grant.into(),
                 fingerprint: Fingerprint::from_bytes(fingerprint),
                 outcome: outcome.into(),
                 retention,
             },
-            Command::Release(grant) => Self::Release(grant.into()),
-            Command::Bind(grant) => Self::Bind(grant.into()),
-            Command::Abandon(grant) => Self::Abandon(grant.into()),
-            Command::SettleDone(outcome) => Self::Settle(Settlement::Done(outcome.into())),
-            Command::SettleRun => Self::Settle(Settlement::Run),
-            Command::Forget { force } => Self::Forget(if force { Force::Yes } else { Force::No }),
-            Command::Reexecute => Self::Reexecute,
+            WireCommand::Release(grant) => Self::Release(grant.into()),
+            WireCommand::Bind(grant) => Self::Bind(grant.into()),
+            WireCommand::Abandon(grant) => Self::Abandon(grant.into()),
+            WireCommand::SettleDone(outcome) => Self::Settle(Settlement::Done(outcome.into())),
+            WireCommand::SettleRun => Self::Settle(Settlement::Run),
+            WireCommand::Forget { force } => Self::Forget(if force { Force::Yes } else { Force::No }),
+            WireCommand::Reexecute => Self::Reexecute,
         }
     }
 }
 
-impl From<&record::Ruling> for Ruling {
+impl From<&record::Ruling> for WireRuling {
     fn from(ruling: &record::Ruling) -> Self {
         match ruling {
             record::Ruling::Won(win) => Self::Won {
@@ -283,20 +283,20 @@ impl From<&record::Ruling> for Ruling {
     }
 }
 
-impl From<Ruling> for record::Ruling {
-    fn from(ruling: Ruling) -> Self {
+impl From<WireRuling> for record::Ruling {
+    fn from(ruling: WireRuling) -> Self {
         match ruling {
-            Ruling::Won { grant, attempt, epoch, lease_left } => {
+            WireRuling::Won { grant, attempt, epoch, lease_left } => {
                 Self::Won(RealWin { grant: grant.into(), attempt, epoch: Epoch::new(epoch), lease_left })
             }
-            Ruling::Busy(lease_left) => Self::Busy { lease_left },
-            Ruling::Replay(outcome, expires_in) => Self::Replay { outcome: outcome.into(), expires_in },
-            Ruling::Conflict => Self::Conflict,
-            Ruling::InDoubt => Self::InDoubt,
-            Ruling::Expired => Self::Expired,
-            Ruling::Accepted(lease_left) => Self::Accepted { lease_left },
-            Ruling::Lost(winner) => Self::Lost { winner: winner.map(Into::into) },
-            Ruling::Refused(number) => Self::Refused { phase: phase(number) },
+            WireRuling::Busy(lease_left) => Self::Busy { lease_left },
+            WireRuling::Replay(outcome, expires_in) => Self::Replay { outcome: outcome.into(), expires_in },
+            WireRuling::Conflict => Self::Conflict,
+            WireRuling::InDoubt => Self::InDoubt,
+            WireRuling::Expired => Self::Expired,
+            WireRuling::Accepted(lease_left) => Self::Accepted { lease_left },
+            WireRuling::Lost(winner) => Self::Lost { winner: winner.map(Into::into) },
+            WireRuling::Refused(number) => Self::Refused { phase: phase(number) },
         }
     }
 }

@@ -2,15 +2,16 @@
 
 use super::client::ChangeKind;
 use super::world::{
-    Caller, ClaimState, Client, Delivery, Drainer, KeyRow, LeaseHolder, Redis, Resetter, Stage, World,
+    CallerStage, CallerState, ClaimState, ClientStep, DrainerStep, KeyRow, LeaseHolder, ModelDelivery,
+    RedisState, Resetter, TriggerState,
 };
-use super::{Gate, Milestone, Mutant, Step, TriggerModel};
+use super::{GateChoices, Milestone, ModelStep, TriggerModel, TriggerMutant};
 
 /// One step. The numbers are callers, drainers, runs or generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum TriggerAction {
     /// A caller sends its next command; the gate decides for this destination, if it is asked.
-    Call(u8, Destination),
+    Call(u8, GateOutcome),
     /// A drainer sends its next command; it leases this run, if it leases one.
     Drain(u8, Option<u8>),
     /// A worker executes a run.
@@ -51,7 +52,7 @@ pub enum Action {
 
 /// Decision of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Destination {
+pub enum GateOutcome {
     /// Write to the ledger.
     Ledger,
     /// Put into the buffer.
@@ -69,17 +70,17 @@ pub enum RedisFailure {
     AnswerLost,
 }
 
-impl Caller {
+impl CallerState {
     /// Whether the caller has begun and is not done.
     fn is_active(self) -> bool {
         !matches!(
             self.stage,
-            Stage::Absent
-                | Stage::Idle
-                | Stage::Answered(_)
-                | Stage::Conflict
-                | Stage::Unavailable
-                | Stage::Gone
+            CallerStage::Absent
+                | CallerStage::Idle
+                | CallerStage::Answered(_)
+                | CallerStage::Conflict
+                | CallerStage::Unavailable
+                | CallerStage::Gone
         )
     }
 }
@@ -89,23 +90,23 @@ fn runs(model: &TriggerModel) -> impl Iterator<Item = u8> + use<> {
 }
 
 /// Whether a participant that has begun is not done.
-pub(super) fn is_unfinished(world: &World) -> bool {
+pub(super) fn is_unfinished(world: &TriggerState) -> bool {
     world.callers.iter().any(|caller| caller.is_active())
-        || world.canceller != Client::Idle
-        || world.patcher != Client::Idle
+        || world.canceller != ClientStep::Idle
+        || world.patcher != ClientStep::Idle
 }
 
 /// Whether the holder of a lease on a buffered run is alive and still drains this run.
-fn holder_is_active(world: &World, run: u8, holder: LeaseHolder) -> bool {
+fn holder_is_active(world: &TriggerState, run: u8, holder: LeaseHolder) -> bool {
     match holder {
         LeaseHolder::Drainer(drainer) => match world.drainers[usize::from(drainer)] {
-            Drainer::AcceptBuffered(leased) | Drainer::CancelAfterwards(leased) | Drainer::Ack(leased) => {
-                leased.run == run
-            }
+            DrainerStep::AcceptBuffered(leased)
+            | DrainerStep::CancelAfterwards(leased)
+            | DrainerStep::Ack(leased) => leased.run == run,
             _ => false,
         },
         LeaseHolder::Caller(caller) => match world.callers[usize::from(caller)].stage {
-            Stage::AcceptBuffered(leased) | Stage::Ack(leased) => leased.run == run,
+            CallerStage::AcceptBuffered(leased) | CallerStage::Ack(leased) => leased.run == run,
             _ => false,
         },
     }
@@ -113,7 +114,7 @@ fn holder_is_active(world: &World, run: u8, holder: LeaseHolder) -> bool {
 
 /// Steps that will happen: the next command of every active participant, and leases of dead owners that expire. A state
 /// without such a step is final unless something new begins.
-pub(super) fn certain(model: &TriggerModel, world: &World, actions: &mut Vec<Action>) {
+pub(super) fn certain(model: &TriggerModel, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
     for caller in runs(model) {
         let me = world.callers[usize::from(caller)];
         if me.is_active() && can_continue(world, me) {
@@ -124,103 +125,103 @@ pub(super) fn certain(model: &TriggerModel, world: &World, actions: &mut Vec<Act
         // Idle drainers are interchangeable.
         let alike = drainer > 0 && world.drainers[usize::from(drainer) - 1] == state;
         match state {
-            Drainer::Absent => {}
-            Drainer::Idle if alike => {}
-            Drainer::Idle if model.listed => {
+            DrainerStep::Absent => {}
+            DrainerStep::Idle if alike => {}
+            DrainerStep::Idle if model.listed => {
                 if world.redis.list.is_some() {
-                    actions.push(Action::Drain(drainer, None));
+                    actions.push(TriggerAction::Drain(drainer, None));
                 }
             }
-            Drainer::Idle => lease_any(model, world, drainer, actions),
-            Drainer::Turn(_) => {
+            DrainerStep::Idle => lease_any(model, world, drainer, actions),
+            DrainerStep::Turn(_) => {
                 let before = actions.len();
                 lease_any(model, world, drainer, actions);
                 if actions.len() == before {
-                    actions.push(Action::Drain(drainer, None));
+                    actions.push(TriggerAction::Drain(drainer, None));
                 }
             }
-            _ => actions.push(Action::Drain(drainer, None)),
+            _ => actions.push(TriggerAction::Drain(drainer, None)),
         }
     }
     for run in runs(model) {
-        if world.ledger.event(run).is_some_and(|event| event.delivery == Delivery::Queued) {
-            actions.push(Action::Execute(run));
+        if world.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Queued) {
+            actions.push(TriggerAction::Execute(run));
         }
         if let Some(holder) = world.redis.entry(run).and_then(|entry| entry.lease)
             && !holder_is_active(world, run, holder)
         {
-            actions.push(Action::LeaseEnds(run));
+            actions.push(TriggerAction::LeaseEnds(run));
         }
     }
     for (generation, claim) in (0..).zip(world.redis.claims) {
         if let ClaimState::Held { owner, lapsed: false, .. } = claim
             && !world.callers[usize::from(owner)].is_active()
         {
-            actions.push(Action::ClaimLapses(generation));
+            actions.push(TriggerAction::ClaimLapses(generation));
         }
     }
     match world.canceller {
-        Client::Idle => {}
+        ClientStep::Idle => {}
         client if is_waiting(world, client) => {}
-        _ => actions.push(Action::GoOnCancelling),
+        _ => actions.push(TriggerAction::GoOnCancelling),
     }
-    if world.patcher != Client::Idle {
-        actions.push(Action::GoOnIncrementing);
+    if world.patcher != ClientStep::Idle {
+        actions.push(TriggerAction::GoOnIncrementing);
     }
     if world.resetter != Resetter::Idle {
-        actions.push(Action::Reset);
+        actions.push(TriggerAction::Reset);
     }
 }
 
 /// Steps that may happen or not: new work, pauses, crashes and faults.
-pub(super) fn possible(model: &TriggerModel, world: &World, actions: &mut Vec<Action>) {
+pub(super) fn possible(model: &TriggerModel, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
     let left = &world.left;
     for caller in runs(model) {
         let me = world.callers[usize::from(caller)];
         let at = usize::from(caller);
         let alike = at > 0
             && model.callers[at] == model.callers[at - 1]
-            && world.callers[at - 1].stage == Stage::Idle;
-        if me.stage == Stage::Idle && !alike {
-            actions.push(Action::Call(caller, Destination::Ledger));
+            && world.callers[at - 1].stage == CallerStage::Idle;
+        if me.stage == CallerStage::Idle && !alike {
+            actions.push(TriggerAction::Call(caller, GateOutcome::Ledger));
         }
         if me.is_active() {
             if left.crashes > 0 {
-                actions.push(Action::CallerDies(caller));
+                actions.push(TriggerAction::CallerDies(caller));
             }
             if left.failures > 0 && !me.alone {
                 let all = [RedisFailure::NotSent, RedisFailure::Lost, RedisFailure::AnswerLost];
-                actions.extend(all.map(|failure| Action::Fail(caller, failure)));
+                actions.extend(all.map(|failure| TriggerAction::Fail(caller, failure)));
             }
         }
-        if me.stage == Stage::Idle && left.failures > 0 && !alike {
-            actions.push(Action::Fail(caller, RedisFailure::NotSent));
+        if me.stage == CallerStage::Idle && left.failures > 0 && !alike {
+            actions.push(TriggerAction::Fail(caller, RedisFailure::NotSent));
         }
     }
     for (drainer, state) in (0..).zip(world.drainers) {
-        if left.crashes > 0 && !matches!(state, Drainer::Absent | Drainer::Idle) {
-            actions.push(Action::DrainerDies(drainer));
+        if left.crashes > 0 && !matches!(state, DrainerStep::Absent | DrainerStep::Idle) {
+            actions.push(TriggerAction::DrainerDies(drainer));
         }
     }
     if left.crashes > 0 && world.resetter != Resetter::Idle {
-        actions.push(Action::ResetterDies);
+        actions.push(TriggerAction::ResetterDies);
     }
     for run in runs(model) {
         let placed = world.witness.placed.has(run);
-        if placed && left.cancels > 0 && world.canceller == Client::Idle {
-            actions.push(Action::Cancel(run));
+        if placed && left.cancels > 0 && world.canceller == ClientStep::Idle {
+            actions.push(TriggerAction::Cancel(run));
         }
-        if placed && left.increments > 0 && world.patcher == Client::Idle {
-            actions.push(Action::Increment(run));
+        if placed && left.increments > 0 && world.patcher == ClientStep::Idle {
+            actions.push(TriggerAction::Increment(run));
         }
         if placed && left.expiries > 0 && !world.expired.has(run) {
-            actions.push(Action::Expire(run));
+            actions.push(TriggerAction::Expire(run));
         }
         if let Some(holder) = world.redis.entry(run).and_then(|entry| entry.lease)
             && left.pauses > 0
             && holder_is_active(world, run, holder)
         {
-            actions.push(Action::LeaseEnds(run));
+            actions.push(TriggerAction::LeaseEnds(run));
         }
     }
     for (generation, claim) in (0_u8..).zip(world.redis.claims) {
@@ -228,10 +229,10 @@ pub(super) fn possible(model: &TriggerModel, world: &World, actions: &mut Vec<Ac
             ClaimState::Held { owner, lapsed: false, .. }
                 if left.pauses > 0 && world.callers[usize::from(owner)].is_active() =>
             {
-                actions.push(Action::ClaimLapses(generation));
+                actions.push(TriggerAction::ClaimLapses(generation));
             }
             ClaimState::Done { run } if world.expired.has(run) => {
-                actions.push(Action::DoneClaimExpires(generation));
+                actions.push(TriggerAction::DoneClaimExpires(generation));
             }
             _ => {}
         }
@@ -239,77 +240,77 @@ pub(super) fn possible(model: &TriggerModel, world: &World, actions: &mut Vec<Ac
         if left.claim_records_end > 0
             && (claim != ClaimState::Free || world.redis.fences[at] != 0 || world.redis.closed[at])
         {
-            actions.push(Action::ClaimRecordsEnd(generation));
+            actions.push(TriggerAction::ClaimRecordsEnd(generation));
         }
     }
     if left.resets > 0 && world.resetter == Resetter::Idle {
-        actions.push(Action::Reset);
+        actions.push(TriggerAction::Reset);
     }
     if left.sweeps > 0 && may_sweep(model, world) {
-        actions.push(Action::Sweep);
+        actions.push(TriggerAction::Sweep);
     }
-    if left.losses > 0 && world.redis != Redis::empty() {
-        actions.push(Action::Lose);
+    if left.losses > 0 && world.redis != RedisState::empty() {
+        actions.push(TriggerAction::Lose);
     }
 }
 
-fn call(model: &TriggerModel, caller: u8, stage: Stage, actions: &mut Vec<Action>) {
+fn call(model: &TriggerModel, caller: u8, stage: CallerStage, actions: &mut Vec<TriggerAction>) {
     let wait = model.callers[usize::from(caller)].wait;
-    if stage == Stage::Gate && !wait {
-        actions.push(Action::Call(caller, Destination::Buffer));
-        if model.gate == Gate::Closed {
+    if stage == CallerStage::Gate && !wait {
+        actions.push(TriggerAction::Call(caller, GateOutcome::Buffer));
+        if model.gate == GateChoices::Closed {
             return;
         }
     }
-    actions.push(Action::Call(caller, Destination::Ledger));
+    actions.push(TriggerAction::Call(caller, GateOutcome::Ledger));
 }
 
 /// Whether a caller does not have to wait.
-fn can_continue(world: &World, caller: Caller) -> bool {
+fn can_continue(world: &TriggerState, caller: CallerState) -> bool {
     match caller.stage {
-        Stage::Wait => {
+        CallerStage::Wait => {
             let claim = world.redis.claims[usize::from(caller.generation)];
             !matches!(claim, ClaimState::Held { lapsed: false, .. })
         }
-        Stage::Lease(run) => world.redis.entry(run).is_none_or(|entry| entry.lease.is_none()),
+        CallerStage::Lease(run) => world.redis.entry(run).is_none_or(|entry| entry.lease.is_none()),
         _ => true,
     }
 }
 
-fn is_waiting(world: &World, client: Client) -> bool {
-    let Client::InTransit(run) = client else { return false };
+fn is_waiting(world: &TriggerState, client: ClientStep) -> bool {
+    let ClientStep::InTransit(run) = client else { return false };
     world.ledger.event(run).is_none() && world.redis.entry(run).is_some()
 }
 
-fn lease_any(model: &TriggerModel, world: &World, drainer: u8, actions: &mut Vec<Action>) {
+fn lease_any(model: &TriggerModel, world: &TriggerState, drainer: u8, actions: &mut Vec<TriggerAction>) {
     let free = |run: &u8| world.redis.entry(*run).is_some_and(|entry| entry.lease.is_none());
-    actions.extend(runs(model).filter(free).map(|run| Action::Drain(drainer, Some(run))));
+    actions.extend(runs(model).filter(free).map(|run| TriggerAction::Drain(drainer, Some(run))));
 }
 
 /// The row of a key without a holder is removed once no claim, entry or process knows an older generation.
-fn may_sweep(model: &TriggerModel, world: &World) -> bool {
+fn may_sweep(model: &TriggerModel, world: &TriggerState) -> bool {
     let Some(KeyRow { holder, .. }) = world.ledger.row else { return false };
     let free = holder.is_none_or(|holder| world.expired.has(holder));
     let forgotten = world.redis.entries.iter().all(Option::is_none)
         && !world.callers.iter().any(|caller| caller.is_active())
-        && world.drainers.iter().all(|drainer| matches!(drainer, Drainer::Idle | Drainer::Absent));
-    free && (forgotten || model.broken_by(Mutant::SweepTooEarly))
+        && world.drainers.iter().all(|drainer| matches!(drainer, DrainerStep::Idle | DrainerStep::Absent));
+    free && (forgotten || model.broken_by(TriggerMutant::SweepTooEarly))
 }
 
-impl Step<'_> {
+impl ModelStep<'_> {
     /// Takes the action; `None` if it is not possible.
-    pub(super) fn take(&mut self, action: Action) -> Option<()> {
+    pub(super) fn take(&mut self, action: TriggerAction) -> Option<()> {
         let world = &mut self.world;
         match action {
-            Action::Call(caller, place) => self.call(caller, place)?,
-            Action::Drain(drainer, run) => self.drain(drainer, run)?,
-            Action::Execute(run) => self.execute(run)?,
-            Action::Cancel(run) => self.begin_change(ChangeKind::Cancel, run)?,
-            Action::GoOnCancelling => self.change(ChangeKind::Cancel)?,
-            Action::Increment(run) => self.begin_change(ChangeKind::Increment, run)?,
-            Action::GoOnIncrementing => self.change(ChangeKind::Increment)?,
-            Action::Reset => self.reset_key()?,
-            Action::ClaimLapses(generation) => {
+            TriggerAction::Call(caller, place) => self.call(caller, place)?,
+            TriggerAction::Drain(drainer, run) => self.drain(drainer, run)?,
+            TriggerAction::Execute(run) => self.execute(run)?,
+            TriggerAction::Cancel(run) => self.begin_change(ChangeKind::Cancel, run)?,
+            TriggerAction::GoOnCancelling => self.change(ChangeKind::Cancel)?,
+            TriggerAction::Increment(run) => self.begin_change(ChangeKind::Increment, run)?,
+            TriggerAction::GoOnIncrementing => self.change(ChangeKind::Increment)?,
+            TriggerAction::Reset => self.reset_key()?,
+            TriggerAction::ClaimLapses(generation) => {
                 let ClaimState::Held { owner, lapsed, .. } = world.redis.claim_mut(generation) else {
                     return None;
                 };
@@ -318,64 +319,66 @@ impl Step<'_> {
                     world.left.pauses -= 1;
                 }
             }
-            Action::LeaseEnds(run) => {
+            TriggerAction::LeaseEnds(run) => {
                 let holder = world.redis.entry(run)?.lease?;
                 if holder_is_active(world, run, holder) {
                     world.left.pauses -= 1;
                 }
                 world.redis.entry_mut(run).as_mut()?.lease = None;
             }
-            Action::Expire(run) => {
+            TriggerAction::Expire(run) => {
                 world.left.expiries -= 1;
                 world.expired.add(run);
             }
-            Action::DoneClaimExpires(generation) => *world.redis.claim_mut(generation) = ClaimState::Free,
-            Action::ClaimRecordsEnd(generation) => {
+            TriggerAction::DoneClaimExpires(generation) => {
+                *world.redis.claim_mut(generation) = ClaimState::Free
+            }
+            TriggerAction::ClaimRecordsEnd(generation) => {
                 world.left.claim_records_end -= 1;
                 self.end_claim_records(generation);
             }
-            Action::Sweep => {
+            TriggerAction::Sweep => {
                 self.mark(Milestone::Swept);
                 self.world.left.sweeps -= 1;
                 self.sweep();
-                if !self.broken_by(Mutant::SweepTooEarly) {
+                if !self.broken_by(TriggerMutant::SweepTooEarly) {
                     // Claims, fences and closed generations have ended long before.
-                    self.world.redis = Redis {
+                    self.world.redis = RedisState {
                         entries: self.world.redis.entries,
                         list: self.world.redis.list,
                         part: self.world.redis.part,
-                        ..Redis::empty()
+                        ..RedisState::empty()
                     };
                 }
             }
-            Action::CallerDies(caller) => {
+            TriggerAction::CallerDies(caller) => {
                 world.left.crashes -= 1;
-                world.callers[usize::from(caller)].stage = Stage::Gone;
+                world.callers[usize::from(caller)].stage = CallerStage::Gone;
             }
-            Action::DrainerDies(drainer) => {
+            TriggerAction::DrainerDies(drainer) => {
                 world.left.crashes -= 1;
-                world.drainers[usize::from(drainer)] = Drainer::Idle;
+                world.drainers[usize::from(drainer)] = DrainerStep::Idle;
             }
-            Action::ResetterDies => {
+            TriggerAction::ResetterDies => {
                 world.left.crashes -= 1;
                 world.resetter = Resetter::Idle;
             }
-            Action::Fail(caller, failure) => {
+            TriggerAction::Fail(caller, failure) => {
                 world.left.failures -= 1;
-                if world.callers[usize::from(caller)].stage == Stage::Idle {
+                if world.callers[usize::from(caller)].stage == CallerStage::Idle {
                     self.begin_failed(caller);
                 } else {
                     self.fail(caller, failure)?;
                 }
             }
-            Action::Lose => {
+            TriggerAction::Lose => {
                 world.left.losses -= 1;
                 for run in 0..u8::try_from(world.redis.entries.len()).unwrap_or(u8::MAX) {
                     if world.redis.entry(run).is_some() && world.ledger.event(run).is_none() {
                         world.witness.lost.add(run);
                     }
                 }
-                world.redis = Redis::empty();
+                world.redis = RedisState::empty();
             }
         }
         Some(())

@@ -1,61 +1,62 @@
 //! A trigger: the one way in, with and without `?wait=true`.
 
-use super::action::{Destination, RedisFailure};
+use super::action::{GateOutcome, RedisFailure};
 use super::ledger::AcceptResult;
 use super::redis::{AckResult, PutResult};
 use super::world::{
-    ClaimAnswer, ClaimState, Delivery, Event, KeyRow, LeaseHolder, LeasedRun, LookReason, Rule, Stage,
+    CallerStage, ClaimAnswer, ClaimState, KeyRow, LeaseHolder, LeasedRunState, LedgerRun, LookReason,
+    ModelDelivery, TriggerRule,
 };
-use super::{Milestone, Mutant, Step};
+use super::{Milestone, ModelStep, TriggerMutant};
 
-impl Step<'_> {
+impl ModelStep<'_> {
     /// Sends the next command of a caller; `None` if it has to wait.
-    pub(super) fn call(&mut self, caller: u8, place: Destination) -> Option<()> {
+    pub(super) fn call(&mut self, caller: u8, place: GateOutcome) -> Option<()> {
         let at = usize::from(caller);
         let generation = self.world.callers[at].generation;
         match self.world.callers[at].stage {
-            Stage::Idle => {
+            CallerStage::Idle => {
                 self.begin(caller);
                 if self.model.is_keyed(caller) {
                     self.call(caller, place)?;
                 }
             }
-            Stage::Claim => {
+            CallerStage::Claim => {
                 let asked = self.claim(caller, generation);
-                self.go(caller, Stage::Find(asked));
-                if asked == ClaimAnswer::Won && self.broken_by(Mutant::WinnerSkipsLedger) {
-                    self.go(caller, Stage::Gate);
+                self.go(caller, CallerStage::Find(asked));
+                if asked == ClaimAnswer::Won && self.broken_by(TriggerMutant::WinnerSkipsLedger) {
+                    self.go(caller, CallerStage::Gate);
                 }
             }
-            Stage::Find(asked) => self.find(caller, asked),
-            Stage::Gate => {
-                if place == Destination::Buffer && !self.waits(caller) {
+            CallerStage::Find(asked) => self.find(caller, asked),
+            CallerStage::Gate => {
+                if place == GateOutcome::Buffer && !self.waits(caller) {
                     self.put_run(caller);
-                } else if self.broken_by(Mutant::DirectWriteSkipsBuffer) {
-                    self.go(caller, Stage::Accept);
+                } else if self.broken_by(TriggerMutant::DirectWriteSkipsBuffer) {
+                    self.go(caller, CallerStage::Accept);
                 } else {
                     self.look(caller, LookReason::BeforeAccept);
                 }
             }
-            Stage::Put => self.put_run(caller),
-            Stage::Announce => {
+            CallerStage::Put => self.put_run(caller),
+            CallerStage::Announce => {
                 let number = self.announce();
-                if self.broken_by(Mutant::NumberInsteadOfToken) {
+                if self.broken_by(TriggerMutant::NumberInsteadOfToken) {
                     self.world.callers[at].token = number;
                 }
-                let last = self.broken_by(Mutant::AnnounceAfterPut);
-                self.go(caller, if last { Stage::Resolve(caller) } else { Stage::Put });
+                let last = self.broken_by(TriggerMutant::AnnounceAfterPut);
+                self.go(caller, if last { CallerStage::Resolve(caller) } else { CallerStage::Put });
             }
-            Stage::Fence => {
+            CallerStage::Fence => {
                 let fence = self.world.callers[at].fence;
                 let written = &mut self.world.redis.fences[usize::from(generation)];
                 *written = fence.max(*written);
-                self.go(caller, Stage::Find(ClaimAnswer::Fenced));
+                self.go(caller, CallerStage::Find(ClaimAnswer::Fenced));
             }
-            Stage::Look(why) => self.look(caller, why),
-            Stage::LookUp(run) => {
+            CallerStage::Look(why) => self.look(caller, why),
+            CallerStage::LookUp(run) => {
                 if self.world.ledger.event(run).is_some() && self.expired_in_ledger(run) {
-                    self.go(caller, Stage::Advance(generation));
+                    self.go(caller, CallerStage::Advance(generation));
                 } else if self.world.ledger.event(run).is_some() {
                     self.answer(caller, run);
                 } else {
@@ -63,7 +64,7 @@ impl Step<'_> {
                     self.restart(caller);
                 }
             }
-            Stage::LookLostBuffer => {
+            CallerStage::LookLostBuffer => {
                 match self.world.redis.indexed(generation) {
                     Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
                         self.mark(Milestone::LostKeyFound);
@@ -73,13 +74,13 @@ impl Step<'_> {
                             self.answer(caller, run);
                         }
                     }
-                    _ if self.broken_by(Mutant::LedgerBeforeBuffer) => self.refuse(caller),
-                    _ => self.go(caller, Stage::LookLostLedger),
+                    _ if self.broken_by(TriggerMutant::LedgerBeforeBuffer) => self.refuse(caller),
+                    _ => self.go(caller, CallerStage::LookLostLedger),
                 };
             }
-            Stage::LookLostLedger => self.look_lost_in_ledger(caller),
-            Stage::Accept if self.too_late_to_write(caller) => self.restart(caller),
-            Stage::Accept => match self.accept(caller, generation) {
+            CallerStage::LookLostLedger => self.look_lost_in_ledger(caller),
+            CallerStage::Accept if self.too_late_to_write(caller) => self.restart(caller),
+            CallerStage::Accept => match self.accept(caller, generation) {
                 AcceptResult::Own => {
                     if self.world.callers[at].alone {
                         self.mark(Milestone::Alone);
@@ -88,17 +89,17 @@ impl Step<'_> {
                 }
                 AcceptResult::Held(holder) if self.is_like(caller, holder) => self.settle(caller, holder),
                 AcceptResult::Held(_) => self.go(caller, self.lost_look()),
-                AcceptResult::Expired(from) => self.go(caller, Stage::Advance(from)),
+                AcceptResult::Expired(from) => self.go(caller, CallerStage::Advance(from)),
                 AcceptResult::Stale => self.restart(caller),
             },
-            Stage::Advance(from) => {
+            CallerStage::Advance(from) => {
                 let next = self.advance(from);
                 self.restart(caller);
                 if let Some(next) = next {
                     self.world.callers[at].generation = next;
                 }
             }
-            Stage::Wait => {
+            CallerStage::Wait => {
                 if matches!(
                     self.world.redis.claims[usize::from(generation)],
                     ClaimState::Held { lapsed: false, .. }
@@ -108,35 +109,39 @@ impl Step<'_> {
                 self.restart(caller);
                 self.call(caller, place)?;
             }
-            Stage::Lease(run) => self.promote(caller, run)?,
-            Stage::AcceptBuffered(leased) => {
-                if self.broken_by(Mutant::PromoteWithoutLease) {
+            CallerStage::Lease(run) => self.promote(caller, run)?,
+            CallerStage::AcceptBuffered(leased) => {
+                if self.broken_by(TriggerMutant::PromoteWithoutLease) {
                     self.write_promoted(leased);
-                    self.go(caller, Stage::Remove(leased.run));
+                    self.go(caller, CallerStage::Remove(leased.run));
                 } else {
                     self.accept_buffered(leased);
-                    self.go(caller, Stage::Ack(leased));
+                    self.go(caller, CallerStage::Ack(leased));
                 }
             }
-            Stage::Ack(leased) => match self.ack(leased, LeaseHolder::Caller(caller)) {
+            CallerStage::Ack(leased) => match self.ack(leased, LeaseHolder::Caller(caller)) {
                 AckResult::Gone | AckResult::Lost => {
                     self.mark(Milestone::Promoted);
                     self.settle(caller, leased.run);
                 }
-                AckResult::Changed(leased) => self.go(caller, Stage::AcceptBuffered(leased)),
+                AckResult::Changed(leased) => self.go(caller, CallerStage::AcceptBuffered(leased)),
             },
-            Stage::Remove(run) => {
+            CallerStage::Remove(run) => {
                 let entry = self.world.redis.entry_mut(run);
                 if entry.is_some_and(|entry| entry.lease.is_none()) {
                     *entry = None;
                 }
                 self.settle(caller, run);
             }
-            Stage::Resolve(run) => {
+            CallerStage::Resolve(run) => {
                 self.resolve(caller, generation, run);
                 self.answer(caller, run);
             }
-            Stage::Absent | Stage::Answered(_) | Stage::Conflict | Stage::Unavailable | Stage::Gone => {
+            CallerStage::Absent
+            | CallerStage::Answered(_)
+            | CallerStage::Conflict
+            | CallerStage::Unavailable
+            | CallerStage::Gone => {
                 return None;
             }
         }
@@ -162,15 +167,15 @@ impl Step<'_> {
         if late {
             self.mark(Milestone::WriteTooLate);
         }
-        late && !self.broken_by(Mutant::WriteAfterClaimEnded)
+        late && !self.broken_by(TriggerMutant::WriteAfterClaimEnded)
     }
 
-    fn go(&mut self, caller: u8, stage: Stage) {
+    fn go(&mut self, caller: u8, stage: CallerStage) {
         self.world.callers[usize::from(caller)].stage = stage;
     }
 
     fn is_like(&self, caller: u8, run: u8) -> bool {
-        self.payload(caller) == self.payload(run) || self.broken_by(Mutant::PayloadNotCompared)
+        self.payload(caller) == self.payload(run) || self.broken_by(TriggerMutant::PayloadNotCompared)
     }
 
     /// Starts again: from the claim, or from the ledger if the caller uses the ledger alone.
@@ -178,7 +183,7 @@ impl Step<'_> {
         let at = usize::from(caller);
         let (generation, alone) = (self.world.callers[at].generation, self.world.callers[at].alone);
         if alone {
-            self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+            self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
         } else {
             self.give_back(caller, generation);
             self.world.callers[at].fence = 0;
@@ -189,11 +194,11 @@ impl Step<'_> {
     }
 
     fn begin_claim(&mut self, caller: u8) {
-        let skips = self.waits(caller) && self.broken_by(Mutant::WaitWithoutClaim);
+        let skips = self.waits(caller) && self.broken_by(TriggerMutant::WaitWithoutClaim);
         let first = match self.model.is_keyed(caller) {
-            true if skips => Stage::Find(ClaimAnswer::Won),
-            true => Stage::Claim,
-            false => Stage::Gate,
+            true if skips => CallerStage::Find(ClaimAnswer::Won),
+            true => CallerStage::Claim,
+            false => CallerStage::Gate,
         };
         self.go(caller, first);
     }
@@ -206,7 +211,7 @@ impl Step<'_> {
         if let Some(holder) = holder
             && self.expired_in_ledger(holder)
         {
-            return self.go(caller, Stage::Advance(generation));
+            return self.go(caller, CallerStage::Advance(generation));
         }
         if generation != self.world.callers[at].generation {
             self.restart(caller);
@@ -223,14 +228,16 @@ impl Step<'_> {
             None => {}
         }
         let next = match asked {
-            ClaimAnswer::Won => Stage::Gate,
-            ClaimAnswer::TookOver => Stage::Fence,
-            ClaimAnswer::Fenced if self.broken_by(Mutant::DirectWriteSkipsBuffer) => Stage::Accept,
-            ClaimAnswer::Fenced => Stage::Look(LookReason::BeforeAccept),
-            ClaimAnswer::Busy => Stage::Look(LookReason::Busy),
-            ClaimAnswer::Replay(run) => Stage::Look(LookReason::Replay(run)),
-            ClaimAnswer::Conflict => Stage::Look(LookReason::Conflict),
-            ClaimAnswer::Nothing => Stage::Accept,
+            ClaimAnswer::Won => CallerStage::Gate,
+            ClaimAnswer::TookOver => CallerStage::Fence,
+            ClaimAnswer::Fenced if self.broken_by(TriggerMutant::DirectWriteSkipsBuffer) => {
+                CallerStage::Accept
+            }
+            ClaimAnswer::Fenced => CallerStage::Look(LookReason::BeforeAccept),
+            ClaimAnswer::Busy => CallerStage::Look(LookReason::Busy),
+            ClaimAnswer::Replay(run) => CallerStage::Look(LookReason::Replay(run)),
+            ClaimAnswer::Conflict => CallerStage::Look(LookReason::Conflict),
+            ClaimAnswer::Nothing => CallerStage::Accept,
         };
         self.go(caller, next);
     }
@@ -243,31 +250,37 @@ impl Step<'_> {
             LookReason::Replay(run) => self.world.redis.entry(run).map(|_| run),
             _ => self.world.redis.indexed(generation),
         };
-        let frees = self.broken_by(Mutant::BufferFreesExpiredKey);
+        let frees = self.broken_by(TriggerMutant::BufferFreesExpiredKey);
         match found {
             Some(run) if self.world.expired.has(run) && !frees => {
-                self.go(caller, Stage::Advance(generation));
+                self.go(caller, CallerStage::Advance(generation));
             }
             Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
-                if self.waits(caller) && !self.broken_by(Mutant::WaitNotPromoted) {
+                if self.waits(caller) && !self.broken_by(TriggerMutant::WaitNotPromoted) {
                     self.go_promote(caller, run);
                 } else {
                     self.settle(caller, run);
                 }
             }
-            Some(run) if !self.world.expired.has(run) => self.go(caller, Stage::LookLostLedger),
+            Some(run) if !self.world.expired.has(run) => self.go(caller, CallerStage::LookLostLedger),
             _ => match why {
-                LookReason::BeforeAccept => self.go(caller, Stage::Accept),
-                LookReason::Busy if self.broken_by(Mutant::RoundsBypassClaim) => self.go(caller, Stage::Gate),
-                LookReason::Busy => self.go(caller, Stage::Wait),
-                LookReason::Replay(run) => self.go(caller, Stage::LookUp(run)),
-                LookReason::Conflict => self.go(caller, Stage::LookLostLedger),
+                LookReason::BeforeAccept => self.go(caller, CallerStage::Accept),
+                LookReason::Busy if self.broken_by(TriggerMutant::RoundsBypassClaim) => {
+                    self.go(caller, CallerStage::Gate)
+                }
+                LookReason::Busy => self.go(caller, CallerStage::Wait),
+                LookReason::Replay(run) => self.go(caller, CallerStage::LookUp(run)),
+                LookReason::Conflict => self.go(caller, CallerStage::LookLostLedger),
             },
         }
     }
 
-    fn lost_look(&self) -> Stage {
-        if self.broken_by(Mutant::LedgerBeforeBuffer) { Stage::LookLostLedger } else { Stage::LookLostBuffer }
+    fn lost_look(&self) -> CallerStage {
+        if self.broken_by(TriggerMutant::LedgerBeforeBuffer) {
+            CallerStage::LookLostLedger
+        } else {
+            CallerStage::LookLostBuffer
+        }
     }
 
     /// The last look before a conflict is answered: a run may have moved here since the look into the buffer.
@@ -279,7 +292,7 @@ impl Step<'_> {
         }
         match row.holder {
             Some(holder) if self.expired_in_ledger(holder) => {
-                return self.go(caller, Stage::Advance(row.generation));
+                return self.go(caller, CallerStage::Advance(row.generation));
             }
             Some(holder) if self.is_like(caller, holder) => return self.settle(caller, holder),
             _ => {}
@@ -297,8 +310,10 @@ impl Step<'_> {
                 self.answer(caller, run);
             }
             // The buffer was not asked, so the caller's run may be there.
-            None if self.world.callers[at].alone => self.go(caller, Stage::Unavailable),
-            None if self.broken_by(Mutant::LedgerBeforeBuffer) => self.go(caller, Stage::LookLostBuffer),
+            None if self.world.callers[at].alone => self.go(caller, CallerStage::Unavailable),
+            None if self.broken_by(TriggerMutant::LedgerBeforeBuffer) => {
+                self.go(caller, CallerStage::LookLostBuffer)
+            }
             None => self.refuse(caller),
         }
     }
@@ -306,17 +321,17 @@ impl Step<'_> {
     fn put_run(&mut self, caller: u8) {
         let generation = self.world.callers[usize::from(caller)].generation;
         match self.put(caller) {
-            PutResult::Taken if self.model.listed && self.broken_by(Mutant::AnnounceAfterPut) => {
-                self.go(caller, Stage::Announce);
+            PutResult::Taken if self.model.listed && self.broken_by(TriggerMutant::AnnounceAfterPut) => {
+                self.go(caller, CallerStage::Announce);
             }
             PutResult::Taken => self.settle(caller, caller),
             PutResult::Duplicate(run) if self.is_like(caller, run) => self.settle(caller, run),
-            PutResult::Duplicate(_) => self.go(caller, Stage::LookLostLedger),
-            PutResult::Expired => self.go(caller, Stage::Advance(generation)),
+            PutResult::Duplicate(_) => self.go(caller, CallerStage::LookLostLedger),
+            PutResult::Expired => self.go(caller, CallerStage::Advance(generation)),
             PutResult::Refused => self.restart(caller),
             PutResult::NotListed(token) => {
                 self.world.callers[usize::from(caller)].token = token;
-                self.go(caller, Stage::Announce);
+                self.go(caller, CallerStage::Announce);
             }
         }
     }
@@ -325,26 +340,26 @@ impl Step<'_> {
         if self.world.redis.entry(run).is_some_and(|entry| entry.lease.is_some()) {
             self.mark(Milestone::PromotionWaited);
         }
-        self.go(caller, Stage::Lease(run));
+        self.go(caller, CallerStage::Lease(run));
     }
 
     /// Leases the run unless it has another lease. Starts again if the run is no longer in the buffer.
     fn promote(&mut self, caller: u8, run: u8) -> Option<()> {
         let Some(entry) = self.world.redis.entry(run) else {
             self.restart(caller);
-            return self.call(caller, Destination::Ledger);
+            return self.call(caller, GateOutcome::Ledger);
         };
-        if self.broken_by(Mutant::PromoteWithoutLease) {
-            self.go(caller, Stage::AcceptBuffered(entry.leased(run)));
+        if self.broken_by(TriggerMutant::PromoteWithoutLease) {
+            self.go(caller, CallerStage::AcceptBuffered(entry.leased(run)));
             return Some(());
         }
         let leased = self.lease(run, LeaseHolder::Caller(caller))?;
-        self.go(caller, Stage::AcceptBuffered(leased));
+        self.go(caller, CallerStage::AcceptBuffered(leased));
         Some(())
     }
 
     /// Mutant: promotion without a lease writes the run as live, with its changes and without their number.
-    fn write_promoted(&mut self, leased: LeasedRun) {
+    fn write_promoted(&mut self, leased: LeasedRunState) {
         let run = usize::from(leased.run);
         if self.world.ledger.events[run].is_some() {
             return;
@@ -353,9 +368,9 @@ impl Step<'_> {
         if row.holder.is_none() {
             self.world.ledger.row = Some(KeyRow { holder: Some(leased.run), ..row });
         }
-        self.world.ledger.events[run] = Some(Event {
+        self.world.ledger.events[run] = Some(LedgerRun {
             generation: row.generation,
-            delivery: Delivery::Queued,
+            delivery: ModelDelivery::Queued,
             lost_key: false,
             drained: false,
             number: 0,
@@ -367,7 +382,7 @@ impl Step<'_> {
     fn settle(&mut self, caller: u8, run: u8) {
         let me = &self.world.callers[usize::from(caller)];
         if me.fence != 0 && !me.alone {
-            self.go(caller, Stage::Resolve(run));
+            self.go(caller, CallerStage::Resolve(run));
         } else {
             self.answer(caller, run);
         }
@@ -377,20 +392,20 @@ impl Step<'_> {
         let me = self.world.callers[usize::from(caller)];
         let era = self.world.witness.era[usize::from(run)];
         if self.payload(caller) != self.payload(run) {
-            self.world.break_rule(Rule::OwnPayload);
+            self.world.break_rule(TriggerRule::OwnPayload);
         }
         if era < me.began || me.expired.has(run) {
-            self.world.break_rule(Rule::CurrentRun);
+            self.world.break_rule(TriggerRule::CurrentRun);
         }
         if self.waits(caller) && self.world.ledger.event(run).is_none() {
-            self.world.break_rule(Rule::WaiterServed);
+            self.world.break_rule(TriggerRule::WaiterServed);
         }
         self.world.witness.told.add(run);
         if run == caller && self.model.is_keyed(run) {
             let firsts = &mut self.world.witness.firsts[usize::from(era)];
             *firsts = (*firsts + 1).min(2);
         }
-        self.go(caller, Stage::Answered(run));
+        self.go(caller, CallerStage::Answered(run));
     }
 
     /// Answers that the key belongs to another payload.
@@ -402,11 +417,11 @@ impl Step<'_> {
                 && self.world.ledger.clock == me.began
         });
         if owed {
-            self.world.break_rule(Rule::RetryFinds);
+            self.world.break_rule(TriggerRule::RetryFinds);
         }
         self.mark(Milestone::Conflict);
         self.give_up(caller, me.generation);
-        self.go(caller, Stage::Conflict);
+        self.go(caller, CallerStage::Conflict);
     }
 
     /// Records that the ledger or the buffer accepted the run.
@@ -422,24 +437,27 @@ impl Step<'_> {
     pub(super) fn begin_failed(&mut self, caller: u8) {
         self.begin(caller);
         self.world.callers[usize::from(caller)].alone = true;
-        self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+        self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
     }
 
     /// A Redis command of a caller fails.
     pub(super) fn fail(&mut self, caller: u8, failure: RedisFailure) -> Option<()> {
         let at = usize::from(caller);
         let before = self.world.callers[at];
-        let put = matches!(before.stage, Stage::Put | Stage::Gate);
+        let put = matches!(before.stage, CallerStage::Put | CallerStage::Gate);
         if failure == RedisFailure::AnswerLost {
-            self.call(caller, Destination::Buffer)?;
+            self.call(caller, GateOutcome::Buffer)?;
             let after = self.world.callers[at].stage;
             let took_effect = match before.stage {
-                Stage::Claim => {
-                    matches!(after, Stage::Find(ClaimAnswer::Won | ClaimAnswer::TookOver) | Stage::Gate)
+                CallerStage::Claim => {
+                    matches!(
+                        after,
+                        CallerStage::Find(ClaimAnswer::Won | ClaimAnswer::TookOver) | CallerStage::Gate
+                    )
                 }
-                Stage::Put | Stage::Gate => after == Stage::Resolve(caller),
-                Stage::Announce | Stage::Fence => true,
-                Stage::Lease(_) => matches!(after, Stage::AcceptBuffered(_)),
+                CallerStage::Put | CallerStage::Gate => after == CallerStage::Resolve(caller),
+                CallerStage::Announce | CallerStage::Fence => true,
+                CallerStage::Lease(_) => matches!(after, CallerStage::AcceptBuffered(_)),
                 _ => false,
             };
             if !took_effect {
@@ -448,26 +466,26 @@ impl Step<'_> {
             self.world.callers[at] = before;
         }
         let unknown =
-            put && failure != RedisFailure::NotSent && !self.broken_by(Mutant::UnknownPutGoesToLedger);
+            put && failure != RedisFailure::NotSent && !self.broken_by(TriggerMutant::UnknownPutGoesToLedger);
         match before.stage {
-            Stage::Gate if self.waits(caller) && unknown => return None,
-            _ if unknown => self.go(caller, Stage::Unavailable),
-            Stage::Claim
-            | Stage::Gate
-            | Stage::Put
-            | Stage::Announce
-            | Stage::Fence
-            | Stage::Look(_)
-            | Stage::LookLostBuffer
-            | Stage::Lease(_) => {
+            CallerStage::Gate if self.waits(caller) && unknown => return None,
+            _ if unknown => self.go(caller, CallerStage::Unavailable),
+            CallerStage::Claim
+            | CallerStage::Gate
+            | CallerStage::Put
+            | CallerStage::Announce
+            | CallerStage::Fence
+            | CallerStage::Look(_)
+            | CallerStage::LookLostBuffer
+            | CallerStage::Lease(_) => {
                 self.world.callers[at].alone = true;
                 self.world.callers[at].fence = 0;
                 self.world.callers[at].token = 0;
                 self.world.callers[at].late = false;
-                self.go(caller, Stage::Find(ClaimAnswer::Nothing));
+                self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
             }
-            Stage::Ack(leased) => self.answer(caller, leased.run),
-            Stage::Resolve(run) => self.answer(caller, run),
+            CallerStage::Ack(leased) => self.answer(caller, leased.run),
+            CallerStage::Resolve(run) => self.answer(caller, run),
             _ => return None,
         }
         Some(())

@@ -1,7 +1,7 @@
 //! Clients that cancel a run, increment its metadata, or reset the key.
 
-use super::world::{ClaimState, Client, Resetter, Rule};
-use super::{Milestone, Mutant, Step};
+use super::world::{ClaimState, ClientStep, Resetter, TriggerRule};
+use super::{Milestone, ModelStep, TriggerMutant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChangeKind {
@@ -9,8 +9,8 @@ pub(super) enum ChangeKind {
     Increment,
 }
 
-impl Step<'_> {
-    fn client(&mut self, wish: ChangeKind) -> &mut Client {
+impl ModelStep<'_> {
+    fn client(&mut self, wish: ChangeKind) -> &mut ClientStep {
         match wish {
             ChangeKind::Cancel => &mut self.world.canceller,
             ChangeKind::Increment => &mut self.world.patcher,
@@ -30,10 +30,10 @@ impl Step<'_> {
     /// Sends the next command; `None` if the client has to wait.
     pub(super) fn change(&mut self, wish: ChangeKind) -> Option<()> {
         match *self.client(wish) {
-            Client::Idle => return None,
-            Client::Ledger { run, misses } => self.ask_ledger(wish, run, misses),
-            Client::Buffer { run, misses } => self.ask_buffer(wish, run, misses),
-            Client::InTransit(run) => {
+            ClientStep::Idle => return None,
+            ClientStep::Ledger { run, misses } => self.ask_ledger(wish, run, misses),
+            ClientStep::Buffer { run, misses } => self.ask_buffer(wish, run, misses),
+            ClientStep::InTransit(run) => {
                 let arrived = self.world.ledger.event(run).is_some();
                 if !arrived && self.world.redis.entry(run).is_some() {
                     return None;
@@ -46,26 +46,26 @@ impl Step<'_> {
 
     fn ask_ledger(&mut self, wish: ChangeKind, run: u8, misses: u8) {
         let next = match (wish, self.world.ledger.event(run)) {
-            (_, None) => Client::Buffer { run, misses },
+            (_, None) => ClientStep::Buffer { run, misses },
             (ChangeKind::Cancel, Some(_)) => {
                 // A run that was executed cannot be cancelled; the client gets that answer.
                 if self.cancel_in_ledger(run) == Some(true) {
                     self.acknowledge(wish, run);
                 }
-                Client::Idle
+                ClientStep::Idle
             }
             (ChangeKind::Increment, Some(mut event)) => {
                 event.increments += 1;
                 self.world.ledger.events[usize::from(run)] = Some(event);
                 self.acknowledge(wish, run);
-                Client::Idle
+                ClientStep::Idle
             }
         };
         *self.client(wish) = next;
     }
 
     fn ask_buffer(&mut self, wish: ChangeKind, run: u8, misses: u8) {
-        let after_lease = self.broken_by(Mutant::CancelAfterExpiredLease);
+        let after_lease = self.broken_by(TriggerMutant::CancelAfterExpiredLease);
         let next = match self.world.redis.entry_mut(run) {
             // A drainer whose lease expired may still write the run to the ledger as it was when it was leased.
             Some(entry)
@@ -73,12 +73,12 @@ impl Step<'_> {
                     && (entry.lease.is_some() || (entry.ever_leased && !after_lease)) =>
             {
                 self.mark(Milestone::CancelWaited);
-                Client::InTransit(run)
+                ClientStep::InTransit(run)
             }
             // It is already cancelled.
             Some(entry) if wish == ChangeKind::Cancel && entry.cancel != 0 => {
                 self.acknowledge(wish, run);
-                Client::Idle
+                ClientStep::Idle
             }
             Some(entry) => {
                 entry.version += 1;
@@ -86,15 +86,15 @@ impl Step<'_> {
                     entry.cancel = entry.version;
                 }
                 self.acknowledge(wish, run);
-                Client::Idle
+                ClientStep::Idle
             }
             // The run may have moved to the ledger between the two looks.
-            None if misses == 0 => Client::Ledger { run, misses: 1 },
+            None if misses == 0 => ClientStep::Ledger { run, misses: 1 },
             None => {
                 if !self.world.witness.lost.has(run) {
-                    self.world.break_rule(Rule::ChangeFinds);
+                    self.world.break_rule(TriggerRule::ChangeFinds);
                 }
-                Client::Idle
+                ClientStep::Idle
             }
         };
         *self.client(wish) = next;
@@ -114,14 +114,14 @@ impl Step<'_> {
                 Resetter::Close(self.reset())
             }
             Resetter::Close(generation) => {
-                if self.broken_by(Mutant::ResetWithoutGeneration) {
+                if self.broken_by(TriggerMutant::ResetWithoutGeneration) {
                     if let Some(run) = self.world.redis.indexed(generation)
                         && let Some(entry) = self.world.redis.entry_mut(run)
                     {
                         entry.indexed = false;
                     }
                     *self.world.redis.claim_mut(generation) = ClaimState::Free;
-                } else if !self.broken_by(Mutant::ResetLeavesGenerationOpen) {
+                } else if !self.broken_by(TriggerMutant::ResetLeavesGenerationOpen) {
                     self.world.redis.closed[usize::from(generation)] = true;
                 }
                 Resetter::Idle

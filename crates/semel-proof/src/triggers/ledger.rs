@@ -1,7 +1,7 @@
 //! The transactions of the ledger: each is one step.
 
-use super::world::{Delivery, Event, GENERATIONS, KeyRow, LeasedRun, Ledger, Rule};
-use super::{Milestone, Mutant, Step};
+use super::world::{GENERATIONS, KeyRow, LeasedRunState, LedgerRun, LedgerState, ModelDelivery, TriggerRule};
+use super::{Milestone, ModelStep, TriggerMutant};
 
 /// Answer of the ledger to a direct write.
 pub(super) enum AcceptResult {
@@ -15,23 +15,23 @@ pub(super) enum AcceptResult {
     Stale,
 }
 
-impl Ledger {
+impl LedgerState {
     pub(super) fn row(&self) -> KeyRow {
         self.row.unwrap_or_default()
     }
 
     /// A run by its id.
-    pub fn event(&self, run: u8) -> Option<Event> {
+    pub fn event(&self, run: u8) -> Option<LedgerRun> {
         self.events[usize::from(run)]
     }
 }
 
-impl Step<'_> {
+impl ModelStep<'_> {
     /// Whether the lifetime of a run is over, as the ledger knows it.
     pub(super) fn expired_in_ledger(&self, run: u8) -> bool {
         let drained = self.world.ledger.event(run).is_some_and(|event| event.drained);
         // The second lifetime of the mutant does not end within the model.
-        self.world.expired.has(run) && !(drained && self.broken_by(Mutant::LifetimeFromDrain))
+        self.world.expired.has(run) && !(drained && self.broken_by(TriggerMutant::LifetimeFromDrain))
     }
 
     fn next_generation(&mut self, row: KeyRow) {
@@ -49,7 +49,7 @@ impl Step<'_> {
         let (era, witness) = (self.world.ledger.clock, self.world.witness);
         let over = |run| witness.era[usize::from(run)] == era && self.world.expired.has(run);
         if !witness.placed.iter().any(over) {
-            self.world.break_rule(Rule::KeyKept);
+            self.world.break_rule(TriggerRule::KeyKept);
         }
         self.mark(Milestone::Expired);
         let generation = self.world.ledger.clock + 1;
@@ -60,7 +60,7 @@ impl Step<'_> {
     /// Frees the key. Answers the generation that ended.
     pub(super) fn reset(&mut self) -> u8 {
         let old = self.world.ledger.row().generation;
-        let keeps = self.broken_by(Mutant::ResetWithoutGeneration);
+        let keeps = self.broken_by(TriggerMutant::ResetWithoutGeneration);
         let generation = if keeps { old } else { self.world.ledger.clock + 1 };
         self.next_generation(KeyRow { generation, holder: None });
         old
@@ -85,13 +85,13 @@ impl Step<'_> {
         }
         if row.generation != generation {
             self.mark(Milestone::StaleWrite);
-            if !self.broken_by(Mutant::StaleWriteAccepted) {
+            if !self.broken_by(TriggerMutant::StaleWriteAccepted) {
                 return AcceptResult::Stale;
             }
         }
         match row.holder {
             Some(holder)
-                if self.expired_in_ledger(holder) && !self.broken_by(Mutant::AcceptAnswersExpired) =>
+                if self.expired_in_ledger(holder) && !self.broken_by(TriggerMutant::AcceptAnswersExpired) =>
             {
                 AcceptResult::Expired(row.generation)
             }
@@ -105,9 +105,9 @@ impl Step<'_> {
     }
 
     fn insert(&mut self, run: u8, generation: u8) {
-        self.world.ledger.events[usize::from(run)] = Some(Event {
+        self.world.ledger.events[usize::from(run)] = Some(LedgerRun {
             generation,
-            delivery: Delivery::Queued,
+            delivery: ModelDelivery::Queued,
             lost_key: false,
             drained: false,
             number: 0,
@@ -116,15 +116,15 @@ impl Step<'_> {
         self.placed(run, self.world.ledger.clock);
     }
 
-    pub(super) fn accept_buffered(&mut self, leased: LeasedRun) {
-        let LeasedRun { run, generation, version, cancel } = leased;
-        if self.world.ledger.event(run).is_some() && !self.broken_by(Mutant::AcceptIgnoresId) {
+    pub(super) fn accept_buffered(&mut self, leased: LeasedRunState) {
+        let LeasedRunState { run, generation, version, cancel } = leased;
+        if self.world.ledger.event(run).is_some() && !self.broken_by(TriggerMutant::AcceptIgnoresId) {
             self.mark(Milestone::AcceptedTwice);
             self.apply_changes(leased);
             return;
         }
         let row = self.world.ledger.row();
-        let newer = row.generation > generation && !self.broken_by(Mutant::DrainIgnoresGeneration);
+        let newer = row.generation > generation && !self.broken_by(TriggerMutant::DrainIgnoresGeneration);
         let keyed = self.model.is_keyed(run);
         let lost_key = keyed && row.holder.is_some() && row.generation >= generation && !newer;
         if !keyed {
@@ -140,9 +140,9 @@ impl Step<'_> {
             self.world.ledger.row =
                 Some(KeyRow { generation: row.generation.max(generation), holder: Some(run) });
         }
-        let delivery = if lost_key { Delivery::Dead } else { Delivery::Queued };
+        let delivery = if lost_key { ModelDelivery::Dead } else { ModelDelivery::Queued };
         self.world.ledger.events[usize::from(run)] =
-            Some(Event { generation, delivery, lost_key, drained: true, number: 0, increments: 0 });
+            Some(LedgerRun { generation, delivery, lost_key, drained: true, number: 0, increments: 0 });
         if cancel != 0 && cancel <= version {
             self.mark(Milestone::CancelledInBuffer);
         }
@@ -150,27 +150,27 @@ impl Step<'_> {
     }
 
     /// Mutants: a run that lost its key is not inserted.
-    fn collision(&mut self, leased: LeasedRun, row: KeyRow) -> bool {
+    fn collision(&mut self, leased: LeasedRunState, row: KeyRow) -> bool {
         let Some(winner) = row.holder else { return false };
-        let overwrites = self.broken_by(Mutant::CollisionOverwrites);
+        let overwrites = self.broken_by(TriggerMutant::CollisionOverwrites);
         if let Some(event) = &mut self.world.ledger.events[usize::from(winner)]
             && overwrites
         {
             event.increments = leased.increments(0);
         }
-        overwrites || self.broken_by(Mutant::CollisionAliases)
+        overwrites || self.broken_by(TriggerMutant::CollisionAliases)
     }
 
     /// Applies the changes that the ledger does not have yet.
-    fn apply_changes(&mut self, leased: LeasedRun) {
-        let cancel_later = self.broken_by(Mutant::CancelAfterAccept);
-        let unnumbered = self.broken_by(Mutant::ChangesNotNumbered);
-        let set_back = self.broken_by(Mutant::NumberSetBack);
+    fn apply_changes(&mut self, leased: LeasedRunState) {
+        let cancel_later = self.broken_by(TriggerMutant::CancelAfterAccept);
+        let unnumbered = self.broken_by(TriggerMutant::ChangesNotNumbered);
+        let set_back = self.broken_by(TriggerMutant::NumberSetBack);
         let Some(event) = &mut self.world.ledger.events[usize::from(leased.run)] else { return };
         event.increments += leased.increments(event.number);
         let cancels = leased.cancel > event.number && leased.cancel <= leased.version;
-        if cancels && !cancel_later && matches!(event.delivery, Delivery::Queued | Delivery::Dead) {
-            event.delivery = Delivery::Cancelled;
+        if cancels && !cancel_later && matches!(event.delivery, ModelDelivery::Queued | ModelDelivery::Dead) {
+            event.delivery = ModelDelivery::Cancelled;
         }
         if !unnumbered {
             event.number = if set_back { leased.version } else { event.number.max(leased.version) };
@@ -180,15 +180,15 @@ impl Step<'_> {
     /// Cancels a run that has not started; `None` where the ledger does not have it.
     pub(super) fn cancel_in_ledger(&mut self, run: u8) -> Option<bool> {
         let event = self.world.ledger.events[usize::from(run)].as_mut()?;
-        let cancelled = matches!(event.delivery, Delivery::Queued | Delivery::Cancelled);
+        let cancelled = matches!(event.delivery, ModelDelivery::Queued | ModelDelivery::Cancelled);
         if cancelled {
-            event.delivery = Delivery::Cancelled;
+            event.delivery = ModelDelivery::Cancelled;
         }
         Some(cancelled)
     }
 }
 
-impl LeasedRun {
+impl LeasedRunState {
     /// How many of the changes after this number are increments.
     pub(super) fn increments(self, after: u8) -> u8 {
         let cancels = u8::from(self.cancel > after && self.cancel <= self.version);

@@ -2,7 +2,7 @@
 
 use stateright::Property;
 
-use super::world::{Delivery, GENERATIONS, Rule, World};
+use super::world::{GENERATIONS, ModelDelivery, TriggerRule, TriggerState};
 use super::{TriggerModel, action};
 
 /// The names of the properties, so that a test names the one that must break.
@@ -39,7 +39,7 @@ pub mod name {
     pub const ONE_ID_WITHOUT_REDIS: &str = "one id even when Redis fails";
 }
 
-fn always(name: &'static str, condition: fn(&TriggerModel, &World) -> bool) -> Property<TriggerModel> {
+fn always(name: &'static str, condition: fn(&TriggerModel, &TriggerState) -> bool) -> Property<TriggerModel> {
     Property::always(name, condition)
 }
 
@@ -49,16 +49,16 @@ pub(super) fn all() -> Vec<Property<TriggerModel>> {
         always(name::ENDS_ONCE, ends_once),
         always(name::ONE_ID, |model, world| model.redis_failed(world) || one_id(model, world)),
         always(name::ONE_FIRST, one_first),
-        always(name::OWN_PAYLOAD, |_, world| world.keeps(Rule::OwnPayload)),
-        always(name::CURRENT_RUN, |_, world| world.keeps(Rule::CurrentRun)),
-        always(name::FOUND, |_, world| world.keeps(Rule::ChangeFinds) && all_found(world)),
-        always(name::RETRY_FINDS, |_, world| world.keeps(Rule::RetryFinds)),
+        always(name::OWN_PAYLOAD, |_, world| world.keeps(TriggerRule::OwnPayload)),
+        always(name::CURRENT_RUN, |_, world| world.keeps(TriggerRule::CurrentRun)),
+        always(name::FOUND, |_, world| world.keeps(TriggerRule::ChangeFinds) && all_found(world)),
+        always(name::RETRY_FINDS, |_, world| world.keeps(TriggerRule::RetryFinds)),
         always(name::KEY_WON, |model, world| model.redis_failed(world) || no_key_lost(world)),
-        always(name::KEY_KEPT, |_, world| world.keeps(Rule::KeyKept)),
+        always(name::KEY_KEPT, |_, world| world.keeps(TriggerRule::KeyKept)),
         always(name::CANCEL_HOLDS, |_, world| cancel_holds(world)),
         always(name::CHANGED_ONCE, |_, world| changes(world, |applied, told| applied <= told)),
         always(name::CHANGE_KEPT, change_kept),
-        always(name::WAITER_SERVED, |_, world| world.keeps(Rule::WaiterServed)),
+        always(name::WAITER_SERVED, |_, world| world.keeps(TriggerRule::WaiterServed)),
     ]
 }
 
@@ -67,26 +67,27 @@ pub(super) fn not_promised() -> Vec<Property<TriggerModel>> {
     vec![always(name::ONE_ID_WITHOUT_REDIS, one_id)]
 }
 
-fn is_final(model: &TriggerModel, world: &World) -> bool {
+fn is_final(model: &TriggerModel, world: &TriggerState) -> bool {
     let mut certain = Vec::new();
     action::certain(model, world, &mut certain);
     certain.is_empty()
 }
 
-fn all_ended(world: &World) -> bool {
+fn all_ended(world: &TriggerState) -> bool {
     let ended = |run: u8| {
         let event = world.ledger.event(run);
-        world.witness.lost.has(run) || event.is_some_and(|event| event.delivery != Delivery::Queued)
+        world.witness.lost.has(run) || event.is_some_and(|event| event.delivery != ModelDelivery::Queued)
     };
     world.witness.placed.iter().all(ended) && !action::is_unfinished(world)
 }
 
-fn ends_once(_: &TriggerModel, world: &World) -> bool {
-    let one_way = |run: u8| world.ledger.event(run).is_some_and(|event| event.delivery == Delivery::Executed);
-    world.keeps(Rule::ExecutedOnce) && world.witness.executed.iter().all(one_way)
+fn ends_once(_: &TriggerModel, world: &TriggerState) -> bool {
+    let one_way =
+        |run: u8| world.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Executed);
+    world.keeps(TriggerRule::ExecutedOnce) && world.witness.executed.iter().all(one_way)
 }
 
-fn one_id(model: &TriggerModel, world: &World) -> bool {
+fn one_id(model: &TriggerModel, world: &TriggerState) -> bool {
     let mut runs = [0_u8; GENERATIONS];
     for run in world.witness.placed.iter().filter(|run| model.is_keyed(*run)) {
         runs[usize::from(world.witness.era[usize::from(run)])] += 1;
@@ -94,7 +95,7 @@ fn one_id(model: &TriggerModel, world: &World) -> bool {
     runs.iter().all(|runs| *runs <= 1)
 }
 
-fn one_first(model: &TriggerModel, world: &World) -> bool {
+fn one_first(model: &TriggerModel, world: &TriggerState) -> bool {
     if model.redis_failed(world) {
         return true;
     }
@@ -108,28 +109,28 @@ fn one_first(model: &TriggerModel, world: &World) -> bool {
     })
 }
 
-fn all_found(world: &World) -> bool {
+fn all_found(world: &TriggerState) -> bool {
     world.witness.told.iter().all(|run| {
         world.ledger.event(run).is_some() || world.redis.entry(run).is_some() || world.witness.lost.has(run)
     })
 }
 
-fn no_key_lost(world: &World) -> bool {
+fn no_key_lost(world: &TriggerState) -> bool {
     world.ledger.events.iter().flatten().all(|event| !event.lost_key)
 }
 
-fn cancel_holds(world: &World) -> bool {
+fn cancel_holds(world: &TriggerState) -> bool {
     let both = world.witness.cancelled.0 & world.witness.executed.0;
     both & !world.witness.lost.0 == 0
 }
 
 /// Compares the increments in the ledger with those acknowledged.
-fn changes(world: &World, right: fn(u8, u8) -> bool) -> bool {
+fn changes(world: &TriggerState, right: fn(u8, u8) -> bool) -> bool {
     let runs = world.ledger.events.iter().zip(world.witness.increments);
     runs.into_iter().all(|(event, told)| event.is_none_or(|event| right(event.increments, told)))
 }
 
-fn change_kept(model: &TriggerModel, world: &World) -> bool {
+fn change_kept(model: &TriggerModel, world: &TriggerState) -> bool {
     let redis_lost = world.left.losses != model.budget.losses;
     redis_lost || !is_final(model, world) || changes(world, |applied, told| applied >= told)
 }

@@ -1,7 +1,9 @@
 //! The commands on claims, buffer and list of tenants: each is one step.
 
-use super::world::{Caller, ClaimAnswer, ClaimState, Drainer, Entry, LeaseHolder, LeasedRun, TenantPart};
-use super::{Milestone, Mutant, Step};
+use super::world::{
+    BufferedEntry, CallerState, ClaimAnswer, ClaimState, DrainerStep, LeaseHolder, LeasedRunState, TenantPart,
+};
+use super::{Milestone, ModelStep, TriggerMutant};
 
 pub(super) enum PutResult {
     /// The run is buffered.
@@ -20,12 +22,12 @@ pub(super) enum AckResult {
     /// The run has left the buffer.
     Gone,
     /// There are more changes.
-    Changed(LeasedRun),
+    Changed(LeasedRunState),
     /// The lease belongs to another drainer.
     Lost,
 }
 
-impl Step<'_> {
+impl ModelStep<'_> {
     pub(super) fn claim(&mut self, caller: u8, generation: u8) -> ClaimAnswer {
         let payload = self.payload(caller);
         let fence = self.world.fresh_fence();
@@ -88,7 +90,7 @@ impl Step<'_> {
         let at = usize::from(generation);
         // A claim outlives the run that was put under it: its owner may have died before it resolved the claim.
         let buffered = self.world.redis.indexed(generation).is_some_and(|run| !self.world.expired.has(run));
-        let outlives = buffered && !self.broken_by(Mutant::ClaimEndsBeforeRun);
+        let outlives = buffered && !self.broken_by(TriggerMutant::ClaimEndsBeforeRun);
         if !outlives && !matches!(self.world.redis.claims[at], ClaimState::Done { .. }) {
             self.world.redis.claims[at] = ClaimState::Free;
         }
@@ -110,7 +112,7 @@ impl Step<'_> {
             self.mark(Milestone::NotListed);
             return PutResult::NotListed(token);
         }
-        *self.world.redis.entry_mut(run) = Some(Entry {
+        *self.world.redis.entry_mut(run) = Some(BufferedEntry {
             generation: caller.generation,
             indexed: self.model.is_keyed(run),
             lease: None,
@@ -123,12 +125,12 @@ impl Step<'_> {
     }
 
     /// The reason why the key and its generation accept no run from this caller.
-    fn key_taken(&mut self, caller: Caller) -> Option<PutResult> {
+    fn key_taken(&mut self, caller: CallerState) -> Option<PutResult> {
         let generation = caller.generation;
         let at = usize::from(generation);
         if caller.late {
             self.mark(Milestone::PutTooLate);
-            if !self.broken_by(Mutant::PutAfterClaimEnded) {
+            if !self.broken_by(TriggerMutant::PutAfterClaimEnded) {
                 return Some(PutResult::Refused);
             }
         }
@@ -138,7 +140,7 @@ impl Step<'_> {
         }
         if self.world.redis.fences[at] > caller.fence {
             self.mark(Milestone::FencedOff);
-            if !self.broken_by(Mutant::PutIgnoresFence) {
+            if !self.broken_by(TriggerMutant::PutIgnoresFence) {
                 return Some(PutResult::Refused);
             }
         }
@@ -147,7 +149,7 @@ impl Step<'_> {
                 self.mark(Milestone::Duplicate);
                 return Some(PutResult::Duplicate(other));
             }
-            if !self.broken_by(Mutant::BufferFreesExpiredKey) {
+            if !self.broken_by(TriggerMutant::BufferFreesExpiredKey) {
                 return Some(PutResult::Expired);
             }
             if let Some(entry) = self.world.redis.entry_mut(other) {
@@ -159,11 +161,11 @@ impl Step<'_> {
 
     /// The token that the put is missing; `None` if the tenant is listed, or becomes listed because the put carries it.
     fn not_listed(&mut self, shown: u8) -> Option<u8> {
-        if !self.model.listed || self.broken_by(Mutant::AnnounceAfterPut) {
+        if !self.model.listed || self.broken_by(TriggerMutant::AnnounceAfterPut) {
             return None;
         }
         let TenantPart::Closed(token) = self.world.redis.part else { return None };
-        if self.broken_by(Mutant::NumberInsteadOfToken) {
+        if self.broken_by(TriggerMutant::NumberInsteadOfToken) {
             if shown > token {
                 self.world.redis.part = TenantPart::Listed;
                 return None;
@@ -186,12 +188,12 @@ impl Step<'_> {
     pub(super) fn announce(&mut self) -> u8 {
         // A counter that starts again repeats a number that a drainer still holds.
         let again = self.world.drainers.iter().find_map(|drainer| match drainer {
-            Drainer::Turn(number) | Drainer::Leave(number) => Some(*number),
+            DrainerStep::Turn(number) | DrainerStep::Leave(number) => Some(*number),
             _ => None,
         });
         let redis_lost = self.world.left.losses != self.model.budget.losses;
         let number = match again {
-            Some(number) if redis_lost && self.broken_by(Mutant::NumbersStartAgain) => number,
+            Some(number) if redis_lost && self.broken_by(TriggerMutant::NumbersStartAgain) => number,
             _ => self.world.fresh_number(),
         };
         self.world.redis.list = Some(number);
@@ -200,7 +202,7 @@ impl Step<'_> {
 
     /// Takes the tenant out of the list, unless it was announced since.
     pub(super) fn leave(&mut self, number: u8) {
-        if self.world.redis.list == Some(number) || self.broken_by(Mutant::LeaveWithoutComparison) {
+        if self.world.redis.list == Some(number) || self.broken_by(TriggerMutant::LeaveWithoutComparison) {
             self.mark(Milestone::Left);
             self.world.redis.list = None;
         } else if self.world.redis.list.is_some() {
@@ -211,15 +213,17 @@ impl Step<'_> {
     /// A lease found no run: the next put needs a new announcement.
     pub(super) fn close_part(&mut self, number: u8) {
         let token = match self.world.redis.part {
-            TenantPart::Closed(token) if self.broken_by(Mutant::NumberInsteadOfToken) => token.max(number),
-            TenantPart::Listed if self.broken_by(Mutant::NumberInsteadOfToken) => number,
+            TenantPart::Closed(token) if self.broken_by(TriggerMutant::NumberInsteadOfToken) => {
+                token.max(number)
+            }
+            TenantPart::Listed if self.broken_by(TriggerMutant::NumberInsteadOfToken) => number,
             _ => self.world.fresh_number(),
         };
         self.world.redis.part = TenantPart::Closed(token);
     }
 
     /// Leases a run unless it has another lease.
-    pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRun> {
+    pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRunState> {
         let entry = self.world.redis.entry_mut(run).as_mut()?;
         if entry.lease.is_some() {
             return None;
@@ -230,7 +234,7 @@ impl Step<'_> {
     }
 
     /// Takes a run out of the buffer whose changes are all in the ledger.
-    pub(super) fn ack(&mut self, leased: LeasedRun, holder: LeaseHolder) -> AckResult {
+    pub(super) fn ack(&mut self, leased: LeasedRunState, holder: LeaseHolder) -> AckResult {
         let Some(entry) = self.world.redis.entry(leased.run) else { return AckResult::Gone };
         if entry.lease != Some(holder) {
             return AckResult::Lost;
@@ -242,15 +246,15 @@ impl Step<'_> {
         *self.world.redis.entry_mut(leased.run) = None;
         // The claim of an expired run has ended, so another caller may have won a new one and found the ledger empty
         // before this run came there. The put of that caller must not find the generation free.
-        if self.world.expired.has(leased.run) && !self.broken_by(Mutant::AckLeavesGenerationOpen) {
+        if self.world.expired.has(leased.run) && !self.broken_by(TriggerMutant::AckLeavesGenerationOpen) {
             self.world.redis.closed[usize::from(entry.generation)] = true;
         }
         AckResult::Gone
     }
 }
 
-impl Entry {
-    pub(super) fn leased(self, run: u8) -> LeasedRun {
-        LeasedRun { run, generation: self.generation, version: self.version, cancel: self.cancel }
+impl BufferedEntry {
+    pub(super) fn leased(self, run: u8) -> LeasedRunState {
+        LeasedRunState { run, generation: self.generation, version: self.version, cancel: self.cancel }
     }
 }

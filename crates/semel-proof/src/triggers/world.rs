@@ -1,6 +1,6 @@
 //! The state of the model: ledger, Redis, the next command of each participant, and the witness.
 
-use super::{Budget, TriggerModel};
+use super::{TriggerBudget, TriggerModel};
 
 /// Maximum number of callers, and so of runs: a caller and its run have the same number.
 pub(super) const RUNS: usize = 3;
@@ -11,38 +11,38 @@ pub(super) const DRAINERS: usize = 2;
 
 /// One state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World {
+pub struct TriggerState {
     /// The SQL ledger: durable and authoritative.
-    pub ledger: Ledger,
+    pub ledger: LedgerState,
     /// Claims and buffer.
-    pub redis: Redis,
+    pub redis: RedisState,
     /// The callers that trigger runs.
-    pub callers: [Caller; RUNS],
+    pub callers: [CallerState; RUNS],
     /// The drainers.
-    pub drainers: [Drainer; DRAINERS],
+    pub drainers: [DrainerStep; DRAINERS],
     /// A client that cancels runs.
-    pub canceller: Client,
+    pub canceller: ClientStep,
     /// A client that increments metadata of runs.
-    pub patcher: Client,
+    pub patcher: ClientStep,
     /// A client that resets the key.
     pub resetter: Resetter,
     /// Runs whose lifetime is over: an absolute time, fixed when the run was accepted.
     pub expired: RunSet,
     /// The rest of the budget.
-    pub left: Budget,
+    pub left: TriggerBudget,
     /// What the witness saw.
-    pub witness: Witness,
+    pub witness: TriggerWitness,
 }
 
 /// State of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Ledger {
+pub struct LedgerState {
     /// How many generations have ended. Stands for the clock that new generations are taken from.
     pub clock: u8,
     /// The row of the key.
     pub row: Option<KeyRow>,
     /// Runs by id.
-    pub events: [Option<Event>; RUNS],
+    pub events: [Option<LedgerRun>; RUNS],
 }
 
 /// The row of the key.
@@ -56,11 +56,11 @@ pub struct KeyRow {
 
 /// A run in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Event {
+pub struct LedgerRun {
     /// The generation it was accepted under.
     pub generation: u8,
     /// State of its delivery.
-    pub delivery: Delivery,
+    pub delivery: ModelDelivery,
     /// Whether another run of its generation already owned the key.
     pub lost_key: bool,
     /// Whether it came from the buffer.
@@ -73,7 +73,7 @@ pub struct Event {
 
 /// State of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Delivery {
+pub enum ModelDelivery {
     /// A worker may execute it at any time.
     Queued,
     /// It was executed.
@@ -86,7 +86,7 @@ pub enum Delivery {
 
 /// State of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Redis {
+pub struct RedisState {
     /// The claim of each generation.
     pub claims: [ClaimState; GENERATIONS],
     /// The fence beside the buffer for each generation; puts with an older fence are refused. 0: none.
@@ -94,7 +94,7 @@ pub struct Redis {
     /// Closed generations: puts under them are refused.
     pub closed: [bool; GENERATIONS],
     /// Buffered runs.
-    pub entries: [Option<Entry>; RUNS],
+    pub entries: [Option<BufferedEntry>; RUNS],
     /// Number of the last announcement while the tenant is in the list that drainers read.
     pub list: Option<u8>,
     /// Whether the tenant is listed, as its own part of the buffer knows it.
@@ -132,7 +132,7 @@ pub enum ClaimState {
 
 /// A buffered run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Entry {
+pub struct BufferedEntry {
     /// The generation it was put under.
     pub generation: u8,
     /// Whether the key index points to it.
@@ -168,9 +168,9 @@ pub enum TenantPart {
 
 /// A caller that triggers a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Caller {
+pub struct CallerState {
     /// Its next command.
-    pub stage: Stage,
+    pub stage: CallerStage,
     /// The generation it uses.
     pub generation: u8,
     /// Fence of its claim; 0: none.
@@ -193,7 +193,7 @@ pub struct Caller {
 
 /// The next command of a caller, or its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum CallerStage {
     /// There is no such caller.
     Absent,
     /// Not begun.
@@ -227,9 +227,9 @@ pub enum Stage {
     /// Promotion: lease the run as soon as it has no other lease.
     Lease(u8),
     /// Promotion: write the leased run to the ledger.
-    AcceptBuffered(LeasedRun),
+    AcceptBuffered(LeasedRunState),
     /// Promotion: take the run out of the buffer.
-    Ack(LeasedRun),
+    Ack(LeasedRunState),
     /// Mutant: remove the promoted run.
     Remove(u8),
     /// Resolve the claim to this run, then answer.
@@ -278,7 +278,7 @@ pub enum LookReason {
 
 /// A leased run in the memory of its drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LeasedRun {
+pub struct LeasedRunState {
     /// The run.
     pub run: u8,
     /// The generation it was put under.
@@ -291,7 +291,7 @@ pub struct LeasedRun {
 
 /// The next command of a drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Drainer {
+pub enum DrainerStep {
     /// There is no such drainer.
     Absent,
     /// Ask for the next tenant, or lease a run.
@@ -301,16 +301,16 @@ pub enum Drainer {
     /// The tenant has no runs: take it out of the list.
     Leave(u8),
     /// Write the leased run to the ledger.
-    AcceptBuffered(LeasedRun),
+    AcceptBuffered(LeasedRunState),
     /// Mutant: cancel the run in the ledger.
-    CancelAfterwards(LeasedRun),
+    CancelAfterwards(LeasedRunState),
     /// Take the run out of the buffer.
-    Ack(LeasedRun),
+    Ack(LeasedRunState),
 }
 
 /// The next command of a client that changes a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Client {
+pub enum ClientStep {
     /// Not begun, or done.
     Idle,
     /// The ledger does not have the run: ask the buffer.
@@ -346,7 +346,7 @@ pub struct RunSet(pub u8);
 
 /// Facts for the properties. No step reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Witness {
+pub struct TriggerWitness {
     /// Runs that the ledger or the buffer accepted.
     pub placed: RunSet,
     /// For each run: number of ended generations when its caller last read the ledger before it placed the run.
@@ -369,7 +369,7 @@ pub struct Witness {
 
 /// A rule that a step can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum TriggerRule {
     /// A run is executed at most once.
     ExecutedOnce,
     /// A caller is answered only with a run of its own payload.
@@ -386,10 +386,10 @@ pub enum Rule {
     WaiterServed,
 }
 
-impl World {
+impl TriggerState {
     pub(super) fn new(model: &TriggerModel) -> Self {
-        let caller = |at: usize| Caller {
-            stage: if at < model.callers.len() { Stage::Idle } else { Stage::Absent },
+        let caller = |at: usize| CallerState {
+            stage: if at < model.callers.len() { CallerStage::Idle } else { CallerStage::Absent },
             generation: 0,
             fence: 0,
             token: 0,
@@ -400,27 +400,27 @@ impl World {
             expired: RunSet::default(),
             owed: None,
         };
-        let drainer = |at: usize| if at < model.drainers { Drainer::Idle } else { Drainer::Absent };
+        let drainer = |at: usize| if at < model.drainers { DrainerStep::Idle } else { DrainerStep::Absent };
         Self {
-            ledger: Ledger::default(),
-            redis: Redis::empty(),
+            ledger: LedgerState::default(),
+            redis: RedisState::empty(),
             callers: std::array::from_fn(caller),
             drainers: std::array::from_fn(drainer),
-            canceller: Client::Idle,
-            patcher: Client::Idle,
+            canceller: ClientStep::Idle,
+            patcher: ClientStep::Idle,
             resetter: Resetter::Idle,
             expired: RunSet::default(),
             left: model.budget,
-            witness: Witness::default(),
+            witness: TriggerWitness::default(),
         }
     }
 
-    pub(super) fn break_rule(&mut self, rule: Rule) {
+    pub(super) fn break_rule(&mut self, rule: TriggerRule) {
         self.witness.broken |= 1 << rule as u16;
     }
 
     /// Whether no step has broken the rule.
-    pub fn keeps(&self, rule: Rule) -> bool {
+    pub fn keeps(&self, rule: TriggerRule) -> bool {
         self.witness.broken & (1 << rule as u16) == 0
     }
 
@@ -434,7 +434,7 @@ impl World {
     pub(super) fn fresh_number(&self) -> u8 {
         let callers = self.callers.iter().map(|caller| caller.token);
         let drainers = self.drainers.iter().map(|drainer| match drainer {
-            Drainer::Turn(number) | Drainer::Leave(number) => *number,
+            DrainerStep::Turn(number) | DrainerStep::Leave(number) => *number,
             _ => 0,
         });
         callers.chain(drainers).chain([self.redis.last_number()]).max().unwrap_or(0) + 1
@@ -445,10 +445,14 @@ impl World {
         for caller in &mut self.callers {
             let over = matches!(
                 caller.stage,
-                Stage::Absent | Stage::Answered(_) | Stage::Conflict | Stage::Unavailable | Stage::Gone
+                CallerStage::Absent
+                    | CallerStage::Answered(_)
+                    | CallerStage::Conflict
+                    | CallerStage::Unavailable
+                    | CallerStage::Gone
             );
             if over {
-                *caller = Caller {
+                *caller = CallerState {
                     stage: caller.stage,
                     generation: 0,
                     fence: 0,
@@ -479,7 +483,7 @@ impl World {
     fn each_number(&mut self, mut visit: impl FnMut(&mut u8)) {
         self.callers.iter_mut().for_each(|caller| visit(&mut caller.token));
         for drainer in &mut self.drainers {
-            if let Drainer::Turn(number) | Drainer::Leave(number) = drainer {
+            if let DrainerStep::Turn(number) | DrainerStep::Leave(number) = drainer {
                 visit(number);
             }
         }
@@ -498,7 +502,7 @@ fn rank(used: u64, number: u8) -> u8 {
     u8::try_from(up_to.count_ones()).unwrap_or(u8::MAX)
 }
 
-impl Redis {
+impl RedisState {
     pub(super) fn empty() -> Self {
         Self {
             claims: [ClaimState::Free; GENERATIONS],
@@ -517,18 +521,18 @@ impl Redis {
 
     /// The run in the key index of a generation.
     pub fn indexed(&self, generation: u8) -> Option<u8> {
-        let found = |entry: &Option<Entry>| {
+        let found = |entry: &Option<BufferedEntry>| {
             entry.is_some_and(|entry| entry.indexed && entry.generation == generation)
         };
         self.entries.iter().position(found).and_then(|run| u8::try_from(run).ok())
     }
 
     /// A buffered run.
-    pub fn entry(&self, run: u8) -> Option<Entry> {
+    pub fn entry(&self, run: u8) -> Option<BufferedEntry> {
         self.entries[usize::from(run)]
     }
 
-    pub(super) fn entry_mut(&mut self, run: u8) -> &mut Option<Entry> {
+    pub(super) fn entry_mut(&mut self, run: u8) -> &mut Option<BufferedEntry> {
         &mut self.entries[usize::from(run)]
     }
 

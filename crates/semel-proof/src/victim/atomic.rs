@@ -5,24 +5,24 @@ use std::sync::Arc;
 use semel::store::EmbeddedStore;
 use semel::{Engine, Failure};
 
-use super::life::{CREDIT, DEBIT, Fate, Life, answered, devour, key, receipt};
+use super::life::{CREDIT, DEBIT, LifeEnd, VictimLife, answered, devour, key, receipt};
 use super::witness::Witness;
-use super::{Answered, Report, die};
+use super::{ReportedEnd, VictimReport, die};
 
 /// What the witness records when an effect starts: not the effect, which is in the store, but its start.
 pub const TRIED: &str = "tried";
 
-impl Life {
+impl VictimLife {
     /// Calls the effect once, inside a transaction of `store`.
-    pub async fn call_in(&self, engine: &Engine, store: &Arc<EmbeddedStore>) -> Answered {
+    pub async fn call_in(&self, engine: &Engine, store: &Arc<EmbeddedStore>) -> ReportedEnd {
         let (fate, witness) = (self.fate, self.witness.clone());
-        if fate == Fate::DiesBeforeClaim {
+        if fate == LifeEnd::DiesBeforeClaim {
             die();
         }
         let once = engine.once(key()).fingerprint("17 euro");
         let ran = once.run_in(store, move |transaction, attempt| {
             let fence = attempt.fence().get();
-            Report::InEffect { fence }.send();
+            VictimReport::InEffect { fence }.send();
             let unknown = |error: std::io::Error| Failure::Unknown(error);
             Witness::open(&witness)
                 .and_then(|mut file| file.act(TRIED, "order-17", fence))
@@ -38,18 +38,18 @@ impl Life {
             made.map_err(|error| unknown(std::io::Error::other(error)))?;
             act(DEBIT)?;
             match fate {
-                Fate::DiesMidEffect => die(),
-                Fate::DevoursMemory => devour(),
+                LifeEnd::DiesMidEffect => die(),
+                LifeEnd::DevoursMemory => devour(),
                 _ => {}
             }
             act(CREDIT)?;
-            if fate == Fate::DiesAfterEffect {
+            if fate == LifeEnd::DiesAfterEffect {
                 die();
             }
             Ok(receipt(fence))
         });
         let ended = answered(ran.await);
-        if fate == Fate::DiesAfterComplete {
+        if fate == LifeEnd::DiesAfterComplete {
             die();
         }
         ended

@@ -1,6 +1,6 @@
 //! Many callers of one process that ask for the same key at the same time.
 //!
-//! Lines on its standard input ([`Order`]) control the crowd. It reports when every caller of a round waits or runs
+//! Lines on its standard input ([`CrowdOrder`]) control the crowd. It reports when every caller of a round waits or runs
 //! the effect, so that no timing is needed: only then the test opens the effect's gate.
 //!
 //! Wake-ups are proven by excluding every other way: the backstop and, in rounds without a death, the lease are far
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use semel::store::Store;
-use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::testkit::fault::{FaultStore, InjectedFault, StoreCall, When};
 use semel::{Engine, Failure, Key, Mode};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinSet, try_id};
 
-use super::Report;
+use super::VictimReport;
 use super::life::ModeName;
 use super::witness::Witness;
-use crate::place::Place;
+use crate::place::StorePlace;
 
 /// How long a caller waits: longer than a round takes on a busy machine, far shorter than [`NEVER`].
 const WAIT: Duration = Duration::from_secs(100);
@@ -35,7 +35,7 @@ const NEVER: Duration = Duration::from_secs(100_000);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Crowd {
     /// The store.
-    pub place: Place,
+    pub place: StorePlace,
     /// The file that the effect writes to.
     pub witness: PathBuf,
     /// How many callers.
@@ -44,7 +44,7 @@ pub struct Crowd {
 
 /// A command to a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Order {
+pub enum CrowdOrder {
     /// All callers ask for a key.
     Round {
         /// The key.
@@ -81,7 +81,7 @@ pub struct Crowded {
     pub won: u64,
 }
 
-impl Order {
+impl CrowdOrder {
     /// The line.
     pub fn line(&self) -> String {
         serde_json::to_string(self).expect("orders are plain data")
@@ -98,7 +98,7 @@ impl Crowd {
         let store = match self.place.open().await {
             Ok(store) => Arc::new(FaultStore::new(store)),
             Err(error) => {
-                Report::not_opened(&error).send();
+                VictimReport::not_opened(&error).send();
                 return ExitCode::FAILURE;
             }
         };
@@ -106,14 +106,14 @@ impl Crowd {
         leader.follow(&store);
         let mut orders = orders();
         let gate = watch::Sender::new(false);
-        Report::Ready.send();
+        VictimReport::Ready.send();
         while let Some(order) = orders.recv().await {
             match order {
-                Order::Round { key, mode, deaths } => {
+                CrowdOrder::Round { key, mode, deaths } => {
                     gate.send_replace(false);
                     leader.forget();
                     let engine = engine(store.clone(), mode, deaths);
-                    let round = Round {
+                    let round = CrowdRound {
                         crowd: self.clone(),
                         key,
                         mode,
@@ -122,7 +122,7 @@ impl Crowd {
                     };
                     tokio::spawn(round.play(engine, gate.subscribe()));
                 }
-                Order::Go => {
+                CrowdOrder::Go => {
                     gate.send_replace(true);
                 }
             }
@@ -132,7 +132,7 @@ impl Crowd {
 }
 
 /// The orders, read on their own thread, because standard input blocks.
-fn orders() -> mpsc::UnboundedReceiver<Order> {
+fn orders() -> mpsc::UnboundedReceiver<CrowdOrder> {
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
@@ -154,7 +154,7 @@ fn engine(store: Arc<dyn Store>, mode: Mode, deaths: Deaths) -> Engine {
     engine.wait(WAIT).backstop(NEVER).sweep_every(None).build().expect("the terms fit together")
 }
 
-struct Round {
+struct CrowdRound {
     crowd: Crowd,
     key: String,
     mode: Mode,
@@ -177,24 +177,24 @@ struct Leader {
 impl Leader {
     fn follow(self: &Arc<Self>, store: &FaultStore) {
         let watching = Arc::clone(self);
-        let begins = Fault::before(move || *watching.task() = try_id());
-        store.script(Call::Watch, When::Always, begins);
+        let begins = InjectedFault::before(move || *watching.task() = try_id());
+        store.script(StoreCall::Watch, When::Always, begins);
         let answered = Arc::clone(self);
-        let settles = Fault::after(move || {
+        let settles = InjectedFault::after(move || {
             answered.answered.fetch_add(1, Ordering::SeqCst);
             if try_id().is_some() && *answered.task() == try_id() {
                 answered.settled.store(true, Ordering::SeqCst);
             }
         });
-        store.script(Call::Claim, When::Always, settles);
+        store.script(StoreCall::Claim, When::Always, settles);
     }
 
     /// The number of requests so far, if none is in progress. A late confirmation of the subscription makes the
     /// leader ask a second time; if that request were answered after the effect, it would be the one that counts.
     fn asked_so_far(&self, store: &FaultStore) -> Option<u64> {
-        let asked = store.calls(Call::Claim);
+        let asked = store.calls(StoreCall::Claim);
         let answered = self.answered.load(Ordering::SeqCst);
-        (answered == asked && store.calls(Call::Claim) == asked).then_some(asked)
+        (answered == asked && store.calls(StoreCall::Claim) == asked).then_some(asked)
     }
 
     /// A new round begins.
@@ -208,12 +208,12 @@ impl Leader {
     }
 }
 
-impl Round {
+impl CrowdRound {
     async fn play(self, engine: Engine, gate: watch::Receiver<bool>) {
         let at_gate = Arc::new(AtomicUsize::new(0));
         let mut callers = JoinSet::new();
         for _ in 0..self.crowd.callers {
-            let effect = Effect {
+            let effect = CrowdEffect {
                 witness: self.crowd.witness.clone(),
                 key: self.key.clone(),
                 mode: self.mode,
@@ -240,19 +240,19 @@ impl Round {
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         };
-        Report::AllWait { in_effect: at_gate.load(Ordering::SeqCst) > 0 }.send();
+        VictimReport::AllWait { in_effect: at_gate.load(Ordering::SeqCst) > 0 }.send();
         let mut answers: BTreeMap<String, usize> = BTreeMap::new();
         while let Some(answer) = callers.join_next().await {
             *answers.entry(answer.expect("a caller does not panic")).or_default() += 1;
         }
         let stats = engine.stats();
         let (waited, won) = (stats.count("waited"), stats.count("won"));
-        let asked = self.store.calls(Call::Claim) - before;
-        Report::Crowded(Crowded { answers, asked, waited, won }).send();
+        let asked = self.store.calls(StoreCall::Claim) - before;
+        VictimReport::Crowded(Crowded { answers, asked, waited, won }).send();
     }
 }
 
-struct Effect {
+struct CrowdEffect {
     witness: PathBuf,
     key: String,
     mode: Mode,
@@ -260,7 +260,7 @@ struct Effect {
     gate: watch::Receiver<bool>,
 }
 
-impl Effect {
+impl CrowdEffect {
     /// Leaves a trace, and waits at the gate. The receipt names the attempt whose trace is valid.
     async fn happen(mut self, attempt: &semel::Attempt) -> Result<String, Failure<std::io::Error>> {
         let mut witness = Witness::open(&self.witness).map_err(Failure::Unknown)?;

@@ -12,11 +12,11 @@ use rand::{RngExt as _, SeedableRng as _};
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Fence, Grant, Owner, Record, Ruling, State, Terms};
+use semel::record::{Begin, Command, Fence, Grant, NewClaim, Owner, Record, Ruling, State, Terms};
 use semel::store::{EmbeddedStore, Store};
 use serde::{Deserialize, Serialize};
 
-use super::Report;
+use super::VictimReport;
 
 /// The number of callers, and the first number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,12 +30,12 @@ pub struct Flood {
     /// How many callers write at the same time.
     pub callers: u32,
     /// When a write is reported.
-    pub word: Word,
+    pub word: ReportTiming,
 }
 
 /// When a write is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Word {
+pub enum ReportTiming {
     /// Once the store acknowledged it.
     Kept,
     /// Before it was sent, like a store that acknowledges too early. The test must detect it.
@@ -44,10 +44,10 @@ pub enum Word {
 
 /// A key and its sequence of writes.
 #[derive(Clone, Debug)]
-pub struct Item {
+pub struct FloodItem {
     /// The key.
     pub id: KeyId,
-    claim: Claim,
+    claim: NewClaim,
     outcome: Arc<Outcome>,
     plan: Vec<Write>,
 }
@@ -61,12 +61,12 @@ enum Write {
     Release,
 }
 
-impl Item {
+impl FloodItem {
     /// The item with this number.
     pub fn of(seed: u64, number: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let begin = if rng.random_bool(0.5) { Begin::WithClaim } else { Begin::Later };
-        let claim = Claim {
+        let claim = NewClaim {
             owner: Owner::from_bytes(rng.random()),
             fingerprint: Fingerprint::from_bytes(rng.random()),
             terms: Arc::new(Terms::default()),
@@ -136,11 +136,11 @@ impl Flood {
         let store = match EmbeddedStore::open(&self.store) {
             Ok(store) => Arc::new(store),
             Err(error) => {
-                Report::not_opened(&error).send();
+                VictimReport::not_opened(&error).send();
                 return ExitCode::FAILURE;
             }
         };
-        Report::Ready.send();
+        VictimReport::Ready.send();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .build()
@@ -167,19 +167,19 @@ impl Flood {
     }
 
     async fn write(&self, store: &EmbeddedStore, number: u64) {
-        let item = Item::of(self.seed, number);
+        let item = FloodItem::of(self.seed, number);
         let mut fence = Fence::default();
         for (write, step) in (1..).zip(&item.plan) {
-            if self.word == Word::Broken {
-                Report::Acknowledged { item: number, write, fence: fence.get() }.send();
+            if self.word == ReportTiming::Broken {
+                VictimReport::Acknowledged { item: number, write, fence: fence.get() }.send();
             }
             match store.apply(item.id, item.command(*step, fence)).await {
                 Ok(Ruling::Won(win)) => fence = win.grant.fence(),
                 Ok(Ruling::Accepted { .. }) => {}
                 other => panic!("write {write} of item {number}: {other:?}"),
             }
-            if self.word == Word::Kept {
-                Report::Acknowledged { item: number, write, fence: fence.get() }.send();
+            if self.word == ReportTiming::Kept {
+                VictimReport::Acknowledged { item: number, write, fence: fence.get() }.send();
             }
         }
     }

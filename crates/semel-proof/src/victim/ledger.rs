@@ -11,14 +11,14 @@ use std::time::Duration;
 use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::delivery::{Class, Ending, Said, Settle, Work};
+use semel_pipeline::delivery::{AttemptClass, Ending, Said, Settle, Work};
 use semel_pipeline::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{EmbeddedLedger, Intake as _, Take, Working as _};
 use semel_pipeline::letter::Cause;
 use serde::{Deserialize, Serialize};
 
-use super::Report;
+use super::VictimReport;
 
 /// The only target.
 pub const TARGET: &str = "victim";
@@ -39,7 +39,7 @@ pub struct Post {
     pub workers: u32,
 }
 
-/// The acknowledged step of an event, as the `write` of a [`Report::Acknowledged`].
+/// The acknowledged step of an event, as the `write` of a [`VictimReport::Acknowledged`].
 pub mod word {
     /// It was accepted.
     pub const ACCEPTED: u32 = 1;
@@ -89,11 +89,11 @@ pub fn ending(number: u64, attempt: u32) -> (Settle, u32) {
         retry_after: None,
     };
     match number % 10 {
-        0 => (Settle::Bury(ending(Class::Permanent, "never"), Cause::NonRetryable), word::BURIED),
+        0 => (Settle::Bury(ending(AttemptClass::Permanent, "never"), Cause::NonRetryable), word::BURIED),
         1 if attempt == 1 => {
-            (Settle::Retry(ending(Class::Transient, "not yet"), Duration::ZERO), word::RETRIED)
+            (Settle::Retry(ending(AttemptClass::Transient, "not yet"), Duration::ZERO), word::RETRIED)
         }
-        _ => (Settle::Done(ending(Class::Success, "")), word::DONE),
+        _ => (Settle::Done(ending(AttemptClass::Success, "")), word::DONE),
     }
 }
 
@@ -110,13 +110,13 @@ impl Post {
         let store = match EmbeddedStore::open(&self.store) {
             Ok(store) => Arc::new(store),
             Err(error) => {
-                Report::not_opened(&error).send();
+                VictimReport::not_opened(&error).send();
                 return ExitCode::FAILURE;
             }
         };
         let ledger = runtime.block_on(EmbeddedLedger::open(store)).expect("the ledger can be opened");
         let ledger = Arc::new(ledger);
-        Report::Ready.send();
+        VictimReport::Ready.send();
         let next = Arc::new(AtomicU64::new(self.first));
         let mut tasks = Vec::new();
         for _ in 0..self.writers {
@@ -141,7 +141,7 @@ async fn write(ledger: Arc<EmbeddedLedger>, next: Arc<AtomicU64>) {
         let answers = ledger.accept((first..first + 3).map(event).collect()).await;
         for (number, answer) in (first..).zip(answers.expect("events are accepted")) {
             assert!(matches!(answer, Accepted::First(_)), "event {number}: {answer:?}");
-            Report::Acknowledged { item: number, write: word::ACCEPTED, fence: 0 }.send();
+            VictimReport::Acknowledged { item: number, write: word::ACCEPTED, fence: 0 }.send();
         }
     }
 }
@@ -174,7 +174,7 @@ async fn work(ledger: Arc<EmbeddedLedger>) {
         for ((number, word), said) in words.into_iter().zip(said) {
             // Lost is allowed: the machine was busy for longer than the lease.
             if said == Said::Kept {
-                Report::Acknowledged { item: number, write: word, fence: 0 }.send();
+                VictimReport::Acknowledged { item: number, write: word, fence: 0 }.send();
             }
         }
     }

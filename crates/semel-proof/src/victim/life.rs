@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::engine::{Acquired, Attempt, Completed, NotBegun};
-use semel::outcome::{Body, Outcome};
+use semel::outcome::{Outcome, OutcomeBody};
 use semel::store::{EmbeddedStore, Store};
-use semel::testkit::fault::{Call, Fault, FaultStore, When};
+use semel::testkit::fault::{FaultStore, InjectedFault, StoreCall, When};
 use semel::{Answer, Engine, Failure, Key, Mode, RunError};
 use serde::{Deserialize, Serialize};
 
 use super::witness::Witness;
-use super::{Answered, Report, die};
+use super::{ReportedEnd, VictimReport, die};
 
 /// The first step of the effect.
 pub const DEBIT: &str = "debit";
@@ -23,7 +23,7 @@ pub const CREDIT: &str = "credit";
 
 /// How the effect runs and how the process ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Life {
+pub struct VictimLife {
     /// The folder of the store.
     pub store: PathBuf,
     /// The file that the effect writes to.
@@ -36,7 +36,7 @@ pub struct Life {
     /// When the begin mark is set.
     pub start: Start,
     /// Where the life ends.
-    pub fate: Fate,
+    pub fate: LifeEnd,
 }
 
 /// When the begin mark is set.
@@ -51,7 +51,7 @@ pub enum Start {
 /// Where a life ends, or pauses until a line comes on standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each says it")]
-pub enum Fate {
+pub enum LifeEnd {
     Lives,
     DiesBeforeClaim,
     DiesAfterClaim,
@@ -81,10 +81,10 @@ pub fn key() -> Key {
     Key::new("transfer").scope("acct_1").value("order-17")
 }
 
-impl Life {
+impl VictimLife {
     /// The same life with another end.
     #[must_use]
-    pub fn with(&self, fate: Fate) -> Self {
+    pub fn with(&self, fate: LifeEnd) -> Self {
         Self { fate, ..self.clone() }
     }
 
@@ -103,7 +103,7 @@ impl Life {
         let store = match EmbeddedStore::open(&self.store) {
             Ok(store) => Arc::new(store),
             Err(error) => {
-                Report::not_opened(&error).send();
+                VictimReport::not_opened(&error).send();
                 return ExitCode::FAILURE;
             }
         };
@@ -112,34 +112,34 @@ impl Life {
             .enable_all()
             .build()
             .expect("a runtime can be started");
-        Report::Ready.send();
+        VictimReport::Ready.send();
         if self.mode == Mode::Atomic {
             let engine = self.engine(store.clone());
-            Report::Ended(runtime.block_on(self.call_in(&engine, &store))).send();
+            VictimReport::Ended(runtime.block_on(self.call_in(&engine, &store))).send();
             return ExitCode::SUCCESS;
         }
         let store = Arc::new(FaultStore::new(store));
         let (call, death) = match self.fate {
-            Fate::DiesBeforeClaim => (Call::Claim, Fault::before(|| die())),
-            Fate::DiesAfterClaim => (Call::Claim, Fault::after(|| die())),
-            Fate::DiesAfterBegin => (Call::Begin, Fault::after(|| die())),
-            Fate::DiesAfterEffect => (Call::Complete, Fault::before(|| die())),
-            Fate::DiesAfterComplete => (Call::Complete, Fault::after(|| die())),
-            _ => (Call::Reexecute, Fault::before(|| ())),
+            LifeEnd::DiesBeforeClaim => (StoreCall::Claim, InjectedFault::before(|| die())),
+            LifeEnd::DiesAfterClaim => (StoreCall::Claim, InjectedFault::after(|| die())),
+            LifeEnd::DiesAfterBegin => (StoreCall::Begin, InjectedFault::after(|| die())),
+            LifeEnd::DiesAfterEffect => (StoreCall::Complete, InjectedFault::before(|| die())),
+            LifeEnd::DiesAfterComplete => (StoreCall::Complete, InjectedFault::after(|| die())),
+            _ => (StoreCall::Reexecute, InjectedFault::before(|| ())),
         };
         store.script(call, When::Always, death);
         let engine = self.engine(store.clone());
-        let rival = (self.fate == Fate::PausesInEffectWithRival).then(|| self.engine(store));
+        let rival = (self.fate == LifeEnd::PausesInEffectWithRival).then(|| self.engine(store));
         runtime.block_on(async {
-            let own = async { Report::Ended(self.call(&engine).await).send() };
+            let own = async { VictimReport::Ended(self.call(&engine).await).send() };
             let other = async {
                 let Some(rival) = &rival else { return };
                 until(|| engine.in_flight() > 0).await;
-                let life = self.with(Fate::Lives);
-                let call = async { Report::Ended(life.call(rival).await).send() };
+                let life = self.with(LifeEnd::Lives);
+                let call = async { VictimReport::Ended(life.call(rival).await).send() };
                 let waits = async {
                     until(|| rival.waiters() > 0).await;
-                    Report::RivalWaits.send();
+                    VictimReport::RivalWaits.send();
                 };
                 tokio::join!(call, waits);
             };
@@ -149,12 +149,12 @@ impl Life {
     }
 
     /// Calls the effect once, as configured.
-    pub async fn call(&self, engine: &Engine) -> Answered {
+    pub async fn call(&self, engine: &Engine) -> ReportedEnd {
         match self.start {
             Start::WithClaim => {
                 let life = self.clone();
                 let ran = engine.once(key()).fingerprint("17 euro").run(async move |attempt| {
-                    Report::InEffect { fence: attempt.fence().get() }.send();
+                    VictimReport::InEffect { fence: attempt.fence().get() }.send();
                     life.transfer(&attempt).await.map_err(Failure::Unknown)
                 });
                 answered(ran.await)
@@ -164,32 +164,32 @@ impl Life {
     }
 
     /// As `call`, with separate claim, begin and complete.
-    async fn call_stepwise(&self, engine: &Engine) -> Answered {
+    async fn call_stepwise(&self, engine: &Engine) -> ReportedEnd {
         loop {
             let once = engine.once(key()).fingerprint("17 euro").begin_later();
             let claim = match once.claim().await {
                 Ok(Acquired::Won(claim)) => claim,
                 Ok(Acquired::Replay(outcome)) => return replayed(&outcome),
-                other => return Answered::Nothing(format!("{other:?}")),
+                other => return ReportedEnd::Nothing(format!("{other:?}")),
             };
-            Report::Claimed { fence: claim.grant().fence().get() }.send();
-            if self.fate == Fate::PausesBeforeBegin && claim.attempt().number() == 1 {
+            VictimReport::Claimed { fence: claim.grant().fence().get() }.send();
+            if self.fate == LifeEnd::PausesBeforeBegin && claim.attempt().number() == 1 {
                 pause().await;
             }
             let running = match claim.begin().await {
                 Ok(running) => running,
                 Err(NotBegun::Lost) => continue,
-                Err(error) => return Answered::Nothing(format!("{error:?}")),
+                Err(error) => return ReportedEnd::Nothing(format!("{error:?}")),
             };
-            Report::InEffect { fence: running.grant().fence().get() }.send();
+            VictimReport::InEffect { fence: running.grant().fence().get() }.send();
             let receipt = match self.transfer(&running.attempt()).await {
                 Ok(receipt) => receipt,
-                Err(error) => return Answered::Nothing(error.to_string()),
+                Err(error) => return ReportedEnd::Nothing(error.to_string()),
             };
             return match running.complete(&outcome(&receipt), None).await {
-                Completed::Kept => Answered::Value { receipt, replayed: false, stored: true },
+                Completed::Kept => ReportedEnd::Value { receipt, replayed: false, stored: true },
                 Completed::Superseded(winner) => replayed(&winner),
-                other => Answered::Nothing(format!("{other:?}")),
+                other => ReportedEnd::Nothing(format!("{other:?}")),
             };
         }
     }
@@ -208,9 +208,9 @@ impl Life {
         };
         act(DEBIT)?;
         match self.fate {
-            Fate::DiesMidEffect => die(),
-            Fate::DevoursMemory => devour(),
-            Fate::PausesInEffect | Fate::PausesInEffectWithRival => pause().await,
+            LifeEnd::DiesMidEffect => die(),
+            LifeEnd::DevoursMemory => devour(),
+            LifeEnd::PausesInEffect | LifeEnd::PausesInEffectWithRival => pause().await,
             _ => {}
         }
         Ok(receipt(act(CREDIT)?.fence))
@@ -237,21 +237,21 @@ pub fn reopen(store: &Path) -> Arc<EmbeddedStore> {
     )
 }
 
-pub(super) fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> Answered {
+pub(super) fn answered(ran: Result<Answer<String>, RunError<io::Error>>) -> ReportedEnd {
     match ran {
-        Ok(Answer { value, replayed, stored, .. }) => Answered::Value { receipt: value, replayed, stored },
-        Err(error) => Answered::Nothing(format!("{error:?}")),
+        Ok(Answer { value, replayed, stored, .. }) => ReportedEnd::Value { receipt: value, replayed, stored },
+        Err(error) => ReportedEnd::Nothing(format!("{error:?}")),
     }
 }
 
-fn replayed(outcome: &Outcome) -> Answered {
+fn replayed(outcome: &Outcome) -> ReportedEnd {
     let read = |body: &Vec<u8>| serde_json::from_slice(body).ok();
     match outcome.body() {
-        Body::Kept(body) => match read(body) {
-            Some(receipt) => Answered::Value { receipt, replayed: true, stored: true },
-            None => Answered::Nothing("an outcome that is no receipt".to_owned()),
+        OutcomeBody::Kept(body) => match read(body) {
+            Some(receipt) => ReportedEnd::Value { receipt, replayed: true, stored: true },
+            None => ReportedEnd::Nothing("an outcome that is no receipt".to_owned()),
         },
-        Body::Tombstone(reason) => Answered::Nothing(reason.clone()),
+        OutcomeBody::Tombstone(reason) => ReportedEnd::Nothing(reason.clone()),
     }
 }
 

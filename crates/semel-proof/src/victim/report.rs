@@ -9,7 +9,7 @@ use super::crowd::Crowded;
 
 /// One line on a victim's standard output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum VictimReport {
     /// The store is open.
     Ready,
     /// It could not be opened.
@@ -32,7 +32,7 @@ pub enum Report {
     /// Another caller of the same process waits for the effect.
     RivalWaits,
     /// A call has ended.
-    Ended(Answered),
+    Ended(ReportedEnd),
     /// The store acknowledged a write of a flood.
     Acknowledged {
         /// The item.
@@ -88,7 +88,7 @@ pub enum Report {
 
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answered {
+pub enum ReportedEnd {
     /// With a value.
     Value {
         /// The receipt of the effect.
@@ -102,7 +102,7 @@ pub enum Answered {
     Nothing(String),
 }
 
-impl Report {
+impl VictimReport {
     /// Writes the line, in one write.
     pub fn send(&self) {
         let mut line = serde_json::to_string(self).expect("reports are plain data");

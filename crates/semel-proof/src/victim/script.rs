@@ -13,7 +13,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Force, Grant, Mode, Owner, Phase, Settlement, Terms};
+use semel::record::{Begin, Command, Force, Grant, Mode, NewClaim, Owner, Phase, Settlement, Terms};
 use semel::store::{EmbeddedStore, Error, MarkId, MarkStore as _, Store as _};
 use semel::time::Timestamp;
 
@@ -21,7 +21,7 @@ pub use self::world::World;
 
 /// An action, and its time on the store's clock.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct ScriptStep {
     /// The store's time.
     pub at: Timestamp,
     /// The action.
@@ -45,7 +45,7 @@ const SWEEP_LIMIT: usize = 1000;
 /// Number of keys in a script: few, so that they reach all states, and fewer than one step of a sweep takes.
 const KEYS: u64 = 40;
 
-impl Step {
+impl ScriptStep {
     /// Executes the step; the answer can be compared with that of [`World::execute`].
     ///
     /// # Errors
@@ -69,8 +69,8 @@ pub fn ask_again() -> Command {
     Command::Claim(claim_on_finished(Owner::from_bytes([0xee; 16])))
 }
 
-fn claim_on_finished(owner: Owner) -> Claim {
-    Claim {
+fn claim_on_finished(owner: Owner) -> NewClaim {
+    NewClaim {
         owner,
         fingerprint: Fingerprint::from_bytes([1; 32]),
         terms: Arc::new(Terms::default()),
@@ -80,7 +80,7 @@ fn claim_on_finished(owner: Owner) -> Claim {
 }
 
 /// The first `count` steps of the script that follows from `seed`.
-pub fn script(seed: u64, count: usize) -> Vec<Step> {
+pub fn script(seed: u64, count: usize) -> Vec<ScriptStep> {
     let mut author = Author {
         rng: StdRng::seed_from_u64(seed),
         world: World::default(),
@@ -109,7 +109,7 @@ struct Author {
 }
 
 impl Author {
-    fn next(&mut self, number: usize) -> Step {
+    fn next(&mut self, number: usize) -> ScriptStep {
         self.now = self.now.after(Duration::from_micros(self.rng.random_range(200..30_000)));
         let deed = match number {
             0 => {
@@ -122,7 +122,7 @@ impl Author {
                 _ => self.command(),
             },
         };
-        let step = Step { at: self.now, deed };
+        let step = ScriptStep { at: self.now, deed };
         self.world.execute(&step);
         step
     }
@@ -183,7 +183,7 @@ impl Author {
     }
 
     fn claim(&mut self, number: u64) -> Command {
-        Command::Claim(Claim {
+        Command::Claim(NewClaim {
             owner: Owner::from_bytes(self.rng.random()),
             fingerprint: Fingerprint::from_bytes([u8::from(self.rng.random_bool(0.05)); 32]),
             terms: Arc::clone(&self.terms[(number % 4) as usize]),

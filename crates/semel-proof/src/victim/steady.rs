@@ -7,8 +7,8 @@ use semel::store::{EmbeddedStore, Error, ErrorKind, Store as _};
 use semel::time::ManualClock;
 use serde::{Deserialize, Serialize};
 
-use super::Report;
-use super::script::{Step, ask_again, finished_key, script};
+use super::VictimReport;
+use super::script::{ScriptStep, ask_again, finished_key, script};
 
 /// The script, and what to do when the disk is full.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ impl Steady {
         match runtime.block_on(self.execute()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                Report::not_opened(&error).send();
+                VictimReport::not_opened(&error).send();
                 ExitCode::FAILURE
             }
         }
@@ -53,17 +53,17 @@ impl Steady {
     async fn execute(&self) -> Result<(), Error> {
         let clock = ManualClock::default();
         let mut store = self.open(&clock)?;
-        Report::Ready.send();
-        let mut health = Health::Sound;
+        VictimReport::Ready.send();
+        let mut health = StoreHealth::Sound;
         for (number, step) in script(self.seed, self.steps).iter().enumerate() {
             clock.set(step.at);
-            if self.reopen_at == Some(number) && health == Health::Sound {
+            if self.reopen_at == Some(number) && health == StoreHealth::Sound {
                 drop(store);
                 store = self.open(&clock)?;
-                Report::Ready.send();
+                VictimReport::Ready.send();
             }
-            if self.execute_step(&store, number, step).await == Health::Poisoned {
-                health = Health::Poisoned;
+            if self.execute_step(&store, number, step).await == StoreHealth::Poisoned {
+                health = StoreHealth::Poisoned;
             }
         }
         Ok(())
@@ -83,34 +83,34 @@ impl Steady {
         opened
     }
 
-    async fn execute_step(&self, store: &EmbeddedStore, number: usize, step: &Step) -> Health {
+    async fn execute_step(&self, store: &EmbeddedStore, number: usize, step: &ScriptStep) -> StoreHealth {
         for _ in 0..TRIES {
             let error = match step.run(store).await {
                 Ok(answer) => {
-                    Report::Answered { step: number, answer }.send();
-                    return Health::Sound;
+                    VictimReport::Answered { step: number, answer }.send();
+                    return StoreHealth::Sound;
                 }
                 Err(error) => error,
             };
-            Report::Refused { step: number, kind: format!("{:?}", error.kind()) }.send();
+            VictimReport::Refused { step: number, kind: format!("{:?}", error.kind()) }.send();
             match error.kind() {
-                ErrorKind::Poisoned | ErrorKind::Ambiguous => return Health::Poisoned,
+                ErrorKind::Poisoned | ErrorKind::Ambiguous => return StoreHealth::Poisoned,
                 ErrorKind::Full if self.when_full == WhenFull::Insist => {}
-                _ => return Health::Sound,
+                _ => return StoreHealth::Sound,
             }
             // There is a stored outcome from the third step on.
             if number >= 2 {
                 let answer = format!("{:?}", store.apply(finished_key(), ask_again()).await);
-                Report::Replayed { answer }.send();
+                VictimReport::Replayed { answer }.send();
             }
         }
-        Health::Sound
+        StoreHealth::Sound
     }
 }
 
 /// Whether the store still acknowledges.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Health {
+enum StoreHealth {
     Sound,
     Poisoned,
 }

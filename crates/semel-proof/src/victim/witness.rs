@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug)]
 pub struct Witness {
     file: File,
-    rows: Vec<Row>,
+    rows: Vec<EffectTrace>,
 }
 
 /// A trace of an effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct EffectTrace {
     /// The step of the effect.
     pub step: String,
     /// The name that the effect used: the key, or the derived key.
@@ -38,8 +38,8 @@ impl Witness {
     ///
     /// # Errors
     /// The error of the file system.
-    pub fn act(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
-        let row = Row { step: step.to_owned(), name: name.to_owned(), fence };
+    pub fn act(&mut self, step: &str, name: &str, fence: u64) -> io::Result<EffectTrace> {
+        let row = EffectTrace { step: step.to_owned(), name: name.to_owned(), fence };
         let mut line = serde_json::to_string(&row)?;
         line.push('\n');
         self.file.write_all(line.as_bytes())?;
@@ -52,7 +52,7 @@ impl Witness {
     ///
     /// # Errors
     /// The error of the file system.
-    pub fn act_once(&mut self, step: &str, name: &str, fence: u64) -> io::Result<Row> {
+    pub fn act_once(&mut self, step: &str, name: &str, fence: u64) -> io::Result<EffectTrace> {
         match self.rows.iter().find(|row| row.step == step && row.name == name) {
             Some(taken) => Ok(taken.clone()),
             None => self.act(step, name, fence),
@@ -64,7 +64,7 @@ impl Witness {
 ///
 /// # Errors
 /// The error of the file system, or an invalid line.
-pub fn rows(path: &Path) -> io::Result<Vec<Row>> {
+pub fn rows(path: &Path) -> io::Result<Vec<EffectTrace>> {
     match std::fs::read_to_string(path) {
         Ok(text) => text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

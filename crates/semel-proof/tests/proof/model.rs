@@ -10,10 +10,10 @@
 mod triggers;
 
 use semel::record::Mode;
-use semel_proof::model::{Action, Budget, Mutant, Protocol, World, name};
+use semel_proof::model::{ModelAction, ModelBudget, ModelState, Mutant, ProtocolModel, name};
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Path};
 
-const NOTHING: Budget = Budget {
+const NOTHING: ModelBudget = ModelBudget {
     grants: 3,
     crashes: 0,
     cancels: 0,
@@ -33,7 +33,7 @@ fn size(every_day: u8, proof: u8) -> u8 {
     if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { proof } else { every_day }
 }
 
-fn holds(what: &str, protocol: Protocol) {
+fn holds(what: &str, protocol: ProtocolModel) {
     let checker = protocol.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     println!(
         "{what}: {} unique states, {} generated, depth {}",
@@ -50,14 +50,14 @@ fn holds(what: &str, protocol: Protocol) {
 }
 
 /// The shortest way to a state in which the property `broken` does not hold.
-fn way_to(protocol: Protocol, broken: &'static str) -> Option<Path<World, Action>> {
+fn way_to(protocol: ProtocolModel, broken: &'static str) -> Option<Path<ModelState, ModelAction>> {
     let protocol = protocol.only(broken);
     assert_eq!(protocol.property(broken).expectation, Expectation::Always);
     protocol.checker().spawn_bfs().join().discovery(broken)
 }
 
-fn caught(mutant: Mutant, mode: Mode, budget: Budget, broken: &'static str) {
-    let protocol = Protocol::new(mode, 3, budget);
+fn caught(mutant: Mutant, mode: Mode, budget: ModelBudget, broken: &'static str) {
+    let protocol = ProtocolModel::new(mode, 3, budget);
     // It is the mutant that breaks it and nothing else.
     if let Some(path) = way_to(protocol.clone(), broken) {
         panic!("{broken:?} does not hold without {mutant:?} either:{}", story(path));
@@ -68,9 +68,9 @@ fn caught(mutant: Mutant, mode: Mode, budget: Budget, broken: &'static str) {
     }
 }
 
-fn limit(mode: Mode, budget: Budget, broken: &'static str) {
+fn limit(mode: Mode, budget: ModelBudget, broken: &'static str) {
     // All of one payload: the shortest way is not about conflicts.
-    let mut protocol = Protocol::new(mode, 3, budget);
+    let mut protocol = ProtocolModel::new(mode, 3, budget);
     protocol.payloads = vec![0; 3];
     match way_to(protocol, broken) {
         Some(path) => println!("{mode:?} does not promise {broken:?}:{}", story(path)),
@@ -79,8 +79,8 @@ fn limit(mode: Mode, budget: Budget, broken: &'static str) {
 }
 
 /// A way through the model, one line a step. Workers are renamed from state to state.
-fn story(path: Path<World, Action>) -> String {
-    let line = |(world, action): (World, Option<Action>)| {
+fn story(path: Path<ModelState, ModelAction>) -> String {
+    let line = |(world, action): (ModelState, Option<ModelAction>)| {
         let stages: Vec<_> = world.workers.iter().map(|worker| worker.stage).collect();
         let record = world.slot.0.as_ref().map(|record| (record.owner, record.fence.get()));
         let next = action.map_or_else(|| "this".to_owned(), |action| format!("{action:?}"));
@@ -91,9 +91,15 @@ fn story(path: Path<World, Action>) -> String {
 
 /// Crashes at every step, leases over at any moment, zombies, late packets, handlers that do not know.
 fn four_workers(mode: Mode) {
-    let budget =
-        Budget { grants: size(4, 5), crashes: size(1, 2), abandons: 1, late_packets: 1, ticks: 1, ..NOTHING };
-    holds(&format!("{mode:?}, workers"), Protocol::new(mode, usize::from(size(4, 5)), budget));
+    let budget = ModelBudget {
+        grants: size(4, 5),
+        crashes: size(1, 2),
+        abandons: 1,
+        late_packets: 1,
+        ticks: 1,
+        ..NOTHING
+    };
+    holds(&format!("{mode:?}, workers"), ProtocolModel::new(mode, usize::from(size(4, 5)), budget));
 }
 
 #[test]
@@ -118,9 +124,15 @@ fn model_rerun_four_workers() {
 
 /// Retention and memory end, operators forget and re-execute, callers go away or ask again.
 fn several_lives(mode: Mode) {
-    let budget =
-        Budget { grants: size(3, 4), crashes: 1, late_packets: size(0, 1), asks: 1, lives: 2, ..NOTHING };
-    holds(&format!("{mode:?}, lives"), Protocol::new(mode, 3, budget));
+    let budget = ModelBudget {
+        grants: size(3, 4),
+        crashes: 1,
+        late_packets: size(0, 1),
+        asks: 1,
+        lives: 2,
+        ..NOTHING
+    };
+    holds(&format!("{mode:?}, lives"), ProtocolModel::new(mode, 3, budget));
 }
 
 #[test]
@@ -147,8 +159,8 @@ fn model_rerun_several_lives() {
 #[test]
 fn model_cancelled_callers() {
     for mode in [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun] {
-        let budget = Budget { grants: size(3, 4), crashes: 1, cancels: size(1, 2), asks: 1, ..NOTHING };
-        holds(&format!("{mode:?}, cancelled"), Protocol::new(mode, usize::from(size(3, 4)), budget));
+        let budget = ModelBudget { grants: size(3, 4), crashes: 1, cancels: size(1, 2), asks: 1, ..NOTHING };
+        holds(&format!("{mode:?}, cancelled"), ProtocolModel::new(mode, usize::from(size(3, 4)), budget));
     }
 }
 
@@ -156,7 +168,7 @@ fn model_cancelled_callers() {
 #[test]
 fn model_store_clock_steps_back() {
     for mode in [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun] {
-        let budget = Budget {
+        let budget = ModelBudget {
             crashes: 1,
             late_packets: 1,
             ticks: 1,
@@ -164,14 +176,14 @@ fn model_store_clock_steps_back() {
             grants: size(3, 4),
             ..NOTHING
         };
-        holds(&format!("{mode:?}, clock steps back"), Protocol::new(mode, 3, budget));
+        holds(&format!("{mode:?}, clock steps back"), ProtocolModel::new(mode, 3, budget));
     }
 }
 
 // failover_loses_claim: the receiver's key is what makes the loss of a record bearable.
 #[test]
 fn model_keyed_survives_a_lost_record() {
-    let budget = Budget {
+    let budget = ModelBudget {
         grants: size(4, 5),
         crashes: 1,
         ticks: size(0, 1),
@@ -181,15 +193,15 @@ fn model_keyed_survives_a_lost_record() {
     };
     holds(
         "keyed, record lost or forgotten by force",
-        Protocol::new(Mode::Keyed, usize::from(size(4, 5)), budget),
+        ProtocolModel::new(Mode::Keyed, usize::from(size(4, 5)), budget),
     );
 }
 
 #[test]
 fn model_rerun_survives_a_lost_record_with_fences_that_grow() {
-    let budget = Budget { losses: 2, crashes: 1, ..NOTHING };
+    let budget = ModelBudget { losses: 2, crashes: 1, ..NOTHING };
     for broken in [name::FENCE_GROWS, name::OLD_FENCE, name::ONE_OWNER, name::REFUSAL] {
-        assert!(way_to(Protocol::new(Mode::Rerun, 3, budget), broken).is_none(), "{broken}");
+        assert!(way_to(ProtocolModel::new(Mode::Rerun, 3, budget), broken).is_none(), "{broken}");
     }
 }
 
@@ -214,15 +226,15 @@ fn model_mutant_plain_delete_on_release() {
 
 #[test]
 fn model_mutant_fence_counter_reset() {
-    let budget = Budget { losses: 1, ..NOTHING };
+    let budget = ModelBudget { losses: 1, ..NOTHING };
     caught(Mutant::FenceReset, Mode::Keyed, budget, name::FENCE_GROWS);
     // Also where nothing was lost and a swept record starts anew.
-    caught(Mutant::FenceReset, Mode::Keyed, Budget { lives: 1, ..NOTHING }, name::FENCE_GROWS);
+    caught(Mutant::FenceReset, Mode::Keyed, ModelBudget { lives: 1, ..NOTHING }, name::FENCE_GROWS);
 }
 
 #[test]
 fn model_mutant_release_on_cancel() {
-    caught(Mutant::ReleaseOnCancel, Mode::Marked, Budget { cancels: 1, ..NOTHING }, name::ONE_EFFECT);
+    caught(Mutant::ReleaseOnCancel, Mode::Marked, ModelBudget { cancels: 1, ..NOTHING }, name::ONE_EFFECT);
 }
 
 #[test]
@@ -233,7 +245,12 @@ fn model_mutant_zombie_answers_for_itself() {
 
 #[test]
 fn model_mutant_settle_keeps_the_fence() {
-    caught(Mutant::SettleKeepsFence, Mode::Marked, Budget { crashes: 1, ..NOTHING }, name::SETTLE_FENCES);
+    caught(
+        Mutant::SettleKeepsFence,
+        Mode::Marked,
+        ModelBudget { crashes: 1, ..NOTHING },
+        name::SETTLE_FENCES,
+    );
 }
 
 #[test]
@@ -262,12 +279,12 @@ fn model_mutant_conflict_skipped_on_replay() {
 
 #[test]
 fn model_mutant_stub_dropped_on_release() {
-    caught(Mutant::StubDropped, Mode::Marked, Budget { late_packets: 1, ..NOTHING }, name::LATE_PACKET);
+    caught(Mutant::StubDropped, Mode::Marked, ModelBudget { late_packets: 1, ..NOTHING }, name::LATE_PACKET);
 }
 
 #[test]
 fn model_mutant_abandon_releases() {
-    caught(Mutant::AbandonReleases, Mode::Marked, Budget { abandons: 1, ..NOTHING }, name::ONE_EFFECT);
+    caught(Mutant::AbandonReleases, Mode::Marked, ModelBudget { abandons: 1, ..NOTHING }, name::ONE_EFFECT);
 }
 
 #[test]
@@ -295,13 +312,13 @@ fn model_mutant_sweep_takes_doubt() {
 
 #[test]
 fn model_mutant_renew_for_ever() {
-    caught(Mutant::RenewForEver, Mode::Marked, Budget { ticks: 4, ..NOTHING }, name::CLAIM_ENDS);
+    caught(Mutant::RenewForEver, Mode::Marked, ModelBudget { ticks: 4, ..NOTHING }, name::CLAIM_ENDS);
 }
 
 // A store that loses what it acknowledged: keyed survives (above), the others do not, and the docs say so.
 #[test]
 fn model_limit_lost_record() {
-    let budget = Budget { losses: 1, ..NOTHING };
+    let budget = ModelBudget { losses: 1, ..NOTHING };
     limit(Mode::Marked, budget, name::ONE_EFFECT);
     limit(Mode::Atomic, budget, name::ONE_EFFECT);
 }
@@ -309,18 +326,18 @@ fn model_limit_lost_record() {
 // A store that comes back empty has forgotten the epoch too, and derives a key that was used before.
 #[test]
 fn model_limit_record_lost_after_reexecution() {
-    let budget = Budget { losses: 1, lives: 1, ..NOTHING };
+    let budget = ModelBudget { losses: 1, lives: 1, ..NOTHING };
     limit(Mode::Keyed, budget, name::ONE_ANSWER);
 }
 
 // Why forget needs force where somebody may be at work.
 #[test]
 fn model_limit_forget_by_force() {
-    limit(Mode::Marked, Budget { forced: 1, ..NOTHING }, name::ONE_EFFECT);
+    limit(Mode::Marked, ModelBudget { forced: 1, ..NOTHING }, name::ONE_EFFECT);
 }
 
 // Why a probe may settle to run only where the call carried a key that the upstream honours.
 #[test]
 fn model_limit_settled_to_run_under_a_live_owner() {
-    limit(Mode::Marked, Budget { rash_settlements: 1, ..NOTHING }, name::ONE_EFFECT);
+    limit(Mode::Marked, ModelBudget { rash_settlements: 1, ..NOTHING }, name::ONE_EFFECT);
 }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use subtle::ConstantTimeEq as _;
 
 use super::answer::Refusal;
-use crate::config::{Admin, Role, Token};
+use crate::config::{AdminListener, AdminToken, Role};
 
 /// Checks requests. Made anew when the config is read anew.
 pub(crate) struct Access {
@@ -117,7 +117,11 @@ impl Access {
     ///
     /// # Errors
     /// Beyond loopback, rules without tokens.
-    pub(crate) fn new(admin: &Admin, bound: SocketAddr, tokens: &[Token]) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        admin: &AdminListener,
+        bound: SocketAddr,
+        tokens: &[AdminToken],
+    ) -> anyhow::Result<Self> {
         if tokens.is_empty() && !bound.ip().is_loopback() {
             anyhow::bail!(
                 "the admin listener is bound to {bound}, which others can reach, and the config has no [[token]]: add \
@@ -127,7 +131,7 @@ impl Access {
         let tokens = tokens
             .iter()
             .map(|token| {
-                let Token { name, role, tenant, value } = token.clone();
+                let AdminToken { name, role, tenant, value } = token.clone();
                 (blake3::hash(value.as_bytes()), Caller { name, tenant, role })
             })
             .collect();

@@ -86,7 +86,12 @@ impl Claims {
     }
 
     /// Claims, and waits for somebody else's effect until the deadline.
-    async fn claim(&self, id: KeyId, claim: record::Claim, wait: Duration) -> Result<Ruling, store::Error> {
+    async fn claim(
+        &self,
+        id: KeyId,
+        claim: record::NewClaim,
+        wait: Duration,
+    ) -> Result<Ruling, store::Error> {
         let deadline = Instant::now() + wait;
         let mut seat = None;
         loop {
@@ -295,8 +300,13 @@ async fn claim(
         .min(terms.in_flight_max);
     let fingerprint = asked.payload()?.fingerprint(&admin.secret);
     let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
-    let claim =
-        record::Claim { owner, fingerprint, terms: Arc::new(terms), begin: Begin::Later, hint: key.hint() };
+    let claim = record::NewClaim {
+        owner,
+        fingerprint,
+        terms: Arc::new(terms),
+        begin: Begin::Later,
+        hint: key.hint(),
+    };
     let ruling = admin.claims.claim(id, claim, wait).await?;
     let mut result = ClaimResult { key_id: id.to_string(), ..ClaimResult::default() };
     result.status = match ruling {

@@ -11,7 +11,7 @@ use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, LetterId};
 use semel_pipeline::ledger::{AuditLine, Audited, LetterFilter};
-use semel_pipeline::letter::{Cause, Group, Letter, SourceMessage, Status};
+use semel_pipeline::letter::{Cause, FailureGroup, Letter, SourceMessage, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -172,7 +172,7 @@ pub(super) struct DeadLetterGroup {
 }
 
 impl DeadLetterGroup {
-    fn new(group: &Group) -> Self {
+    fn new(group: &FailureGroup) -> Self {
         let by_status =
             group.counts.iter().map(|(status, count)| (status.as_str().to_owned(), (*count).into()));
         Self {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use schemars::JsonSchema;
-use semel_pipeline::delivery::{Attempt, Class, Delivery, State as DeliveryState, Told};
+use semel_pipeline::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
 use semel_pipeline::ledger::DeliveryFilter;
 use serde::Serialize;
@@ -81,7 +81,7 @@ impl DeliveryDetails {
         }
     }
 
-    pub(super) fn with_attempts(told: &Told) -> Self {
+    pub(super) fn with_attempts(told: &DeliveryHistory) -> Self {
         let attempts = told.attempts.iter().map(AttemptDetails::new).collect();
         Self { attempts: Some(attempts), ..Self::new(&told.delivery) }
     }
@@ -103,8 +103,8 @@ pub(super) struct AttemptDetails {
     started_at: String,
     ended_at: Option<String>,
     pub(super) latency_ms: Option<f64>,
-    #[schemars(with = "Option<OneOf<Class>>")]
-    pub(super) outcome: Option<Class>,
+    #[schemars(with = "Option<OneOf<AttemptClass>>")]
+    pub(super) outcome: Option<AttemptClass>,
     pub(super) http_status: Option<u16>,
     pub(super) error: Option<String>,
     /// The beginning of the response.
@@ -114,7 +114,7 @@ pub(super) struct AttemptDetails {
 }
 
 impl AttemptDetails {
-    pub(super) fn new(attempt: &Attempt) -> Self {
+    pub(super) fn new(attempt: &DeliveryAttempt) -> Self {
         let ending = attempt.ending.as_ref();
         let latency = attempt.ended_at.map(|ended| ended.left(attempt.started_at));
         let some = |text: &String| (!text.is_empty()).then(|| text.clone());

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
-use semel::outcome::{Body, Outcome};
+use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::{Mode, Phase, State};
 use semel::store::Snapshot;
 use semel::time::Timestamp;
@@ -92,7 +92,7 @@ impl KeyDetails {
             State::Done(outcome) => Some(OutcomeSummary {
                 kind: outcome.kind().to_owned(),
                 bytes: outcome.size(),
-                kept: matches!(outcome.body(), Body::Kept(_)),
+                kept: matches!(outcome.body(), OutcomeBody::Kept(_)),
             }),
             _ => None,
         };
@@ -134,8 +134,10 @@ impl OutcomeContent {
     pub(super) fn new(outcome: &Outcome) -> Self {
         let outcome_kind = outcome.kind().to_owned();
         match outcome.body() {
-            Body::Tombstone(reason) => Self { outcome: None, outcome_kind, not_kept: Some(reason.clone()) },
-            Body::Kept(body) => {
+            OutcomeBody::Tombstone(reason) => {
+                Self { outcome: None, outcome_kind, not_kept: Some(reason.clone()) }
+            }
+            OutcomeBody::Kept(body) => {
                 let text = match std::str::from_utf8(body) {
                     Ok(text) if outcome.kind() == "json" => text.to_owned(),
                     _ => Value::String(BASE64.encode(body)).to_string(),

@@ -11,7 +11,8 @@ use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
 use semel_pipeline::ledger::AuditLine;
 use semel_pipeline::replay::{
-    Action, Counts, Item, ItemState, Job, JobState, Mode, NewJob, Order, Pace, Planned, Selection,
+    Counts, ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayAction, ReplayMode,
+    ReplayPace, Selection,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -90,7 +91,7 @@ pub(crate) struct ReplayRequest {
     pub(crate) targets: Vec<String>,
     /// `resume` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<OneOf<Mode>>")]
+    #[schemars(with = "Option<OneOf<ReplayMode>>")]
     pub(crate) mode: Option<String>,
     /// Why; for the audit log. Required by the mode `re-execute`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -125,8 +126,8 @@ pub(super) struct ReplayJob {
     state: JobState,
     /// Why the job is in this state.
     note: String,
-    #[schemars(with = "OneOf<Mode>")]
-    mode: Mode,
+    #[schemars(with = "OneOf<ReplayMode>")]
+    mode: ReplayMode,
     reason: Option<String>,
     /// Name of the token that started the job.
     by: String,
@@ -162,7 +163,7 @@ struct ReplayCounts {
 }
 
 impl ReplayJob {
-    fn new(job: &Job) -> Self {
+    fn new(job: &JobRecord) -> Self {
         let NewJob { id, selection, mode, reason, by, pace } = job.new.clone();
         let Counts {
             total,
@@ -207,8 +208,8 @@ impl ReplayJob {
 pub(super) struct ReplayPlan {
     /// Always true.
     dry_run: bool,
-    #[schemars(with = "OneOf<Mode>")]
-    mode: Mode,
+    #[schemars(with = "OneOf<ReplayMode>")]
+    mode: ReplayMode,
     total: usize,
     /// Number of items that would be sent.
     run: usize,
@@ -237,14 +238,14 @@ struct PlannedItem {
     target: String,
     tenant: String,
     signature: String,
-    #[schemars(with = "OneOf<Action>")]
-    action: Action,
+    #[schemars(with = "OneOf<ReplayAction>")]
+    action: ReplayAction,
     why: String,
 }
 
 impl ReplayPlan {
-    fn new(plan: Vec<Planned>, mode: Mode) -> Self {
-        let count = |action: Action| plan.iter().filter(|item| item.action == action).count();
+    fn new(plan: Vec<Planned>, mode: ReplayMode) -> Self {
+        let count = |action: ReplayAction| plan.iter().filter(|item| item.action == action).count();
         let mut by_signature: Map<String, Value> = Map::new();
         for item in &plan {
             let known = by_signature.entry(item.signature.clone()).or_insert_with(|| 0.into());
@@ -254,9 +255,9 @@ impl ReplayPlan {
             dry_run: true,
             mode,
             total: plan.len(),
-            run: count(Action::Run),
-            skip: count(Action::Skip),
-            conflict: count(Action::Conflict),
+            run: count(ReplayAction::Run),
+            skip: count(ReplayAction::Skip),
+            conflict: count(ReplayAction::Conflict),
             by_signature,
             more: plan.len().saturating_sub(SHOWN),
             items: plan.into_iter().take(SHOWN).map(PlannedItem::from).collect(),
@@ -291,8 +292,8 @@ struct ReplayItem {
 }
 
 impl ReplayItem {
-    fn new(item: &Item) -> Self {
-        let Item { delivery, letter, event, target, state, new_event, error } = item.clone();
+    fn new(item: &JobItem) -> Self {
+        let JobItem { delivery, letter, event, target, state, new_event, error } = item.clone();
         Self {
             delivery_id: delivery,
             dlq_id: letter,
@@ -339,9 +340,12 @@ async fn create(
 async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Result<ReplayAnswer, Refusal> {
     let pipeline = admin.pipeline()?;
     let mode = match &wanted.mode {
-        None => Mode::Resume,
-        Some(name) => Mode::from_name(name).ok_or_else(|| {
-            Refusal::bad(format!("mode: expected one of {}", Mode::ALL.map(Mode::as_str).join(", ")))
+        None => ReplayMode::Resume,
+        Some(name) => ReplayMode::from_name(name).ok_or_else(|| {
+            Refusal::bad(format!(
+                "mode: expected one of {}",
+                ReplayMode::ALL.map(ReplayMode::as_str).join(", ")
+            ))
         })?,
     };
     let selection = selection(pipeline, caller, &wanted)?;
@@ -351,7 +355,7 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
         return Ok(ReplayAnswer::Plan(Answer::ok(ReplayPlan::new(plan, mode))?));
     }
     let reason = wanted.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
-    if mode == Mode::ReExecute && reason.is_none() {
+    if mode == ReplayMode::ReExecute && reason.is_none() {
         let detail =
             "reason: re-execute makes effects happen again; say why, for whoever reads the audit log";
         return Err(Refusal::bad(detail));
@@ -431,9 +435,9 @@ fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &ReplayRequest) -> Re
     }
 }
 
-fn pace(wanted: &ReplayRequest) -> Result<Pace, Refusal> {
-    let usual = Pace::default();
-    let pace = Pace {
+fn pace(wanted: &ReplayRequest) -> Result<ReplayPace, Refusal> {
+    let usual = ReplayPace::default();
+    let pace = ReplayPace {
         rate: wanted.rate.unwrap_or(usual.rate),
         concurrency: wanted.concurrency.unwrap_or(usual.concurrency),
         canary: wanted.canary.unwrap_or(usual.canary),
@@ -463,7 +467,7 @@ async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Ans
     Answer::ok(ReplayJob::new(&find(admin.pipeline()?, id_of(&id)?).await?))
 }
 
-async fn find(pipeline: &Pipeline, id: JobId) -> Result<Job, Refusal> {
+async fn find(pipeline: &Pipeline, id: JobId) -> Result<JobRecord, Refusal> {
     let job = pipeline.ledger.job(id).await?;
     job.ok_or_else(|| Refusal::not_found(format!("there is no replay job {id}")))
 }
@@ -497,7 +501,7 @@ async fn pause(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(Order::Pause), "pause").await
+    order(state, caller, id, body, |_, _| Ok(JobOrder::Pause), "pause").await
 }
 
 async fn resume(
@@ -506,7 +510,7 @@ async fn resume(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(Order::Resume), "resume").await
+    order(state, caller, id, body, |_, _| Ok(JobOrder::Resume), "resume").await
 }
 
 async fn cancel(
@@ -515,7 +519,7 @@ async fn cancel(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(Order::Cancel), "cancel").await
+    order(state, caller, id, body, |_, _| Ok(JobOrder::Cancel), "cancel").await
 }
 
 async fn repace(
@@ -524,8 +528,8 @@ async fn repace(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    let wish = |job: &Job, asked: &OrderRequest| {
-        let pace = Pace {
+    let wish = |job: &JobRecord, asked: &OrderRequest| {
+        let pace = ReplayPace {
             rate: asked.rate.unwrap_or(job.new.pace.rate),
             concurrency: asked.concurrency.unwrap_or(job.new.pace.concurrency),
             ..job.new.pace
@@ -535,7 +539,7 @@ async fn repace(
                 "expected `rate` in items a second, 0 for no limit, and `concurrency` of 1 or more",
             ));
         }
-        Ok(Order::Pace(pace))
+        Ok(JobOrder::Pace(pace))
     };
     order(state, caller, id, body, wish, "pace").await
 }
@@ -545,7 +549,7 @@ async fn order(
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
     body: JsonBody<OrderRequest>,
-    wish: impl FnOnce(&Job, &OrderRequest) -> Result<Order, Refusal>,
+    wish: impl FnOnce(&JobRecord, &OrderRequest) -> Result<JobOrder, Refusal>,
     action: &'static str,
 ) -> Result<Answer<ReplayJob>, Refusal> {
     let pipeline = admin.pipeline()?;

@@ -8,11 +8,11 @@ use axum::Extension;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use schemars::JsonSchema;
-use semel_pipeline::delivery::{State as DeliveryState, Told};
+use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{self, AuditLine, Change, EventFilter};
-use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered};
+use semel_pipeline::trigger::{DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -146,7 +146,7 @@ async fn trigger(
         (Some(key), _) => Some(key.to_owned()),
         (None, key) => key,
     };
-    let ask = Ask {
+    let ask = RunRequest {
         principal: caller.name.clone(),
         tenant: caller.tenant_for(asked.tenant)?,
         target: target(pipeline, asked.target)?,
@@ -240,7 +240,7 @@ fn too_many_waiters(pipeline: &Pipeline) -> Refusal {
 }
 
 /// A run has one target; one that was executed again has several deliveries, and the last one counts.
-fn status(deliveries: &[Told]) -> String {
+fn status(deliveries: &[DeliveryHistory]) -> String {
     deliveries.last().map_or("queued", |told| told.delivery.state.as_str()).to_owned()
 }
 
@@ -337,7 +337,7 @@ struct View<'a> {
     status: String,
     buffered: bool,
     accepted_at: Option<String>,
-    deliveries: &'a [Told],
+    deliveries: &'a [DeliveryHistory],
 }
 
 fn shown(view: &View<'_>, caller: &Caller) -> RunDetails {
@@ -368,14 +368,14 @@ fn shown(view: &View<'_>, caller: &Caller) -> RunDetails {
 /// A located run as it is shown; 404 where it is nowhere, or another tenant's.
 async fn view(
     pipeline: &Pipeline,
-    located: Located,
+    located: RunLocation,
     id: EventId,
     caller: &Caller,
 ) -> Result<Answer<RunDetails>, Refusal> {
     let not_found = || Refusal::not_found(format!("there is no run {id}"));
     let own = |run: &NewEvent| caller.tenant.as_ref().is_none_or(|tenant| *tenant == run.tenant);
     match located {
-        Located::Ledger(event) if event.new.id.kind() == EventKind::Run && own(&event.new) => {
+        RunLocation::Ledger(event) if event.new.id.kind() == EventKind::Run && own(&event.new) => {
             let deliveries = pipeline.ledger.deliveries_of(event.new.id).await?;
             let view = View {
                 run: &event.new,
@@ -387,7 +387,7 @@ async fn view(
             };
             Answer::ok(shown(&view, caller))
         }
-        Located::Buffer { buffered, version } if own(&buffered.run) => {
+        RunLocation::Buffer { buffered, version } if own(&buffered.run) => {
             let status = if buffered.cancelled { "cancelled" } else { "queued" }.to_owned();
             let run = &buffered.run;
             let view = View { run, version, status, buffered: true, accepted_at: None, deliveries: &[] };
@@ -457,9 +457,9 @@ async fn own(pipeline: &Pipeline, id: EventId, caller: &Caller) -> Result<(), Re
     let Some(tenant) = &caller.tenant else { return Ok(()) };
     let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     let whose = match &located {
-        Located::Ledger(event) => Some(&event.new.tenant),
-        Located::Buffer { buffered, .. } => Some(&buffered.run.tenant),
-        Located::Missing => None,
+        RunLocation::Ledger(event) => Some(&event.new.tenant),
+        RunLocation::Buffer { buffered, .. } => Some(&buffered.run.tenant),
+        RunLocation::Missing => None,
     };
     match whose {
         Some(whose) if whose == tenant => Ok(()),

@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use semel::record::{Mode, Phase};
-use semel_pipeline::delivery::{Class, State};
+use semel_pipeline::delivery::{AttemptClass, DeliveryState};
 use semel_pipeline::id::EventKind;
 use semel_pipeline::letter::{Cause, Status};
-use semel_pipeline::replay::{self, Action, ItemState, JobState};
+use semel_pipeline::replay::{self, ItemState, JobState, ReplayAction};
 
 /// A type whose values have names in JSON.
 pub(super) trait Names {
@@ -53,13 +53,13 @@ names! {
     Phase: super::records::PHASES.map(|(name, _)| name);
     Mode: ["marked", "keyed", "rerun", "atomic"];
     EventKind: ["event", "run"];
-    State: Self::ALL.map(Self::as_str);
-    Class: Self::ALL.map(Self::as_str);
+    DeliveryState: Self::ALL.map(Self::as_str);
+    AttemptClass: Self::ALL.map(Self::as_str);
     Status: Self::ALL.map(Self::as_str);
     Cause: Self::ALL.map(Self::as_str);
-    replay::Mode: Self::ALL.map(Self::as_str);
+    replay::ReplayMode: Self::ALL.map(Self::as_str);
     JobState: Self::ALL.map(Self::as_str);
     ItemState: Self::ALL.map(Self::as_str);
-    Action: ["skip", "run", "conflict"];
+    ReplayAction: ["skip", "run", "conflict"];
     bool: ["true", "false"];
 }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use axum::extract::State;
 use schemars::JsonSchema;
 use semel::key::KeyId;
-use semel::outcome::Body;
+use semel::outcome::OutcomeBody;
 use semel::record::State as RecordState;
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_pipeline::buffer::Buffered;
-use semel_pipeline::delivery::{Told, delivery_of_request};
+use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
 use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
 use semel_pipeline::letter::LetterStory;
-use semel_pipeline::trigger::{Burst, Located};
+use semel_pipeline::trigger::{Burst, RunLocation};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -296,9 +296,9 @@ impl StoryBuilder<'_> {
             return self.event(pipeline, id).await;
         }
         match pipeline.intake.triggers.locate(id).await.map_err(run_error)? {
-            Located::Ledger(event) => self.accepted(pipeline, &event).await,
-            Located::Buffer { buffered, .. } => self.buffered(pipeline, &buffered).await,
-            Located::Missing => Ok(()),
+            RunLocation::Ledger(event) => self.accepted(pipeline, &event).await,
+            RunLocation::Buffer { buffered, .. } => self.buffered(pipeline, &buffered).await,
+            RunLocation::Missing => Ok(()),
         }
     }
 
@@ -387,7 +387,7 @@ impl StoryBuilder<'_> {
         Ok(())
     }
 
-    fn delivery(&mut self, told: &Told) {
+    fn delivery(&mut self, told: &DeliveryHistory) {
         let delivery = &told.delivery;
         let id = delivery.id.to_string();
         let (target, state) = (Some(delivery.target.clone()), Some(delivery.state.as_str()));
@@ -496,7 +496,7 @@ impl StorySubject {
 /// The run that the claim of a trigger names.
 fn run_of(snapshot: &Snapshot) -> Option<EventId> {
     let RecordState::Done(outcome) = &snapshot.record.state else { return None };
-    let Body::Kept(bytes) = outcome.body() else { return None };
+    let OutcomeBody::Kept(bytes) = outcome.body() else { return None };
     let resolved: Value = serde_json::from_slice(bytes).ok()?;
     resolved["id"].as_str()?.parse().ok()
 }

@@ -9,14 +9,14 @@ use http::Uri;
 use rustls::{CertificateError, Error as TlsError, InvalidMessage};
 use semel_client::client::Lost;
 
-use super::{ANSWER, CONNECT, Peer};
+use super::{ANSWER, CONNECT, PeerKind};
 
 /// The server of a client. Displayed as host and port.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct ServerName {
     authority: String,
     host: String,
-    peer: Peer,
+    peer: PeerKind,
     ca: Option<PathBuf>,
     scheme: Scheme,
 }
@@ -27,9 +27,9 @@ enum Scheme {
     Https,
 }
 
-impl Server {
+impl ServerName {
     /// From a URL that the client has accepted.
-    pub(super) fn new(url: &str, peer: Peer, ca: Option<&Path>) -> Self {
+    pub(super) fn new(url: &str, peer: PeerKind, ca: Option<&Path>) -> Self {
         let uri: Uri = url.parse().unwrap_or_default();
         let scheme = if uri.scheme_str() == Some("https") { Scheme::Https } else { Scheme::Http };
         let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
@@ -135,7 +135,7 @@ fn bare(name: &str) -> &str {
     inner.unwrap_or(name).trim_matches('"')
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for ServerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.authority)
     }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn certificates_that_are_not_trusted_are_explained() {
-        let server = Server::new("https://db.example:8081", Peer::Server, None);
+        let server = ServerName::new("https://db.example:8081", PeerKind::Server, None);
         let presented = vec!["DnsName(\"localhost\")".to_owned(), "IpAddress(127.0.0.1)".to_owned()];
         let expected = "db.example".try_into().unwrap();
         for (why, said) in [

@@ -12,7 +12,7 @@ use crate::cli::ServeArgs;
 
 /// The admin listener.
 #[derive(Clone, Debug)]
-pub(crate) struct Admin {
+pub(crate) struct AdminListener {
     pub(crate) listen: SocketAddr,
     /// Host names under which it may be called, in addition to those of loopback.
     pub(crate) hosts: Vec<String>,
@@ -24,7 +24,7 @@ const SHORTEST_TOKEN: usize = 32;
 
 /// A token for the admin API.
 #[derive(Clone)]
-pub(crate) struct Token {
+pub(crate) struct AdminToken {
     /// The principal of its actions.
     pub(crate) name: String,
     pub(crate) role: Role,
@@ -62,15 +62,15 @@ impl fmt::Display for Role {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for AdminToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
     }
 }
 
-pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<Token> {
+pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<AdminToken> {
     let problems = root.problems();
-    let mut tokens: Vec<Token> = Vec::new();
+    let mut tokens: Vec<AdminToken> = Vec::new();
     for mut table in root.tables("token") {
         let name = table.located("name", text);
         if name.is_none() {
@@ -105,13 +105,13 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
             let why = format!("tenant: goes with the role producer; a {role} sees the keys of all tenants");
             problems.at(&tenant.span, why);
         }
-        tokens.push(Token { name: name.value, role, tenant: tenant.map(|tenant| tenant.value), value });
+        tokens.push(AdminToken { name: name.value, role, tenant: tenant.map(|tenant| tenant.value), value });
     }
     tokens
 }
 
-impl Admin {
-    pub(super) fn read(root: &mut Table<'_>, args: &ServeArgs, tokens: &[Token]) -> Self {
+impl AdminListener {
+    pub(super) fn read(root: &mut Table<'_>, args: &ServeArgs, tokens: &[AdminToken]) -> Self {
         let problems = root.problems();
         let mut admin = Self { listen: loopback(8081), hosts: Vec::new(), tls: None };
         let mut written = None;

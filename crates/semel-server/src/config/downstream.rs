@@ -3,7 +3,7 @@
 use std::fmt;
 
 use semel::secret::Secret;
-use semel_client::downstream::{Entry, Pattern, Runbook, SecretSource};
+use semel_client::downstream::{DuplicatePattern, Runbook, RunbookEntry, SecretSource};
 
 use super::reader::Table;
 use super::secrets::{self, Environment};
@@ -12,7 +12,7 @@ use super::values::{choice, text};
 /// One downstream service.
 pub(crate) struct Downstream {
     name: String,
-    pattern: Pattern,
+    pattern: DuplicatePattern,
     /// `None` if its keys are made with a secret that is derived from the deployment's.
     secret: Option<String>,
 }
@@ -34,7 +34,7 @@ pub(super) fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<D
         if name.is_none() {
             table.need("name", text);
         }
-        let pattern = table.need("pattern", choice(&Pattern::NAMES));
+        let pattern = table.need("pattern", choice(&DuplicatePattern::NAMES));
         let secret = secrets::read(&mut table, "secret", environment);
         table.done();
         if let Some((secret, span)) = &secret
@@ -53,7 +53,7 @@ pub(super) fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<D
 
 /// The runbook of these services.
 pub(crate) fn runbook(all: &[Downstream]) -> Runbook {
-    Runbook::new(all.iter().map(|Downstream { name, pattern, secret }| Entry {
+    Runbook::new(all.iter().map(|Downstream { name, pattern, secret }| RunbookEntry {
         name: name.clone(),
         pattern: *pattern,
         secret: if secret.is_some() { SecretSource::Own } else { SecretSource::Derived },

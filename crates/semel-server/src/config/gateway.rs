@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use http::HeaderName;
 use semel_http::capacity::CapacityLimits;
-use semel_http::edge::{self, Limits, Patience};
+use semel_http::edge::{self, ClientTimeouts, EdgeLimits};
 use semel_http::guard::Unmatched;
 use semel_http::policy::{Ambiguous, OnDoubt, StoreDown};
-use semel_http::proxy::{Forwarded, Host, Options as ProxyOptions, Protocol, Upstream};
+use semel_http::proxy::{Forwarded, Host, Protocol, ProxyOptions, Upstream};
 use semel_http::scope::VerifierBuilder;
 use semel_http::{Codec, KeyedTools, Profile, RoutePolicy, Scope};
 
@@ -26,7 +26,7 @@ use crate::cli::ServeArgs;
 
 /// The settings of the gateway.
 #[derive(Debug)]
-pub(crate) struct Gateway {
+pub(crate) struct GatewayConfig {
     pub(crate) listen: SocketAddr,
     pub(crate) upstream: Upstream,
     /// Upstreams of routes, by the text in the file.
@@ -40,7 +40,7 @@ pub(crate) struct Gateway {
     pub(crate) key_headers: Vec<HeaderName>,
     pub(crate) fallback: RoutePolicy,
     pub(crate) tls: Option<Certificate>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: EdgeLimits,
     pub(crate) capacity: CapacityLimits,
     pub(crate) unmatched: Unmatched,
     /// The hosts that requests may be for; empty for any.
@@ -49,7 +49,7 @@ pub(crate) struct Gateway {
     pub(crate) upgrades: Vec<String>,
     /// Headers that the upstream trusts.
     pub(crate) trusted_headers: Vec<HeaderName>,
-    pub(crate) patience: Patience,
+    pub(crate) patience: ClientTimeouts,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
@@ -58,7 +58,7 @@ pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
 pub(super) const AMBIGUOUS: [(&str, Ambiguous); 2] =
     [("refuse", Ambiguous::Refuse), ("allow", Ambiguous::Allow)];
 
-impl Gateway {
+impl GatewayConfig {
     /// Reads the settings; `None` without an upstream.
     pub(super) fn read(
         root: &mut Table<'_>,
@@ -88,7 +88,8 @@ impl Gateway {
         let unmatched = [("fallback", Unmatched::Fallback), ("deny", Unmatched::Deny)];
         let unmatched = table.get("unmatched", choice(&unmatched)).unwrap_or_default();
         let hosts = table.get("hosts", hosts).unwrap_or_default();
-        let upgrades = table.get("upgrades", upgrades).unwrap_or_else(|| edge::Options::default().upgrades);
+        let upgrades =
+            table.get("upgrades", upgrades).unwrap_or_else(|| edge::EdgeOptions::default().upgrades);
         let mut trusted_headers = edge::usually_trusted();
         trusted_headers.extend(table.get("trusted_headers", routes::headers).unwrap_or_default());
         let tls = Certificate::read(&mut table);
@@ -326,8 +327,8 @@ fn proxy(table: &mut Table<'_>) -> ProxyOptions {
     proxy
 }
 
-fn limits(table: &mut Table<'_>) -> (Limits, CapacityLimits) {
-    let (mut limits, mut capacity) = (Limits::default(), CapacityLimits::default());
+fn limits(table: &mut Table<'_>) -> (EdgeLimits, CapacityLimits) {
+    let (mut limits, mut capacity) = (EdgeLimits::default(), CapacityLimits::default());
     let Some(mut table) = table.table("limits") else { return (limits, capacity) };
     let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
     let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
@@ -381,8 +382,8 @@ fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
     }
 }
 
-fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (Patience, ProxyOptions) {
-    let mut patience = Patience::default();
+fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (ClientTimeouts, ProxyOptions) {
+    let mut patience = ClientTimeouts::default();
     let Some(mut table) = table.table("timeouts") else { return (patience, proxy) };
     let mut set = |key, place: &mut Duration| {
         if let Some(length) = table.get(key, duration) {

@@ -11,14 +11,14 @@ use super::values::{choice, count, duration, text};
 
 /// Streams and the gate.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Intake {
-    pub(crate) sources: Vec<Source>,
-    pub(crate) gate: Gate,
+pub(crate) struct IntakeConfig {
+    pub(crate) sources: Vec<SourceConfig>,
+    pub(crate) gate: GateConfig,
 }
 
 /// A stream of events.
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct SourceConfig {
     /// It may contain a password.
     pub(crate) url: String,
     pub(crate) stream: String,
@@ -28,7 +28,7 @@ pub(crate) struct Source {
     pub(crate) ca: Option<Vec<u8>>,
 }
 
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for SourceConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The URL is only compared when the config is reloaded, and never shown.
         let url = blake3::hash(self.url.as_bytes());
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Source {
 
 /// The gate for triggers, and its buffer.
 #[derive(Clone)]
-pub(crate) struct Gate {
+pub(crate) struct GateConfig {
     pub(crate) mode: GateMode,
     pub(crate) tenant: Limit,
     pub(crate) global: Option<Limit>,
@@ -60,7 +60,7 @@ pub(crate) struct Gate {
     pub(crate) rest: Duration,
 }
 
-impl Default for Gate {
+impl Default for GateConfig {
     fn default() -> Self {
         Self {
             mode: GateMode::Off,
@@ -80,7 +80,7 @@ impl Default for Gate {
     }
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for GateConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let buffer = self.buffer.as_ref().map(|url| blake3::hash(url.as_bytes()));
         let Self { mode, tenant, global, prefix, capacity, require_replicas, .. } = self;
@@ -94,7 +94,7 @@ impl std::fmt::Debug for Gate {
     }
 }
 
-impl Intake {
+impl IntakeConfig {
     /// Reads both. `ledger` says whether there is a ledger, which they need.
     pub(super) fn read(root: &mut Table<'_>, ledger: bool, environment: &Environment<'_>) -> Self {
         let problems = root.problems();
@@ -106,7 +106,7 @@ impl Intake {
                     .to_owned(),
             );
         }
-        Self { sources, gate: Gate::read(root, environment) }
+        Self { sources, gate: GateConfig::read(root, environment) }
     }
 
     /// The settings that a reload cannot change, in a form that is only compared.
@@ -151,9 +151,9 @@ fn ca(table: &mut Table<'_>, problems: &Problems<'_>) -> Option<Vec<u8>> {
     }
 }
 
-fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<Source> {
+fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<SourceConfig> {
     let problems = root.problems();
-    let mut sources: Vec<Source> = Vec::new();
+    let mut sources: Vec<SourceConfig> = Vec::new();
     for mut table in root.tables("source") {
         let kind = table.need("kind", choice(&[("redis-stream", ())]));
         let url = redis_url(&mut table, "url", environment);
@@ -177,12 +177,12 @@ fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<Source> {
             problems.at(&stream.span, "stream: this stream and group are configured twice");
         }
         let at_once = usize::try_from(at_once).unwrap_or(usize::MAX);
-        sources.push(Source { url, stream: stream.value, group, at_once, min_idle, ca });
+        sources.push(SourceConfig { url, stream: stream.value, group, at_once, min_idle, ca });
     }
     sources
 }
 
-impl Gate {
+impl GateConfig {
     fn read(root: &mut Table<'_>, environment: &Environment<'_>) -> Self {
         let problems = root.problems();
         let mut gate = Self::default();

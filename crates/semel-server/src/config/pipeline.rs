@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::reader::Table;
-use super::records::{Place, Records};
+use super::records::{Records, StoreUrl};
 use super::secrets::{self, Environment};
-use super::targets::{self, Target};
+use super::targets::{self, TargetConfig};
 use super::values::{count, duration, size, text};
 
 /// Maximum of `run_wait`: every waiter costs memory and a connection.
@@ -15,7 +15,7 @@ const LONGEST_RUN_WAIT: Duration = Duration::from_secs(3600);
 
 /// The settings of the pipeline.
 #[derive(Clone, Debug)]
-pub(crate) struct Pipeline {
+pub(crate) struct PipelineConfig {
     /// Where the ledger is; `None` if there is none.
     pub(crate) ledger: Option<LedgerPlace>,
     /// True if the file has a `[ledger]`. Otherwise the ledger is in the store, if the store supports it.
@@ -32,7 +32,7 @@ pub(crate) struct Pipeline {
     pub(crate) run_wait: Duration,
     /// Maximum number of callers that wait for runs.
     pub(crate) run_waiters: usize,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<TargetConfig>,
 }
 
 /// Where the ledger is.
@@ -65,7 +65,7 @@ impl std::fmt::Debug for LedgerPlace {
     }
 }
 
-impl Pipeline {
+impl PipelineConfig {
     pub(super) fn read(root: &mut Table<'_>, records: &Records, environment: &Environment<'_>) -> Self {
         let problems = root.problems();
         let is_asked_for = root.has("ledger");
@@ -84,7 +84,7 @@ impl Pipeline {
                 if let Some(schema) = &schema {
                     problems.at(&schema.span, "schema: goes with a postgres:// url in [ledger]");
                 }
-                matches!(records.place, Place::Embedded { .. } | Place::Postgres { .. })
+                matches!(records.place, StoreUrl::Embedded { .. } | StoreUrl::Postgres { .. })
                     .then_some(LedgerPlace::Store)
             }
         };

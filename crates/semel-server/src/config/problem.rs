@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(crate) struct Problems<'a> {
     file: &'a str,
     text: &'a str,
-    found: RefCell<Vec<Problem>>,
+    found: RefCell<Vec<ConfigProblem>>,
     /// Every key that was read, so that a test can compare them with the schema.
     #[cfg(test)]
     asked: RefCell<std::collections::BTreeSet<String>>,
@@ -17,7 +17,7 @@ pub(crate) struct Problems<'a> {
 
 /// One mistake. Never contains the value of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct ConfigProblem {
     /// The file, or the flag.
     pub(crate) place: String,
     /// Line and column, counted from 1; `None` for a flag.
@@ -28,7 +28,7 @@ pub(crate) struct Problem {
 
 /// An invalid config, with every mistake in it.
 #[derive(Debug)]
-pub(crate) struct Invalid(pub(crate) Vec<Problem>);
+pub(crate) struct Invalid(pub(crate) Vec<ConfigProblem>);
 
 impl<'a> Problems<'a> {
     pub(super) fn new(file: &'a str, text: &'a str) -> Self {
@@ -54,20 +54,20 @@ impl<'a> Problems<'a> {
     /// Reports a mistake at these bytes of the file.
     pub(super) fn at(&self, span: &Range<usize>, message: impl Into<String>) {
         let position = Some(position(self.text, span.start));
-        self.add(Problem { place: self.file.to_owned(), position, message: message.into() });
+        self.add(ConfigProblem { place: self.file.to_owned(), position, message: message.into() });
     }
 
     /// Reports a mistake in a flag.
     pub(super) fn flag(&self, flag: &str, message: impl Into<String>) {
-        self.add(Problem { place: flag.to_owned(), position: None, message: message.into() });
+        self.add(ConfigProblem { place: flag.to_owned(), position: None, message: message.into() });
     }
 
     /// Reports a mistake without a position.
     pub(super) fn whole(&self, message: impl Into<String>) {
-        self.add(Problem { place: self.file.to_owned(), position: None, message: message.into() });
+        self.add(ConfigProblem { place: self.file.to_owned(), position: None, message: message.into() });
     }
 
-    fn add(&self, problem: Problem) {
+    fn add(&self, problem: ConfigProblem) {
         self.found.borrow_mut().push(problem);
     }
 
@@ -87,7 +87,7 @@ fn position(text: &str, at: usize) -> (usize, usize) {
     (line, before[start..].chars().count() + 1)
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place)?;
         if let Some((line, column)) = self.position {

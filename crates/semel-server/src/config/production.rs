@@ -11,7 +11,7 @@ use semel_http::{RoutePolicy, Scope};
 use toml::de::{DeTable, DeValue};
 
 use super::certificate::Certificate;
-use super::{Config, Gateway, Place, transport};
+use super::{Config, GatewayConfig, StoreUrl, transport};
 
 /// The missing settings; empty if the config is fit for production. `text` is the content of the file, `path` its location.
 pub(super) fn gaps(config: &Config, path: &Path, text: &str) -> Vec<String> {
@@ -76,7 +76,7 @@ fn admin(config: &Config, add: &mut impl FnMut(&str)) {
     }
 }
 
-fn of_gateway(gateway: &Gateway, add: &mut impl FnMut(&str)) {
+fn of_gateway(gateway: &GatewayConfig, add: &mut impl FnMut(&str)) {
     if gateway.tls.is_none() && !gateway.listen.ip().is_loopback() {
         add(
             "[gateway] tls: not set; credentials, keys and answers can be read on the way; set tls = { cert = …, key = … }",
@@ -141,7 +141,7 @@ fn of_gateway(gateway: &Gateway, add: &mut impl FnMut(&str)) {
 }
 
 fn store(config: &Config, add: &mut impl FnMut(&str)) {
-    if matches!(config.records.place, Place::Memory) {
+    if matches!(config.records.place, StoreUrl::Memory) {
         add(
             "[store] url: memory:; a restart forgets every key, and retries run again; set url = \"embedded:PATH\" or a server's",
         );
@@ -191,7 +191,7 @@ fn permissions(config: &Config, path: &Path, text: &str, gaps: &mut Vec<String>)
     for file in secret_files(text) {
         check(&file, 0o037, "others can read the secret", "chmod 0600, or 0640 for a group");
     }
-    if let Place::Embedded { folder, .. } = &config.records.place {
+    if let StoreUrl::Embedded { folder, .. } = &config.records.place {
         check(folder, 0o077, "others can read the store", "chmod 0700");
     }
 }

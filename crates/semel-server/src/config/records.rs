@@ -12,13 +12,13 @@ use super::problem::Problems;
 use super::reader::{Located, Table};
 use super::sealing::Sealing;
 use super::values::{choice, count, duration, size, text};
-use super::{Environment, Gateway, secrets};
+use super::{Environment, GatewayConfig, secrets};
 use crate::cli::ServeArgs;
 
 /// The store, and the engine's limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
-    pub(crate) place: Place,
+    pub(crate) place: StoreUrl,
     /// Timeout for a server of the store.
     pub(crate) timeout: Option<Duration>,
     /// Maximum size of done records in the cache of this process.
@@ -40,7 +40,7 @@ pub(crate) struct Waiters {
 
 /// A store, by its URL.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum StoreUrl {
     Memory,
     Embedded {
         folder: PathBuf,
@@ -113,7 +113,7 @@ impl Records {
         root: &mut Table<'_>,
         args: &ServeArgs,
         environment: &Environment<'_>,
-        gateway: Option<&Gateway>,
+        gateway: Option<&GatewayConfig>,
     ) -> (Self, Option<Sealing>) {
         let problems = root.problems();
         let mut table = root.table("store").unwrap_or_else(|| Table::empty("[store]", problems));
@@ -226,9 +226,9 @@ fn place(
     url: &Url,
     coordinate: Option<Url>,
     extras: Extras,
-    gateway: Option<&Gateway>,
+    gateway: Option<&GatewayConfig>,
     problems: &Problems<'_>,
-) -> Place {
+) -> StoreUrl {
     let refuse = |span: Option<Range<usize>>, key: &str, only: &str| {
         if let Some(span) = span {
             problems.at(&span, format!("{key}: is a setting of {only}; this store is {}", url.scheme()));
@@ -272,20 +272,20 @@ fn place(
     let prefix = prefix.map_or_else(|| "semel".to_owned(), |found| found.value);
     let ca = ca.map(|found| found.value);
     match scheme {
-        "memory" if url.text == "memory:" => Place::Memory,
-        "embedded" if url.text.len() > "embedded:".len() => Place::Embedded {
+        "memory" if url.text == "memory:" => StoreUrl::Memory,
+        "embedded" if url.text.len() > "embedded:".len() => StoreUrl::Embedded {
             folder: url.text["embedded:".len()..].into(),
             on_corruption: on_corruption.map(|found| found.value).unwrap_or_default(),
         },
-        _ if is_redis => Place::Redis {
+        _ if is_redis => StoreUrl::Redis {
             url: url.text.clone(),
             prefix,
             ca,
             require_replicas: as_usize(require_replicas.map_or(0, |found| found.value)),
             on_store_loss: on_store_loss.map_or_else(|| usual_loss(gateway), |found| found.value),
-            retention: gateway.map_or(Terms::default().retention, Gateway::longest_retention),
+            retention: gateway.map_or(Terms::default().retention, GatewayConfig::longest_retention),
         },
-        _ if is_postgres => Place::Postgres {
+        _ if is_postgres => StoreUrl::Postgres {
             url: url.text.clone(),
             schema: schema.map_or_else(|| "semel".to_owned(), |found| found.value),
             pooling: pooling.map(|found| found.value).unwrap_or_default(),
@@ -295,7 +295,7 @@ fn place(
         },
         _ => {
             url.refuse(problems, "url", EXPECTED);
-            Place::Memory
+            StoreUrl::Memory
         }
     }
 }
@@ -310,16 +310,16 @@ fn new_keys(table: &mut Table<'_>) -> Option<NewKeyRate> {
 }
 
 /// Default of the maximum size of a store. A database server has limits of its own.
-fn usual_max_bytes(place: &Place) -> u64 {
+fn usual_max_bytes(place: &StoreUrl) -> u64 {
     match place {
-        Place::Memory => 256 << 20,
-        Place::Embedded { .. } => 8 << 30,
-        Place::Redis { .. } | Place::Postgres { .. } => 0,
+        StoreUrl::Memory => 256 << 20,
+        StoreUrl::Embedded { .. } => 8 << 30,
+        StoreUrl::Redis { .. } | StoreUrl::Postgres { .. } => 0,
     }
 }
 
 /// Default of the profile after a loss of data.
-fn usual_loss(gateway: Option<&Gateway>) -> Loss {
+fn usual_loss(gateway: Option<&GatewayConfig>) -> Loss {
     match gateway.map(|gateway| gateway.profile.store_loss) {
         Some(StoreLoss::Refuse) => Loss::Refuse,
         Some(StoreLoss::Alarm) | None => Loss::Alarm,

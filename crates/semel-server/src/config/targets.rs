@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_client::client::BuildError;
+use semel_client::client::ClientBuildError;
 use semel_client::retry::{Destinations, Limits, Retry};
 use semel_pipeline::target::{
     EventTypes, Exhausted, HttpOptions, HttpTarget, HttpTargetError, Policy, SigningSecret, Targets,
@@ -22,7 +22,7 @@ const ATTEMPTS: u64 = 3;
 
 /// A validated target of the file.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct TargetConfig {
     pub(crate) name: String,
     target: Arc<HttpTarget>,
     events: EventTypes,
@@ -44,18 +44,22 @@ pub(super) struct Security {
 ///
 /// # Errors
 /// Never for targets of a file: their names were checked.
-pub(crate) fn targets(read: &[Target], destinations: &Destinations) -> anyhow::Result<Targets> {
+pub(crate) fn targets(read: &[TargetConfig], destinations: &Destinations) -> anyhow::Result<Targets> {
     read.iter().try_fold(Targets::new(), |targets, target| {
-        let Target { name, target, events, policy, security: _ } = target;
+        let TargetConfig { name, target, events, policy, security: _ } = target;
         let with = targets.with(name, Arc::clone(target) as _, events.clone(), policy.clone(), destinations);
         Ok(with?)
     })
 }
 
 /// Reads all `[[target]]`s. `max_crashes` applies to all of them.
-pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environment<'_>) -> Vec<Target> {
+pub(super) fn read(
+    root: &mut Table<'_>,
+    max_crashes: u32,
+    environment: &Environment<'_>,
+) -> Vec<TargetConfig> {
     let problems = root.problems();
-    let mut targets: Vec<Target> = Vec::new();
+    let mut targets: Vec<TargetConfig> = Vec::new();
     for mut table in root.tables("target") {
         let name = table.located("name", name);
         if name.is_none() && !table.has("name") {
@@ -96,16 +100,19 @@ pub(super) fn read(root: &mut Table<'_>, max_crashes: u32, environment: &Environ
         };
         // The URL is not repeated, because its query may contain a token.
         match HttpTarget::new(&url.value, bearer.as_ref().map(|(token, _)| token.as_str()), options) {
-            Ok(target) => targets.push(Target {
+            Ok(target) => targets.push(TargetConfig {
                 name: name.value,
                 target: Arc::new(target),
                 events: events.unwrap_or_else(EventTypes::all),
                 policy,
                 security,
             }),
-            Err(HttpTargetError::Build(BuildError::LinkLocal)) => problems.at(
+            Err(HttpTargetError::Build(ClientBuildError::LinkLocal)) => problems.at(
                 &url.span,
-                format!("url: {}; if this is intended, set allow_link_local = true", BuildError::LinkLocal),
+                format!(
+                    "url: {}; if this is intended, set allow_link_local = true",
+                    ClientBuildError::LinkLocal
+                ),
             ),
             Err(error) => problems.at(&url.span, format!("url: {error}")),
         }

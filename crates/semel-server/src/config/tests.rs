@@ -10,7 +10,7 @@ use super::commands::EXAMPLE;
 use super::problem::Problems;
 use super::reader::Table;
 use super::schema::schema;
-use super::{Config, Environment, Loss, Place, Role, loopback};
+use super::{Config, Environment, Loss, Role, StoreUrl, loopback};
 use crate::cli::ServeArgs;
 
 /// Every variable has a value of its own.
@@ -159,7 +159,7 @@ fn nothing_is_needed() {
     let config = parse("").unwrap();
     assert!(config.gateway.is_none() && config.tokens.is_empty() && config.secret.is_none());
     assert!(
-        matches!(config.records.place, Place::Embedded { ref folder, .. } if folder.ends_with("semel-data"))
+        matches!(config.records.place, StoreUrl::Embedded { ref folder, .. } if folder.ends_with("semel-data"))
     );
     assert_eq!(config.admin.listen, loopback(8081));
 }
@@ -183,7 +183,7 @@ fn flags_override_the_file() {
     let gateway = config.gateway.unwrap();
     assert_eq!((gateway.listen, config.admin.listen), (loopback(1), loopback(2)));
     assert_eq!((gateway.profile.name, gateway.scope.to_string().as_str()), ("stripe", "single-tenant"));
-    assert!(matches!(config.records.place, Place::Memory));
+    assert!(matches!(config.records.place, StoreUrl::Memory));
 }
 
 // Every mistake has a position and the expected value.
@@ -512,7 +512,7 @@ fn adcp_mcp_refuses_after_a_loss_unless_told_otherwise() {
             "[gateway]\nupstream = \"http://h\"\nprofile = {profile:?}\n[store]\nurl = \"redis://h\"\n{rest}"
         );
         match parse(&text).unwrap().records.place {
-            Place::Redis { on_store_loss, retention, .. } => (on_store_loss, retention.as_secs()),
+            StoreUrl::Redis { on_store_loss, retention, .. } => (on_store_loss, retention.as_secs()),
             other => panic!("{other:?}"),
         }
     };

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::{Config, LedgerPlace, Place};
+use super::{Config, LedgerPlace, StoreUrl};
 
 /// A connection to a PostgreSQL or Redis server.
-struct Server<'a> {
+struct StoreServer<'a> {
     /// Its name in the file: `[store] url`.
     setting: String,
     /// It may contain a password, and is not repeated.
@@ -36,7 +36,7 @@ pub(super) fn gaps(config: &Config) -> Vec<String> {
 
 fn unprotected(config: &Config, is_gap: impl Fn(Protection) -> bool) -> Vec<String> {
     let mut found = Vec::new();
-    for Server { setting, url } in servers(config) {
+    for StoreServer { setting, url } in servers(config) {
         let protection = protection(url);
         if !is_gap(protection) {
             continue;
@@ -58,13 +58,13 @@ fn unprotected(config: &Config, is_gap: impl Fn(Protection) -> bool) -> Vec<Stri
     found
 }
 
-fn servers(config: &Config) -> Vec<Server<'_>> {
+fn servers(config: &Config) -> Vec<StoreServer<'_>> {
     let mut servers = Vec::new();
-    let mut add = |setting: &str, url| servers.push(Server { setting: setting.to_owned(), url });
+    let mut add = |setting: &str, url| servers.push(StoreServer { setting: setting.to_owned(), url });
     match &config.records.place {
-        Place::Memory | Place::Embedded { .. } => {}
-        Place::Redis { url, .. } => add("[store] url", url.as_str()),
-        Place::Postgres { url, coordinate, .. } => {
+        StoreUrl::Memory | StoreUrl::Embedded { .. } => {}
+        StoreUrl::Redis { url, .. } => add("[store] url", url.as_str()),
+        StoreUrl::Postgres { url, coordinate, .. } => {
             add("[store] url", url);
             if let Some(coordinate) = coordinate {
                 add("[store] coordinate", &coordinate.url);

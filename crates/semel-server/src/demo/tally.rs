@@ -19,7 +19,7 @@ pub(super) struct Tally {
 
 /// The result of a request of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum RequestResult {
     /// Charged by this request.
     First,
     /// Answered from the record.
@@ -33,14 +33,14 @@ pub(super) enum Seen {
 }
 
 impl Tally {
-    pub(super) fn add(&self, seen: Seen) {
+    pub(super) fn add(&self, seen: RequestResult) {
         self.sent.fetch_add(1, Ordering::Relaxed);
         let counter = match seen {
-            Seen::First => &self.first,
-            Seen::Replayed => &self.replayed,
-            Seen::Conflict => &self.conflict,
-            Seen::Gone => &self.gone,
-            Seen::Wrong => &self.wrong,
+            RequestResult::First => &self.first,
+            RequestResult::Replayed => &self.replayed,
+            RequestResult::Conflict => &self.conflict,
+            RequestResult::Gone => &self.gone,
+            RequestResult::Wrong => &self.wrong,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -7,8 +7,8 @@ use http::{HeaderValue, StatusCode, header};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::tally::{Seen, Tally};
-use crate::client::{Client, Request, Response};
+use super::tally::{RequestResult, Tally};
+use crate::client::{AdminClient, Request, Response};
 
 /// Number of clients.
 const CLIENTS: usize = 4;
@@ -49,7 +49,7 @@ pub(super) fn start(
         .map(|number| {
             let customer = Customer {
                 gateway: gateway.to_owned(),
-                client: Client::own(gateway)?,
+                client: AdminClient::own(gateway)?,
                 name: format!("customer-{number}"),
                 orders: 0,
                 tally: Arc::clone(tally),
@@ -61,7 +61,7 @@ pub(super) fn start(
 
 struct Customer {
     gateway: String,
-    client: Client,
+    client: AdminClient,
     name: String,
     orders: usize,
     tally: Arc<Tally>,
@@ -101,7 +101,7 @@ impl Customer {
                 let slow = format!("{{\"amount\": {amount}, \"slow\": \"600ms\"}}");
                 let given_up = tokio::time::timeout(Duration::from_millis(150), self.send(&key, &slow)).await;
                 if given_up.is_err() {
-                    self.tally.add(Seen::Gone);
+                    self.tally.add(RequestResult::Gone);
                 }
                 // It waits for the effect, which continues without its first caller.
                 self.send(&key, &slow).await;
@@ -118,34 +118,34 @@ impl Customer {
     async fn at_once(&mut self, key: &str, body: &str) {
         let mut sends = JoinSet::new();
         for _ in 0..3 {
-            let Ok(client) = Client::own(&self.gateway) else { return };
+            let Ok(client) = AdminClient::own(&self.gateway) else { return };
             let (name, key, body) = (self.name.clone(), key.to_owned(), body.to_owned());
             sends.spawn(async move { send(&client, &name, &key, &body).await });
         }
         while let Some(sent) = sends.join_next().await {
-            self.tally.add(sent.unwrap_or(Seen::Wrong));
+            self.tally.add(sent.unwrap_or(RequestResult::Wrong));
         }
     }
 }
 
-async fn send(client: &Client, name: &str, key: &str, body: &str) -> Seen {
-    let Ok(who) = HeaderValue::try_from(format!("Bearer {name}")) else { return Seen::Wrong };
+async fn send(client: &AdminClient, name: &str, key: &str, body: &str) -> RequestResult {
+    let Ok(who) = HeaderValue::try_from(format!("Bearer {name}")) else { return RequestResult::Wrong };
     let json = HeaderValue::from_static("application/json");
     let request = Request::post("/v1/charges").bytes(body.to_owned());
     let request = request.header(header::AUTHORIZATION, who).header(header::CONTENT_TYPE, json);
-    let Ok(request) = request.key(key) else { return Seen::Wrong };
+    let Ok(request) = request.key(key) else { return RequestResult::Wrong };
     match client.send(&request).await {
         Ok(response) => seen(&response),
-        Err(_) => Seen::Wrong,
+        Err(_) => RequestResult::Wrong,
     }
 }
 
-fn seen(response: &Response) -> Seen {
+fn seen(response: &Response) -> RequestResult {
     let replayed = response.headers.get("idempotent-replayed").is_some_and(|value| value == "true");
     match response.status {
-        StatusCode::CREATED if replayed => Seen::Replayed,
-        StatusCode::CREATED => Seen::First,
-        StatusCode::UNPROCESSABLE_ENTITY => Seen::Conflict,
-        _ => Seen::Wrong,
+        StatusCode::CREATED if replayed => RequestResult::Replayed,
+        StatusCode::CREATED => RequestResult::First,
+        StatusCode::UNPROCESSABLE_ENTITY => RequestResult::Conflict,
+        _ => RequestResult::Wrong,
     }
 }

@@ -3,13 +3,13 @@
 use http::Method;
 use serde_json::json;
 
-use super::crowd::{SHUT, Told, crowd, gate, gate_at, join_all, trigger};
-use super::ground::{Ground, Server, until};
-use super::target::Target;
-use super::wire::{Side, Then};
+use super::crowd::{CrowdAnswers, SHUT, crowd, gate, gate_at, join_all, trigger};
+use super::ground::{DrillEnvironment, DrillServer, until};
+use super::target::DrillTarget;
+use super::wire::{WireAction, WireEnd};
 
-pub(super) async fn duplicate_messages(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn duplicate_messages(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let (url, stream) = (ground.redis()?.url.clone(), format!("{}:orders", ground.redis()?.prefix));
     let source = format!("[[source]]\nkind = \"redis-stream\"\nurl = {url:?}\nstream = \"{stream}\"\n");
     let server = ground.serve(&[&target.config("crm"), &source]).await?;
@@ -40,8 +40,8 @@ pub(super) async fn duplicate_messages(ground: &mut Ground) -> anyhow::Result<()
     Ok(())
 }
 
-pub(super) async fn cold_gate_burst(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn cold_gate_burst(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let gate = gate(ground, "threshold = 5\nwindow = \"1s\"\nhold = \"50ms\"\n")?;
     // Only one process can open an embedded ledger.
     let processes = if ground.is_shared() { 3 } else { 1 };
@@ -88,18 +88,18 @@ const ROUNDS: usize = 5;
 const OTHERS: usize = 12;
 
 /// Triggers each of several other keys once, concurrently.
-async fn others(servers: &[Server], round: usize) -> anyhow::Result<Told> {
+async fn others(servers: &[DrillServer], round: usize) -> anyhow::Result<CrowdAnswers> {
     let asked: Vec<_> = (0..OTHERS)
         .map(|number| {
             let (server, key) = (&servers[number % servers.len()], format!("other-{round}-{number}"));
             Box::pin(async move { server.post("/v1/runs", &trigger(&key)).await })
         })
         .collect();
-    join_all(asked).await.into_iter().try_fold(Told::default(), |told, answer| Ok(told.and(&answer?)))
+    join_all(asked).await.into_iter().try_fold(CrowdAnswers::default(), |told, answer| Ok(told.and(&answer?)))
 }
 
-pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn mutations_while_buffered(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     let run = server.post("/v1/runs", &trigger("key")).await?;
@@ -125,8 +125,8 @@ pub(super) async fn mutations_while_buffered(ground: &mut Ground) -> anyhow::Res
     Ok(())
 }
 
-pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn reset_while_buffered(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &gate]).await?;
     let first = server.post("/v1/runs", &trigger("key")).await?;
@@ -145,8 +145,8 @@ pub(super) async fn reset_while_buffered(ground: &mut Ground) -> anyhow::Result<
     Ok(())
 }
 
-pub(super) async fn drainer_killed(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn drainer_killed(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
     for number in 0..200 {
@@ -158,7 +158,7 @@ pub(super) async fn drainer_killed(ground: &mut Ground) -> anyhow::Result<()> {
     if ground.redis()?.port().is_some() {
         let wire = ground.wire().await?;
         // The first message about a run from Redis to a server that only drains is the lease.
-        wire.trap("key-", Side::Answered, Then::Hold);
+        wire.trap("key-", WireEnd::Answered, WireAction::Hold);
         let near = gate_at(ground, &wire.url, more)?;
         let server = ground.serve(&[&target.config("crm"), &near]).await?;
         wire.sprung("it has leased some runs").await?;

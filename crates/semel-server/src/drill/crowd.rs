@@ -5,15 +5,15 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::ground::{Ground, Server};
+use super::ground::{DrillEnvironment, DrillServer};
 
 /// A `[gate]` on the drill's Redis server.
-pub(super) fn gate(ground: &Ground, more: &str) -> anyhow::Result<String> {
+pub(super) fn gate(ground: &DrillEnvironment, more: &str) -> anyhow::Result<String> {
     gate_at(ground, &ground.redis()?.url, more)
 }
 
 /// A `[gate]` on a Redis server behind a wire.
-pub(super) fn gate_at(ground: &Ground, url: &str, more: &str) -> anyhow::Result<String> {
+pub(super) fn gate_at(ground: &DrillEnvironment, url: &str, more: &str) -> anyhow::Result<String> {
     let prefix = &ground.redis()?.prefix;
     Ok(format!("[gate]\nmode = \"on\"\nbuffer = {url:?}\nprefix = \"{prefix}\"\n{more}\n"))
 }
@@ -33,14 +33,14 @@ pub(super) fn trigger(key: &str) -> Value {
 
 /// The answers to concurrent triggers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct CrowdAnswers {
     pub(super) ids: BTreeSet<String>,
     /// Number of answers that called the run new.
     pub(super) first: usize,
     pub(super) answers: usize,
 }
 
-impl Told {
+impl CrowdAnswers {
     /// True if all answers name the same run.
     pub(super) fn is_one(&self) -> bool {
         self.ids.len() == 1 && self.ids.iter().all(|id| id.starts_with("run_"))
@@ -55,7 +55,7 @@ impl Told {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for CrowdAnswers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ids, first, answers } = self;
         write!(f, "{answers} answers, {} ids, {first} first", ids.len())?;
@@ -67,14 +67,14 @@ impl fmt::Display for Told {
 ///
 /// # Errors
 /// A caller got no answer.
-pub(super) async fn crowd(servers: &[Server], key: &str, count: usize) -> anyhow::Result<Told> {
+pub(super) async fn crowd(servers: &[DrillServer], key: &str, count: usize) -> anyhow::Result<CrowdAnswers> {
     let asked: Vec<_> = (0..count)
         .map(|number| {
             let server = &servers[number % servers.len()];
             Box::pin(async move { server.post("/v1/runs", &trigger(key)).await })
         })
         .collect();
-    join_all(asked).await.into_iter().try_fold(Told::default(), |told, answer| Ok(told.and(&answer?)))
+    join_all(asked).await.into_iter().try_fold(CrowdAnswers::default(), |told, answer| Ok(told.and(&answer?)))
 }
 
 /// Polls all futures until the last one has ended.
@@ -105,7 +105,9 @@ mod tests {
     fn two_runs_two_firsts_and_no_run_are_seen() {
         let new = json!({ "id": "run_1", "cached": false });
         let cached = json!({ "id": "run_1", "cached": true });
-        let told = |answers: &[&Value]| answers.iter().fold(Told::default(), |told, answer| told.and(answer));
+        let told = |answers: &[&Value]| {
+            answers.iter().fold(CrowdAnswers::default(), |told, answer| told.and(answer))
+        };
         let fine = told(&[&new, &cached, &cached]);
         assert!(fine.is_one() && fine.first == 1 && fine.answers == 3);
         assert_eq!(told(&[&new, &new]).first, 2);

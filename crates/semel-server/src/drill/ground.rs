@@ -12,18 +12,18 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::postgres::Postgres;
-use super::redis::Redis;
-use super::wire::Wire;
+use super::postgres::DrillPostgres;
+use super::redis::DrillRedis;
+use super::wire::DrillWire;
 use crate::cli::DrillArgs;
-use crate::client::{Client, Request};
+use crate::client::{AdminClient, Request};
 use crate::remote::ask_raw;
 
 /// Timeout of every step of a drill.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A check.
-pub(super) struct Check {
+pub(super) struct DrillCheck {
     pub(super) what: String,
     pub(super) passed: bool,
     /// The observed value.
@@ -32,7 +32,7 @@ pub(super) struct Check {
 
 /// The requirements of a drill besides the servers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Needs {
+pub(super) enum DrillNeeds {
     /// Nothing.
     Nothing,
     /// A Redis.
@@ -58,43 +58,48 @@ impl std::fmt::Display for Skipped {
 impl std::error::Error for Skipped {}
 
 /// The environment of a drill.
-pub(super) struct Ground {
+pub(super) struct DrillEnvironment {
     folder: tempfile::TempDir,
-    pub(super) redis: Option<Redis>,
+    pub(super) redis: Option<DrillRedis>,
     /// A PostgreSQL database that several processes share. Without it they use an embedded ledger one after the other.
-    pub(super) postgres: Option<Postgres>,
+    pub(super) postgres: Option<DrillPostgres>,
     /// Timeout of a server for its PostgreSQL.
     pub(super) patience: &'static str,
-    checks: Vec<Check>,
+    checks: Vec<DrillCheck>,
     notes: Vec<String>,
 }
 
-impl Ground {
+impl DrillEnvironment {
     /// Starts the requirements.
     ///
     /// # Errors
     /// [`Skipped`] if something is not installed; otherwise the reason why it did not start.
-    pub(super) async fn new(args: &DrillArgs, needs: Needs) -> anyhow::Result<Self> {
+    pub(super) async fn new(args: &DrillArgs, needs: DrillNeeds) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("semel-drill-").tempdir().context("a temporary folder")?;
         let redis = match needs {
-            Needs::Nothing => None,
-            Needs::Redis | Needs::Several => Some(Redis::find(args.redis.as_deref(), folder.path()).await?),
-            Needs::OwnRedis | Needs::OwnBoth => Some(Redis::find(None, folder.path()).await?),
+            DrillNeeds::Nothing => None,
+            DrillNeeds::Redis | DrillNeeds::Several => {
+                Some(DrillRedis::find(args.redis.as_deref(), folder.path()).await?)
+            }
+            DrillNeeds::OwnRedis | DrillNeeds::OwnBoth => Some(DrillRedis::find(None, folder.path()).await?),
         };
-        let named = args.postgres.as_deref().filter(|_| needs != Needs::OwnBoth).map(Postgres::named);
+        let named =
+            args.postgres.as_deref().filter(|_| needs != DrillNeeds::OwnBoth).map(DrillPostgres::named);
         let postgres = match (needs, named) {
             (_, Some(named)) => Some(named),
-            (Needs::Nothing | Needs::Redis, None) => None,
-            (Needs::Several | Needs::OwnRedis | Needs::OwnBoth, None) => Postgres::start().await?,
+            (DrillNeeds::Nothing | DrillNeeds::Redis, None) => None,
+            (DrillNeeds::Several | DrillNeeds::OwnRedis | DrillNeeds::OwnBoth, None) => {
+                DrillPostgres::start().await?
+            }
         };
-        if needs == Needs::OwnBoth && postgres.is_none() {
+        if needs == DrillNeeds::OwnBoth && postgres.is_none() {
             let why = "it must start a PostgreSQL server: install one (initdb and postgres on the path)";
             return Err(Skipped(why).into());
         }
         let mut ground =
             Self { folder, redis, postgres, patience: "5s", checks: Vec::new(), notes: Vec::new() };
-        if matches!(needs, Needs::Several | Needs::OwnRedis) && ground.postgres.is_none() {
+        if matches!(needs, DrillNeeds::Several | DrillNeeds::OwnRedis) && ground.postgres.is_none() {
             ground.note(
                 "no PostgreSQL is installed and --postgres names none: one process at a time, because only one process can open an embedded ledger",
             );
@@ -103,7 +108,7 @@ impl Ground {
     }
 
     /// Ends it and returns the checks and the notes.
-    pub(super) async fn end(self) -> (Vec<Check>, Vec<String>) {
+    pub(super) async fn end(self) -> (Vec<DrillCheck>, Vec<String>) {
         if let Some(redis) = self.redis {
             redis.end().await;
         }
@@ -130,13 +135,13 @@ impl Ground {
     }
 
     /// A wire to the Redis server.
-    pub(super) async fn wire(&self) -> anyhow::Result<Wire> {
-        Wire::to(self.redis()?.port().context("this drill has a Redis of its own")?).await
+    pub(super) async fn wire(&self) -> anyhow::Result<DrillWire> {
+        DrillWire::to(self.redis()?.port().context("this drill has a Redis of its own")?).await
     }
 
     /// Records a check.
     pub(super) fn check(&mut self, what: &str, passed: bool, seen: impl std::fmt::Display) {
-        self.checks.push(Check { what: what.to_owned(), passed, seen: seen.to_string() });
+        self.checks.push(DrillCheck { what: what.to_owned(), passed, seen: seen.to_string() });
     }
 
     /// Records whether two values are equal.
@@ -145,14 +150,14 @@ impl Ground {
         self.check(what, seen == expected, told);
     }
 
-    pub(super) fn redis(&self) -> anyhow::Result<&Redis> {
+    pub(super) fn redis(&self) -> anyhow::Result<&DrillRedis> {
         self.redis.as_ref().context("this drill has a Redis")
     }
 
     /// Starts a server process with this config, in addition to the listeners and the store.
-    pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<Server> {
+    pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<DrillServer> {
         let store = match &self.postgres {
-            Some(Postgres { url, schema, .. }) => {
+            Some(DrillPostgres { url, schema, .. }) => {
                 format!("url = {url:?}\nschema = {schema:?}\ntimeout = {:?}\n", self.patience)
             }
             None => format!("url = \"embedded:{}\"\n", self.folder.path().join("data").display()),
@@ -164,17 +169,17 @@ impl Ground {
              [store]\n{store}[ledger]\nlease = \"1s\"\n{config}\n"
         );
         std::fs::write(&file, text).context("the config")?;
-        Server::start(file).await
+        DrillServer::start(file).await
     }
 }
 
 /// A `semel serve` process. Dropping it kills it.
-pub(super) struct Server {
+pub(super) struct DrillServer {
     child: tokio::process::Child,
     admin: String,
 }
 
-impl Server {
+impl DrillServer {
     async fn start(file: PathBuf) -> anyhow::Result<Self> {
         let own = std::env::current_exe().context("where this program is")?;
         let mut child = tokio::process::Command::new(own)
@@ -224,7 +229,7 @@ impl Server {
 
     /// The value of a metric, by its name with labels; zero if it is absent.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        let reply = Client::own(&self.admin)?.send(&Request::get("/metrics")).await?;
+        let reply = AdminClient::own(&self.admin)?.send(&Request::get("/metrics")).await?;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         Ok(value.unwrap_or(0.0))
@@ -244,7 +249,7 @@ impl Server {
         path: &str,
         body: impl Into<String>,
     ) -> anyhow::Result<Value> {
-        ask_raw(&Client::own(&self.admin)?, method, path, body.into()).await
+        ask_raw(&AdminClient::own(&self.admin)?, method, path, body.into()).await
     }
 
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
@@ -258,7 +263,7 @@ impl Server {
     /// Sends a request whose answer is read later and may never come.
     pub(super) fn post_later(&self, path: &str, body: &Value) -> JoinHandle<anyhow::Result<Value>> {
         let (admin, path, body) = (self.admin.clone(), path.to_owned(), body.to_string());
-        tokio::spawn(async move { ask_raw(&Client::own(&admin)?, Method::POST, &path, body).await })
+        tokio::spawn(async move { ask_raw(&AdminClient::own(&admin)?, Method::POST, &path, body).await })
     }
 
     /// Number of deliveries in these states, up to a thousand.

@@ -2,22 +2,22 @@
 
 use serde_json::{Value, json};
 
-use super::ground::{Ground, Server, until};
-use super::target::Target;
+use super::ground::{DrillEnvironment, DrillServer, until};
+use super::target::DrillTarget;
 
 fn event(key: &str) -> Value {
     json!({ "type": "order.paid", "dedupe_key": key, "payload": { "order": key } })
 }
 
-async fn replayed(server: &Server, body: &Value) -> anyhow::Result<Value> {
+async fn replayed(server: &DrillServer, body: &Value) -> anyhow::Result<Value> {
     let job = server.post("/v1/replays", body).await?;
     let path = format!("/v1/replays/{}", job["id"].as_str().unwrap_or_default());
     until("the replay job ends", || async { Ok(server.get(&path).await?["state"] != "running") }).await?;
     server.get(&path).await
 }
 
-pub(super) async fn target_down(ground: &mut Ground) -> anyhow::Result<()> {
-    let (mut gone, there) = (Target::start().await?, Target::start().await?);
+pub(super) async fn target_down(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let (mut gone, there) = (DrillTarget::start().await?, DrillTarget::start().await?);
     let server = ground.serve(&[&gone.config("gone"), &there.config("there")]).await?;
     gone.stop().await;
     for number in 0..5 {
@@ -40,8 +40,8 @@ pub(super) async fn target_down(ground: &mut Ground) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn broken_credentials(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn broken_credentials(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     target.answer_with(401);
     let server = ground.serve(&[&target.config("crm")]).await?;
     server.post("/v1/events", &event("order-1")).await?;
@@ -62,8 +62,8 @@ pub(super) async fn broken_credentials(ground: &mut Ground) -> anyhow::Result<()
     Ok(())
 }
 
-pub(super) async fn replay_dead_letter(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn replay_dead_letter(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     target.answer_with(422);
     let server = ground.serve(&[&target.config("crm")]).await?;
     server.post("/v1/events", &event("order-1")).await?;

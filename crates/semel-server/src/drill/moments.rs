@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::crowd::{MANY, SHUT, Told, WIDE, crowd, gate, gate_at, trigger};
-use super::ground::{Ground, Server, until};
-use super::target::Target;
-use super::wire::{COMPLETE, GATE, Side, Then};
+use super::crowd::{CrowdAnswers, MANY, SHUT, WIDE, crowd, gate, gate_at, trigger};
+use super::ground::{DrillEnvironment, DrillServer, until};
+use super::target::DrillTarget;
+use super::wire::{COMPLETE, GATE, WireAction, WireEnd};
 
 /// Number of triggers of a server that wait for another one with the same key.
-pub(super) async fn waiting(server: &Server) -> anyhow::Result<usize> {
+pub(super) async fn waiting(server: &DrillServer) -> anyhow::Result<usize> {
     Ok(server.metric("semel_trigger_waiters").await? as usize)
 }
 
-pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn winner_crashes(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let wire = ground.wire().await?;
     let more = format!("{WIDE}lease = \"4s\"\nwait = \"20s\"\n");
     let (near, far) = (gate_at(ground, &wire.url, &more)?, gate(ground, &more)?);
@@ -24,7 +24,7 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
         others.push(ground.serve(&[&target.config("crm"), &far]).await?);
     }
     let winner = ground.serve(&[&target.config("crm"), &near]).await?;
-    wire.trap(GATE, Side::Asked, Then::Hold);
+    wire.trap(GATE, WireEnd::Asked, WireAction::Hold);
     let asked = winner.post_later("/v1/runs", &trigger("key"));
     wire.sprung("a caller has won the claim").await?;
     // Its clocks stop too, so it does not give up while the others arrive.
@@ -72,7 +72,7 @@ pub(super) async fn winner_crashes(ground: &mut Ground) -> anyhow::Result<()> {
 }
 
 /// Waits until a server is connected to Redis again.
-pub(super) async fn again(server: &Server) -> anyhow::Result<()> {
+pub(super) async fn again(server: &DrillServer) -> anyhow::Result<()> {
     until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await?;
     // Claims use another connection. A client that found Redis unavailable reconnects after 50 ms.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -80,20 +80,20 @@ pub(super) async fn again(server: &Server) -> anyhow::Result<()> {
 }
 
 /// Number of runs in the ledger and the buffer.
-async fn written(ground: &Ground, server: &Server) -> anyhow::Result<usize> {
+async fn written(ground: &DrillEnvironment, server: &DrillServer) -> anyhow::Result<usize> {
     Ok(server.runs().await?.len() + ground.redis()?.buffered("runs").await?.len())
 }
 
 /// Waits until no delivery is pending.
-pub(super) async fn settled(server: &Server) -> anyhow::Result<()> {
+pub(super) async fn settled(server: &DrillServer) -> anyhow::Result<()> {
     until("nothing is left to deliver", || async {
         Ok(server.deliveries("queued,running,retry_wait,idle").await? == 0)
     })
     .await
 }
 
-pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn publish_lost(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     for (place, limit) in [("ledger", WIDE), ("buffer", SHUT)] {
         // With a long lease, a trigger that only waits for it times out. The short hold keeps this gate from affecting the next case.
         let more = format!("{limit}hold = \"1ms\"\ndrainers = 0\nlease = \"60s\"\nwait = \"1s\"\n");
@@ -102,7 +102,7 @@ pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
         let winner = ground.serve(&[&target.config("crm"), &near]).await?;
         let key = format!("key-{place}");
         let before = winner.runs().await?;
-        wire.trap(COMPLETE, Side::Asked, Then::Hold);
+        wire.trap(COMPLETE, WireEnd::Asked, WireAction::Hold);
         let asked = winner.post_later("/v1/runs", &trigger(&key));
         wire.sprung("the run is written, and its id about to be published").await?;
         winner.kill().await;
@@ -142,13 +142,13 @@ pub(super) async fn publish_lost(ground: &mut Ground) -> anyhow::Result<()> {
 }
 
 /// The winner stays alive, and Redis does not accept what it publishes.
-async fn published_in_vain(ground: &mut Ground, target: &Target) -> anyhow::Result<()> {
+async fn published_in_vain(ground: &mut DrillEnvironment, target: &DrillTarget) -> anyhow::Result<()> {
     let wire = ground.wire().await?;
     let near = gate_at(ground, &wire.url, &format!("{WIDE}drainers = 0\nlease = \"1s\"\nwait = \"5s\"\n"))?;
     let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
-    wire.trap(COMPLETE, Side::Asked, Then::Cut);
+    wire.trap(COMPLETE, WireEnd::Asked, WireAction::Cut);
     let first = servers[0].post("/v1/runs", &trigger("key-alive")).await?;
-    let first = Told::default().and(&first);
+    let first = CrowdAnswers::default().and(&first);
     ground.check("a winner that cannot publish still answers its caller", first.first == 1, &first);
     let counted = servers[0].metric("semel_trigger_claims_total{outcome=\"unpublished\"}").await?;
     ground.same("the failure is counted", &counted, &1.0);
@@ -161,16 +161,16 @@ async fn published_in_vain(ground: &mut Ground, target: &Target) -> anyhow::Resu
     Ok(())
 }
 
-pub(super) async fn reset_while_draining(ground: &mut Ground) -> anyhow::Result<()> {
+pub(super) async fn reset_while_draining(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
     ground.need_shared()?;
-    let target = Target::start().await?;
+    let target = DrillTarget::start().await?;
     let wire = ground.wire().await?;
     let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
     let first = server.post("/v1/runs", &trigger("key-of-both")).await?;
     let near = gate_at(ground, &wire.url, &format!("{SHUT}drainers = 1\n"))?;
     // The first message about the run from Redis to a server that only drains is the lease.
-    wire.trap("key-of-both", Side::Answered, Then::Hold);
+    wire.trap("key-of-both", WireEnd::Answered, WireAction::Hold);
     let drainer = ground.serve(&[&target.config("crm"), &near]).await?;
     wire.sprung("the run is leased").await?;
     let leased = ground.redis()?.buffered("leased").await?;

@@ -1,38 +1,38 @@
 //! Redis or the database fails while it is needed.
 
-use super::crowd::{MANY, SHUT, Told, crowd, gate, gate_at, trigger};
-use super::ground::{Ground, Server, until};
+use super::crowd::{CrowdAnswers, MANY, SHUT, crowd, gate, gate_at, trigger};
+use super::ground::{DrillEnvironment, DrillServer, until};
 use super::moments::{again, settled, waiting};
-use super::target::Target;
-use super::wire::{CLAIM, Side, Then, Wire};
+use super::target::DrillTarget;
+use super::wire::{CLAIM, DrillWire, WireAction, WireEnd};
 
 const FAILED_OPEN: &str = "semel_trigger_claims_total{outcome=\"failed_open\"}";
 
-pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn redis_down(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     let wire = ground.wire().await?;
     let more = format!("{SHUT}lease = \"5s\"\nwait = \"5s\"\n");
     let (near, far) = (gate_at(ground, &wire.url, &more)?, gate(ground, &more)?);
     let servers = [ground.serve(&[&target.config("crm"), &near]).await?];
-    let mut known: Vec<(String, Told)> = Vec::new();
+    let mut known: Vec<(String, CrowdAnswers)> = Vec::new();
     let moments = [
-        ("at-claim", CLAIM, Then::Cut, "at claim: Redis fails when the claim is sent"),
+        ("at-claim", CLAIM, WireAction::Cut, "at claim: Redis fails when the claim is sent"),
         (
             "at-accept-never",
             &["key-at-accept-never"][..],
-            Then::Cut,
+            WireAction::Cut,
             "at accept: the run does not reach the buffer",
         ),
         (
             "at-accept-maybe",
             &["key-at-accept-maybe"],
-            Then::CutTheAnswer,
+            WireAction::CutTheAnswer,
             "at accept: the run is buffered, and the answer is lost",
         ),
     ];
     for (name, says, then, about) in moments {
         let key = format!("key-{name}");
-        wire.trap_any(says, Side::Asked, then);
+        wire.trap_any(says, WireEnd::Asked, then);
         let told = crowd(&servers, &key, MANY).await?;
         wire.sprung("the moment has come").await?;
         let what = format!("{about}; {MANY} triggers of one key are one run, and it was new for one caller");
@@ -50,7 +50,7 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
         ground
             .note("at wait: not tried, since the one that waits and the one it waits for are two processes");
     }
-    ground.redis.as_mut().map(super::redis::Redis::kill);
+    ground.redis.as_mut().map(super::redis::DrillRedis::kill);
     let told = crowd(&servers, "key-without", MANY).await?;
     ground.check(
         "without any Redis 20 triggers of one key are one run, and it was new for one caller",
@@ -73,7 +73,7 @@ pub(super) async fn redis_down(ground: &mut Ground) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn back(ground: &mut Ground) -> anyhow::Result<()> {
+async fn back(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
     match &mut ground.redis {
         Some(redis) => redis.restart().await,
         None => Ok(()),
@@ -82,14 +82,14 @@ async fn back(ground: &mut Ground) -> anyhow::Result<()> {
 
 /// Redis fails while one process holds the claim and callers of another wait for it.
 async fn at_wait(
-    ground: &mut Ground,
-    wire: &Wire,
-    winner: &Server,
-    others: &[Server],
-) -> anyhow::Result<(String, Told)> {
+    ground: &mut DrillEnvironment,
+    wire: &DrillWire,
+    winner: &DrillServer,
+    others: &[DrillServer],
+) -> anyhow::Result<(String, CrowdAnswers)> {
     let key = "key-at-wait";
     // When the run is about to be buffered.
-    wire.trap(key, Side::Asked, Then::Hold);
+    wire.trap(key, WireEnd::Asked, WireAction::Hold);
     let asked = winner.post_later("/v1/runs", &trigger(key));
     wire.sprung("a caller has won the claim").await?;
     // Its clocks stop too, so it does not give up while the others arrive.
@@ -122,8 +122,8 @@ async fn at_wait(
 /// Number of runs in the drill.
 const RUNS: usize = 100;
 
-pub(super) async fn database_down(ground: &mut Ground) -> anyhow::Result<()> {
-    let target = Target::start().await?;
+pub(super) async fn database_down(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+    let target = DrillTarget::start().await?;
     ground.patience = "1s";
     let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
     let server = ground.serve(&[&target.config("crm"), &quiet]).await?;

@@ -15,7 +15,7 @@ use super::ground::until;
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
 /// A PostgreSQL database.
-pub(super) struct Postgres {
+pub(super) struct DrillPostgres {
     pub(super) url: String,
     /// The schema of all tables of this drill: an existing database may contain others.
     pub(super) schema: String,
@@ -33,7 +33,7 @@ struct Own {
     server: Option<Child>,
 }
 
-impl Postgres {
+impl DrillPostgres {
     /// The database at `url`.
     pub(super) fn named(url: &str) -> Self {
         Self { url: url.to_owned(), schema: format!("semel_drill_{:08x}", rand::random::<u32>()), own: None }

@@ -11,7 +11,7 @@ use semel::store::{Effect, RedisClient};
 use super::ground::{Killed, Skipped, exists, until};
 
 /// A Redis server.
-pub(super) struct Redis {
+pub(super) struct DrillRedis {
     pub(super) url: String,
     /// Prefix of the drill's keys and streams: an existing server may contain others.
     pub(super) prefix: String,
@@ -20,7 +20,7 @@ pub(super) struct Redis {
     server: Option<Killed>,
 }
 
-impl Redis {
+impl DrillRedis {
     /// Uses the server at `url`, or starts `redis-server`.
     pub(super) async fn find(url: Option<&str>, folder: &Path) -> anyhow::Result<Self> {
         let prefix = format!("semel-drill-{:08x}", rand::random::<u32>());

@@ -14,23 +14,23 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 
 /// A target that counts deliveries by key.
-pub(super) struct Target {
+pub(super) struct DrillTarget {
     at: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<TargetShared>,
     serving: Option<tokio::task::JoinHandle<()>>,
 }
 
-struct Shared {
+struct TargetShared {
     status: AtomicU16,
     taken: Mutex<BTreeMap<String, u32>>,
     calls: Mutex<Vec<(String, String)>>,
 }
 
-impl Target {
+impl DrillTarget {
     pub(super) async fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let at = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TargetShared {
             status: AtomicU16::new(200),
             taken: Mutex::default(),
             calls: Mutex::default(),
@@ -84,7 +84,7 @@ impl Target {
     }
 }
 
-async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: String) -> StatusCode {
+async fn take(State(shared): State<Arc<TargetShared>>, headers: HeaderMap, body: String) -> StatusCode {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or("").to_owned();
     shared.calls.lock().push((key.clone(), body));
     let status = StatusCode::from_u16(shared.status.load(Ordering::SeqCst)).unwrap_or(StatusCode::OK);

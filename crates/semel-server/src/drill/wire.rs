@@ -20,7 +20,7 @@ pub(super) const GATE: &str = ":admitted";
 
 /// The sender of the text.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum WireEnd {
     /// The server, to Redis.
     Asked,
     /// Redis, to the server.
@@ -29,7 +29,7 @@ pub(super) enum Side {
 
 /// What happens when the text passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum WireAction {
     /// The text is held, with everything on this connection, until it is released.
     Hold,
     /// The text is dropped, and every connection is closed.
@@ -39,10 +39,10 @@ pub(super) enum Then {
 }
 
 /// Waits for a text.
-struct Trap {
+struct WireTrap {
     says: Vec<Vec<u8>>,
-    side: Side,
-    then: Then,
+    side: WireEnd,
+    then: WireAction,
 }
 
 /// The state of the wire.
@@ -55,34 +55,35 @@ enum Wired {
     Down,
 }
 
-struct Shared {
+struct WireShared {
     to: SocketAddr,
-    trap: Mutex<Option<Trap>>,
+    trap: Mutex<Option<WireTrap>>,
     wired: watch::Sender<Wired>,
 }
 
 /// A wire. Dropping it closes all connections.
-pub(super) struct Wire {
+pub(super) struct DrillWire {
     /// The Redis URL for the server.
     pub(super) url: String,
-    shared: Arc<Shared>,
+    shared: Arc<WireShared>,
     listening: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Wire {
+impl Drop for DrillWire {
     fn drop(&mut self) {
         self.listening.abort();
         self.shared.wired.send_replace(Wired::Down);
     }
 }
 
-impl Wire {
+impl DrillWire {
     /// A wire to the Redis server at this port.
     pub(super) async fn to(port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("a port")?;
         let url = format!("redis://{}", listener.local_addr()?);
         let to = SocketAddr::from(([127, 0, 0, 1], port));
-        let shared = Arc::new(Shared { to, trap: Mutex::default(), wired: watch::Sender::new(Wired::Open) });
+        let shared =
+            Arc::new(WireShared { to, trap: Mutex::default(), wired: watch::Sender::new(Wired::Open) });
         let of_all = Arc::clone(&shared);
         let listening = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -96,14 +97,14 @@ impl Wire {
     }
 
     /// Waits once for `says`, from now on.
-    pub(super) fn trap(&self, says: &str, side: Side, then: Then) {
+    pub(super) fn trap(&self, says: &str, side: WireEnd, then: WireAction) {
         self.trap_any(&[says], side, then);
     }
 
     /// Waits once for any of these, from now on.
-    pub(super) fn trap_any(&self, says: &[&str], side: Side, then: Then) {
+    pub(super) fn trap_any(&self, says: &[&str], side: WireEnd, then: WireAction) {
         let says = says.iter().map(|says| says.as_bytes().to_vec()).collect();
-        *self.shared.trap.lock() = Some(Trap { says, side, then });
+        *self.shared.trap.lock() = Some(WireTrap { says, side, then });
     }
 
     /// Waits until the text has passed.
@@ -124,11 +125,11 @@ impl Wire {
 
 /// The last bytes of one side: a text may arrive in two pieces.
 #[derive(Default)]
-struct Said(Vec<u8>);
+struct RecentBytes(Vec<u8>);
 
-impl Said {
+impl RecentBytes {
     /// Adds bytes. Returns the action if the expected text was found.
-    fn hear(&mut self, chunk: &[u8], side: Side, shared: &Shared) -> Option<Then> {
+    fn hear(&mut self, chunk: &[u8], side: WireEnd, shared: &WireShared) -> Option<WireAction> {
         self.0.extend_from_slice(chunk);
         let mut trap = shared.trap.lock();
         let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.as_slice());
@@ -140,21 +141,21 @@ impl Said {
         let then = if heard { trap.take()?.then } else { return None };
         // Before anyone can observe that the text has passed.
         match then {
-            Then::Hold => drop(shared.wired.send_replace(Wired::Held)),
-            Then::Cut => drop(shared.wired.send_replace(Wired::Down)),
-            Then::CutTheAnswer => {}
+            WireAction::Hold => drop(shared.wired.send_replace(Wired::Held)),
+            WireAction::Cut => drop(shared.wired.send_replace(Wired::Down)),
+            WireAction::CutTheAnswer => {}
         }
         Some(then)
     }
 }
 
 /// Copies one connection until an end closes it or the wire is cut. An error counts as the end.
-async fn carry(client: TcpStream, shared: Arc<Shared>) {
+async fn carry(client: TcpStream, shared: Arc<WireShared>) {
     let Ok(server) = TcpStream::connect(shared.to).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
-    let (mut asked, mut answered) = (Said::default(), Said::default());
+    let (mut asked, mut answered) = (RecentBytes::default(), RecentBytes::default());
     let (mut one, mut other) = (vec![0; 16 << 10], vec![0; 16 << 10]);
     let mut wired = shared.wired.subscribe();
     loop {
@@ -162,20 +163,20 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
             return;
         }
         let (side, length) = tokio::select! {
-            read = from_client.read(&mut one) => (Side::Asked, read.unwrap_or(0)),
-            read = from_server.read(&mut other) => (Side::Answered, read.unwrap_or(0)),
+            read = from_client.read(&mut one) => (WireEnd::Asked, read.unwrap_or(0)),
+            read = from_server.read(&mut other) => (WireEnd::Answered, read.unwrap_or(0)),
             _ = wired.changed() => continue,
         };
         if length == 0 {
             return;
         }
         let (said, chunk) = match side {
-            Side::Asked => (&mut asked, &one[..length]),
-            Side::Answered => (&mut answered, &other[..length]),
+            WireEnd::Asked => (&mut asked, &one[..length]),
+            WireEnd::Answered => (&mut answered, &other[..length]),
         };
         match said.hear(chunk, side, &shared) {
             None => {}
-            Some(Then::Hold) => {
+            Some(WireAction::Hold) => {
                 if wired.wait_for(|wired| *wired != Wired::Held).await.is_err() {
                     return;
                 }
@@ -183,8 +184,8 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
                     return;
                 }
             }
-            Some(Then::Cut) => return,
-            Some(Then::CutTheAnswer) => {
+            Some(WireAction::Cut) => return,
+            Some(WireAction::CutTheAnswer) => {
                 // Redis acts before it answers: after the answer, the action is done.
                 if to_server.write_all(chunk).await.is_ok() {
                     let _ = from_server.read(&mut other).await;
@@ -194,8 +195,8 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
             }
         }
         let written = match side {
-            Side::Asked => to_server.write_all(chunk).await,
-            Side::Answered => to_client.write_all(chunk).await,
+            WireEnd::Asked => to_server.write_all(chunk).await,
+            WireEnd::Answered => to_client.write_all(chunk).await,
         };
         if written.is_err() {
             return;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel_http::observe::{Exchange, Observer, Outcome};
+use semel_http::observe::{AnswerObserver, AnswerOutcome, Exchange};
 use tokio::time::Instant;
 
 /// Maximum number of refusals logged per second. A flood of them must not fill the disk.
 const REFUSALS_PER_SECOND: u32 = 20;
 
 /// Logs answers with the pattern of their route, which comes from the operator and not from a caller.
-pub(super) struct Log {
+pub(super) struct AccessLog {
     patterns: Vec<String>,
     refusals: Mutex<Refusals>,
 }
@@ -45,13 +45,13 @@ impl Refusals {
     }
 }
 
-impl Log {
+impl AccessLog {
     pub(super) fn new(patterns: Vec<String>) -> Self {
         Self { patterns, refusals: Mutex::default() }
     }
 }
 
-impl Observer for Log {
+impl AnswerObserver for AccessLog {
     fn answered(&self, exchange: &Exchange<'_>) {
         let operation = exchange.route.and_then(|route| self.patterns.get(route)).map_or("*", String::as_str);
         let outcome = exchange.outcome.name();
@@ -64,8 +64,8 @@ impl Observer for Log {
             };
         }
         match exchange.outcome {
-            Outcome::Doubtful | Outcome::NotStored | Outcome::Unprotected => say!(warn),
-            Outcome::Refused(_) | Outcome::VerifyRefused | Outcome::Tombstone
+            AnswerOutcome::Doubtful | AnswerOutcome::NotStored | AnswerOutcome::Unprotected => say!(warn),
+            AnswerOutcome::Refused(_) | AnswerOutcome::VerifyRefused | AnswerOutcome::Tombstone
                 if self.refusals.lock().is_logged() =>
             {
                 say!(info);

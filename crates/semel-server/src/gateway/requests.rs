@@ -14,11 +14,11 @@ const KEPT: usize = 1 << 16;
 /// The requests that were answered last.
 #[derive(Default)]
 pub(crate) struct Requests {
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptRequest>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct KeptRequest {
     keys: HashMap<RequestHash, KeyId>,
     /// The oldest first.
     order: VecDeque<RequestHash>,

@@ -6,13 +6,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use semel::time::{Clock as _, SystemClock};
 use semel_http::stored::{REPLAYED, STORED};
 
-use crate::otlp::{Exporter, Kind, Span};
+use crate::otlp::{Exporter, Span, SpanKind};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The ids of one request.
-pub(super) struct Story {
+pub(super) struct RequestIds {
     request_id: String,
     parent: Option<Parent>,
     traced: Option<Traced>,
@@ -34,7 +34,7 @@ struct Traced {
     start: u64,
 }
 
-impl Story {
+impl RequestIds {
     /// Reads the ids of a request. A request without an id gets one, which the upstream sees too. With a collector, the upstream sees
     /// the gateway's span as its parent.
     pub(super) fn begin(headers: &mut HeaderMap, exporter: Option<&Arc<Exporter>>) -> Self {
@@ -84,7 +84,7 @@ impl Story {
             id,
             parent: self.parent.map(|parent| parent.span),
             name,
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             start,
             end: SystemClock.now().as_micros(),
             request_id: self.request_id,

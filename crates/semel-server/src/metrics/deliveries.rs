@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use semel_pipeline::delivery::Class;
+use semel_pipeline::delivery::AttemptClass;
 use semel_pipeline::ledger::Totals;
-use semel_pipeline::worker::{Attempted, Observer};
+use semel_pipeline::worker::{Attempted, DeliveryObserver};
 
 use super::{Histogram, gauge, head};
 use crate::pipeline::Pipeline;
@@ -24,7 +24,7 @@ pub(crate) struct Deliveries {
 
 #[derive(Debug, Default)]
 struct OfTarget {
-    classes: [AtomicU64; Class::ALL.len()],
+    classes: [AtomicU64; AttemptClass::ALL.len()],
     took: Histogram,
 }
 
@@ -45,7 +45,7 @@ impl Deliveries {
         let targets = self.targets.read();
         head(text, "semel_deliveries_total", "counter", "Delivery attempts, by result.");
         for (target, counted) in targets.iter() {
-            for (class, count) in Class::ALL.iter().zip(&counted.classes) {
+            for (class, count) in AttemptClass::ALL.iter().zip(&counted.classes) {
                 let (class, count) = (class.as_str(), count.load(Ordering::Relaxed));
                 let _ =
                     writeln!(text, "semel_deliveries_total{{target=\"{target}\",class=\"{class}\"}} {count}");
@@ -96,11 +96,11 @@ impl Deliveries {
     }
 }
 
-impl Observer for Deliveries {
+impl DeliveryObserver for Deliveries {
     fn attempted(&self, attempted: &Attempted<'_>) {
         let counted = self.of(&attempted.work.target);
         let class = attempted.class();
-        if let Some(at) = Class::ALL.iter().position(|known| *known == class) {
+        if let Some(at) = AttemptClass::ALL.iter().position(|known| *known == class) {
             counted.classes[at].fetch_add(1, Ordering::Relaxed);
         }
         if attempted.took > Duration::ZERO {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use semel_pipeline::gate::Why;
 
 use super::{gauge, head};
-use crate::intake::Intake;
+use crate::intake::RunningIntake;
 use crate::pipeline::RunWaiters;
 
 /// Writes counters with one label.
@@ -18,7 +18,7 @@ fn family(text: &mut String, metric: &str, help: &str, label: &str, counts: &[(&
 }
 
 /// All metrics in the text format of Prometheus.
-pub(super) fn write(text: &mut String, intake: &Intake) {
+pub(super) fn write(text: &mut String, intake: &RunningIntake) {
     let triggers = intake.triggers.counters();
     let claims = [
         ("won", &triggers.won),

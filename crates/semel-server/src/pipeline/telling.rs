@@ -6,11 +6,11 @@ use std::time::Duration;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::id::EventId;
 use semel_pipeline::target::Sampled;
-use semel_pipeline::worker::{Attempted, Observer};
+use semel_pipeline::worker::{Attempted, DeliveryObserver};
 
 use super::waiters::RunWaiters;
 use crate::metrics::Deliveries;
-use crate::otlp::{Exporter, Kind, Span};
+use crate::otlp::{Exporter, Span, SpanKind};
 
 /// Notifies all of them.
 pub(crate) struct Telling {
@@ -19,7 +19,7 @@ pub(crate) struct Telling {
     pub(crate) waiters: Arc<RunWaiters>,
 }
 
-impl Observer for Telling {
+impl DeliveryObserver for Telling {
     fn attempted(&self, attempted: &Attempted<'_>) {
         self.counters.attempted(attempted);
         // An attempt that was not sent has no span.
@@ -37,7 +37,7 @@ impl Observer for Telling {
 }
 
 /// An attempt as a span.
-fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::Span) -> Span {
+fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::AttemptSpan) -> Span {
     let work = attempted.work;
     let end = SystemClock.now().as_micros();
     let took = u64::try_from(attempted.took.as_micros()).unwrap_or(0);
@@ -47,7 +47,7 @@ fn shown(attempted: &Attempted<'_>, span: &semel_pipeline::target::Span) -> Span
         parent: span.parent,
         // The operator chooses the target's name.
         name: format!("deliver {}", work.target),
-        kind: Kind::Client,
+        kind: SpanKind::Client,
         start: end.saturating_sub(took),
         end,
         request_id: work.request_id.clone(),

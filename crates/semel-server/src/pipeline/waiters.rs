@@ -36,7 +36,7 @@ struct Watched {
 
 /// A slot among the waiters. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct WaiterSlot {
     _permit: OwnedSemaphorePermit,
 }
 
@@ -89,9 +89,9 @@ impl RunWaiters {
     }
 
     /// Takes a slot; `None` if all are taken.
-    pub(crate) fn enter(&self) -> Option<Place> {
+    pub(crate) fn enter(&self) -> Option<WaiterSlot> {
         match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(permit) => Some(Place { _permit: permit }),
+            Ok(permit) => Some(WaiterSlot { _permit: permit }),
             Err(_) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 None

@@ -14,7 +14,7 @@ use crate::{
     daemon::Daemon,
     error::Doing,
     folder::Folder,
-    process::{Ending, Owner, run},
+    process::{StopMethod, SystemUser, run},
     programs::PostgresPrograms,
 };
 
@@ -23,13 +23,13 @@ const USERS: [&str; 2] = ["postgres", "nobody"];
 
 /// Options of a PostgreSQL server: see [`Postgres::options`].
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct PostgresOptions {
     storage: Storage,
     pub(super) password: Option<String>,
     lines: Vec<String>,
 }
 
-impl Options {
+impl PostgresOptions {
     /// Where the data is stored; on disk by default. Syncs are made in both cases.
     pub fn storage(mut self, storage: Storage) -> Self {
         self.storage = storage;
@@ -66,11 +66,11 @@ impl Options {
 
     pub(super) fn start_standby(&self, primary: &Postgres, stream: SocketAddr) -> Result<Postgres> {
         let source = primary.daemon.folder().path();
-        let fill = |data: &Path, programs: &PostgresPrograms, owner: Option<Owner>| {
+        let fill = |data: &Path, programs: &PostgresPrograms, owner: Option<SystemUser>| {
             let mut backup = Command::new(programs.path("pg_basebackup")?);
             backup.arg("-h").arg(source).arg("-p").arg(primary.port().to_string()).arg("-D").arg(data);
             backup.args(["-U", "postgres", "-X", "stream", "--checkpoint=fast", "--no-sync"]);
-            Owner::apply(owner, plain(&mut backup));
+            SystemUser::apply(owner, plain(&mut backup));
             run(&mut backup)?;
             write(&data.join("standby.signal"), "", owner)
         };
@@ -85,17 +85,17 @@ impl Options {
 
     fn start_on(
         &self,
-        fill: impl FnOnce(&Path, &PostgresPrograms, Option<Owner>) -> Result<()>,
+        fill: impl FnOnce(&Path, &PostgresPrograms, Option<SystemUser>) -> Result<()>,
         more: &str,
     ) -> Result<Postgres> {
         let programs = PostgresPrograms::newest()?;
-        let owner = Owner::unless_user(&USERS)?;
+        let owner = SystemUser::unless_user(&USERS)?;
         let folder = Folder::create("postgres", self.storage, owner)?;
         fill(&data(&folder), &programs, owner)?;
         write(&data(&folder).join("pg_hba.conf"), self.access(), owner)?;
         let daemon = Daemon::start(
             "postgres",
-            Ending::Quit,
+            StopMethod::Quit,
             folder,
             |folder, port| {
                 write(&data(folder).join("postgresql.conf"), &self.lines(folder.path(), port, more), owner)?;
@@ -131,10 +131,14 @@ impl Options {
 }
 
 /// Starts the server itself, never `pg_ctl`: only a parent can reap it, and a zombie blocks a restart.
-pub(super) fn command(programs: &PostgresPrograms, folder: &Folder, owner: Option<Owner>) -> Result<Command> {
+pub(super) fn command(
+    programs: &PostgresPrograms,
+    folder: &Folder,
+    owner: Option<SystemUser>,
+) -> Result<Command> {
     let mut command = Command::new(programs.path("postgres")?);
     command.arg("-D").arg(data(folder));
-    Owner::apply(owner, plain(&mut command));
+    SystemUser::apply(owner, plain(&mut command));
     Ok(command)
 }
 
@@ -149,7 +153,7 @@ fn data(folder: &Folder) -> PathBuf {
     folder.path().join("data")
 }
 
-fn write(path: &Path, text: &str, owner: Option<Owner>) -> Result<()> {
+fn write(path: &Path, text: &str, owner: Option<SystemUser>) -> Result<()> {
     fs::write(path, text).doing(|| format!("writing {}", path.display()))?;
     let Some(owner) = owner else { return Ok(()) };
     std::os::unix::fs::chown(path, Some(owner.uid), Some(owner.gid))

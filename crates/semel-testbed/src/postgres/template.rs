@@ -12,7 +12,7 @@ use crate::{
     Result, Storage,
     error::Doing,
     folder::{Folder, copy_tree},
-    process::{Owner, run},
+    process::{SystemUser, run},
     programs::PostgresPrograms,
 };
 
@@ -20,11 +20,11 @@ use crate::{
 const SERIES: u32 = 1;
 
 /// Copies the template to `data`. Creates the template first if there is none for this version.
-pub(super) fn copy_to(data: &Path, programs: &PostgresPrograms, owner: Option<Owner>) -> Result<()> {
+pub(super) fn copy_to(data: &Path, programs: &PostgresPrograms, owner: Option<SystemUser>) -> Result<()> {
     copy_tree(&template(programs, owner)?, data, owner)
 }
 
-fn template(programs: &PostgresPrograms, owner: Option<Owner>) -> Result<PathBuf> {
+fn template(programs: &PostgresPrograms, owner: Option<SystemUser>) -> Result<PathBuf> {
     let home = home()?;
     fs::create_dir_all(&home).doing(|| format!("creating {}", home.display()))?;
     let version: String = programs.version.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -47,7 +47,7 @@ fn template(programs: &PostgresPrograms, owner: Option<Owner>) -> Result<PathBuf
             "--locale=C",
             "--no-sync",
         ]);
-        Owner::apply(owner, plain(&mut initdb));
+        SystemUser::apply(owner, plain(&mut initdb));
         run(&mut initdb)?;
         let half = home.join("unfinished");
         if half.exists() {

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::mode::{Admission, Counters, Held, Mode, Pace};
+use super::mode::{BytePace, ConnectionAdmission, HeldBytes, ProxyMode, TrafficCounters};
 
 /// Maximum number of buffered pieces per direction. At the limit, the sender has to wait.
 const PIECES: usize = 64;
@@ -29,16 +29,16 @@ const PIECE: usize = 16 * 1024;
 /// so that a held direction also holds the end of the connection.
 type Piece = (Instant, io::Result<Vec<u8>>);
 
-pub(super) struct Connection {
+pub(super) struct ProxiedConnection {
     client: TcpStream,
-    mode: watch::Receiver<Mode>,
-    counters: Arc<Counters>,
+    mode: watch::Receiver<ProxyMode>,
+    counters: Arc<TrafficCounters>,
     cut_before: u64,
     half_open_before: u64,
 }
 
 /// Why a connection ends.
-enum End {
+enum ConnectionEnd {
     /// Both sides have finished.
     Done,
     /// Both sides must see a reset.
@@ -47,8 +47,12 @@ enum End {
     HalfOpen,
 }
 
-impl Connection {
-    pub(super) fn new(client: TcpStream, mode: watch::Receiver<Mode>, counters: Arc<Counters>) -> Self {
+impl ProxiedConnection {
+    pub(super) fn new(
+        client: TcpStream,
+        mode: watch::Receiver<ProxyMode>,
+        counters: Arc<TrafficCounters>,
+    ) -> Self {
         counters.open.fetch_add(1, Ordering::Relaxed);
         let (cut_before, half_open_before) = {
             let mode = mode.borrow();
@@ -62,27 +66,27 @@ impl Connection {
             let mode = self.mode.borrow();
             (mode.target, mode.admission)
         };
-        if admission == Admission::HalfOpen {
+        if admission == ConnectionAdmission::HalfOpen {
             return self.swallow().await;
         }
         let mut mode = self.mode.clone();
         let connected = tokio::select! {
             connected = TcpStream::connect(target) => connected,
             end = fault(&mut mode, self.cut_before, self.half_open_before) => match end {
-                End::HalfOpen => return self.swallow().await,
-                End::Done | End::Reset => return reset(&self.client),
+                ConnectionEnd::HalfOpen => return self.swallow().await,
+                ConnectionEnd::Done | ConnectionEnd::Reset => return reset(&self.client),
             },
         };
         let Ok(mut server) = connected else { return reset(&self.client) };
         // Pieces must be forwarded as they arrive.
         let _ = (server.set_nodelay(true), self.client.set_nodelay(true));
         match self.pass(&mut server).await {
-            End::Done => {}
-            End::Reset => {
+            ConnectionEnd::Done => {}
+            ConnectionEnd::Reset => {
                 reset(&server);
                 reset(&self.client);
             }
-            End::HalfOpen => {
+            ConnectionEnd::HalfOpen => {
                 reset(&server);
                 drop(server);
                 self.swallow().await;
@@ -90,7 +94,7 @@ impl Connection {
         }
     }
 
-    async fn pass(&mut self, server: &mut TcpStream) -> End {
+    async fn pass(&mut self, server: &mut TcpStream) -> ConnectionEnd {
         let (client_in, client_out) = self.client.split();
         let (server_in, server_out) = server.split();
         // Set when the trap has caught a request of this client: the next reply is dropped.
@@ -101,14 +105,14 @@ impl Connection {
             if trap_mode.borrow().trap.catches(piece) {
                 caught.store(true, Ordering::Relaxed);
             }
-            Verdict::Pass
+            PieceVerdict::Pass
         };
         let answer = |_: &[u8]| {
             if caught.load(Ordering::Relaxed) {
                 counters.dropped_replies.fetch_add(1, Ordering::Relaxed);
-                return Verdict::Swallow;
+                return PieceVerdict::Swallow;
             }
-            Verdict::Pass
+            PieceVerdict::Pass
         };
         let up = direction(
             client_in,
@@ -130,7 +134,7 @@ impl Connection {
         tokio::select! {
             biased;
             end = fault(&mut mode, cut_before, half_open_before) => end,
-            both = async { tokio::try_join!(up, down) } => if both.is_ok() { End::Done } else { End::Reset },
+            both = async { tokio::try_join!(up, down) } => if both.is_ok() { ConnectionEnd::Done } else { ConnectionEnd::Reset },
         }
     }
 
@@ -148,7 +152,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for ProxiedConnection {
     fn drop(&mut self) {
         self.counters.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -159,15 +163,19 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-async fn fault(mode: &mut watch::Receiver<Mode>, cut_before: u64, half_open_before: u64) -> End {
-    let hit = |mode: &Mode| mode.cut_before > cut_before || mode.half_open_before > half_open_before;
+async fn fault(
+    mode: &mut watch::Receiver<ProxyMode>,
+    cut_before: u64,
+    half_open_before: u64,
+) -> ConnectionEnd {
+    let hit = |mode: &ProxyMode| mode.cut_before > cut_before || mode.half_open_before > half_open_before;
     match mode.wait_for(hit).await {
-        Ok(mode) if mode.cut_before <= cut_before => End::HalfOpen,
-        _ => End::Reset,
+        Ok(mode) if mode.cut_before <= cut_before => ConnectionEnd::HalfOpen,
+        _ => ConnectionEnd::Reset,
     }
 }
 
-enum Verdict {
+enum PieceVerdict {
     Pass,
     /// Dropped, and the connection is reset.
     Swallow,
@@ -177,10 +185,10 @@ enum Verdict {
 async fn direction(
     mut from: ReadHalf<'_>,
     to: WriteHalf<'_>,
-    mode: watch::Receiver<Mode>,
-    pace: fn(&Mode) -> Pace,
+    mode: watch::Receiver<ProxyMode>,
+    pace: fn(&ProxyMode) -> BytePace,
     counter: &AtomicU64,
-    judge: impl Fn(&[u8]) -> Verdict,
+    judge: impl Fn(&[u8]) -> PieceVerdict,
 ) -> io::Result<()> {
     let (queue, pieces) = mpsc::channel::<Piece>(PIECES);
     let reader = async move {
@@ -197,22 +205,22 @@ async fn direction(
             }
         }
     };
-    let writer = Writer { to, mode, pace, counter };
+    let writer = ConnectionWriter { to, mode, pace, counter };
     tokio::try_join!(reader, writer.run(pieces, judge)).map(drop)
 }
 
-struct Writer<'a> {
+struct ConnectionWriter<'a> {
     to: WriteHalf<'a>,
-    mode: watch::Receiver<Mode>,
-    pace: fn(&Mode) -> Pace,
+    mode: watch::Receiver<ProxyMode>,
+    pace: fn(&ProxyMode) -> BytePace,
     counter: &'a AtomicU64,
 }
 
-impl Writer<'_> {
+impl ConnectionWriter<'_> {
     async fn run(
         mut self,
         mut pieces: mpsc::Receiver<Piece>,
-        judge: impl Fn(&[u8]) -> Verdict,
+        judge: impl Fn(&[u8]) -> PieceVerdict,
     ) -> io::Result<()> {
         while let Some((read_at, read)) = pieces.recv().await {
             sleep_until(read_at + self.pace().delay).await;
@@ -221,7 +229,7 @@ impl Writer<'_> {
             if piece.is_empty() {
                 break;
             }
-            if let Verdict::Swallow = judge(&piece) {
+            if let PieceVerdict::Swallow = judge(&piece) {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
             self.write(&piece).await?;
@@ -244,13 +252,13 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn pace(&self) -> Pace {
+    fn pace(&self) -> BytePace {
         (self.pace)(&self.mode.borrow())
     }
 
     async fn until_released(&mut self) {
         let pace = self.pace;
         // An error means that the proxy ends, and then this connection is cut.
-        let _ = self.mode.wait_for(|mode| pace(mode).held == Held::No).await.map(drop);
+        let _ = self.mode.wait_for(|mode| pace(mode).held == HeldBytes::No).await.map(drop);
     }
 }

@@ -9,15 +9,15 @@ use std::{
     time::Duration,
 };
 
-use super::Counts;
+use super::ProxyCounts;
 
 /// All connections read it at each step.
 #[derive(Clone, Debug)]
-pub(super) struct Mode {
+pub(super) struct ProxyMode {
     pub(super) target: SocketAddr,
-    pub(super) to_server: Pace,
-    pub(super) to_client: Pace,
-    pub(super) admission: Admission,
+    pub(super) to_server: BytePace,
+    pub(super) to_client: BytePace,
+    pub(super) admission: ConnectionAdmission,
     /// Connections with a lower number must be cut.
     pub(super) cut_before: u64,
     /// Connections with a lower number must be half-open.
@@ -25,13 +25,13 @@ pub(super) struct Mode {
     pub(super) trap: Trap,
 }
 
-impl Mode {
+impl ProxyMode {
     pub(super) fn new(target: SocketAddr) -> Self {
         Self {
             target,
-            to_server: Pace::default(),
-            to_client: Pace::default(),
-            admission: Admission::Forward,
+            to_server: BytePace::default(),
+            to_client: BytePace::default(),
+            admission: ConnectionAdmission::Forward,
             cut_before: 0,
             half_open_before: 0,
             trap: Trap::sprung(),
@@ -50,14 +50,14 @@ impl Mode {
 
 /// The faults of one direction.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
-    pub(super) held: Held,
+pub(super) struct BytePace {
+    pub(super) held: HeldBytes,
     pub(super) delay: Duration,
     pub(super) trickle: Option<(usize, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldBytes {
     Yes,
     #[default]
     No,
@@ -65,7 +65,7 @@ pub(super) enum Held {
 
 /// Handling of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(super) enum ConnectionAdmission {
     Forward,
     Refuse,
     HalfOpen,
@@ -98,7 +98,7 @@ impl Trap {
 
 /// Updated by the connections, read by the test.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct TrafficCounters {
     pub(super) accepted: AtomicU64,
     pub(super) open: AtomicU64,
     pub(super) to_server: AtomicU64,
@@ -106,10 +106,10 @@ pub(super) struct Counters {
     pub(super) dropped_replies: AtomicU64,
 }
 
-impl Counters {
-    pub(super) fn read(&self) -> Counts {
+impl TrafficCounters {
+    pub(super) fn read(&self) -> ProxyCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
+        ProxyCounts {
             accepted: read(&self.accepted),
             open: read(&self.open),
             to_server: read(&self.to_server),

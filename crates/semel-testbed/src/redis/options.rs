@@ -7,7 +7,9 @@ use std::{
 };
 
 use super::{HARNESS_USER, Redis, command, explain, is_ready, tls};
-use crate::{Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports::Port, process::Ending};
+use crate::{
+    Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports::Port, process::StopMethod,
+};
 
 pub(super) const CONFIG: &str = "redis.conf";
 
@@ -25,30 +27,30 @@ pub enum Persistence {
 
 /// Options of a Redis server: see [`Redis::options`].
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct RedisOptions {
     storage: Storage,
     persistence: Persistence,
-    role: Role,
-    transport: Transport,
+    role: RedisRole,
+    transport: RedisTransport,
     certificates: Option<PathBuf>,
     lines: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Role {
+enum RedisRole {
     #[default]
     Alone,
     ClusterNode,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Transport {
+enum RedisTransport {
     #[default]
     Plain,
     PlainAndTls,
 }
 
-impl Options {
+impl RedisOptions {
     /// Where the data is stored; on disk by default.
     pub fn storage(mut self, storage: Storage) -> Self {
         self.storage = storage;
@@ -79,7 +81,7 @@ impl Options {
 
     /// A second port with TLS, with a certificate that `openssl` creates for this server.
     pub fn tls(mut self) -> Self {
-        self.transport = Transport::PlainAndTls;
+        self.transport = RedisTransport::PlainAndTls;
         self
     }
 
@@ -91,7 +93,7 @@ impl Options {
 
     /// A cluster node, with a port for the cluster bus.
     pub(crate) fn cluster_node(mut self) -> Self {
-        self.role = Role::ClusterNode;
+        self.role = RedisRole::ClusterNode;
         self
     }
 
@@ -103,9 +105,9 @@ impl Options {
     pub fn start(&self) -> Result<Redis> {
         let folder = Folder::create("redis", self.storage, None)?;
         let certificates = match (self.transport, &self.certificates) {
-            (Transport::Plain, _) => None,
-            (Transport::PlainAndTls, Some(others)) => Some(others.clone()),
-            (Transport::PlainAndTls, None) => {
+            (RedisTransport::Plain, _) => None,
+            (RedisTransport::PlainAndTls, Some(others)) => Some(others.clone()),
+            (RedisTransport::PlainAndTls, None) => {
                 tls::make_certificates(folder.path())?;
                 Some(folder.path().to_owned())
             }
@@ -113,7 +115,7 @@ impl Options {
         let (mut tls, mut bus) = (None, None);
         let daemon = Daemon::start(
             "redis-server",
-            Ending::Kill,
+            StopMethod::Kill,
             folder,
             |folder, port| {
                 let mut lines = self.lines(folder.path(), port);
@@ -121,7 +123,7 @@ impl Options {
                     let port = tls.insert(Port::pick()?).number();
                     lines.push_str(&tls::lines(certificates, port));
                 }
-                if self.role == Role::ClusterNode {
+                if self.role == RedisRole::ClusterNode {
                     let port = bus.insert(Port::pick()?).number();
                     lines.push_str(&format!("cluster-enabled yes\ncluster-port {port}\n"));
                     if certificates.is_some() {

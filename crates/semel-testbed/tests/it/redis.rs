@@ -9,14 +9,14 @@ use std::{
 
 use semel_testbed::{
     Direction, Error, FaultProxy, Redis, Sentinel, Storage,
-    redis::{Options, Persistence},
+    redis::{Persistence, RedisOptions},
     resp::{Conn, Reply},
     wait,
 };
 
 const LONG: Duration = Duration::from_secs(10);
 
-fn quick() -> Options {
+fn quick() -> RedisOptions {
     Redis::options().storage(Storage::Memory)
 }
 

@@ -34,9 +34,9 @@ impl Model {
         new
     }
 
-    fn forget(&mut self, key: WindowKey) -> Forget {
+    fn forget(&mut self, key: WindowKey) -> ForgetResult {
         self.order.retain(|held| *held != key);
-        if self.held.remove(&key) { Forget::TakenBack } else { Forget::NotHeld }
+        if self.held.remove(&key) { ForgetResult::TakenBack } else { ForgetResult::NotHeld }
     }
 }
 
@@ -139,8 +139,8 @@ fn a_window_of_one_works() {
     for n in 0..10 {
         assert!(window.check_and_record(key(n)));
         assert!(!window.check_and_record(key(n)));
-        assert_eq!(window.forget(key(n)), Forget::TakenBack);
-        assert_eq!(window.forget(key(n)), Forget::NotHeld);
+        assert_eq!(window.forget(key(n)), ForgetResult::TakenBack);
+        assert_eq!(window.forget(key(n)), ForgetResult::NotHeld);
         assert!(window.check_and_record(key(n)));
         assert_eq!(window.len(), 1);
     }
@@ -153,7 +153,7 @@ fn a_key_taken_back_leaves_room_and_brings_nobody_back() {
     for n in 1..=4 {
         assert!(window.check_and_record(key(n)));
     }
-    assert_eq!(window.forget(key(3)), Forget::TakenBack);
+    assert_eq!(window.forget(key(3)), ForgetResult::TakenBack);
     assert!(!window.contains(key(1)), "1 left for 4 and stays away");
     assert!(window.check_and_record(key(5)));
     assert!(window.contains(key(2)), "5 took the room of 3");

@@ -14,7 +14,7 @@ const DEFAULT_IDLE: usize = 10_000;
 /// Settings of a [`Receiver`].
 #[derive(Debug)]
 #[must_use = "nothing is built until build is called"]
-pub struct Builder {
+pub struct ReceiverBuilder {
     store: Arc<dyn MarkStore>,
     gaps: Gaps,
     first: u64,
@@ -23,7 +23,7 @@ pub struct Builder {
     idle: usize,
 }
 
-impl Builder {
+impl ReceiverBuilder {
     pub(super) fn new(store: Arc<dyn MarkStore>, gaps: Gaps) -> Self {
         Self { store, gaps, first: DEFAULT_FIRST, name: None, capacity: DEFAULT_CAPACITY, idle: DEFAULT_IDLE }
     }

@@ -33,7 +33,7 @@ pub(super) struct Turn<'a> {
 
 /// Whether what is known of the mark stays true while an operation is applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum MarkKnowledge {
     /// Nobody else writes it.
     Stays,
     /// The apply function may write it.

@@ -6,18 +6,18 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the JSON can not be compared: {refusal}, at byte {position}")]
 pub struct CanonicalError {
-    refusal: Refusal,
+    refusal: InputRefusal,
     position: usize,
 }
 
 impl CanonicalError {
-    pub(super) const fn new(refusal: Refusal, position: usize) -> Self {
+    pub(super) const fn new(refusal: InputRefusal, position: usize) -> Self {
         Self { refusal, position }
     }
 
     /// The problem.
     #[must_use]
-    pub const fn refusal(&self) -> Refusal {
+    pub const fn refusal(&self) -> InputRefusal {
         self.refusal
     }
 
@@ -31,7 +31,7 @@ impl CanonicalError {
 /// The problem of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum InputRefusal {
     /// The input is larger than the limit.
     #[error("it has {size} bytes, but at most {limit} are read")]
     TooLarge {

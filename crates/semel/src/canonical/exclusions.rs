@@ -18,11 +18,11 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exclusions {
     /// A tree of tokens; the root is first. Empty if nothing is excluded.
-    nodes: Vec<Node>,
+    nodes: Vec<ExclusionNode>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Node {
+struct ExclusionNode {
     excluded: bool,
     children: Vec<Child>,
 }
@@ -73,7 +73,7 @@ impl Exclusions {
         }
         let tokens = pointer.strip_prefix('/').ok_or(ExclusionError::NoSlash { number })?;
         if self.nodes.is_empty() {
-            self.nodes.push(Node::default());
+            self.nodes.push(ExclusionNode::default());
         }
         let mut at = 0;
         for token in tokens.split('/') {
@@ -90,7 +90,7 @@ impl Exclusions {
         }
         let new = self.nodes.len();
         let node = Spot(u32::try_from(new).expect("there are fewer pointers than 2^32"));
-        self.nodes.push(Node::default());
+        self.nodes.push(ExclusionNode::default());
         self.nodes[at].children.push(Child { index: array_index(&token), token, node });
         new
     }

@@ -7,7 +7,7 @@
 
 use std::io::Write as _;
 
-use super::error::Refusal;
+use super::error::InputRefusal;
 
 /// What must be done with a number.
 pub(super) enum Number {
@@ -42,20 +42,20 @@ const PLAIN_ZEROS: usize = 5;
 
 /// Reads the number at `at` and returns what must be done and where it ends.
 #[inline]
-pub(super) fn scan(input: &[u8], at: usize) -> Result<(Number, usize), (Refusal, usize)> {
+pub(super) fn scan(input: &[u8], at: usize) -> Result<(Number, usize), (InputRefusal, usize)> {
     let negative = byte(input, at) == b'-';
     let whole = at + usize::from(negative);
     let point = digits(input, whole);
     let zero = byte(input, whole) == b'0';
     if point == whole || (zero && point > whole + 1) {
-        return Err((Refusal::Number, whole));
+        return Err((InputRefusal::Number, whole));
     }
     let plain = point - whole <= PLAIN_DIGITS;
     match byte(input, point) {
         b'.' => {
             let end = digits(input, point + 1);
             if end == point + 1 {
-                return Err((Refusal::Number, end));
+                return Err((InputRefusal::Number, end));
             }
             let fraction = (point + 1, end);
             if matches!(byte(input, end), b'e' | b'E') {
@@ -86,12 +86,12 @@ fn exponent(
     negative: bool,
     whole: (usize, usize),
     fraction: (usize, usize),
-) -> Result<(Number, usize), (Refusal, usize)> {
+) -> Result<(Number, usize), (InputRefusal, usize)> {
     let sign = byte(input, e + 1);
     let start = e + 1 + usize::from(matches!(sign, b'+' | b'-'));
     let end = digits(input, start);
     if end == start {
-        return Err((Refusal::Number, end));
+        return Err((InputRefusal::Number, end));
     }
     let zeros = input[start..end].iter().take_while(|digit| **digit == b'0').count();
     let exponent = match &input[start + zeros..end] {
@@ -112,7 +112,7 @@ impl Spelling {
         input: &[u8],
         scratch: &mut Vec<u8>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), InputRefusal> {
         let digits = scratch;
         digits.clear();
         digits.extend_from_slice(&input[self.whole.0..self.whole.1]);
@@ -122,7 +122,7 @@ impl Spelling {
             return Ok(());
         };
         let last = digits.iter().rposition(|digit| *digit != b'0').expect("there is a digit other than 0");
-        let Exponent::Value(exponent) = self.exponent else { return Err(Refusal::Exponent) };
+        let Exponent::Value(exponent) = self.exponent else { return Err(InputRefusal::Exponent) };
         // No overflow: the exponent has at most 18 digits, and lengths of slices are far below 10^18.
         let n = exponent + (self.whole.1 - self.whole.0) as i64 - first as i64;
         if self.negative {

@@ -1,6 +1,6 @@
 //! Strings: their end, and the escapes of their characters.
 
-use super::error::Refusal;
+use super::error::InputRefusal;
 use crate::hex;
 
 const ONES: u64 = u64::MAX / 255;
@@ -32,8 +32,8 @@ pub(super) fn plain_until(input: &[u8], mut at: usize) -> usize {
 
 /// Reads the `\u` escape at `at`, a pair of surrogates as one, and returns where it ends.
 #[cold]
-pub(super) fn unicode_escape(input: &[u8], at: usize) -> Result<(char, usize), (Refusal, usize)> {
-    let unit = code_unit(input, at).ok_or((Refusal::Escape, at))?;
+pub(super) fn unicode_escape(input: &[u8], at: usize) -> Result<(char, usize), (InputRefusal, usize)> {
+    let unit = code_unit(input, at).ok_or((InputRefusal::Escape, at))?;
     if let Some(c) = char::from_u32(unit) {
         return Ok((c, at + 6));
     }
@@ -43,7 +43,7 @@ pub(super) fn unicode_escape(input: &[u8], at: usize) -> Result<(char, usize), (
             let c = char::from_u32(0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00));
             Ok((c.expect("a pair of surrogates is a character"), at + 12))
         }
-        _ => Err((Refusal::LoneSurrogate, at)),
+        _ => Err((InputRefusal::LoneSurrogate, at)),
     }
 }
 

@@ -5,11 +5,11 @@
 //! while they are written. If they are not in order, their texts are sorted when the object ends. Depth costs no
 //! stack, only an entry in a vector.
 
-use super::error::{CanonicalError, Refusal};
+use super::error::{CanonicalError, InputRefusal};
 use super::exclusions::{Exclusions, Spot};
 use super::member::{Member, Name};
 use super::number::{self, Number};
-use super::{Limits, string};
+use super::{CanonicalLimits, string};
 
 /// Writes canonical JSON and reuses its scratch space.
 ///
@@ -51,26 +51,26 @@ impl Canonicalizer {
     pub fn write(
         &mut self,
         input: &[u8],
-        limits: Limits,
+        limits: CanonicalLimits,
         exclusions: &Exclusions,
         out: &mut Vec<u8>,
     ) -> Result<(), CanonicalError> {
         if input.len() > limits.size {
-            let refusal = Refusal::TooLarge { size: input.len(), limit: limits.size };
+            let refusal = InputRefusal::TooLarge { size: input.len(), limit: limits.size };
             return Err(CanonicalError::new(refusal, limits.size));
         }
         if input.starts_with(b"\xef\xbb\xbf") {
-            return Err(CanonicalError::new(Refusal::ByteOrderMark, 0));
+            return Err(CanonicalError::new(InputRefusal::ByteOrderMark, 0));
         }
         if let Err(error) = std::str::from_utf8(input) {
-            return Err(CanonicalError::new(Refusal::InvalidUtf8, error.valid_up_to()));
+            return Err(CanonicalError::new(InputRefusal::InvalidUtf8, error.valid_up_to()));
         }
         self.frames.clear();
         self.members.clear();
         self.names.clear();
         let before = out.len();
         out.reserve(input.len());
-        let mut run = Run { own: self, depth: limits.depth, exclusions, input, at: 0, copied: 0, out };
+        let mut run = CharRun { own: self, depth: limits.depth, exclusions, input, at: 0, copied: 0, out };
         let result = run.document();
         if result.is_err() {
             out.truncate(before);
@@ -82,31 +82,31 @@ impl Canonicalizer {
 /// An open array or object.
 #[derive(Debug)]
 struct Frame {
-    kind: Kind,
+    kind: ContainerKind,
     spot: Spot,
     /// Where its members start in `members`. An array has entries only if an exclusion may be in it.
     members: usize,
     /// Where the unescaped names of its members start in `names`.
     names: usize,
-    order: Order,
+    order: MemberOrder,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ContainerKind {
     Array,
     Object,
 }
 
 /// What must be done with the members when their object ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum MemberOrder {
     /// They are in order and none is excluded.
     Done,
     /// Some must be moved or removed.
     Rearrange,
 }
 
-struct Run<'a> {
+struct CharRun<'a> {
     own: &'a mut Canonicalizer,
     depth: usize,
     exclusions: &'a Exclusions,
@@ -118,7 +118,7 @@ struct Run<'a> {
     out: &'a mut Vec<u8>,
 }
 
-impl Run<'_> {
+impl CharRun<'_> {
     fn document(&mut self) -> Result<(), CanonicalError> {
         let mut spot = self.exclusions.root();
         loop {
@@ -129,7 +129,7 @@ impl Run<'_> {
                 }
                 b'-' | b'0'..=b'9' => self.number()?,
                 b'{' => {
-                    self.open(Kind::Object, spot)?;
+                    self.open(ContainerKind::Object, spot)?;
                     if self.peek() != b'}' {
                         spot = self.name()?;
                         continue;
@@ -137,7 +137,7 @@ impl Run<'_> {
                     self.close();
                 }
                 b'[' => {
-                    self.open(Kind::Array, spot)?;
+                    self.open(ContainerKind::Array, spot)?;
                     if self.peek() != b']' {
                         spot = self.element();
                         continue;
@@ -164,41 +164,41 @@ impl Run<'_> {
             self.space();
             let Some(frame) = self.own.frames.last() else {
                 if self.at < self.input.len() {
-                    return Err(CanonicalError::new(Refusal::TrailingData, self.at));
+                    return Err(CanonicalError::new(InputRefusal::TrailingData, self.at));
                 }
                 self.flush(self.at);
                 return Ok(None);
             };
             match (frame.kind, self.peek()) {
-                (Kind::Object, b',') => {
+                (ContainerKind::Object, b',') => {
                     self.end_member();
                     self.at += 1;
                     self.space();
                     return self.name().map(Some);
                 }
-                (Kind::Array, b',') => {
+                (ContainerKind::Array, b',') => {
                     self.end_member();
                     self.at += 1;
                     self.space();
                     return Ok(Some(self.element()));
                 }
-                (Kind::Object, b'}') | (Kind::Array, b']') => {
+                (ContainerKind::Object, b'}') | (ContainerKind::Array, b']') => {
                     self.end_member();
                     self.arrange()?;
                     self.close();
                 }
-                (Kind::Object, _) => return Err(self.expected("',' or '}'")),
-                (Kind::Array, _) => return Err(self.expected("',' or ']'")),
+                (ContainerKind::Object, _) => return Err(self.expected("',' or '}'")),
+                (ContainerKind::Array, _) => return Err(self.expected("',' or ']'")),
             }
         }
     }
 
-    fn open(&mut self, kind: Kind, spot: Spot) -> Result<(), CanonicalError> {
+    fn open(&mut self, kind: ContainerKind, spot: Spot) -> Result<(), CanonicalError> {
         if self.own.frames.len() == self.depth {
-            return Err(CanonicalError::new(Refusal::TooDeep { limit: self.depth }, self.at));
+            return Err(CanonicalError::new(InputRefusal::TooDeep { limit: self.depth }, self.at));
         }
         let (members, names) = (self.own.members.len(), self.own.names.len());
-        self.own.frames.push(Frame { kind, spot, members, names, order: Order::Done });
+        self.own.frames.push(Frame { kind, spot, members, names, order: MemberOrder::Done });
         self.at += 1;
         self.space();
         Ok(())
@@ -221,8 +221,8 @@ impl Run<'_> {
         }
         let start = self.written();
         let name = match self.string()? {
-            Text::Plain => Name::Input { at: position + 1, length: self.at - position - 2 },
-            Text::Escaped => self.unescaped_name(start),
+            StringForm::Plain => Name::Input { at: position + 1, length: self.at - position - 2 },
+            StringForm::Escaped => self.unescaped_name(start),
         };
         let bytes = name.bytes(self.input, &self.own.names);
         let mut member = Member::new(name, bytes, start, position);
@@ -231,13 +231,13 @@ impl Run<'_> {
             if frame.spot.is_nowhere() { Spot::NOWHERE } else { self.exclusions.member(frame.spot, bytes) };
         if self.exclusions.excludes(spot) {
             member.excluded = true;
-            frame.order = Order::Rearrange;
+            frame.order = MemberOrder::Rearrange;
         }
         if let Some(previous) = self.own.members[frame.members..].last()
             && previous.order(&member, self.input, &self.own.names).is_ge()
         {
             // Duplicate names are found when the members are sorted.
-            frame.order = Order::Rearrange;
+            frame.order = MemberOrder::Rearrange;
         }
         self.own.members.push(member);
         self.space();
@@ -267,7 +267,7 @@ impl Run<'_> {
         let mut element = Member::element(self.out.len() + self.at - self.copied);
         if self.exclusions.excludes(spot) {
             element.excluded = true;
-            frame.order = Order::Rearrange;
+            frame.order = MemberOrder::Rearrange;
         }
         self.own.members.push(element);
         spot
@@ -286,7 +286,7 @@ impl Run<'_> {
     #[inline]
     fn arrange(&mut self) -> Result<(), CanonicalError> {
         let frame = self.own.frames.last().expect("what is arranged is open");
-        if frame.order == Order::Done {
+        if frame.order == MemberOrder::Done {
             return Ok(());
         }
         self.flush(self.at);
@@ -295,12 +295,12 @@ impl Run<'_> {
         let frame = frames.last().expect("what is arranged is open");
         let members = &mut members[frame.members..];
         let first = members[0].start;
-        if frame.kind == Kind::Object {
+        if frame.kind == ContainerKind::Object {
             members.sort_unstable_by(|a, b| a.order(b, input, names));
             for pair in members.windows(2) {
                 if pair[0].order(&pair[1], input, names).is_eq() {
                     let position = pair[0].position.max(pair[1].position);
-                    return Err(CanonicalError::new(Refusal::DuplicateMember, position));
+                    return Err(CanonicalError::new(InputRefusal::DuplicateMember, position));
                 }
             }
         }
@@ -318,8 +318,8 @@ impl Run<'_> {
 
     /// Reads the string at `at` and writes its canonical text.
     #[inline]
-    fn string(&mut self) -> Result<Text, CanonicalError> {
-        let mut text = Text::Plain;
+    fn string(&mut self) -> Result<StringForm, CanonicalError> {
+        let mut text = StringForm::Plain;
         self.at += 1;
         loop {
             self.at = string::plain_until(self.input, self.at);
@@ -329,11 +329,11 @@ impl Run<'_> {
                     return Ok(text);
                 }
                 Some(b'\\') => {
-                    text = Text::Escaped;
+                    text = StringForm::Escaped;
                     self.escape()?;
                 }
-                Some(_) => return Err(CanonicalError::new(Refusal::ControlCharacter, self.at)),
-                None => return Err(CanonicalError::new(Refusal::End, self.at)),
+                Some(_) => return Err(CanonicalError::new(InputRefusal::ControlCharacter, self.at)),
+                None => return Err(CanonicalError::new(InputRefusal::End, self.at)),
             }
         }
     }
@@ -355,8 +355,8 @@ impl Run<'_> {
                 self.at = end;
                 self.copied = end;
             }
-            Some(_) => return Err(CanonicalError::new(Refusal::Escape, self.at)),
-            None => return Err(CanonicalError::new(Refusal::End, self.at + 1)),
+            Some(_) => return Err(CanonicalError::new(InputRefusal::Escape, self.at)),
+            None => return Err(CanonicalError::new(InputRefusal::End, self.at + 1)),
         }
         Ok(())
     }
@@ -425,14 +425,14 @@ impl Run<'_> {
 
     #[cold]
     fn expected(&self, what: &'static str) -> CanonicalError {
-        self.refused(Refusal::Expected(what), self.at)
+        self.refused(InputRefusal::Expected(what), self.at)
     }
 
     /// An error at the end of the input is always that it ends too early.
     #[cold]
-    fn refused(&self, refusal: Refusal, at: usize) -> CanonicalError {
+    fn refused(&self, refusal: InputRefusal, at: usize) -> CanonicalError {
         if at >= self.input.len() {
-            return CanonicalError::new(Refusal::End, self.input.len());
+            return CanonicalError::new(InputRefusal::End, self.input.len());
         }
         CanonicalError::new(refusal, at)
     }
@@ -440,7 +440,7 @@ impl Run<'_> {
 
 /// The form of a string in the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Text {
+enum StringForm {
     /// Without escapes.
     Plain,
     /// With escapes.

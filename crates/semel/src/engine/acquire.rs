@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
+use super::EngineInner;
 use super::cache::Hit;
 use super::event::{Event, ReplayedFrom, Subject};
-use super::flight::Joined;
+use super::flight::JoinResult;
 use super::hold::Claim;
-use super::parting::{Pauses, Tenure};
+use super::parting::{ClaimWrites, Pauses};
 use super::wait::Waited;
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
@@ -85,12 +85,12 @@ fn retry_after(ask: &Ask, lease_left: Duration) -> Duration {
 }
 
 /// How a call to the store ended.
-pub(super) enum Step {
+pub(super) enum ClaimStep {
     Final(Acquired),
     Busy { lease_left: Duration },
 }
 
-impl Inner {
+impl EngineInner {
     /// Claims the key, or finds out why it cannot. Cancel-safe: a claim that is won after its caller was dropped is
     /// released.
     pub(super) async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired, store::Error> {
@@ -106,25 +106,25 @@ impl Inner {
                 Hit::Miss => {}
             }
             let joined = if ask.wait.is_zero() {
-                Joined::NoRoom
+                JoinResult::NoRoom
             } else {
                 // If callers already wait for this key, their leader's answer serves this caller too. It need not ask
                 // the store itself.
                 self.flights.join(ask.subject.id, &ask.scope, &ask.fingerprint, since)
             };
             let joined = match joined {
-                Joined::NoRoom => match self.ask_store(ask, ReplayedFrom::Store).await? {
-                    Step::Final(acquired) => break acquired,
-                    Step::Busy { lease_left } if ask.wait.is_zero() => {
+                JoinResult::NoRoom => match self.ask_store(ask, ReplayedFrom::Store).await? {
+                    ClaimStep::Final(acquired) => break acquired,
+                    ClaimStep::Busy { lease_left } if ask.wait.is_zero() => {
                         break Acquired::in_flight(ask, lease_left);
                     }
-                    Step::Busy { lease_left } => {
+                    ClaimStep::Busy { lease_left } => {
                         self.flights.open(ask.subject.id, &ask.scope, &ask.fingerprint, since, lease_left)
                     }
                 },
                 joined => joined,
             };
-            let Joined::Seat(seat) = joined else {
+            let JoinResult::Seat(seat) = joined else {
                 break Acquired::TooManyWaiters { retry_after: retry_after(ask, Duration::ZERO) };
             };
             // Boxed, like everything here that only slow calls reach: inline, it would enlarge the future of every
@@ -156,24 +156,24 @@ impl Inner {
         self: &Arc<Self>,
         ask: &Ask,
         from: ReplayedFrom,
-    ) -> Result<Step, store::Error> {
+    ) -> Result<ClaimStep, store::Error> {
         let moment = self.cache.moment(ask.subject.id);
         let (sent, ruling) = self.claim(ask, moment.at).await?;
         Ok(match ruling {
             Ruling::Won(win) => {
                 let claim = Claim::new(self, ask, win, sent);
                 self.events.emit(&ask.subject, &Event::Won { attempt: win.attempt });
-                Step::Final(Acquired::Won(claim))
+                ClaimStep::Final(Acquired::Won(claim))
             }
             Ruling::Replay { outcome, expires_in } => {
                 self.cache.keep(moment, ask.subject.id, ask.fingerprint, &outcome, expires_in);
                 self.events.emit(&ask.subject, &Event::Replayed { from });
-                Step::Final(Acquired::Replay(outcome))
+                ClaimStep::Final(Acquired::Replay(outcome))
             }
-            Ruling::Busy { lease_left } => Step::Busy { lease_left },
-            Ruling::Conflict => Step::Final(Acquired::Conflict),
-            Ruling::InDoubt => Step::Final(Acquired::InDoubt),
-            Ruling::Expired => Step::Final(Acquired::Expired),
+            Ruling::Busy { lease_left } => ClaimStep::Busy { lease_left },
+            Ruling::Conflict => ClaimStep::Final(Acquired::Conflict),
+            Ruling::InDoubt => ClaimStep::Final(Acquired::InDoubt),
+            Ruling::Expired => ClaimStep::Final(Acquired::Expired),
             Ruling::Lost { .. } | Ruling::Accepted { .. } | Ruling::Refused { .. } => {
                 // A new owner cannot be lost. A store that says so breaks its contract.
                 return Err(store::Error::new(
@@ -186,7 +186,7 @@ impl Inner {
 
     /// An answer that takes longer than a lease is useless, so the engine waits no longer than that.
     async fn claim(self: &Arc<Self>, ask: &Ask, began: Instant) -> Result<(Instant, Ruling), store::Error> {
-        let claim = record::Claim {
+        let claim = record::NewClaim {
             owner: ask.owner(),
             fingerprint: ask.fingerprint,
             terms: Arc::clone(&ask.terms),
@@ -202,7 +202,7 @@ impl Inner {
             match self.apply(ask.subject.id, Command::Claim(claim.clone()), &ask.terms, give_up).await {
                 // Another process removed the claim between two tries of this owner. The owner cannot be used again.
                 Ok(Ruling::Lost { .. }) if (2..TRIES).contains(&tries) => {
-                    unheard.claim = Some(record::Claim { owner: ask.owner(), ..claim.clone() });
+                    unheard.claim = Some(record::NewClaim { owner: ask.owner(), ..claim.clone() });
                 }
                 Ok(ruling) => {
                     unheard.claim = None;
@@ -234,18 +234,20 @@ impl Inner {
 /// With a begin mark it would then end in doubt although nothing started. Dropping this value therefore gives the
 /// claim back.
 struct Unheard<'a> {
-    inner: &'a Arc<Inner>,
+    inner: &'a Arc<EngineInner>,
     ask: &'a Ask,
     since: Instant,
-    claim: Option<record::Claim>,
+    claim: Option<record::NewClaim>,
 }
 
 impl Drop for Unheard<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
             let subject = Arc::clone(&self.ask.subject);
-            self.inner
-                .give_back(Tenure { subject, terms: Arc::clone(&self.ask.terms), since: self.since }, claim);
+            self.inner.give_back(
+                ClaimWrites { subject, terms: Arc::clone(&self.ask.terms), since: self.since },
+                claim,
+            );
         }
     }
 }

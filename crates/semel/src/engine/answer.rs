@@ -112,7 +112,7 @@ pub enum RunError<E> {
     Store(#[from] store::Error),
     /// The stored outcome cannot be decoded as the requested type.
     #[error("the stored outcome cannot be decoded as the requested type: {0}")]
-    Decode(#[from] DecodeError),
+    Decode(#[from] OutcomeDecodeError),
     /// `Mode::Atomic` was requested for an effect that runs outside the store's transaction.
     #[error(
         "mode atomic needs run_in, which gives the effect the store's own transaction; for other effects choose marked, keyed or rerun"
@@ -145,12 +145,12 @@ impl<E> RunError<E> {
 /// Why a stored outcome cannot be decoded. Names the position, never the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its JSON does not fit at line {line}, column {column}")]
-pub struct DecodeError {
+pub struct OutcomeDecodeError {
     line: usize,
     column: usize,
 }
 
-impl From<serde_json::Error> for DecodeError {
+impl From<serde_json::Error> for OutcomeDecodeError {
     /// Drops the message: it quotes the value.
     fn from(error: serde_json::Error) -> Self {
         Self { line: error.line(), column: error.column() }

@@ -8,7 +8,7 @@ use rusqlite::Transaction;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Inner;
+use super::EngineInner;
 use super::acquire::{Acquired, Ask};
 use super::answer::{Answer, Failure, RunError};
 use super::background::Held;
@@ -16,7 +16,7 @@ use super::event::{Event, ReplayedFrom};
 use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
-use crate::record::{Begin, Claim, Command, Mode, Owner, Ruling};
+use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling};
 use crate::store::{self, EmbeddedStore, ErrorKind, Veil, Wraps, Writing};
 use crate::sync::Mutex;
 use crate::time::instant;
@@ -57,8 +57,8 @@ impl Once {
         let mut changes = outside.watch(ask.subject.id);
         loop {
             let acquired = match transact(&inner, (store, &veil), &ask, &effect).await? {
-                Ran::Own(value, _) => return Ok(Answer { value, replayed: false, stored: true }),
-                Ran::Other(acquired) => acquired,
+                TransactionEnd::Own(value, _) => return Ok(Answer { value, replayed: false, stored: true }),
+                TransactionEnd::Other(acquired) => acquired,
             };
             if !matches!(acquired, Acquired::InFlight { .. }) || instant() >= deadline {
                 inner.say(&ask, &acquired);
@@ -92,18 +92,18 @@ impl Once {
 }
 
 /// How one transaction ended.
-enum Ran<T> {
+enum TransactionEnd<T> {
     Own(T, u32),
     Other(Acquired),
 }
 
 /// Claims, runs and completes in one transaction. `effect` is taken only if the claim is won.
 async fn transact<T, E, F>(
-    inner: &Arc<Inner>,
+    inner: &Arc<EngineInner>,
     (store, veil): (&EmbeddedStore, &Veil),
     ask: &Arc<Ask>,
     effect: &Arc<Mutex<Option<F>>>,
-) -> Result<Ran<T>, RunError<E>>
+) -> Result<TransactionEnd<T>, RunError<E>>
 where
     T: Serialize + Send + 'static,
     E: Send + 'static,
@@ -112,7 +112,7 @@ where
     // How the effect failed. It is returned beside the job's own result, which only says that the job must be rolled
     // back.
     let failed: Arc<Mutex<Option<RunError<E>>>> = Arc::default();
-    let job = Job { inner: Arc::clone(inner), ask: Arc::clone(ask), veil: veil.clone() };
+    let job = AtomicJob { inner: Arc::clone(inner), ask: Arc::clone(ask), veil: veil.clone() };
     let (effect, of_job) = (Arc::clone(effect), Arc::clone(&failed));
     let began = instant();
     let ran = store.write(move |writing| job.run(writing, &effect, &of_job)).await;
@@ -122,39 +122,39 @@ where
     }
     let ran = ran?;
     match &ran {
-        Ran::Own(_, attempt) => {
+        TransactionEnd::Own(_, attempt) => {
             inner.events.emit(&ask.subject, &Event::Won { attempt: *attempt });
             let took = instant().saturating_duration_since(began);
             inner.events.emit(&ask.subject, &Event::Completed { took });
         }
-        Ran::Other(Acquired::Replay(_)) => {
+        TransactionEnd::Other(Acquired::Replay(_)) => {
             inner.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Store });
         }
-        Ran::Other(_) => {}
+        TransactionEnd::Other(_) => {}
     }
     Ok(ran)
 }
 
-struct Job {
-    inner: Arc<Inner>,
+struct AtomicJob {
+    inner: Arc<EngineInner>,
     ask: Arc<Ask>,
     veil: Veil,
 }
 
-impl Job {
+impl AtomicJob {
     fn run<T, E, F>(
         self,
         writing: &mut Writing<'_>,
         effect: &Mutex<Option<F>>,
         failed: &Mutex<Option<RunError<E>>>,
-    ) -> Result<Ran<T>, store::Error>
+    ) -> Result<TransactionEnd<T>, store::Error>
     where
         T: Serialize,
         F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>>,
     {
         let Self { inner, ask, veil } = self;
         let (id, fingerprint) = (ask.subject.id, ask.fingerprint);
-        let claim = Claim {
+        let claim = NewClaim {
             owner: Owner::random(),
             fingerprint,
             terms: Arc::clone(&ask.terms),
@@ -164,11 +164,13 @@ impl Job {
         let sent = instant();
         let win = match veil.lift(id, writing.apply(id, Command::Claim(claim))?)? {
             Ruling::Won(win) => win,
-            Ruling::Replay { outcome, .. } => return Ok(Ran::Other(Acquired::Replay(outcome))),
-            Ruling::Busy { lease_left } => return Ok(Ran::Other(Acquired::in_flight(&ask, lease_left))),
-            Ruling::Conflict => return Ok(Ran::Other(Acquired::Conflict)),
-            Ruling::InDoubt => return Ok(Ran::Other(Acquired::InDoubt)),
-            Ruling::Expired => return Ok(Ran::Other(Acquired::Expired)),
+            Ruling::Replay { outcome, .. } => return Ok(TransactionEnd::Other(Acquired::Replay(outcome))),
+            Ruling::Busy { lease_left } => {
+                return Ok(TransactionEnd::Other(Acquired::in_flight(&ask, lease_left)));
+            }
+            Ruling::Conflict => return Ok(TransactionEnd::Other(Acquired::Conflict)),
+            Ruling::InDoubt => return Ok(TransactionEnd::Other(Acquired::InDoubt)),
+            Ruling::Expired => return Ok(TransactionEnd::Other(Acquired::Expired)),
             Ruling::Accepted { .. } | Ruling::Lost { .. } | Ruling::Refused { .. } => return Err(undone()),
         };
         let Some(effect) = effect.lock().take() else { return Err(undone()) };
@@ -192,7 +194,7 @@ impl Job {
         let outcome = Arc::new(inner.encode(&value));
         let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
         match writing.apply(id, veil.cover(id, complete))? {
-            Ruling::Accepted { .. } => Ok(Ran::Own(value, win.attempt)),
+            Ruling::Accepted { .. } => Ok(TransactionEnd::Own(value, win.attempt)),
             // The clock moved past the retention inside the transaction: nothing of it may remain.
             _ => Err(undone()),
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, Postgres, Transaction};
 
-use super::Inner;
+use super::EngineInner;
 use super::acquire::{Acquired, Ask};
 use super::answer::{Answer, Failure, RunError};
 use super::background::Held;
@@ -19,7 +19,7 @@ use super::event::{Event, ReplayedFrom};
 use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
-use crate::record::{Begin, Claim, Command, Mode, Owner, Ruling, Win};
+use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling, Win};
 use crate::store::{self, ErrorKind, PostgresStore, Store, Veil, Wraps};
 use crate::time::instant;
 
@@ -92,7 +92,7 @@ impl Once {
 
 /// Locks the record, runs the effect and writes its outcome, or leaves the transaction unchanged.
 async fn inside<T, E, F>(
-    inner: &Inner,
+    inner: &EngineInner,
     (store, veil): (&PostgresStore, &Veil),
     connection: &mut PgConnection,
     (ask, win, attempt): (&Ask, &Win, &Attempt),
@@ -179,10 +179,10 @@ enum Asked {
 
 /// Claims and commits, and waits while another caller holds the key. There are no heartbeats: the transaction locks
 /// the record.
-async fn claim(inner: &Arc<Inner>, store: &dyn Store, ask: &Ask) -> Result<Asked, store::Error> {
+async fn claim(inner: &Arc<EngineInner>, store: &dyn Store, ask: &Ask) -> Result<Asked, store::Error> {
     let deadline = instant() + ask.wait;
     let mut changes = None;
-    let claim = Claim {
+    let claim = NewClaim {
         owner: Owner::random(),
         fingerprint: ask.fingerprint,
         terms: Arc::clone(&ask.terms),

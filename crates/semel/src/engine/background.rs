@@ -81,7 +81,7 @@ impl Held {
 
 /// The data of a claim that a heartbeat needs.
 #[derive(Clone)]
-pub(super) struct Beat {
+pub(super) struct HeartbeatTarget {
     pub(super) store: Arc<dyn Store>,
     pub(super) subject: Arc<Subject>,
     pub(super) events: Arc<Events>,
@@ -91,13 +91,13 @@ pub(super) struct Beat {
 }
 
 /// The heartbeat of one claim. Dropping the ticket ends it.
-pub(super) struct Ticket {
+pub(super) struct HeartbeatTicket {
     beats: Arc<Beats>,
     held: Arc<Held>,
     number: u64,
 }
 
-impl Drop for Ticket {
+impl Drop for HeartbeatTicket {
     fn drop(&mut self) {
         self.beats.stop(self.number, &self.held);
     }
@@ -115,7 +115,7 @@ pub(super) struct Beats {
 struct Schedule {
     next_number: u64,
     /// The beats by due time in µs and by number.
-    queue: BTreeMap<(u64, u64), Beat>,
+    queue: BTreeMap<(u64, u64), HeartbeatTarget>,
     /// Until when the thread sleeps, in µs. A beat that is due later need not wake it, so a stream of short claims
     /// costs one wake-up per third of a lease instead of one per claim.
     sleeps_until: Option<u64>,
@@ -190,9 +190,9 @@ impl Background {
     }
 
     /// Renews a claim until the ticket is dropped or the claim is lost.
-    pub(super) fn renew(&self, beat: Beat) -> Ticket {
+    pub(super) fn renew(&self, beat: HeartbeatTarget) -> HeartbeatTicket {
         let held = Arc::clone(&beat.held);
-        Ticket { number: self.beats.start(beat), held, beats: Arc::clone(&self.beats) }
+        HeartbeatTicket { number: self.beats.start(beat), held, beats: Arc::clone(&self.beats) }
     }
 }
 
@@ -210,7 +210,7 @@ impl fmt::Debug for Background {
 }
 
 impl Beats {
-    fn start(&self, beat: Beat) -> u64 {
+    fn start(&self, beat: HeartbeatTarget) -> u64 {
         let due = self.micros(beat.held.started + beat.lease / 3);
         let mut schedule = self.schedule.lock();
         let number = schedule.next_number;
@@ -234,14 +234,14 @@ impl Beats {
     }
 
     /// Puts a beat back after a try, unless its ticket was dropped meanwhile.
-    fn again(&self, number: u64, beat: Beat, after: Duration) {
+    fn again(&self, number: u64, beat: HeartbeatTarget, after: Duration) {
         let mut schedule = self.schedule.lock();
         if !beat.held.stopped.load(Ordering::Relaxed) {
             self.put(&mut schedule, self.micros(instant() + after), number, beat);
         }
     }
 
-    fn put(&self, schedule: &mut Schedule, due: u64, number: u64, beat: Beat) {
+    fn put(&self, schedule: &mut Schedule, due: u64, number: u64, beat: HeartbeatTarget) {
         beat.held.due.store(due, Ordering::Relaxed);
         schedule.queue.insert((due, number), beat);
         if schedule.sleeps_until.is_none_or(|until| due < until) {
@@ -274,7 +274,7 @@ impl Beats {
         }
     }
 
-    async fn beat(self: Arc<Self>, number: u64, beat: Beat) {
+    async fn beat(self: Arc<Self>, number: u64, beat: HeartbeatTarget) {
         let sent = instant();
         let usual = beat.lease / 3;
         let renew = beat.store.apply(beat.subject.id, Command::Renew(beat.grant));

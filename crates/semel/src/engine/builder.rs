@@ -10,7 +10,7 @@ use super::background::Background;
 use super::cache::HotCache;
 use super::event::{Events, Observer};
 use super::flight::{Flights, WaiterCaps};
-use super::{Engine, InFlight, Inner};
+use super::{Engine, EngineInner, HeldClaims};
 use crate::record::{Mode, Terms, TermsError};
 use crate::secret::Secret;
 use crate::store::{Durability, Invalidate, Store};
@@ -21,7 +21,7 @@ const SWEEP_STEP: usize = 500;
 
 /// Settings of an [`Engine`]. The defaults suit a payment API.
 #[must_use = "nothing is built until build is called"]
-pub struct Builder {
+pub struct EngineBuilder {
     store: Arc<dyn Store>,
     terms: Terms,
     wait: Duration,
@@ -35,7 +35,7 @@ pub struct Builder {
     sweep_every: Option<Duration>,
 }
 
-impl Builder {
+impl EngineBuilder {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -174,7 +174,7 @@ impl Builder {
             Arc::downgrade(&cache)
         };
         self.store.attach(of_store);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(EngineInner {
             store: self.store,
             terms: Arc::new(self.terms),
             wait: self.wait,
@@ -184,7 +184,7 @@ impl Builder {
             cache,
             flights: Arc::new(Flights::new(self.caps)),
             events: Arc::new(Events::new(self.observers)),
-            in_flight: InFlight::default(),
+            in_flight: HeldClaims::default(),
             background: Background::start().map_err(BuildError::Thread)?,
         });
         if let Some(interval) = self.sweep_every {
@@ -200,7 +200,7 @@ const LARGEST_OUTCOME: usize = 1 << 30;
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Sweeps step by step while the engine exists.
-async fn sweep(engine: Weak<Inner>, interval: Duration) {
+async fn sweep(engine: Weak<EngineInner>, interval: Duration) {
     loop {
         tokio::time::sleep_until((instant() + interval).into()).await;
         loop {
@@ -218,7 +218,7 @@ async fn sweep(engine: Weak<Inner>, interval: Duration) {
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("store", &self.store)

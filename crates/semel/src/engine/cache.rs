@@ -58,7 +58,7 @@ pub(super) enum Hit {
 
 /// A position in the order of invalidations, taken before the store is asked.
 #[derive(Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct InvalidationPoint {
     gate: u64,
     pub(super) at: Instant,
 }
@@ -94,14 +94,14 @@ impl HotCache {
         }
     }
 
-    pub(super) fn moment(&self, id: KeyId) -> Moment {
-        Moment { gate: *self.gate(id).lock(), at: instant() }
+    pub(super) fn moment(&self, id: KeyId) -> InvalidationPoint {
+        InvalidationPoint { gate: *self.gate(id).lock(), at: instant() }
     }
 
     /// Stores an outcome that was read from the store after `moment` and is valid for `expires_in` from then on.
     pub(super) fn keep(
         &self,
-        moment: Moment,
+        moment: InvalidationPoint,
         id: KeyId,
         fingerprint: Fingerprint,
         outcome: &Arc<Outcome>,
@@ -226,7 +226,7 @@ mod tests {
         let (cache, id, fingerprint, outcome) = parts();
         cache.keep(cache.moment(id), id, fingerprint, &outcome, Duration::ZERO);
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
-        let slow = Moment { at: instant() - Duration::from_secs(2), ..cache.moment(id) };
+        let slow = InvalidationPoint { at: instant() - Duration::from_secs(2), ..cache.moment(id) };
         cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(1));
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss), "over before it arrived");
         cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(60));

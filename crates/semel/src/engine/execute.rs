@@ -9,32 +9,32 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Inner;
+use super::EngineInner;
 use super::acquire::{Acquired, Ask};
-use super::answer::{Answer, DecodeError, Failure, RunError};
+use super::answer::{Answer, Failure, OutcomeDecodeError, RunError};
 use super::event::{Event, ReplayedFrom};
 use super::hold::{Attempt, Claim, Completed, NotBegun, Running};
-use crate::outcome::{Body, Outcome};
+use crate::outcome::{Outcome, OutcomeBody};
 use crate::store::{self, ErrorKind};
 
 /// The kind of outcomes that contain a value as JSON.
 const JSON: &str = "json";
 
 /// How an effect ended.
-pub(super) enum Ended<T, E> {
+pub(super) enum EffectEnd<T, E> {
     Returned(Result<T, Failure<E>>),
     Panicked(String),
     TimedOut,
 }
 
 /// The result of one claim.
-pub(super) enum Tried<T, E, F> {
+pub(super) enum ClaimEnd<T, E, F> {
     Ended(Result<Answer<T>, RunError<E>>),
     /// The claim was lost before the effect began. Contains the effect, for another claim.
     NotStarted(F),
 }
 
-impl Inner {
+impl EngineInner {
     /// Begins and runs the effect. The begin happens here, in the effect's own task: otherwise a runtime that is busy
     /// for a lease between claim and effect would start the effect of an expired claim.
     pub(super) async fn try_run<T, E, F, Fut>(
@@ -42,7 +42,7 @@ impl Inner {
         claim: Claim,
         effect: F,
         ask: &Ask,
-    ) -> Tried<T, E, F>
+    ) -> ClaimEnd<T, E, F>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
@@ -51,52 +51,52 @@ impl Inner {
     {
         let running = match claim.begin().await {
             Ok(running) => running,
-            Err(NotBegun::Lost) => return Tried::NotStarted(effect),
-            Err(NotBegun::Store(error)) => return Tried::Ended(Err(error.into())),
+            Err(NotBegun::Lost) => return ClaimEnd::NotStarted(effect),
+            Err(NotBegun::Store(error)) => return ClaimEnd::Ended(Err(error.into())),
         };
         let limit = running.limit();
         let attempt = running.attempt();
         let ended = tokio::select! {
             biased;
             ended = CatchUnwind(Box::pin(async move { effect(attempt).await })) => ended,
-            () = self.background.sleep_until(limit) => Ended::TimedOut,
+            () = self.background.sleep_until(limit) => EffectEnd::TimedOut,
         };
-        Tried::Ended(self.conclude(running, ended, ask).await)
+        ClaimEnd::Ended(self.conclude(running, ended, ask).await)
     }
 
     /// Stores how the effect ended and builds the caller's answer.
     pub(super) async fn conclude<T, E>(
         self: &Arc<Self>,
         running: Running,
-        ended: Ended<T, E>,
+        ended: EffectEnd<T, E>,
         ask: &Ask,
     ) -> Result<Answer<T>, RunError<E>>
     where
         T: Serialize + DeserializeOwned,
     {
         let value = match ended {
-            Ended::Returned(Ok(value)) => value,
-            Ended::Returned(Err(Failure::Failed(error))) => {
+            EffectEnd::Returned(Ok(value)) => value,
+            EffectEnd::Returned(Err(Failure::Failed(error))) => {
                 running.release().await;
                 return Err(RunError::Failed(error));
             }
-            Ended::Returned(Err(Failure::Unknown(error))) => {
+            EffectEnd::Returned(Err(Failure::Unknown(error))) => {
                 running.abandon().await;
                 return Err(RunError::Unknown(error));
             }
-            Ended::Panicked(message) => {
+            EffectEnd::Panicked(message) => {
                 self.events.emit(&ask.subject, &Event::Panicked);
                 running.abandon().await;
                 return Err(RunError::Panicked(message));
             }
-            Ended::TimedOut => {
+            EffectEnd::TimedOut => {
                 self.events.emit(&ask.subject, &Event::TimedOut);
                 running.abandon().await;
                 return Err(RunError::TimedOut(ask.terms.in_flight_max));
             }
         };
         let outcome = Arc::new(self.encode(&value));
-        if matches!(outcome.body(), Body::Tombstone(_)) {
+        if matches!(outcome.body(), OutcomeBody::Tombstone(_)) {
             self.events.emit(&ask.subject, &Event::NotKept);
         }
         match running.complete(&outcome, None).await {
@@ -153,11 +153,11 @@ impl Acquired {
 
 pub(super) fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer<T>, RunError<E>> {
     match outcome.body() {
-        Body::Kept(body) => {
-            let value = serde_json::from_slice(body).map_err(DecodeError::from)?;
+        OutcomeBody::Kept(body) => {
+            let value = serde_json::from_slice(body).map_err(OutcomeDecodeError::from)?;
             Ok(Answer { value, replayed: true, stored: true })
         }
-        Body::Tombstone(reason) => Err(RunError::NotKept(reason.clone())),
+        OutcomeBody::Tombstone(reason) => Err(RunError::NotKept(reason.clone())),
     }
 }
 
@@ -165,13 +165,13 @@ pub(super) fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer
 struct CatchUnwind<T, E>(Pin<Box<dyn Future<Output = Result<T, Failure<E>>> + Send>>);
 
 impl<T, E> Future for CatchUnwind<T, E> {
-    type Output = Ended<T, E>;
+    type Output = EffectEnd<T, E>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match std::panic::catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
             Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(returned)) => Poll::Ready(Ended::Returned(returned)),
-            Err(panic) => Poll::Ready(Ended::Panicked(panic_message(panic.as_ref()))),
+            Ok(Poll::Ready(returned)) => Poll::Ready(EffectEnd::Returned(returned)),
+            Err(panic) => Poll::Ready(EffectEnd::Panicked(panic_message(panic.as_ref()))),
         }
     }
 }

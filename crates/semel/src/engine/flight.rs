@@ -22,7 +22,7 @@ const SHARDS: usize = 16;
 
 /// All waiters of an engine.
 pub(super) struct Flights {
-    shards: [Mutex<HashMap<RoomKey, Arc<Room>>>; SHARDS],
+    shards: [Mutex<HashMap<RoomKey, Arc<WaitingRoom>>>; SHARDS],
     waiters: AtomicUsize,
     /// Number of waiters per scope, for scopes that have any.
     scopes: Mutex<HashMap<Box<[u8]>, usize>>,
@@ -32,7 +32,7 @@ pub(super) struct Flights {
 /// Waiters for one key *and payload*: the answer that ends the wait of one is valid for all.
 type RoomKey = (KeyId, [u8; 32]);
 
-struct Room {
+struct WaitingRoom {
     /// The holder of this lock leads.
     vigil: Arc<tokio::sync::Mutex<Vigil>>,
     ended: watch::Sender<Option<Ended>>,
@@ -73,7 +73,7 @@ impl Default for WaiterCaps {
 }
 
 /// Whether a caller may wait.
-pub(super) enum Joined {
+pub(super) enum JoinResult {
     Seat(Seat),
     /// The limit on waiting callers is reached.
     Full,
@@ -91,7 +91,7 @@ impl Flights {
         }
     }
 
-    fn shard(&self, key: &RoomKey) -> &Mutex<HashMap<RoomKey, Arc<Room>>> {
+    fn shard(&self, key: &RoomKey) -> &Mutex<HashMap<RoomKey, Arc<WaitingRoom>>> {
         &self.shards[usize::from(key.0.as_bytes()[0]) % SHARDS]
     }
 
@@ -102,16 +102,16 @@ impl Flights {
         scope: &[u8],
         fingerprint: &Fingerprint,
         since: Instant,
-    ) -> Joined {
+    ) -> JoinResult {
         // Most calls meet no waiter and need no lock to see that.
         if self.waiters() == 0 {
-            return Joined::NoRoom;
+            return JoinResult::NoRoom;
         }
         let key = (id, *fingerprint.as_bytes());
         let rooms = self.shard(&key).lock();
         match rooms.get(&key) {
             Some(room) => self.sit(key, scope, room, since),
-            None => Joined::NoRoom,
+            None => JoinResult::NoRoom,
         }
     }
 
@@ -123,14 +123,14 @@ impl Flights {
         fingerprint: &Fingerprint,
         since: Instant,
         lease_left: Duration,
-    ) -> Joined {
+    ) -> JoinResult {
         let key = (id, *fingerprint.as_bytes());
         let now = instant();
         let mut rooms = self.shard(&key).lock();
         if let Some(room) = rooms.get(&key) {
             return self.sit(key, scope, room, since);
         }
-        let room = Arc::new(Room {
+        let room = Arc::new(WaitingRoom {
             vigil: Arc::default(),
             ended: watch::Sender::new(None),
             seats: AtomicUsize::new(0),
@@ -138,25 +138,31 @@ impl Flights {
             asked: Mutex::new(now),
         });
         let joined = self.sit(key, scope, &room, since);
-        if matches!(joined, Joined::Seat(_)) {
+        if matches!(joined, JoinResult::Seat(_)) {
             rooms.insert(key, room);
         }
         joined
     }
 
     /// Must be called under the lock of the room's shard.
-    fn sit(self: &Arc<Self>, key: RoomKey, scope: &[u8], room: &Arc<Room>, since: Instant) -> Joined {
+    fn sit(
+        self: &Arc<Self>,
+        key: RoomKey,
+        scope: &[u8],
+        room: &Arc<WaitingRoom>,
+        since: Instant,
+    ) -> JoinResult {
         if room.seats.load(Ordering::Relaxed) >= self.caps.per_key {
-            return Joined::Full;
+            return JoinResult::Full;
         }
-        let Some(place) = ScopePlace::take(self, scope) else { return Joined::Full };
+        let Some(place) = ScopePlace::take(self, scope) else { return JoinResult::Full };
         let one_more = |waiters| (waiters < self.caps.in_all).then_some(waiters + 1);
         if self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
-            return Joined::Full;
+            return JoinResult::Full;
         }
         room.seats.fetch_add(1, Ordering::Relaxed);
         let (flights, room, ended) = (Arc::clone(self), Arc::clone(room), room.ended.subscribe());
-        Joined::Seat(Seat { flights, key, room, ended, since, _place: place })
+        JoinResult::Seat(Seat { flights, key, room, ended, since, _place: place })
     }
 
     /// Number of callers that currently wait.
@@ -173,7 +179,7 @@ impl Flights {
     }
 
     /// Removes the room if it is still this one.
-    fn close(rooms: &mut HashMap<RoomKey, Arc<Room>>, key: &RoomKey, room: &Arc<Room>) {
+    fn close(rooms: &mut HashMap<RoomKey, Arc<WaitingRoom>>, key: &RoomKey, room: &Arc<WaitingRoom>) {
         if rooms.get(key).is_some_and(|present| Arc::ptr_eq(present, room)) {
             rooms.remove(key);
         }
@@ -184,7 +190,7 @@ impl Flights {
 pub(super) struct Seat {
     flights: Arc<Flights>,
     key: RoomKey,
-    room: Arc<Room>,
+    room: Arc<WaitingRoom>,
     ended: watch::Receiver<Option<Ended>>,
     since: Instant,
     _place: ScopePlace,
@@ -223,7 +229,7 @@ impl Drop for ScopePlace {
 
 impl Seat {
     /// Returns when it is this caller's turn to lead, or with what ended the wait.
-    pub(super) async fn turn(&mut self) -> Turn {
+    pub(super) async fn turn(&mut self) -> SeatTurn {
         let vigil = Arc::clone(&self.room.vigil);
         tokio::select! {
             biased;
@@ -231,21 +237,21 @@ impl Seat {
                 Some(ended) => ended.turn(self.since),
                 None => unreachable!("the room holds the sender, and this waited for some"),
             },
-            vigil = vigil.lock_owned() => Turn::Lead(vigil),
+            vigil = vigil.lock_owned() => SeatTurn::Lead(vigil),
         }
     }
 
     /// The ending of the wait, if it has ended.
-    pub(super) fn ended(&self) -> Option<Ending> {
+    pub(super) fn ended(&self) -> Option<WaitEnd> {
         match self.ended.borrow().clone()?.turn(self.since) {
-            Turn::Ended(ending) => Some(ending),
-            Turn::Lead(_) | Turn::Late => None,
+            SeatTurn::Ended(ending) => Some(ending),
+            SeatTurn::Lead(_) | SeatTurn::Late => None,
         }
     }
 
     /// Ends the wait of all callers in the room with the answer to a request that was sent at `asked`. Later callers
     /// get a new room, because an answer becomes stale.
-    pub(super) fn end(&self, asked: Instant, ending: Ending) {
+    pub(super) fn end(&self, asked: Instant, ending: WaitEnd) {
         Flights::close(&mut self.flights.shard(&self.key).lock(), &self.key, &self.room);
         self.room.ended.send_replace(Some(Ended { asked, ending }));
     }
@@ -258,8 +264,8 @@ impl Seat {
     }
 
     /// The time since the last request to the store.
-    pub(super) fn silence(&self) -> Silence {
-        Silence(Arc::clone(&self.room))
+    pub(super) fn silence(&self) -> TimeSinceAsked {
+        TimeSinceAsked(Arc::clone(&self.room))
     }
 
     /// Records for the room how long the lease is valid.
@@ -284,9 +290,9 @@ impl Drop for Seat {
 }
 
 /// The time since the last request to the store for a room.
-pub(super) struct Silence(Arc<Room>);
+pub(super) struct TimeSinceAsked(Arc<WaitingRoom>);
 
-impl Silence {
+impl TimeSinceAsked {
     pub(super) fn since(&self) -> Instant {
         *self.0.asked.lock()
     }
@@ -304,11 +310,11 @@ impl Silence {
 }
 
 /// What a seat gets.
-pub(super) enum Turn {
+pub(super) enum SeatTurn {
     /// Ask the store while this is held.
     Lead(OwnedMutexGuard<Vigil>),
     /// Another caller got the answer.
-    Ended(Ending),
+    Ended(WaitEnd),
     /// Another caller got the answer to a request from before this caller arrived. It may be stale: a record that was
     /// forgotten in between would come back.
     Late,
@@ -316,7 +322,7 @@ pub(super) enum Turn {
 
 /// The answer that ends the wait of all.
 #[derive(Clone, Debug)]
-pub(super) enum Ending {
+pub(super) enum WaitEnd {
     Replay(Arc<Outcome>),
     Conflict,
     InDoubt,
@@ -326,11 +332,11 @@ pub(super) enum Ending {
 #[derive(Clone)]
 struct Ended {
     asked: Instant,
-    ending: Ending,
+    ending: WaitEnd,
 }
 
 impl Ended {
-    fn turn(self, since: Instant) -> Turn {
-        if self.asked >= since { Turn::Ended(self.ending) } else { Turn::Late }
+    fn turn(self, since: Instant) -> SeatTurn {
+        if self.asked >= since { SeatTurn::Ended(self.ending) } else { SeatTurn::Late }
     }
 }

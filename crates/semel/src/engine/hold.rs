@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::acquire::{Acquired, Ask};
-use super::background::{Beat, Held, Ticket};
+use super::background::{HeartbeatTarget, HeartbeatTicket, Held};
 use super::event::{Event, ReplayedFrom, Subject};
-use super::parting::{Before, Tenure};
-use super::{Counted, Engine, Inner};
+use super::parting::{Before, ClaimWrites};
+use super::{Engine, EngineInner, HeldClaim};
 use crate::fingerprint::Fingerprint;
 use crate::key::Key;
 use crate::outcome::Outcome;
@@ -72,25 +72,25 @@ pub enum Concluded {
 
 /// The state that `Claim` and `Running` share.
 struct Hold {
-    inner: Arc<Inner>,
-    tenure: Tenure,
+    inner: Arc<EngineInner>,
+    tenure: ClaimWrites,
     fingerprint: Fingerprint,
     win: Win,
     secret: Arc<Secret>,
     held: Arc<Held>,
-    ticket: Option<Ticket>,
+    ticket: Option<HeartbeatTicket>,
     /// Passed to the background thread if that has to write the result.
-    counted: Option<Counted>,
+    counted: Option<HeldClaim>,
     /// The command to write if this is dropped; `None` once the record has the result.
     on_drop: Option<Command>,
 }
 
 impl Claim {
     /// `sent` is the time before the store was asked.
-    pub(super) fn new(inner: &Arc<Inner>, ask: &Ask, win: Win, sent: Instant) -> Self {
+    pub(super) fn new(inner: &Arc<EngineInner>, ask: &Ask, win: Win, sent: Instant) -> Self {
         let Ask { subject, fingerprint, terms, begin, secret, .. } = ask;
         let held = Arc::new(Held::new(sent, win.lease_left));
-        let ticket = inner.background.renew(Beat {
+        let ticket = inner.background.renew(HeartbeatTarget {
             store: Arc::clone(&inner.store),
             subject: Arc::clone(subject),
             events: Arc::clone(&inner.events),
@@ -100,13 +100,13 @@ impl Claim {
         });
         let hold = Hold {
             inner: Arc::clone(inner),
-            tenure: Tenure { subject: Arc::clone(subject), terms: Arc::clone(terms), since: sent },
+            tenure: ClaimWrites { subject: Arc::clone(subject), terms: Arc::clone(terms), since: sent },
             fingerprint: *fingerprint,
             win,
             secret: Arc::clone(secret),
             held,
             ticket: Some(ticket),
-            counted: Some(Counted::new(inner)),
+            counted: Some(HeldClaim::new(inner)),
             on_drop: Some(Command::Release(win.grant)),
         };
         Self { hold: Box::new(hold), begin: *begin }
@@ -224,7 +224,7 @@ impl Running {
                 Concluded::Instead(Acquired::Replay(winner))
             }
             Completed::Lost => {
-                let Tenure { subject, terms, .. } = tenure;
+                let ClaimWrites { subject, terms, .. } = tenure;
                 let begin = Begin::Later;
                 let (scope, request_id) = (Vec::new(), None);
                 let ask = Ask { subject, scope, fingerprint, terms, begin, wait, secret, request_id };

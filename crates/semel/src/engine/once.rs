@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use super::acquire::{Acquired, Ask};
 use super::answer::{Answer, Failure, RunError};
 use super::event::Subject;
-use super::execute::{Ended, Tried, decode, panic_message, stopped};
+use super::execute::{ClaimEnd, EffectEnd, decode, panic_message, stopped};
 use super::hold::{Attempt, NotBegun};
-use super::{Engine, Inner};
+use super::{Engine, EngineInner};
 use crate::fingerprint::{Payload, PayloadError};
 use crate::key::Key;
 use crate::record::{Begin, Mode, Terms, TermsError};
@@ -25,7 +25,7 @@ const STARTS: usize = 3;
 #[derive(Debug)]
 #[must_use = "nothing runs until run, run_blocking or claim is called"]
 pub struct Once {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<EngineInner>,
     key: Key,
     payload: Result<Payload, PayloadError>,
     terms: Arc<Terms>,
@@ -133,8 +133,8 @@ impl Once {
             let (inner, of_task) = (Arc::clone(&self.inner), Arc::clone(&ask));
             let task = runtime.spawn(async move { inner.try_run(claim, effect, &of_task).await });
             effect = match task.await {
-                Ok(Tried::Ended(answer)) => return answer,
-                Ok(Tried::NotStarted(effect)) => effect,
+                Ok(ClaimEnd::Ended(answer)) => return answer,
+                Ok(ClaimEnd::NotStarted(effect)) => effect,
                 Err(error) => return Err(stopped(error)),
             };
         }
@@ -169,8 +169,8 @@ impl Once {
             };
             let attempt = running.attempt();
             let ended = match std::panic::catch_unwind(AssertUnwindSafe(|| effect(attempt))) {
-                Ok(returned) => Ended::Returned(returned),
-                Err(panic) => Ended::Panicked(panic_message(panic.as_ref())),
+                Ok(returned) => EffectEnd::Returned(returned),
+                Err(panic) => EffectEnd::Panicked(panic_message(panic.as_ref())),
             };
             return block_on.block_on(inner.conclude(running, ended, &ask));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::{Event, Subject};
-use super::{Counted, Inner};
+use super::{EngineInner, HeldClaim};
 use crate::key::KeyId;
 use crate::record::{self, Begin, Command, Grant, Ruling, Terms};
 use crate::store::{self, ErrorKind};
@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The data that all writes about one claim share.
 #[derive(Clone)]
-pub(super) struct Tenure {
+pub(super) struct ClaimWrites {
     pub(super) subject: Arc<Subject>,
     pub(super) terms: Arc<Terms>,
     /// When the claim was sent.
@@ -45,7 +45,7 @@ impl Pauses {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// One request to the store. A missing answer counts as lost after a third of a lease, so that the request can be
     /// repeated while the lease is valid.
     pub(super) async fn apply(
@@ -67,7 +67,7 @@ impl Inner {
     /// repeatable, so a command with an unknown result is sent again.
     pub(super) async fn send(
         &self,
-        tenure: &Tenure,
+        tenure: &ClaimWrites,
         command: &Command,
         give_up: Instant,
         mut before: Before,
@@ -104,7 +104,7 @@ impl Inner {
     /// Sends the last command of a claim and returns its result.
     pub(super) async fn part(
         &self,
-        tenure: &Tenure,
+        tenure: &ClaimWrites,
         command: &Command,
         give_up: Instant,
         before: Before,
@@ -127,9 +127,9 @@ impl Inner {
 
     /// Gives back a claim whose answer nobody received. The same owner claims once more. That returns its fence and
     /// leaves a stub, which refuses the first packet if it arrives later.
-    pub(super) fn give_back(self: &Arc<Self>, tenure: Tenure, mut claim: record::Claim) {
+    pub(super) fn give_back(self: &Arc<Self>, tenure: ClaimWrites, mut claim: record::NewClaim) {
         let inner = Arc::clone(self);
-        let counted = Counted::new(self);
+        let counted = HeldClaim::new(self);
         // Without a begin mark: if this answer is lost too, the claim expires and leaves no doubt.
         claim.begin = Begin::Later;
         self.background.spawn(async move {
@@ -153,7 +153,7 @@ impl Inner {
 
     /// The grant under which a key is in doubt, if it is the grant of `claim`: its lease expired before it was given
     /// back.
-    async fn in_doubt_of(&self, tenure: &Tenure, claim: &record::Claim) -> Option<Grant> {
+    async fn in_doubt_of(&self, tenure: &ClaimWrites, claim: &record::NewClaim) -> Option<Grant> {
         let snapshot = self.store.get(tenure.subject.id).await.ok()??;
         let record = &snapshot.record;
         (record.owner == claim.owner).then(|| Grant::from_parts(record.owner, record.fence))

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::record::{Fence, Phase};
 use crate::store::MemoryStore;
-use crate::testkit::fault::{Call, Fault, FaultStore, Gate, When};
+use crate::testkit::fault::{FaultGate, FaultStore, InjectedFault, StoreCall, When};
 use crate::time::ManualClock;
 
 const MODES: [Mode; 3] = [Mode::Keyed, Mode::Marked, Mode::Rerun];
@@ -55,11 +55,11 @@ fn clocked() -> (ManualClock, Arc<MemoryStore>) {
     (clock, store)
 }
 
-fn build(builder: Builder) -> Engine {
+fn build(builder: EngineBuilder) -> Engine {
     builder.build().expect("settings that fit")
 }
 
-fn over(store: &Arc<impl Store>) -> Builder {
+fn over(store: &Arc<impl Store>) -> EngineBuilder {
     let store: Arc<dyn Store> = Arc::clone(store) as Arc<dyn Store>;
     Engine::over(store).sweep_every(None)
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
-use super::acquire::{Acquired, Ask, Step};
+use super::EngineInner;
+use super::acquire::{Acquired, Ask, ClaimStep};
 use super::event::{Event, ReplayedFrom};
-use super::flight::{Ending, Seat, Silence, Turn, Vigil};
+use super::flight::{Seat, SeatTurn, TimeSinceAsked, Vigil, WaitEnd};
 use crate::record::Phase;
 use crate::store;
 use crate::time::instant;
@@ -25,7 +25,7 @@ pub(super) enum Waited {
     Late,
 }
 
-impl Inner {
+impl EngineInner {
     /// Waits at most until `deadline`. Dropping the future frees the seat.
     pub(super) async fn wait(
         self: &Arc<Self>,
@@ -58,16 +58,16 @@ impl Inner {
                 () = self.leader_stuck(silence) => {
                     let asked = instant();
                     match self.ask_store(ask, ReplayedFrom::Wait).await? {
-                        Step::Final(acquired) => return Ok(end(seat, asked, acquired)),
-                        Step::Busy { lease_left } => seat.busy_until(asked + lease_left),
+                        ClaimStep::Final(acquired) => return Ok(end(seat, asked, acquired)),
+                        ClaimStep::Busy { lease_left } => seat.busy_until(asked + lease_left),
                     }
                     continue;
                 }
             };
             let mut vigil = match turn {
-                Turn::Lead(vigil) => vigil,
-                Turn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
-                Turn::Late => return Ok(Waited::Late),
+                SeatTurn::Lead(vigil) => vigil,
+                SeatTurn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
+                SeatTurn::Late => return Ok(Waited::Late),
             };
             let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
             let waited = end(seat, asked, acquired);
@@ -79,7 +79,7 @@ impl Inner {
 
     /// Returns for one waiter at a time when no leader has asked the store for long: the leader's thread is blocked,
     /// or its request hangs.
-    async fn leader_stuck(&self, silence: Silence) {
+    async fn leader_stuck(&self, silence: TimeSinceAsked) {
         let patience = self.backstop * STUCK;
         loop {
             self.background.sleep_until(silence.since() + patience).await;
@@ -111,8 +111,8 @@ impl Inner {
             // Remains valid if this request is dropped or fails, and for the next leader after this caller has won.
             *next = Some(asked + self.backstop);
             match self.ask_store(ask, ReplayedFrom::Wait).await? {
-                Step::Final(acquired) => return Ok((asked, acquired)),
-                Step::Busy { lease_left } => {
+                ClaimStep::Final(acquired) => return Ok((asked, acquired)),
+                ClaimStep::Busy { lease_left } => {
                     seat.busy_until(asked + lease_left);
                     let lease_end = lease_left + LEASE_END_JITTER.mul_f64(rand::random());
                     *next = Some(instant() + lease_end.min(self.backstop));
@@ -121,15 +121,15 @@ impl Inner {
         }
     }
 
-    fn ended(&self, ask: &Ask, ending: Ending) -> Acquired {
+    fn ended(&self, ask: &Ask, ending: WaitEnd) -> Acquired {
         match ending {
-            Ending::Replay(outcome) => {
+            WaitEnd::Replay(outcome) => {
                 self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
                 Acquired::Replay(outcome)
             }
-            Ending::Conflict => Acquired::Conflict,
-            Ending::InDoubt => Acquired::InDoubt,
-            Ending::Expired => Acquired::Expired,
+            WaitEnd::Conflict => Acquired::Conflict,
+            WaitEnd::InDoubt => Acquired::InDoubt,
+            WaitEnd::Expired => Acquired::Expired,
         }
     }
 
@@ -198,10 +198,10 @@ enum Unheld {
 /// Gives all callers in the room what one of them found out.
 fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> Waited {
     let ending = match &acquired {
-        Acquired::Replay(outcome) => Some(Ending::Replay(Arc::clone(outcome))),
-        Acquired::Conflict => Some(Ending::Conflict),
-        Acquired::InDoubt => Some(Ending::InDoubt),
-        Acquired::Expired => Some(Ending::Expired),
+        Acquired::Replay(outcome) => Some(WaitEnd::Replay(Arc::clone(outcome))),
+        Acquired::Conflict => Some(WaitEnd::Conflict),
+        Acquired::InDoubt => Some(WaitEnd::InDoubt),
+        Acquired::Expired => Some(WaitEnd::Expired),
         Acquired::Won(_) | Acquired::InFlight { .. } | Acquired::TooManyWaiters { .. } => None,
     };
     if let Some(ending) = ending {

@@ -6,7 +6,7 @@ use std::str;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::canonical::{CanonicalError, Exclusions, Limits, canonicalize};
+use crate::canonical::{CanonicalError, CanonicalLimits, Exclusions, canonicalize};
 use crate::fingerprint::PayloadError;
 
 /// The hash function of a [`ContentHash`].
@@ -60,7 +60,7 @@ impl ContentHash {
         exclusions: &Exclusions,
     ) -> Result<Self, CanonicalError> {
         let mut canonical = Vec::new();
-        canonicalize(text, Limits::DEFAULT, exclusions, &mut canonical)?;
+        canonicalize(text, CanonicalLimits::DEFAULT, exclusions, &mut canonical)?;
         Ok(Self::from_hash(match algorithm {
             Algorithm::Sha256 => Sha256::digest(&canonical).into(),
             Algorithm::Blake3 => blake3::hash(&canonical).into(),

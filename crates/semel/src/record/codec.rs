@@ -25,7 +25,7 @@ use std::time::Duration;
 use super::{Epoch, Fence, Mode, Owner, Record, State, Terms};
 use crate::fingerprint::Fingerprint;
 use crate::key::Hint;
-use crate::outcome::{Body, Outcome};
+use crate::outcome::{Outcome, OutcomeBody};
 use crate::time::Timestamp;
 
 const VERSION: u8 = 1;
@@ -181,11 +181,11 @@ pub(crate) fn encode_outcome(outcome: &Outcome, out: &mut Vec<u8>) {
     prefixed(outcome.kind().as_bytes(), out);
     prefixed(outcome.metadata(), out);
     match outcome.body() {
-        Body::Kept(body) => {
+        OutcomeBody::Kept(body) => {
             out.push(0);
             out.extend_from_slice(body);
         }
-        Body::Tombstone(reason) => {
+        OutcomeBody::Tombstone(reason) => {
             out.push(1);
             out.extend_from_slice(reason.as_bytes());
         }

@@ -96,7 +96,7 @@ impl Slot {
 }
 
 fn claim(owner: Owner, fingerprint: Fingerprint, terms: Terms, begin: Begin) -> Command {
-    Command::Claim(Claim { owner, fingerprint, terms: terms.into(), begin, hint: Hint::new("order-20") })
+    Command::Claim(NewClaim { owner, fingerprint, terms: terms.into(), begin, hint: Hint::new("order-20") })
 }
 
 fn complete(grant: Grant, text: &str) -> Command {

@@ -41,9 +41,9 @@ pub use self::builder::{EmbeddedBuilder, OnCorruption};
 pub use self::check::Verified;
 pub(crate) use self::job::Writing;
 use self::reader::Readers;
-use self::schema::Role;
+use self::schema::ConnectionRole;
 use self::table::{RowError, fact};
-use self::writer::Shared;
+use self::writer::WriterShared;
 use super::{
     BoxFuture, Durability, Error, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store, Swept, Watch,
 };
@@ -74,7 +74,7 @@ use crate::time::Clock;
 /// # }
 /// ```
 pub struct EmbeddedStore {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     /// Closed before the writer's connection: the last connection to close cleans up.
     readers: Option<Readers>,
     writer: Option<JoinHandle<()>>,
@@ -184,7 +184,7 @@ impl EmbeddedStore {
         let (answer, answered) = oneshot::channel();
         let (shared, database) = (Arc::clone(&self.shared), self.path.join("semel.db"));
         let check = move || {
-            let findings = schema::connect(&database, Role::Reader)
+            let findings = schema::connect(&database, ConnectionRole::Reader)
                 .and_then(|connection| check::everything(&connection))
                 .map_err(|error| Error::from(shared.faults.explain(&error)))?;
             match findings.first(&shared.faults) {

@@ -36,7 +36,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use self::seal::{Cover, Origin};
+use self::seal::{Cover, OutcomeOrigin};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Watch,
@@ -68,7 +68,7 @@ pub use self::keyring::{Keyring, KeyringError, SealingKey};
 /// # }
 /// ```
 pub struct EncryptedStore<S: ?Sized = dyn Store> {
-    sealer: Arc<Sealer>,
+    sealer: Arc<OutcomeSealer>,
     inner: Arc<S>,
 }
 
@@ -102,14 +102,14 @@ impl<S: Store> EncryptedStore<S> {
 impl<S: Store + ?Sized> EncryptedStore<S> {
     /// Wraps a shared store, or one that was chosen at run time.
     pub fn over(inner: Arc<S>, keyring: Keyring) -> Self {
-        let sealer = Sealer { ring: Mutex::new(Arc::new(keyring)), plain: Plain::default() };
+        let sealer = OutcomeSealer { ring: Mutex::new(Arc::new(keyring)), plain: Plain::default() };
         Self { sealer: Arc::new(sealer), inner }
     }
 
     /// What to do with outcomes that are not sealed.
     #[must_use]
     pub fn plain(mut self, plain: Plain) -> Self {
-        self.sealer = Arc::new(Sealer { ring: Mutex::new(self.sealer.ring()), plain });
+        self.sealer = Arc::new(OutcomeSealer { ring: Mutex::new(self.sealer.ring()), plain });
         self
     }
 
@@ -158,49 +158,49 @@ impl<S: Store + ?Sized> EncryptedStore<S> {
 
     /// True if a refused completion is the stored one: it was a repeat that the inner store did not recognise. If the
     /// record cannot be read, the refusal is final; it shows the same outcome.
-    async fn stands(&self, id: KeyId, sent: &Sent) -> bool {
+    async fn stands(&self, id: KeyId, sent: &SentCompletion) -> bool {
         let Ok(Some(Snapshot { record, now, .. })) = self.get(id).await else { return false };
         let mine = Grant::from_parts(record.owner, record.fence) == sent.grant;
         mine && record.outcome(now) == Some(&sent.outcome)
     }
 
     #[cfg(any(feature = "embedded", feature = "postgres"))]
-    pub(crate) fn sealer(&self) -> &Arc<Sealer> {
+    pub(crate) fn sealer(&self) -> &Arc<OutcomeSealer> {
         &self.sealer
     }
 }
 
 /// Seals outcomes on the way to the inner store and opens them on the way back.
-pub(crate) struct Sealer {
+pub(crate) struct OutcomeSealer {
     ring: Mutex<Arc<Keyring>>,
     plain: Plain,
 }
 
 /// The content of a completion, to recognise a repeat.
-pub(crate) struct Sent {
+pub(crate) struct SentCompletion {
     grant: Grant,
     outcome: Arc<Outcome>,
 }
 
-impl Sealer {
+impl OutcomeSealer {
     fn ring(&self) -> Arc<Keyring> {
         Arc::clone(&self.ring.lock())
     }
 
-    fn seal(&self, id: KeyId, origin: Origin, outcome: &Outcome) -> Arc<Outcome> {
+    fn seal(&self, id: KeyId, origin: OutcomeOrigin, outcome: &Outcome) -> Arc<Outcome> {
         seal::seal(self.ring().current(), id, origin, outcome)
     }
 
     /// The command for the inner store.
-    pub(crate) fn seal_command(&self, id: KeyId, command: Command) -> (Command, Option<Sent>) {
+    pub(crate) fn seal_command(&self, id: KeyId, command: Command) -> (Command, Option<SentCompletion>) {
         match command {
             Command::Complete { grant, fingerprint, outcome, retention } => {
-                let sealed = self.seal(id, Origin::Completed(grant), &outcome);
-                let sent = Sent { grant, outcome };
+                let sealed = self.seal(id, OutcomeOrigin::Completed(grant), &outcome);
+                let sent = SentCompletion { grant, outcome };
                 (Command::Complete { grant, fingerprint, outcome: sealed, retention }, Some(sent))
             }
             Command::Settle(Settlement::Done(outcome)) => {
-                let sealed = self.seal(id, Origin::Settled, &outcome);
+                let sealed = self.seal(id, OutcomeOrigin::Settled, &outcome);
                 (Command::Settle(Settlement::Done(sealed)), None)
             }
             Command::Claim(_)
@@ -234,7 +234,11 @@ impl Sealer {
         })
     }
 
-    fn open(&self, id: KeyId, outcome: &Arc<Outcome>) -> Result<(Arc<Outcome>, Option<Origin>), Error> {
+    fn open(
+        &self,
+        id: KeyId,
+        outcome: &Arc<Outcome>,
+    ) -> Result<(Arc<Outcome>, Option<OutcomeOrigin>), Error> {
         match seal::cover(id, outcome)? {
             Cover::Sealed(head) => {
                 let (outcome, origin) = seal::open(&self.ring(), id, &head)?;
@@ -268,7 +272,7 @@ impl Sealer {
             }
             opened => opened?,
         };
-        if let Some(Origin::Completed(grant)) = origin
+        if let Some(OutcomeOrigin::Completed(grant)) = origin
             && grant != Grant::from_parts(record.owner, record.fence)
         {
             return Err(seal::damaged(*id));

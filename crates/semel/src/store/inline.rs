@@ -17,11 +17,11 @@ use super::BoxFuture;
 ///
 /// Not for work that holds a lock while it waits: a caller may stop polling for any time.
 pub(super) struct Inline<T: Send + 'static> {
-    work: Work<T>,
+    work: InlineWork<T>,
     runtime: Handle,
 }
 
-enum Work<T> {
+enum InlineWork<T> {
     New(BoxFuture<'static, T>),
     Begun(BoxFuture<'static, T>),
     Over,
@@ -29,7 +29,7 @@ enum Work<T> {
 
 impl<T: Send + 'static> Inline<T> {
     pub(super) fn new(runtime: Handle, work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self { work: Work::New(Box::pin(work)), runtime }
+        Self { work: InlineWork::New(Box::pin(work)), runtime }
     }
 }
 
@@ -38,14 +38,14 @@ impl<T: Send + 'static> Future for Inline<T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
-        let mut work = match std::mem::replace(&mut this.work, Work::Over) {
-            Work::New(work) | Work::Begun(work) => work,
-            Work::Over => panic!("polled again after it was over"),
+        let mut work = match std::mem::replace(&mut this.work, InlineWork::Over) {
+            InlineWork::New(work) | InlineWork::Begun(work) => work,
+            InlineWork::Over => panic!("polled again after it was over"),
         };
         let inside = this.runtime.enter();
         let polled = work.as_mut().poll(context);
         if polled.is_pending() {
-            this.work = Work::Begun(work);
+            this.work = InlineWork::Begun(work);
         }
         drop(inside);
         polled
@@ -54,7 +54,7 @@ impl<T: Send + 'static> Future for Inline<T> {
 
 impl<T: Send + 'static> Drop for Inline<T> {
     fn drop(&mut self) {
-        if let Work::Begun(work) = std::mem::replace(&mut self.work, Work::Over) {
+        if let InlineWork::Begun(work) = std::mem::replace(&mut self.work, InlineWork::Over) {
             drop(self.runtime.spawn(work));
         }
     }

@@ -65,7 +65,7 @@ pub struct LimitedStore<S: ?Sized = dyn Store> {
     is_measured: AtomicBool,
     /// Bytes passed on since then.
     added: AtomicU64,
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<NewKeyBucket>,
     /// Since when new keys are refused because the store is full.
     full_since: Mutex<Option<Instant>>,
     refused_for_bytes: AtomicU64,
@@ -75,12 +75,12 @@ pub struct LimitedStore<S: ?Sized = dyn Store> {
 
 /// A token bucket. It can go below zero: a claim pays after it has turned out to be new.
 #[derive(Clone, Copy)]
-struct Bucket {
+struct NewKeyBucket {
     tokens: f64,
     at: Instant,
 }
 
-impl Bucket {
+impl NewKeyBucket {
     fn refill(&mut self, rate: NewKeyRate, now: Instant) {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
         self.tokens = (self.tokens + since * f64::from(rate.per_second)).min(f64::from(rate.burst));
@@ -97,7 +97,7 @@ impl<S: Store + ?Sized> LimitedStore<S> {
             measured: AtomicU64::new(0),
             is_measured: AtomicBool::new(false),
             added: AtomicU64::new(0),
-            bucket: Mutex::new(Bucket { tokens, at: instant() }),
+            bucket: Mutex::new(NewKeyBucket { tokens, at: instant() }),
             full_since: Mutex::new(None),
             refused_for_bytes: AtomicU64::new(0),
             refused_for_rate: AtomicU64::new(0),
@@ -295,7 +295,7 @@ mod tests {
     use crate::fingerprint::Fingerprint;
     use crate::key::Hint;
     use crate::outcome::Outcome;
-    use crate::record::{Begin, Claim, Owner, Terms};
+    use crate::record::{Begin, NewClaim, Owner, Terms};
     use crate::store::MemoryStore;
 
     fn id(number: u64) -> KeyId {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     fn claim() -> Command {
-        Command::Claim(Claim {
+        Command::Claim(NewClaim {
             owner: Owner::random(),
             fingerprint: Fingerprint::from_bytes([1; 32]),
             terms: Arc::new(Terms::default()),

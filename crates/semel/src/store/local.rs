@@ -73,7 +73,7 @@ mod tests {
     use crate::fingerprint::Fingerprint;
     use crate::key::Hint;
     use crate::outcome::Outcome;
-    use crate::record::{Begin, Claim, Epoch, Fence, Force, Grant, Owner, Phase, Settlement, Terms, Win};
+    use crate::record::{Begin, Epoch, Fence, Force, Grant, NewClaim, Owner, Phase, Settlement, Terms, Win};
 
     const KEY: KeyId = KeyId::from_bytes([1; 16]);
     const ACCEPTED: Ruling = Ruling::Accepted { lease_left: Duration::ZERO };
@@ -118,7 +118,7 @@ mod tests {
 
     fn commands() -> Vec<(Command, Ruling)> {
         let outcome = Arc::new(Outcome::new("text", "done"));
-        let claim = Claim {
+        let claim = NewClaim {
             owner: grant().owner(),
             fingerprint: Fingerprint::from_bytes([1; 32]),
             terms: Arc::new(Terms::default()),

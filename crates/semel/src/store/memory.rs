@@ -283,11 +283,11 @@ mod tests {
     use super::*;
     use crate::fingerprint::Fingerprint;
     use crate::key::Hint;
-    use crate::record::{Begin, Claim, Owner, Terms, Win};
+    use crate::record::{Begin, NewClaim, Owner, Terms, Win};
     use crate::time::ManualClock;
 
     fn claim() -> Command {
-        Command::Claim(Claim {
+        Command::Claim(NewClaim {
             owner: Owner::random(),
             fingerprint: Fingerprint::from_bytes([1; 32]),
             terms: Arc::new(Terms::default()),

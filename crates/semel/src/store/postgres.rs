@@ -70,15 +70,15 @@ use tokio::time::{Instant, timeout};
 use self::builder::Settings;
 pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
 #[cfg(feature = "redis")]
-pub(super) use self::copies::{Copies, Generation};
+pub(super) use self::copies::{Copies, CopyGeneration};
 use self::fault::Fault;
-use self::lane::{Found, Lane, Runner};
-use self::link::Link;
+use self::lane::{Lane, LaneTask, LoneClaimResult};
+use self::link::OwnConnection;
 use self::listen::Pulse;
 use self::lone::Lone;
-use self::queue::{Item, Queue};
-use self::row::RowError;
-use self::shared::Shared;
+use self::queue::{CommandQueue, Item};
+use self::row::PgRowError;
+use self::shared::StoreShared;
 use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
@@ -109,18 +109,18 @@ use crate::secret::Secret;
 /// # }
 /// ```
 pub struct PostgresStore {
-    shared: Arc<Shared>,
-    claims: Arc<Queue>,
-    writes: Arc<Queue>,
+    shared: Arc<StoreShared>,
+    claims: Arc<CommandQueue>,
+    writes: Arc<CommandQueue>,
     lone: Arc<Lone>,
     stop: Arc<Notify>,
 }
 
 /// The result of starting the store's thread.
 struct Started {
-    shared: Arc<Shared>,
-    claims: Arc<Queue>,
-    writes: Arc<Queue>,
+    shared: Arc<StoreShared>,
+    claims: Arc<CommandQueue>,
+    writes: Arc<CommandQueue>,
     lone: Arc<Lone>,
 }
 
@@ -183,7 +183,7 @@ impl PostgresStore {
     }
 
     /// Executes a command in a lane's next batch.
-    async fn in_lane(&self, queue: &Queue, id: KeyId, command: Command) -> Result<Ruling, Error> {
+    async fn in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
         let deadline = Instant::now() + self.shared.settings.patience;
         queue.push(Item::new(id, command, deadline, answer))?;
@@ -204,7 +204,7 @@ impl PostgresStore {
 }
 
 async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
-    let mut link = Link::new(Arc::clone(&settings));
+    let mut link = OwnConnection::new(Arc::clone(&settings));
     schema::prepare(link.connect().await?, &settings.schema, &settings.target).await?;
     let checked = Arc::clone(&settings);
     let side = PgPoolOptions::new()
@@ -226,13 +226,17 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
             })
         })
         .connect_lazy_with(settings.options.clone());
-    let shared = Arc::new(Shared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
-    let (claims, writes) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
+    let shared = Arc::new(StoreShared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
+    let (claims, writes) = (Arc::new(CommandQueue::default()), Arc::new(CommandQueue::default()));
     let lone = Arc::new(Lone::new(&settings));
-    let lanes = [(Lane::Claims, &claims, link), (Lane::Writes, &writes, Link::new(Arc::clone(&settings)))];
+    let lanes =
+        [(Lane::Claims, &claims, link), (Lane::Writes, &writes, OwnConnection::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(Runner { lane, shared, queue, link, alone: 0, last: Found::Nothing, failures: 0 }.run());
+        tokio::spawn(
+            LaneTask { lane, shared, queue, link, alone: 0, last: LoneClaimResult::Nothing, failures: 0 }
+                .run(),
+        );
     }
     tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
@@ -248,7 +252,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 }
 
 /// Tells other processes not to wait for this one any more.
-async fn leave(shared: &Shared) {
+async fn leave(shared: &StoreShared) {
     let left = async {
         if shared.appeared.load(Ordering::Acquire) {
             let query = shared.settings.query(&shared.settings.statements.leave);
@@ -259,7 +263,7 @@ async fn leave(shared: &Shared) {
     let _ = timeout(Duration::from_millis(250), left).await;
 }
 
-async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
+async fn get(shared: &StoreShared, id: KeyId) -> Result<Option<Snapshot>, PgRowError> {
     let keys = [id.as_bytes().as_slice()];
     let rows =
         shared.fetch(shared.settings.query(&shared.settings.statements.read).bind(keys.as_slice())).await?;
@@ -270,7 +274,7 @@ async fn get(shared: &Shared, id: KeyId) -> Result<Option<Snapshot>, RowError> {
 /// Rows read for one page, including their outcomes.
 const PAGE: usize = 200;
 
-async fn scan(shared: &Shared, query: Scan) -> Result<Page, RowError> {
+async fn scan(shared: &StoreShared, query: Scan) -> Result<Page, PgRowError> {
     let after = query.after.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
     let asked = query.limit.clamp(1, PAGE);
     let statement = shared.settings.query(&shared.settings.statements.scan);

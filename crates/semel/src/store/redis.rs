@@ -35,22 +35,22 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-use self::address::{QUEUED, Wire};
+use self::address::{QUEUED, SharedConnection};
 pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
 pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::clock::ServerClock;
 use self::complete::Completions;
-use self::error::Sent;
-use self::health::Health;
-use self::link::{Link, Numbered};
-use self::listing::{Listing, Sweeper};
+use self::error::CallReach;
+use self::health::ServerHealth;
+use self::link::{Link, NumberedConnection};
+use self::listing::{IdListing, Sweeper};
 use self::names::Names;
 use self::plain::Guess;
 use self::replicas::Replicas;
-use self::script::{Answer, Dialect, Rules};
+use self::script::{Dialect, Rules, ScriptReply};
 #[cfg(feature = "postgres")]
-pub(super) use self::side::{Running, Side, Wake};
+pub(super) use self::side::{Side, SideThread, Wake};
 use super::given::GivenSecret;
 use super::inline::Inline;
 use super::{
@@ -74,18 +74,18 @@ pub struct RedisStore {
     shared: Arc<Shared>,
     /// The runtime of the store's thread.
     runtime: Handle,
-    calls: UnboundedSender<Call>,
+    calls: UnboundedSender<ThreadCall>,
     watched: UnboundedSender<KeyId>,
     /// Dropped with the store: ends the thread.
     _running: oneshot::Sender<()>,
 }
 
 /// The work of one call, for the store's thread.
-type Call = BoxFuture<'static, ()>;
+type ThreadCall = BoxFuture<'static, ()>;
 
 /// Starts calls in the order of their arrival. Calls that arrive together are all queued before the connection
 /// writes: one packet for many calls.
-async fn begin(mut calls: UnboundedReceiver<Call>) {
+async fn begin(mut calls: UnboundedReceiver<ThreadCall>) {
     let mut came = Vec::new();
     while calls.recv_many(&mut came, 1024).await > 0 {
         came.drain(..).for_each(|call| drop(tokio::spawn(call)));
@@ -103,7 +103,7 @@ enum Way {
 }
 
 /// A message to every process, and the processes that received it.
-struct Told {
+struct Announcement {
     listeners: i64,
     /// Asks how many processes received it.
     heard: ::redis::Cmd,
@@ -124,11 +124,11 @@ struct Shared {
     wakeups: Wakeups,
     caches: Caches,
     clock: ServerClock,
-    health: Health,
+    health: ServerHealth,
     given: GivenSecret,
     guess: Guess,
     completions: Completions,
-    listing: Listing,
+    listing: IdListing,
     sweeper: Sweeper,
 }
 
@@ -211,12 +211,13 @@ impl Shared {
     /// Callers may stop polling while they wait for a place in the connection's queue. They therefore get at most
     /// half of its places, so that the store's thread, which also sends heartbeats, always finds one. A cluster's
     /// queues are shorter.
-    fn short_way(self: &Arc<Self>, command: &Command) -> Option<Numbered> {
+    fn short_way(self: &Arc<Self>, command: &Command) -> Option<NumberedConnection> {
         // Every call holds one, a claim two.
         if Arc::strong_count(self) > QUEUED / 2 {
             return None;
         }
-        let numbered = self.link.at_hand().filter(|numbered| matches!(numbered.wire, Wire::One(_)))?;
+        let numbered =
+            self.link.at_hand().filter(|numbered| matches!(numbered.wire, SharedConnection::One(_)))?;
         let short = match command {
             Command::Claim(_) => {
                 let refused = self.refusal().or_else(|| self.given.refusal(&self.name));
@@ -231,7 +232,7 @@ impl Shared {
     /// Applies a command over the [`short_way`](Self::short_way).
     async fn apply_shortly(
         &self,
-        mut numbered: Numbered,
+        mut numbered: NumberedConnection,
         id: KeyId,
         command: &Command,
     ) -> Result<Ruling, Error> {
@@ -242,7 +243,7 @@ impl Shared {
     async fn claim_by(
         &self,
         way: Way,
-        mut numbered: Numbered,
+        mut numbered: NumberedConnection,
         id: KeyId,
         command: &Command,
     ) -> Result<Option<Ruling>, Error> {
@@ -261,7 +262,12 @@ impl Shared {
         ruling
     }
 
-    async fn execute(&self, numbered: &mut Numbered, key: &[u8], command: &Command) -> Result<Ruling, Error> {
+    async fn execute(
+        &self,
+        numbered: &mut NumberedConnection,
+        key: &[u8],
+        command: &Command,
+    ) -> Result<Ruling, Error> {
         if matches!(command, Command::Claim(_))
             && let Some(refusal) = self.refusal()
         {
@@ -269,12 +275,12 @@ impl Shared {
         }
         let (script, arguments) = (self.rules.script(command), script::arguments(command));
         if !matches!(command, Command::Claim(_)) {
-            let answer = self.link.call(numbered, script, key, &arguments, Sent::Write).await?;
+            let answer = self.link.call(numbered, script, key, &arguments, CallReach::Write).await?;
             return script::ruling(command, answer);
         }
         let secret = self.secret_query();
         let (answer, kept) =
-            self.link.call_then(numbered, script, key, &arguments, secret.as_ref(), Sent::Write).await?;
+            self.link.call_then(numbered, script, key, &arguments, secret.as_ref(), CallReach::Write).await?;
         let ruling = self.was(script::ruling(command, answer)?);
         self.granted(numbered, key, ruling, kept).await
     }
@@ -297,8 +303,9 @@ impl Shared {
         let mut numbered = self.link.wire().await?;
         let key = self.names.record(id);
         let script = self.rules.usual();
-        let answer = self.link.call(&mut numbered, script, &key, &[b"read".to_vec()], Sent::Read).await?;
-        let mut answer = Answer::new(answer)?;
+        let answer =
+            self.link.call(&mut numbered, script, &key, &[b"read".to_vec()], CallReach::Read).await?;
+        let mut answer = ScriptReply::new(answer)?;
         let now = Timestamp::from_micros(answer.number()?);
         if answer.is_over() {
             return Ok(None);
@@ -314,21 +321,26 @@ impl Shared {
         Ok(())
     }
 
-    async fn tell_all(&self, id: KeyId) -> Result<Told, Error> {
+    async fn tell_all(&self, id: KeyId) -> Result<Announcement, Error> {
         let receipt = [self.process, rand::random()].concat();
         let mut publish = self.publish();
         publish.arg([&id.as_bytes()[..], &receipt].concat());
-        let listeners = number(&self.link.query(&publish, Sent::Write).await?);
+        let listeners = number(&self.link.query(&publish, CallReach::Write).await?);
         let mut heard = ::redis::cmd("GET");
         heard.arg(self.names.receipt(&receipt));
-        Ok(Told { listeners, heard, until: instant() + CACHES_LIVE, pause: Duration::from_micros(200) })
+        Ok(Announcement {
+            listeners,
+            heard,
+            until: instant() + CACHES_LIVE,
+            pause: Duration::from_micros(200),
+        })
     }
 
     /// True if every process has received a message. If not, this waits a moment before it returns.
     ///
     /// A process that does not answer is waited for until everything it caches is too old to be used.
-    async fn have_heard(&self, told: &mut Told) -> Result<bool, Error> {
-        let heard = number(&self.link.query(&told.heard, Sent::Write).await?);
+    async fn have_heard(&self, told: &mut Announcement) -> Result<bool, Error> {
+        let heard = number(&self.link.query(&told.heard, CallReach::Write).await?);
         if heard >= told.listeners || instant() >= told.until {
             return Ok(true);
         }
@@ -349,7 +361,7 @@ impl Shared {
 
     async fn read_mark(&self, mark: MarkId) -> Result<Option<u64>, Error> {
         let mut get = ::redis::cmd("GET");
-        match self.link.query(get.arg(self.names.mark(mark)), Sent::Read).await? {
+        match self.link.query(get.arg(self.names.mark(mark)), CallReach::Read).await? {
             Value::Nil => Ok(None),
             value => mark_value(&value).map(Some),
         }
@@ -359,7 +371,8 @@ impl Shared {
         let mut numbered = self.link.wire().await?;
         let key = self.names.mark(mark);
         let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
-        let answer = self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, Sent::Write).await?;
+        let answer =
+            self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, CallReach::Write).await?;
         self.replicas.have_it(&self.link, &mut numbered, &key).await?;
         mark_value(&answer)
     }
@@ -387,7 +400,7 @@ fn number(value: &Value) -> i64 {
 async fn claim_shortly(
     shared: Arc<Shared>,
     runtime: Handle,
-    numbered: Numbered,
+    numbered: NumberedConnection,
     id: KeyId,
     command: Command,
 ) -> Result<Ruling, Error> {

@@ -66,13 +66,13 @@ use std::time::{Duration, Instant};
 
 use quick_cache::sync::Cache;
 
-use self::breaker::Breaker;
+use self::breaker::RedisBreaker;
 pub use self::builder::TieredBuilder;
 use self::counters::Counters;
 pub use self::counters::{Coordination, TieredStats};
-use self::entry::{Entry, Said};
-use self::view::{View, Views};
-use super::redis::{Running, Side, Wake};
+use self::entry::{CopiedState, TieredEntry};
+use self::view::{TieredView, Views};
+use super::redis::{Side, SideThread, Wake};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, PostgresStore, RedisStore,
     Scan, Snapshot, Store, Swept, Watch,
@@ -80,7 +80,7 @@ use super::{
 use crate::fingerprint::Fingerprint;
 use crate::key::KeyId;
 use crate::outcome::Outcome;
-use crate::record::{Claim, Command, Grant, Ruling, Terms};
+use crate::record::{Command, Grant, NewClaim, Ruling, Terms};
 use crate::secret::Secret;
 use crate::time::{Timestamp, instant};
 
@@ -105,24 +105,24 @@ use crate::time::{Timestamp, instant};
 pub struct TieredStore {
     tiers: Arc<Tiers>,
     /// Dropped with the store: ends the background tasks, which hold the last reference to the tiers.
-    _running: Running,
+    _running: SideThread,
 }
 
 /// The state that callers and background tasks share.
 struct Tiers {
     postgres: PostgresStore,
     redis: Side,
-    breaker: Breaker,
+    breaker: RedisBreaker,
     views: Arc<Views>,
     counters: Counters,
     /// The claims that were won here. They tell a completion how long its outcome is valid.
-    won: Cache<(KeyId, Grant), Tenure>,
-    settings: Settings,
+    won: Cache<(KeyId, Grant), WonClaim>,
+    settings: TieredSettings,
 }
 
 /// The payload and the terms of a won claim, and the earliest time at which it was won.
 #[derive(Clone)]
-struct Tenure {
+struct WonClaim {
     since: Timestamp,
     /// The fingerprint of the claim, which is the record's. A completion may carry another one.
     fingerprint: Fingerprint,
@@ -130,7 +130,7 @@ struct Tenure {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct TieredSettings {
     /// The maximum validity of a busy entry.
     busy_for: Duration,
     /// The largest outcome that is copied.
@@ -143,7 +143,7 @@ const WON: usize = 65_536;
 /// A query to PostgreSQL: the state just before it.
 #[derive(Clone, Copy)]
 struct Question {
-    view: Option<View>,
+    view: Option<TieredView>,
     asked: Instant,
 }
 
@@ -177,7 +177,7 @@ impl Tiers {
         }
     }
 
-    async fn claim(&self, id: KeyId, claim: Claim) -> Result<Ruling, Error> {
+    async fn claim(&self, id: KeyId, claim: NewClaim) -> Result<Ruling, Error> {
         // Before PostgreSQL is asked: a later entry is stamped with it.
         let view = self.views.current();
         let found = if view.is_some() { self.look(id).await } else { None };
@@ -196,13 +196,13 @@ impl Tiers {
                 let is_new = win.lease_left == terms.lease;
                 if let Some(view) = view.filter(|_| is_new) {
                     let since = view.earliest(question.asked);
-                    self.won.insert((id, win.grant), Tenure { since, fingerprint, terms });
+                    self.won.insert((id, win.grant), WonClaim { since, fingerprint, terms });
                 }
-                let said = Said::Busy { owner };
+                let said = CopiedState::Busy { owner };
                 self.tell(id, question, fingerprint, said, win.lease_left, Wake::Nobody).await;
             }
             Ruling::Replay { outcome, expires_in } => {
-                let said = Said::Done(Arc::clone(outcome));
+                let said = CopiedState::Done(Arc::clone(outcome));
                 self.tell(id, question, fingerprint, said, *expires_in, Wake::Nobody).await;
             }
             // The owner has written the entry.
@@ -221,7 +221,7 @@ impl Tiers {
         let ruling = self.postgres.apply(id, command).await?;
         match (&ruling, copy) {
             (Ruling::Accepted { .. }, Some((fingerprint, outcome, left))) => {
-                self.tell(id, question, fingerprint, Said::Done(outcome), left, Wake::Waiters).await;
+                self.tell(id, question, fingerprint, CopiedState::Done(outcome), left, Wake::Waiters).await;
             }
             (Ruling::Accepted { .. }, None) => self.clear(id, Wake::Waiters).await,
             _ => self.clear(id, Wake::Nobody).await,
@@ -236,16 +236,16 @@ impl Tiers {
     /// completion may have happened at any time since.
     fn copy_of(&self, id: KeyId, command: &Command) -> Option<(Fingerprint, Arc<Outcome>, Duration)> {
         let Command::Complete { grant, outcome, retention, .. } = command else { return None };
-        let Tenure { since, fingerprint, terms } = self.won.get(&(id, *grant))?;
+        let WonClaim { since, fingerprint, terms } = self.won.get(&(id, *grant))?;
         let stands = retention.unwrap_or(terms.retention).saturating_add(terms.grace);
         let left = since.after(stands).left(self.views.current()?.latest(instant()));
         Some((fingerprint, Arc::clone(outcome), left))
     }
 
     /// The entry in Redis, if Redis is used and answers.
-    async fn look(&self, id: KeyId) -> Option<Entry> {
+    async fn look(&self, id: KeyId) -> Option<TieredEntry> {
         let bytes = self.through_breaker(self.redis.get(id)).await??;
-        let entry = Entry::decode(&bytes);
+        let entry = TieredEntry::decode(&bytes);
         if entry.is_none() {
             self.counters.ignored.add();
         }
@@ -253,7 +253,7 @@ impl Tiers {
     }
 
     /// The answer to a claim, if the entry is certain.
-    fn believe(&self, entry: &Entry, claim: &Claim) -> Option<Ruling> {
+    fn believe(&self, entry: &TieredEntry, claim: &NewClaim) -> Option<Ruling> {
         // The current view, not the one from before the read: the record may have been forgotten meanwhile.
         let ruling = self.views.current().and_then(|view| {
             if entry.generation > view.generation() {
@@ -276,24 +276,24 @@ impl Tiers {
         id: KeyId,
         question: Question,
         fingerprint: Fingerprint,
-        said: Said,
+        said: CopiedState,
         left: Duration,
         wake: Wake,
     ) {
         let left = left.saturating_sub(instant().saturating_duration_since(question.asked));
         let life = match &said {
-            Said::Busy { .. } => self.settings.busy_for.min(left / 2),
-            Said::Done(_) => left,
+            CopiedState::Busy { .. } => self.settings.busy_for.min(left / 2),
+            CopiedState::Done(_) => left,
         };
         let fits = match &said {
-            Said::Busy { .. } => true,
-            Said::Done(outcome) => outcome.size() <= self.settings.copy_limit,
+            CopiedState::Busy { .. } => true,
+            CopiedState::Done(outcome) => outcome.size() <= self.settings.copy_limit,
         };
         let Some(view) = question.view.filter(|_| fits && life >= Duration::from_millis(1)) else {
             return self.clear(id, wake).await;
         };
         let now = view.earliest(instant());
-        let entry = Entry {
+        let entry = TieredEntry {
             generation: view.generation(),
             until: now.after(life),
             standing_until: now.after(left),

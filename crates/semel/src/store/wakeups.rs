@@ -15,12 +15,12 @@ const SHARDS: usize = 16;
 /// A registry of waiters by key. Clones share it.
 #[derive(Clone)]
 pub struct Wakeups {
-    shards: Arc<[Mutex<Shard>; SHARDS]>,
+    shards: Arc<[Mutex<WatchShard>; SHARDS]>,
 }
 
 /// Only watched keys have a slot, so a wake-up for any other key is one look-up.
 #[derive(Default)]
-struct Shard {
+struct WatchShard {
     slots: HashMap<KeyId, Slot>,
     next_watch: u64,
 }
@@ -37,10 +37,10 @@ struct Slot {
 impl Wakeups {
     /// A registry without waiters.
     pub fn new() -> Self {
-        Self { shards: Arc::new(std::array::from_fn(|_| Mutex::new(Shard::default()))) }
+        Self { shards: Arc::new(std::array::from_fn(|_| Mutex::new(WatchShard::default()))) }
     }
 
-    fn shard(&self, id: KeyId) -> &Mutex<Shard> {
+    fn shard(&self, id: KeyId) -> &Mutex<WatchShard> {
         &self.shards[usize::from(id.as_bytes()[0]) % SHARDS]
     }
 

@@ -87,11 +87,11 @@ fn key(number: u32) -> KeyId {
 }
 
 /// A waker that holds its own watch, like the waker of a task whose future waits too.
-struct Holder {
+struct WatchingWaker {
     _held: Watch,
 }
 
-impl Wake for Holder {
+impl Wake for WatchingWaker {
     fn wake(self: Arc<Self>) {}
 }
 
@@ -114,7 +114,7 @@ fn wakers_are_dropped_and_woken_outside_the_lock() {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let wakeups = Wakeups::new();
-        let holder = |id| Waker::from(Arc::new(Holder { _held: wakeups.watch(id) }));
+        let holder = |id| Waker::from(Arc::new(WatchingWaker { _held: wakeups.watch(id) }));
         let mut watch = wakeups.watch(KEY);
         // Replaced by another waker, dropped with its watch, dropped by a wake-up.
         assert!(poll(&mut watch, &holder(NEIGHBOUR)).is_pending());

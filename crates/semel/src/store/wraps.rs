@@ -23,7 +23,7 @@ impl<S, W: sealed::Reach<S> + ?Sized> Wraps<S> for W {}
 #[derive(Clone)]
 pub struct Veil {
     #[cfg(feature = "encryption")]
-    sealer: Option<Arc<super::encrypted::Sealer>>,
+    sealer: Option<Arc<super::encrypted::OutcomeSealer>>,
 }
 
 impl Veil {

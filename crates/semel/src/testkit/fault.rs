@@ -18,8 +18,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-pub use self::gate::Gate;
-pub use self::script::{Call, Delivery, Fault, Hook, When};
+pub use self::gate::FaultGate;
+pub use self::script::{Hook, InjectedFault, StoreCall, WakeUpDelivery, When};
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
@@ -32,22 +32,22 @@ use crate::sync::Mutex;
 /// Forwards every call to the inner store, unless its script contains a fault for it.
 pub struct FaultStore<S: ?Sized = dyn Store> {
     inner: Arc<S>,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
     /// The registry of watches that never fire.
     silence: Wakeups,
 }
 
 #[derive(Default)]
-struct State {
-    rules: Vec<Rule>,
-    calls: HashMap<Call, u64>,
-    delivery: Delivery,
+struct FaultState {
+    rules: Vec<FaultRule>,
+    calls: HashMap<StoreCall, u64>,
+    delivery: WakeUpDelivery,
 }
 
-struct Rule {
-    call: Call,
+struct FaultRule {
+    call: StoreCall,
     when: When,
-    fault: Fault,
+    fault: InjectedFault,
     /// Calls of the kind since the rule was added.
     seen: u64,
 }
@@ -64,16 +64,16 @@ impl<S: Store + ?Sized> FaultStore<S> {
     }
 
     /// Adds a fault. Several faults of the same call occur in the order they were added.
-    pub fn script(&self, call: Call, when: When, fault: Fault) {
-        self.state.lock().rules.push(Rule { call, when, fault, seen: 0 });
+    pub fn script(&self, call: StoreCall, when: When, fault: InjectedFault) {
+        self.state.lock().rules.push(FaultRule { call, when, fault, seen: 0 });
     }
 
     /// Holds every call that can wait until the returned gate is opened, as in a network partition.
     #[must_use = "nobody else can open the gate"]
-    pub fn partition(&self) -> Gate {
-        let gate = Gate::closed();
-        for call in Call::ALL {
-            self.script(call, When::Always, Fault::HoldRequest(gate.clone()));
+    pub fn partition(&self) -> FaultGate {
+        let gate = FaultGate::closed();
+        for call in StoreCall::ALL {
+            self.script(call, When::Always, InjectedFault::HoldRequest(gate.clone()));
         }
         gate
     }
@@ -82,16 +82,16 @@ impl<S: Store + ?Sized> FaultStore<S> {
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.rules.clear();
-        state.delivery = Delivery::Delivered;
+        state.delivery = WakeUpDelivery::Delivered;
     }
 
     /// Sets whether new watches fire.
-    pub fn deliver(&self, delivery: Delivery) {
+    pub fn deliver(&self, delivery: WakeUpDelivery) {
         self.state.lock().delivery = delivery;
     }
 
     /// Number of calls of this kind, executed or not.
-    pub fn calls(&self, call: Call) -> u64 {
+    pub fn calls(&self, call: StoreCall) -> u64 {
         self.state.lock().calls.get(&call).copied().unwrap_or(0)
     }
 
@@ -106,7 +106,7 @@ impl<S: Store + ?Sized> FaultStore<S> {
     }
 
     /// Counts a call and finds its faults.
-    fn enter(&self, call: Call) -> Vec<Fault> {
+    fn enter(&self, call: StoreCall) -> Vec<InjectedFault> {
         let mut state = self.state.lock();
         *state.calls.entry(call).or_default() += 1;
         let mut faults = Vec::new();
@@ -125,49 +125,52 @@ impl<S: Store + ?Sized> FaultStore<S> {
 
     async fn forward<T>(
         &self,
-        call: Call,
+        call: StoreCall,
         execute: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let faults = self.enter(call);
         for fault in &faults {
             match fault {
-                Fault::Refuse(kind) => {
+                InjectedFault::Refuse(kind) => {
                     return Err(Error::new(*kind, format!("{call:?} was refused by script")));
                 }
-                Fault::HoldRequest(gate) => gate.pass().await,
-                Fault::Delay(by) => tokio::time::sleep(*by).await,
-                Fault::Before(hook) => hook(),
-                Fault::LoseReply | Fault::HoldReply(_) | Fault::After(_) => {}
+                InjectedFault::HoldRequest(gate) => gate.pass().await,
+                InjectedFault::Delay(by) => tokio::time::sleep(*by).await,
+                InjectedFault::Before(hook) => hook(),
+                InjectedFault::LoseReply | InjectedFault::HoldReply(_) | InjectedFault::After(_) => {}
             }
         }
         let mut reply = execute.await;
         for fault in &faults {
             match fault {
-                Fault::HoldReply(gate) => gate.pass().await,
-                Fault::After(hook) => hook(),
-                Fault::LoseReply => {
+                InjectedFault::HoldReply(gate) => gate.pass().await,
+                InjectedFault::After(hook) => hook(),
+                InjectedFault::LoseReply => {
                     reply = Err(Error::new(
                         ErrorKind::Ambiguous,
                         format!("the reply to {call:?} was lost by script"),
                     ));
                 }
-                Fault::Refuse(_) | Fault::HoldRequest(_) | Fault::Delay(_) | Fault::Before(_) => {}
+                InjectedFault::Refuse(_)
+                | InjectedFault::HoldRequest(_)
+                | InjectedFault::Delay(_)
+                | InjectedFault::Before(_) => {}
             }
         }
         reply
     }
 
     /// The hooks of a call that cannot wait.
-    fn forward_now<T>(&self, call: Call, execute: impl FnOnce() -> T) -> T {
+    fn forward_now<T>(&self, call: StoreCall, execute: impl FnOnce() -> T) -> T {
         let faults = self.enter(call);
         for fault in &faults {
-            if let Fault::Before(hook) = fault {
+            if let InjectedFault::Before(hook) = fault {
                 hook();
             }
         }
         let value = execute();
         for fault in &faults {
-            if let Fault::After(hook) = fault {
+            if let InjectedFault::After(hook) = fault {
                 hook();
             }
         }
@@ -178,36 +181,36 @@ impl<S: Store + ?Sized> FaultStore<S> {
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store + ?Sized> Store for FaultStore<S> {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        let call = Call::of(&command);
+        let call = StoreCall::of(&command);
         Box::pin(self.forward(call, async move { self.inner.apply(id, command).await }))
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
-        Box::pin(self.forward(Call::Get, async move { self.inner.get(id).await }))
+        Box::pin(self.forward(StoreCall::Get, async move { self.inner.get(id).await }))
     }
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
-        Box::pin(self.forward(Call::Scan, async move { self.inner.scan(query).await }))
+        Box::pin(self.forward(StoreCall::Scan, async move { self.inner.scan(query).await }))
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
-        Box::pin(self.forward(Call::Sweep, async move { self.inner.sweep(limit).await }))
+        Box::pin(self.forward(StoreCall::Sweep, async move { self.inner.sweep(limit).await }))
     }
 
     fn watch(&self, id: KeyId) -> Watch {
         let delivery = self.state.lock().delivery;
-        self.forward_now(Call::Watch, || match delivery {
-            Delivery::Delivered => self.inner.watch(id),
-            Delivery::Lost => self.silence.watch(id),
+        self.forward_now(StoreCall::Watch, || match delivery {
+            WakeUpDelivery::Delivered => self.inner.watch(id),
+            WakeUpDelivery::Lost => self.silence.watch(id),
         })
     }
 
     fn attach(&self, cache: Weak<dyn Invalidate>) {
-        self.forward_now(Call::Attach, || self.inner.attach(cache));
+        self.forward_now(StoreCall::Attach, || self.inner.attach(cache));
     }
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
-        Box::pin(self.forward(Call::Secret, async move { self.inner.secret(candidate).await }))
+        Box::pin(self.forward(StoreCall::Secret, async move { self.inner.secret(candidate).await }))
     }
 
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
@@ -221,11 +224,11 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
 
 impl<S: Store + MarkStore + ?Sized> MarkStore for FaultStore<S> {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        Box::pin(self.forward(Call::ReadMark, async move { self.inner.read_mark(mark).await }))
+        Box::pin(self.forward(StoreCall::ReadMark, async move { self.inner.read_mark(mark).await }))
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(self.forward(Call::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
+        Box::pin(self.forward(StoreCall::RaiseMark, async move { self.inner.raise_mark(mark, value).await }))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
+use semel::record::{Begin, Command, Grant, NewClaim, Owner, Ruling, Terms};
 use semel::store::Error;
 
 pub(crate) const PAYLOAD: Fingerprint = Fingerprint::from_bytes([7; 32]);
@@ -14,8 +14,8 @@ pub(crate) fn key() -> KeyId {
     KeyId::from_bytes(*Owner::random().as_bytes())
 }
 
-pub(crate) fn claim() -> Claim {
-    Claim {
+pub(crate) fn claim() -> NewClaim {
+    NewClaim {
         owner: Owner::random(),
         fingerprint: PAYLOAD,
         terms: Arc::new(Terms::default()),

@@ -7,10 +7,10 @@ use std::time::Duration;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Owner, Phase, Ruling, Terms, Win};
+use semel::record::{Begin, Command, NewClaim, Owner, Phase, Ruling, Terms, Win};
 use semel::store::{ErrorKind, MemoryStore, Store};
 use semel::testkit::contract::Context;
-use semel::testkit::fault::{Call, Delivery, Fault, FaultStore, When};
+use semel::testkit::fault::{FaultStore, InjectedFault, StoreCall, WakeUpDelivery, When};
 use semel::time::ManualClock;
 use tokio::time::timeout;
 
@@ -30,7 +30,7 @@ fn store() -> Arc<FaultStore<MemoryStore>> {
 }
 
 fn claim() -> Command {
-    Command::Claim(Claim {
+    Command::Claim(NewClaim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
         terms: Terms::default().into(),
@@ -68,8 +68,8 @@ fn won(ruling: Ruling) -> Win {
 #[tokio::test]
 async fn a_lost_reply_is_executed_and_can_be_repeated() {
     let store = store();
-    store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
-    store.script(Call::Complete, When::First(2), Fault::LoseReply);
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
+    store.script(StoreCall::Complete, When::First(2), InjectedFault::LoseReply);
     let claim = claim();
     let error = store.apply(ID, claim.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Ambiguous);
@@ -80,8 +80,8 @@ async fn a_lost_reply_is_executed_and_can_be_repeated() {
         assert_eq!(phase(&store).await, Phase::Done);
     }
     assert!(matches!(store.apply(ID, complete(win)).await.unwrap(), Ruling::Accepted { .. }));
-    assert_eq!((store.calls(Call::Claim), store.calls(Call::Complete)), (2, 3));
-    assert_eq!((store.all_calls(), store.calls(Call::Get)), (5, 0));
+    assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Complete)), (2, 3));
+    assert_eq!((store.all_calls(), store.calls(StoreCall::Get)), (5, 0));
     store.reset_calls();
     assert_eq!(store.all_calls(), 0);
 }
@@ -89,7 +89,7 @@ async fn a_lost_reply_is_executed_and_can_be_repeated() {
 #[tokio::test]
 async fn a_refused_call_is_not_executed() {
     let store = store();
-    store.script(Call::Claim, When::Nth(2), Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Claim, When::Nth(2), InjectedFault::Refuse(ErrorKind::Unavailable));
     won(store.apply(KeyId::from_bytes([1; 16]), claim()).await.unwrap());
     assert_eq!(store.apply(ID, claim()).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(phase(&store).await, Phase::Vacant);
@@ -126,8 +126,8 @@ async fn a_partition_holds_calls_until_it_is_healed() {
 #[tokio::test]
 async fn a_held_reply_was_executed() {
     let store = store();
-    let gate = semel::testkit::fault::Gate::closed();
-    store.script(Call::Claim, When::Always, Fault::HoldReply(gate.clone()));
+    let gate = semel::testkit::fault::FaultGate::closed();
+    store.script(StoreCall::Claim, When::Always, InjectedFault::HoldReply(gate.clone()));
     let call = tokio::spawn({
         let store = Arc::clone(&store);
         async move { store.apply(ID, claim()).await.unwrap() }
@@ -143,19 +143,19 @@ async fn a_held_reply_was_executed() {
 async fn lost_wakeups_never_come() {
     let store = store();
     let mut hears = store.watch(ID);
-    store.deliver(Delivery::Lost);
+    store.deliver(WakeUpDelivery::Lost);
     let mut deaf = store.watch(ID);
     let win = won(store.apply(ID, claim()).await.unwrap());
     assert!(matches!(store.apply(ID, complete(win)).await.unwrap(), Ruling::Accepted { .. }));
     timeout(SOON, hears.changed()).await.expect("a watch made before still hears");
     timeout(SOON, deaf.changed()).await.expect_err("a watch made while wake-ups are lost hears nothing");
-    assert_eq!(store.calls(Call::Watch), 2);
+    assert_eq!(store.calls(StoreCall::Watch), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_delay_takes_its_time() {
     let store = store();
-    store.script(Call::Get, When::Nth(1), Fault::Delay(Duration::from_secs(5)));
+    store.script(StoreCall::Get, When::Nth(1), InjectedFault::Delay(Duration::from_secs(5)));
     let start = tokio::time::Instant::now();
     store.get(ID).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(5));
@@ -179,8 +179,8 @@ async fn hooks_are_called_around_the_call() {
                 there.fetch_add(weight, Ordering::SeqCst);
             }
         };
-        let fault = if make { Fault::after(hook) } else { Fault::before(hook) };
-        store.script(Call::Claim, When::Nth(1), fault);
+        let fault = if make { InjectedFault::after(hook) } else { InjectedFault::before(hook) };
+        store.script(StoreCall::Claim, When::Nth(1), fault);
     }
     won(store.apply(ID, claim()).await.unwrap());
     assert_eq!(record_there.load(Ordering::SeqCst), 10, "nothing before the claim, a record after it");

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use semel::key::KeyId;
-use semel::outcome::{Body, Outcome};
-use semel::record::{Claim, Command, Force, Grant, Mode, Owner, Phase, Record, Ruling, Terms};
+use semel::outcome::{Outcome, OutcomeBody};
+use semel::record::{Command, Force, Grant, Mode, NewClaim, Owner, Phase, Record, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store::{
     BoxFuture, Durability, Error, Invalidate, MemoryStore, Page, Scan, Snapshot, Store, Swept, Trust,
@@ -118,7 +118,7 @@ impl Broken {
         self.inner.apply(id, command).await
     }
 
-    fn spoil_terms(&self, claim: &mut Claim) {
+    fn spoil_terms(&self, claim: &mut NewClaim) {
         let usual = *claim.terms;
         let terms = match self.wrong {
             Wrong::ends_leases_early => Terms { lease: usual.lease / 2, ..usual },
@@ -169,11 +169,11 @@ impl Broken {
 
     fn spoil_outcome(&self, outcome: &Outcome) -> Outcome {
         let bytes = match outcome.body() {
-            Body::Kept(bytes) => bytes.clone(),
-            Body::Tombstone(reason) if self.wrong == Wrong::keeps_tombstones_as_bodies => {
+            OutcomeBody::Kept(bytes) => bytes.clone(),
+            OutcomeBody::Tombstone(reason) if self.wrong == Wrong::keeps_tombstones_as_bodies => {
                 reason.clone().into()
             }
-            Body::Tombstone(_) => return outcome.clone(),
+            OutcomeBody::Tombstone(_) => return outcome.clone(),
         };
         match self.wrong {
             Wrong::cuts_large_outcomes => {
@@ -192,7 +192,7 @@ impl Broken {
             && *fingerprint == record.fingerprint
         {
             let _ = self.inner.apply(id, Command::Forget(Force::Yes)).await?;
-            let claim = Claim {
+            let claim = NewClaim {
                 owner: Owner::random(),
                 fingerprint: record.fingerprint,
                 terms: Arc::clone(&record.terms),

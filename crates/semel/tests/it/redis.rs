@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::key::KeyId;
-use semel::record::{Claim, Command, Grant, Owner, Ruling, Terms};
+use semel::record::{Command, Grant, NewClaim, Owner, Ruling, Terms};
 use semel::store::{Error, RedisStore, Store};
 use semel::testkit::contract::{Context, agrees_with_the_rules};
 use semel_testbed::Redis;
@@ -54,7 +54,7 @@ fn rounds(short: usize, full: usize) -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0") { full } else { short }
 }
 
-async fn ask(store: &RedisStore, id: KeyId, claim: &Claim) -> Result<Ruling, Error> {
+async fn ask(store: &RedisStore, id: KeyId, claim: &NewClaim) -> Result<Ruling, Error> {
     store.apply(id, Command::Claim(claim.clone())).await
 }
 

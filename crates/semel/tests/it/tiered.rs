@@ -15,7 +15,7 @@ use std::time::Duration;
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
 use semel::outcome::Outcome;
-use semel::record::{Claim, Command, Grant, Ruling, Terms};
+use semel::record::{Command, Grant, NewClaim, Ruling, Terms};
 use semel::store::{Coordination, Error, PostgresStore, RedisStore, Store, TieredBuilder, TieredStore};
 use semel::testkit::contract::{self, Context, agrees_with_the_rules};
 use semel_testbed::{Postgres, Redis};
@@ -103,7 +103,7 @@ async fn long_random_sequences_agree_with_the_rules() {
     }
 }
 
-async fn ask(store: &dyn Store, id: KeyId, claim: &Claim) -> Result<Ruling, Error> {
+async fn ask(store: &dyn Store, id: KeyId, claim: &NewClaim) -> Result<Ruling, Error> {
     store.apply(id, Command::Claim(claim.clone())).await
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::downstream::{Ask, ClaimFirst, Error, Reconciled, ReservedId};
+use crate::downstream::{AskPolicy, ClaimFirst, Error, Reconciled, ReservedId};
 use semel::engine::{Answer, Engine, Failure, RunError};
 use semel::store::MemoryStore;
 use semel::time::ManualClock;
@@ -72,7 +72,7 @@ impl World {
         Engine::over(Arc::clone(&self.store) as _).build().unwrap()
     }
 
-    fn claim_first(&self, ask: Ask) -> ClaimFirst<impl super::super::Reconcile<String>> {
+    fn claim_first(&self, ask: AskPolicy) -> ClaimFirst<impl super::super::Reconcile<String>> {
         let provider = Arc::clone(&self.provider);
         let find = move |id| {
             let provider = Arc::clone(&provider);
@@ -81,7 +81,7 @@ impl World {
         ClaimFirst::new("acquirer", find).ask(ask)
     }
 
-    async fn run(&self, engine: &Engine, ask: Ask) -> Run {
+    async fn run(&self, engine: &Engine, ask: AskPolicy) -> Run {
         let provider = Arc::clone(&self.provider);
         let once = engine.once(Key::new("charge").scope("acct").value("order-1")).fingerprint(&1200);
         self.claim_first(ask).run(once, async move |id| Ok(provider.book(id))).await
@@ -92,7 +92,7 @@ impl World {
         let (provider, far) = (Arc::clone(&self.provider), Arc::new(tokio::sync::Notify::new()));
         let reached = Arc::clone(&far);
         let once = engine.once(Key::new("charge").scope("acct").value("order-1")).fingerprint(&1200);
-        let claim_first = self.claim_first(Ask::OnRecovery);
+        let claim_first = self.claim_first(AskPolicy::OnRecovery);
         tokio::spawn(async move {
             let call = async move |id| {
                 if crash == Crash::AfterCall {
@@ -112,8 +112,8 @@ impl World {
 async fn the_first_attempt_is_not_asked_about() {
     let world = World::new();
     let engine = world.engine();
-    let first = world.run(&engine, Ask::OnRecovery).await.unwrap();
-    let again = world.run(&engine, Ask::OnRecovery).await.unwrap();
+    let first = world.run(&engine, AskPolicy::OnRecovery).await.unwrap();
+    let again = world.run(&engine, AskPolicy::OnRecovery).await.unwrap();
     assert_eq!((first.value.as_str(), first.replayed, again.replayed), ("receipt 1", false, true));
     assert_eq!((*world.provider.calls.lock(), *world.provider.asked.lock()), (1, 0));
 }
@@ -130,17 +130,17 @@ async fn a_lost_owner_leaves_one_effect() {
             let engine = world.engine();
             for turn in 0..mute {
                 let calls = *world.provider.calls.lock();
-                let error = world.run(&engine, Ask::OnRecovery).await.unwrap_err();
+                let error = world.run(&engine, AskPolicy::OnRecovery).await.unwrap_err();
                 assert!(error.is_retryable(), "{crash:?}, turn {turn}: {error:?}");
                 let RunError::Failed(error) = error else { panic!("{error:?}") };
                 assert!(error.is_transient() && matches!(error, Error::Ambiguous { .. }), "fails closed");
                 assert_eq!(*world.provider.calls.lock(), calls, "and sends nothing");
             }
-            let answer = world.run(&engine, Ask::OnRecovery).await.unwrap();
+            let answer = world.run(&engine, AskPolicy::OnRecovery).await.unwrap();
             assert_eq!(answer.value, "receipt 1", "{crash:?} after {mute} ambiguous answers");
             assert_eq!(*world.provider.calls.lock(), 1, "{crash:?} after {mute}");
             assert_eq!(*world.provider.asked.lock(), mute + 1);
-            assert!(world.run(&engine, Ask::OnRecovery).await.unwrap().replayed);
+            assert!(world.run(&engine, AskPolicy::OnRecovery).await.unwrap().replayed);
         }
     }
 }
@@ -153,7 +153,7 @@ async fn owners_lost_one_after_the_other_leave_one_effect() {
         let (one, two) = (world.engine(), world.engine());
         world.lose(&one, first).await;
         world.lose(&two, second).await;
-        let answer = world.run(&world.engine(), Ask::OnRecovery).await.unwrap();
+        let answer = world.run(&world.engine(), AskPolicy::OnRecovery).await.unwrap();
         assert_eq!((answer.value.as_str(), *world.provider.calls.lock()), ("receipt 1", 1));
     }
 }
@@ -166,16 +166,17 @@ async fn ambiguity_keeps_the_key_bound() {
     world.lose(&dead, Crash::AfterCall).await;
     *world.provider.mute.lock() = 1;
     let engine = world.engine();
-    assert!(matches!(world.run(&engine, Ask::OnRecovery).await, Err(RunError::Failed(_))));
+    assert!(matches!(world.run(&engine, AskPolicy::OnRecovery).await, Err(RunError::Failed(_))));
     let other = engine.once(Key::new("charge").scope("acct").value("order-1")).fingerprint(&999);
-    let refused: Run = world.claim_first(Ask::OnRecovery).run(other, async |_| Ok("never".to_owned())).await;
+    let refused: Run =
+        world.claim_first(AskPolicy::OnRecovery).run(other, async |_| Ok("never".to_owned())).await;
     assert!(matches!(refused, Err(RunError::Conflict)));
 }
 
 // record_lost: where a store may lose a record, the provider is asked on the first attempt too.
 #[tokio::test]
 async fn a_forgotten_record_is_asked_about_where_that_was_chosen() {
-    for (ask, calls) in [(Ask::Always, 1), (Ask::OnRecovery, 2)] {
+    for (ask, calls) in [(AskPolicy::Always, 1), (AskPolicy::OnRecovery, 2)] {
         let world = World::new();
         let engine = world.engine();
         world.run(&engine, ask).await.unwrap();
@@ -195,7 +196,7 @@ async fn a_call_that_fails_says_how() {
     let once = || {
         engine.once(Key::new("charge").scope("acct").value("order-1")).fingerprint(&1200).mode(Mode::Marked)
     };
-    let claim_first = world.claim_first(Ask::OnRecovery);
+    let claim_first = world.claim_first(AskPolicy::OnRecovery);
     let refused: Run = claim_first.run(once(), async |_| Err(Failure::Failed("no funds".to_owned()))).await;
     assert!(matches!(refused, Err(RunError::Failed(Error::Call(why))) if why == "no funds"));
     let provider = Arc::clone(&world.provider);
@@ -206,7 +207,7 @@ async fn a_call_that_fails_says_how() {
         })
         .await;
     assert!(matches!(cut, Err(RunError::Unknown(Error::Call(_)))), "{cut:?}");
-    let answer = world.run(&engine, Ask::OnRecovery).await.unwrap();
+    let answer = world.run(&engine, AskPolicy::OnRecovery).await.unwrap();
     assert_eq!((answer.value.as_str(), *world.provider.calls.lock()), ("receipt 1", 1), "asked, and found");
 }
 
@@ -217,7 +218,7 @@ async fn the_reserved_id_is_fixed_by_the_claim() {
     let dead = world.engine();
     world.lose(&dead, Crash::AfterCall).await;
     let seen = world.provider.booked.lock()[0].clone();
-    world.run(&world.engine(), Ask::OnRecovery).await.unwrap();
+    world.run(&world.engine(), AskPolicy::OnRecovery).await.unwrap();
     assert_eq!(*world.provider.booked.lock(), std::slice::from_ref(&seen));
     assert!(seen.len() == 64 && !seen.contains("order"));
 }

@@ -12,8 +12,8 @@ use semel::Failure;
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
-impl Observer for Notes {
-    fn decided(&self, decision: &Decision<'_>) {
+impl RetryObserver for Notes {
+    fn decided(&self, decision: &RetryDecision<'_>) {
         let line = format!(
             "{} {}/{} {} key={} request={}",
             decision.operation,
@@ -100,7 +100,7 @@ async fn the_operation_is_cancelled_at_its_timeout() {
     assert_eq!((dropped.into_inner(), ended.into_inner()), (3, 0));
     assert!(begun.elapsed() <= secs(30), "the deadline holds: {:?}", begun.elapsed());
     assert!(matches!(error.stop, Stop::Exhausted | Stop::Deadline));
-    assert!(error.last.is_none() && error.fate == Fate::Unknown);
+    assert!(error.last.is_none() && error.fate == TryFate::Unknown);
 }
 
 // P2: without a key, a timeout is the end of it.
@@ -141,7 +141,7 @@ async fn what_fails_for_good_is_not_retried() {
     assert!(matches!(Failure::from(error), Failure::Failed(_)), "a 422 did nothing");
     // An earlier try may have: that is not undone by the later refusal.
     let error = run(&keyed(), &[500, 422]).await.unwrap_err();
-    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Fatal, 2, Fate::Unknown));
+    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Fatal, 2, TryFate::Unknown));
 }
 
 fn busy(after: Duration) -> impl Fn(&Duration) -> Verdict {
@@ -236,7 +236,7 @@ async fn an_open_breaker_lets_nothing_through() {
     }
     let before = tries.load(Ordering::SeqCst);
     let error = attempt().await;
-    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Open, 0, Fate::Undone));
+    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Open, 0, TryFate::Undone));
     assert!(error.retry_after.is_some_and(|after| after <= secs(5) && after > Duration::ZERO));
     assert_eq!(tries.load(Ordering::SeqCst), before);
     clock.advance(secs(5));
@@ -265,7 +265,7 @@ async fn a_spent_budget_drops_retries() {
 #[tokio::test(start_paused = true)]
 async fn every_decision_is_told() {
     let notes = Arc::new(Notes::default());
-    let story = Story { request_id: Some("req-1".into()), ..Story::default() };
+    let story = StoryIds { request_id: Some("req-1".into()), ..StoryIds::default() };
     let call = keyed().story(story);
     let retry = Retry::default().observe(Arc::clone(&notes) as _);
     retry.run(&call, |signal: &Signal| signal.judge(Repeat::Safe), answers(&[503, 200])).await.unwrap();
@@ -283,8 +283,8 @@ async fn every_decision_is_told() {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_panics_costs_nothing() {
     struct Panics;
-    impl Observer for Panics {
-        fn decided(&self, _: &Decision<'_>) {
+    impl RetryObserver for Panics {
+        fn decided(&self, _: &RetryDecision<'_>) {
             panic!("on purpose")
         }
     }

@@ -11,55 +11,55 @@ const fn hinted(after: Duration) -> Hints {
 fn every_outcome_has_its_verdict() {
     use Verdict::{Fatal, InFlight, Retry, RetryOnce, Success, Unknown};
     const NONE: Option<Duration> = None;
-    let expected: [(Signal, Verdict, Verdict, Fate); 38] = [
-        (Signal::not_sent(), Retry { after: NONE }, Retry { after: NONE }, Fate::Undone),
-        (Signal::cut(), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::timed_out(), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(200), Success, Success, Fate::Done),
-        (Signal::status(204), Success, Success, Fate::Done),
-        (Signal::status(301), Fatal, Unknown, Fate::Unknown),
-        (Signal::status(303), Fatal, Unknown, Fate::Unknown),
-        (Signal::status(400), Fatal, Fatal, Fate::Undone),
-        (Signal::status(401), Fatal, Fatal, Fate::Undone),
-        (Signal::status(403), Fatal, Fatal, Fate::Undone),
-        (Signal::status(404), Fatal, Fatal, Fate::Undone),
-        (Signal::status(408), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(409), Fatal, Fatal, Fate::Undone),
-        (Signal::status(409).conflict(Kind::InFlight), InFlight { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(409).conflict(Kind::Exists), Success, Success, Fate::Done),
-        (Signal::status(409).conflict(Kind::Duplicate), Fatal, Unknown, Fate::Unknown),
-        (Signal::status(409).conflict(Kind::InDoubt), Unknown, Unknown, Fate::Unknown),
-        (Signal::status(410), Fatal, Fatal, Fate::Undone),
-        (Signal::status(421), RetryOnce { after: NONE }, RetryOnce { after: NONE }, Fate::Undone),
-        (Signal::status(422), Fatal, Fatal, Fate::Undone),
-        (Signal::status(425), Retry { after: NONE }, Retry { after: NONE }, Fate::Undone),
-        (Signal::status(429), Retry { after: NONE }, Retry { after: NONE }, Fate::Undone),
+    let expected: [(Signal, Verdict, Verdict, TryFate); 38] = [
+        (Signal::not_sent(), Retry { after: NONE }, Retry { after: NONE }, TryFate::Undone),
+        (Signal::cut(), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::timed_out(), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(200), Success, Success, TryFate::Done),
+        (Signal::status(204), Success, Success, TryFate::Done),
+        (Signal::status(301), Fatal, Unknown, TryFate::Unknown),
+        (Signal::status(303), Fatal, Unknown, TryFate::Unknown),
+        (Signal::status(400), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(401), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(403), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(404), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(408), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(409), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(409).conflict(Kind::InFlight), InFlight { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(409).conflict(Kind::Exists), Success, Success, TryFate::Done),
+        (Signal::status(409).conflict(Kind::Duplicate), Fatal, Unknown, TryFate::Unknown),
+        (Signal::status(409).conflict(Kind::InDoubt), Unknown, Unknown, TryFate::Unknown),
+        (Signal::status(410), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(421), RetryOnce { after: NONE }, RetryOnce { after: NONE }, TryFate::Undone),
+        (Signal::status(422), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(425), Retry { after: NONE }, Retry { after: NONE }, TryFate::Undone),
+        (Signal::status(429), Retry { after: NONE }, Retry { after: NONE }, TryFate::Undone),
         (
             Signal::status(429).hints(hinted(ms(7))),
             Retry { after: Some(ms(7)) },
             Retry { after: Some(ms(7)) },
-            Fate::Undone,
+            TryFate::Undone,
         ),
-        (Signal::status(499), Fatal, Fatal, Fate::Undone),
-        (Signal::status(500), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(501), Fatal, Fatal, Fate::Undone),
-        (Signal::status(502), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(503), Retry { after: NONE }, Unknown, Fate::Unknown),
+        (Signal::status(499), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(500), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(501), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(502), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(503), Retry { after: NONE }, Unknown, TryFate::Unknown),
         (
             Signal::status(503).hints(hinted(ms(0))),
             Retry { after: Some(ms(0)) },
             Retry { after: Some(ms(0)) },
-            Fate::Undone,
+            TryFate::Undone,
         ),
-        (Signal::status(504), Retry { after: NONE }, Unknown, Fate::Unknown),
-        (Signal::status(505), Fatal, Fatal, Fate::Undone),
-        (Signal::status(507), Fatal, Unknown, Fate::Unknown),
-        (Signal::status(511), Fatal, Fatal, Fate::Undone),
-        (Signal::status(599), Fatal, Unknown, Fate::Unknown),
-        (Signal::of(Kind::ToldToRetry), Retry { after: NONE }, Retry { after: NONE }, Fate::Undone),
-        (Signal::of(Kind::ToldToStop), Fatal, Fatal, Fate::Undone),
-        (Signal::status(100), Fatal, Unknown, Fate::Unknown),
-        (Signal::status(777), Fatal, Unknown, Fate::Unknown),
+        (Signal::status(504), Retry { after: NONE }, Unknown, TryFate::Unknown),
+        (Signal::status(505), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(507), Fatal, Unknown, TryFate::Unknown),
+        (Signal::status(511), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(599), Fatal, Unknown, TryFate::Unknown),
+        (Signal::of(Kind::ToldToRetry), Retry { after: NONE }, Retry { after: NONE }, TryFate::Undone),
+        (Signal::of(Kind::ToldToStop), Fatal, Fatal, TryFate::Undone),
+        (Signal::status(100), Fatal, Unknown, TryFate::Unknown),
+        (Signal::status(777), Fatal, Unknown, TryFate::Unknown),
     ];
     for (signal, safe, bare, fate) in expected {
         assert_eq!(signal.judge(Repeat::Safe).verdict, safe, "{signal:?} where it may be repeated");
@@ -89,7 +89,7 @@ fn the_table_is_in_order_and_its_names_are_its_own() {
 fn what_may_have_happened_is_never_repeated_without_a_key() {
     for row in TABLE {
         let judged = Signal::of(row.kind).judge(Repeat::Unsafe);
-        if judged.fate == Fate::Unknown {
+        if judged.fate == TryFate::Unknown {
             assert!(!judged.verdict.is_retryable(), "{}", row.name);
         }
     }
@@ -117,14 +117,14 @@ fn vendor_hints_beat_the_status() {
 #[test]
 fn the_breaker_is_told_of_silence_and_5xx_alone() {
     for signal in [Signal::not_sent(), Signal::timed_out(), Signal::cut()] {
-        assert_eq!(Health::from(signal), Health::Ill);
+        assert_eq!(DestinationHealth::from(signal), DestinationHealth::Ill);
     }
     for status in 200..600 {
         let expected = match status {
-            429 => Health::Silent,
-            500.. => Health::Ill,
-            _ => Health::Well,
+            429 => DestinationHealth::Silent,
+            500.. => DestinationHealth::Ill,
+            _ => DestinationHealth::Well,
         };
-        assert_eq!(Health::from(Signal::status(status)), expected, "{status}");
+        assert_eq!(DestinationHealth::from(Signal::status(status)), expected, "{status}");
     }
 }

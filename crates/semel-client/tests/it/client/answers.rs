@@ -1,8 +1,8 @@
 //! P5: what goes out and what comes back.
 
 use http::HeaderName;
-use semel_client::client::{Client, Conflicts, DecodeError, Error, Request, Sent};
-use semel_client::retry::{Fate, Judged, Stop, Story, Verdict};
+use semel_client::client::{AnswerDecodeError, Client, Conflicts, Error, Request, Sent};
+use semel_client::retry::{Judged, Stop, StoryIds, TryFate, Verdict};
 use serde::{Deserialize, Serialize};
 
 use super::server::{Act, Server, answer, ok, say};
@@ -90,7 +90,7 @@ async fn a_conflict_is_what_the_call_makes_of_it() {
     let exists = keyed().conflicts(Conflicts::Exists);
     assert_eq!(client.send(&exists).await.unwrap().status, 409);
     let Err(Error::Call(error)) = client.send(&keyed()).await else { panic!("refused") };
-    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Fatal, 1, Fate::Undone));
+    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Fatal, 1, TryFate::Undone));
     assert_eq!(server.count(), 2);
 }
 
@@ -115,7 +115,7 @@ async fn bodies_say_which_conflict_it_is() {
     .await;
     let client = client(&server);
     for (stop, fate) in
-        [(Stop::Unknown, Fate::Unknown), (Stop::Fatal, Fate::Undone), (Stop::Fatal, Fate::Unknown)]
+        [(Stop::Unknown, TryFate::Unknown), (Stop::Fatal, TryFate::Undone), (Stop::Fatal, TryFate::Unknown)]
     {
         let Err(Error::Call(error)) = client.send(&keyed()).await else { panic!("refused") };
         assert_eq!((error.stop, error.attempts, error.fate), (stop, 1, fate));
@@ -130,11 +130,11 @@ async fn an_answer_that_cannot_be_read_says_where_and_not_what() {
         Server::script([say(200, &[], r#"{"id": 4111111111111111}"#), say(200, &[], &"x".repeat(100))]).await;
     let client = builder(&server).body_limit(50).build().unwrap();
     let error = client.json::<Receipt>(&keyed()).await.unwrap_err();
-    assert!(matches!(error, Error::Decode(DecodeError::NotJson { line: 1, .. })));
+    assert!(matches!(error, Error::Decode(AnswerDecodeError::NotJson { line: 1, .. })));
     assert!(!format!("{error} {error:?}").contains("4111"), "{error:?}");
-    assert_eq!((error.fate(), error.is_retryable()), (Fate::Done, false));
+    assert_eq!((error.fate(), error.is_retryable()), (TryFate::Done, false));
     let error = client.json::<Receipt>(&keyed()).await.unwrap_err();
-    assert!(matches!(error, Error::Decode(DecodeError::TooLong { limit: 50, .. })));
+    assert!(matches!(error, Error::Decode(AnswerDecodeError::TooLong { limit: 50, .. })));
 }
 
 // dos: a body is read up to its limit; the status counts all the same.
@@ -170,7 +170,7 @@ async fn answers_can_be_read_another_way() {
 async fn keys_and_tokens_are_not_printed() {
     let server = Server::script([Act::Cut(answer(500, &[], ""))]).await;
     let client = builder(&server).bearer("hunter2-token").unwrap().build().unwrap();
-    let request = bare().key("secret-derived-key").unwrap().story(Story::default());
+    let request = bare().key("secret-derived-key").unwrap().story(StoryIds::default());
     let error = client.send(&request).await.unwrap_err();
     let printed = format!("{request:?} {client:?} {error:?} {error}");
     assert!(!printed.contains("secret-derived-key") && !printed.contains("hunter2"), "{printed}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel_client::client::{Client, Lost, Sent};
-use semel_client::retry::{Fate, Repeat, Verdict};
+use semel_client::retry::{Repeat, TryFate, Verdict};
 use tokio::net::TcpListener;
 
 use super::server::{Act, Server, answer, ok, say};
@@ -20,7 +20,7 @@ async fn nobody_there_is_not_sent() {
     let sent = client.send_once(&bare()).await;
     assert!(matches!(sent, Sent::NotSent(Lost::Connect(_))), "{sent:?}");
     let judged = client.judge_sent(&bare(), &sent);
-    assert_eq!((judged.verdict, judged.fate), (Verdict::Retry { after: None }, Fate::Undone));
+    assert_eq!((judged.verdict, judged.fate), (Verdict::Retry { after: None }, TryFate::Undone));
     let lost = Client::builder("http://no-such-host.invalid").unwrap().build().unwrap();
     assert!(matches!(lost.send_once(&bare()).await, Sent::NotSent(Lost::Connect(_))));
 }

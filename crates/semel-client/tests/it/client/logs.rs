@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use semel_client::retry::{Destinations, Story};
+use semel_client::retry::{Destinations, StoryIds};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
@@ -62,12 +62,12 @@ async fn every_try_is_logged_with_its_story() {
     let server = Server::script([say(503, &[], ""), ok()]).await;
     let destinations = Destinations::default();
     let client = builder(&server).destination(&destinations.get("acquirer")).build().unwrap();
-    let story = Story {
+    let story = StoryIds {
         org: Some("org-1".into()),
         delivery_id: Some("dlv_1".into()),
         target: Some("ledger".into()),
         event_type: Some("order.paid".into()),
-        ..Story::default()
+        ..StoryIds::default()
     };
     let request = keyed()
         .story(story)

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use http::Method;
 use semel::time::{ManualClock, Timestamp};
-use semel_client::client::{Client, Error, Fault, Lost, Request};
-use semel_client::retry::{Circuit, Destinations, Fate, Limits, Stop};
+use semel_client::client::{Client, Error, Lost, Request, TryFailure};
+use semel_client::retry::{Circuit, Destinations, Limits, Stop, TryFate};
 
 use super::server::{Act, Server, answer, ok, say};
 use super::{bare, brisk, builder, client, keyed, ms};
 
-fn stopped(result: Result<semel_client::client::Response, Error>) -> semel_client::retry::Error<Fault> {
+fn stopped(result: Result<semel_client::client::Response, Error>) -> semel_client::retry::Error<TryFailure> {
     match result {
         Err(Error::Call(error)) => error,
         other => panic!("expected to be given up: {other:?}"),
@@ -41,7 +41,7 @@ async fn a_cut_answer_is_asked_for_again_only_with_a_key() {
 
     let server = Server::script([cut(), ok()]).await;
     let error = stopped(client(&server).send(&bare()).await);
-    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Unknown, 1, Fate::Unknown));
+    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Unknown, 1, TryFate::Unknown));
     assert_eq!(server.count(), 1);
 
     let server = Server::script([cut(), ok()]).await;
@@ -62,8 +62,8 @@ async fn a_late_answer_is_asked_for_again_only_with_a_key() {
 
     let server = Server::script([late(), ok()]).await;
     let error = stopped(client(&server).send(&bare()).await);
-    assert_eq!((error.stop, error.fate), (Stop::Unknown, Fate::Unknown));
-    assert!(matches!(error.last, Some(Fault::Unknown(Lost::Timeout))));
+    assert_eq!((error.stop, error.fate), (Stop::Unknown, TryFate::Unknown));
+    assert!(matches!(error.last, Some(TryFailure::Unknown(Lost::Timeout))));
     assert_eq!(server.count(), 1);
 }
 
@@ -143,6 +143,6 @@ async fn a_refused_connection_is_tried_again() {
     let client =
         Client::builder(&format!("http://127.0.0.1:{port}")).unwrap().retry(brisk()).build().unwrap();
     let error = stopped(client.send(&bare()).await);
-    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Exhausted, 3, Fate::Undone));
+    assert_eq!((error.stop, error.attempts, error.fate), (Stop::Exhausted, 3, TryFate::Undone));
     assert!(matches!(semel::Failure::from(Error::from(error)), semel::Failure::Failed(_)));
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use semel_client::client::{BuildError, Client, Lost, Sent};
+use semel_client::client::{Client, ClientBuildError, Lost, Sent};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -93,5 +93,5 @@ fn a_file_without_certificates_is_refused() {
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
     }
     let refused = Client::builder("https://localhost").unwrap().roots([]).build().unwrap_err();
-    assert!(matches!(refused, BuildError::NoRoots), "{refused}");
+    assert!(matches!(refused, ClientBuildError::NoRoots), "{refused}");
 }

@@ -12,8 +12,8 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use semel_http::edge::Drained;
-use semel_http::proxy::{Options, Protocol};
+use semel_http::edge::DrainResult;
+use semel_http::proxy::{Protocol, ProxyOptions};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -82,7 +82,7 @@ async fn http2_on_both_sides() {
     // A gateway as the upstream of a gateway: it takes HTTP/2 and counts behind itself.
     let upstream = Upstream::start(|_| ok()).await;
     let inner = Gateway::before(&upstream).await;
-    let options = Options { protocol: Protocol::Http2, ..Options::default() };
+    let options = ProxyOptions { protocol: Protocol::Http2, ..ProxyOptions::default() };
     let outer = Gateway::with(&format!("http://{}", inner.address), small(), options).await;
     let mut sender = connect(&outer).await;
     for _ in 0..10 {
@@ -211,7 +211,7 @@ async fn goaway() {
     let response = under_way.await.unwrap().unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "ok");
-    assert_eq!(gateway.stopped().await, Drained::Clean);
+    assert_eq!(gateway.stopped().await, DrainResult::Clean);
     assert!(sender.ready().await.is_err() || sender.is_closed(), "new streams are not taken");
 }
 
@@ -221,7 +221,7 @@ async fn rapid_reset() {
     let upstream = Upstream::start(|_| [vec![Step::Pause(Duration::from_secs(60))], ok()].concat()).await;
     let mut options = small();
     options.limits.abandoned_streams = 50;
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut sender = connect(&gateway).await;
     let mut opened = 0;
     while opened < 10_000 && sender.ready().await.is_ok() {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use semel_http::edge::{self, Departed, Drained};
-use semel_http::proxy::Options;
+use semel_http::edge::{self, Departed, DrainResult};
+use semel_http::proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt as _;
 use tower_service::Service;
 
@@ -83,7 +83,7 @@ async fn work_of_a_departed_client_can_be_dropped() {
         }
     }
 
-    impl Service<Request<edge::Body>> for Waits {
+    impl Service<Request<edge::RequestBody>> for Waits {
         type Response = Response<Full<Bytes>>;
         type Error = Infallible;
         type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -92,7 +92,7 @@ async fn work_of_a_departed_client_can_be_dropped() {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, _: Request<edge::Body>) -> Self::Future {
+        fn call(&mut self, _: Request<edge::RequestBody>) -> Self::Future {
             let begun = Begun(self.clone());
             self.0.0.fetch_add(1, Ordering::SeqCst);
             Box::pin(async move {
@@ -105,7 +105,7 @@ async fn work_of_a_departed_client_can_be_dropped() {
 
     let waits = Waits::default();
     let begun = || waits.0.0.load(Ordering::SeqCst) == 1;
-    let gateway = Gateway::of(waits.clone(), edge::Options { departed: Departed::Drop, ..small() }).await;
+    let gateway = Gateway::of(waits.clone(), edge::EdgeOptions { departed: Departed::Drop, ..small() }).await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
     eventually("the call", begun).await;
@@ -161,7 +161,7 @@ async fn drain_lets_requests_finish() {
     }
     assert_eq!(idle.rest().await, "");
     assert_eq!(half.rest().await, "");
-    assert_eq!(gateway.stopped().await, Drained::Clean);
+    assert_eq!(gateway.stopped().await, DrainResult::Clean);
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it still accepts");
 }
 
@@ -172,7 +172,7 @@ async fn a_forced_drain_cuts_tunnels() {
     let upstream = Upstream::start(move |_| vec![send(switched), Step::Echo]).await;
     let mut options = small();
     options.drain = Duration::from_millis(200);
-    let mut gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let mut gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
     client.until("\r\n\r\n").await;
@@ -181,7 +181,7 @@ async fn a_forced_drain_cuts_tunnels() {
     gateway.tell_to_stop();
     client.send("still there").await;
     client.until("still there").await;
-    assert_eq!(gateway.stopped().await, Drained::Forced(1));
+    assert_eq!(gateway.stopped().await, DrainResult::Forced(1));
     assert_eq!(client.rest().await, "");
 }
 
@@ -191,12 +191,12 @@ async fn drain_ends_at_its_limit() {
     let upstream = Upstream::start(|_| vec![Step::Pause(Duration::from_secs(60))]).await;
     let mut options = small();
     options.drain = Duration::from_millis(200);
-    let mut gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let mut gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
     eventually("it is under way", || upstream.seen().len() == 1).await;
     gateway.tell_to_stop();
-    assert_eq!(gateway.stopped().await, Drained::Forced(1));
+    assert_eq!(gateway.stopped().await, DrainResult::Forced(1));
     assert_eq!(client.rest().await, "");
 }
 
@@ -205,7 +205,7 @@ async fn idle_connections_are_closed() {
     let upstream = Upstream::start(|_| ok()).await;
     let mut options = small();
     options.patience.idle = Duration::from_millis(200);
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut silent = gateway.connect().await;
     assert_eq!(silent.rest().await, "");
     let mut client = gateway.connect().await;
@@ -221,7 +221,7 @@ async fn idleness_does_not_end_a_request_that_takes_long() {
     options.patience.idle = Duration::from_millis(100);
     options.patience.head = Duration::from_millis(100);
     options.patience.body = Duration::from_millis(100);
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc").await;
     assert_eq!(status(&client.until("ok").await), 200);
@@ -234,7 +234,7 @@ async fn with_slots(connections: u32, upstream: &Upstream) -> Gateway {
     options.patience.idle = Duration::from_secs(60);
     options.patience.head = Duration::from_secs(60);
     options.patience.body = Duration::from_secs(60);
-    Gateway::with(&upstream.url(), options, Options::default()).await
+    Gateway::with(&upstream.url(), options, ProxyOptions::default()).await
 }
 
 #[tokio::test]
@@ -308,7 +308,7 @@ async fn a_client_that_never_reads_is_cut() {
     let mut options = small();
     options.patience.write = Duration::from_millis(200);
     options.limits.connections = 1;
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
     // The only place is free again once the first client was cut.
@@ -324,7 +324,7 @@ async fn heads_that_never_end_take_little_memory() {
     let upstream = Upstream::start(|_| ok()).await;
     let mut options = small();
     options.patience.head = Duration::from_secs(30);
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let before = resident();
     let mut clients = Vec::new();
     for _ in 0..200 {

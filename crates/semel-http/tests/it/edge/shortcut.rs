@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use semel::Engine;
 use semel::store::MemoryStore;
-use semel_http::edge::{Options, Plain, Shortcut, Taken};
+use semel_http::edge::{EdgeOptions, PlainRequest, Shortcut, Taken};
 use semel_http::layer::Guarded;
-use semel_http::observe::{Counters, Outcome};
+use semel_http::observe::{AnswerCounters, AnswerOutcome};
 use semel_http::policy::{InsertLimits, Rate};
 use semel_http::proxy::{self, Proxy};
 use semel_http::{Guard, Profile, Scope};
@@ -19,7 +19,7 @@ use crate::edge_kit::{Gateway, Seen, Step, Upstream, send, small, status};
 struct Counted(Guard, AtomicUsize);
 
 impl Shortcut for Counted {
-    fn answer(&self, request: &Plain<'_>, answer: &mut Vec<u8>) -> Taken {
+    fn answer(&self, request: &PlainRequest<'_>, answer: &mut Vec<u8>) -> Taken {
         let taken = self.0.answer(request, answer);
         self.1.fetch_add(usize::from(taken == Taken::Yes), Ordering::SeqCst);
         taken
@@ -31,7 +31,7 @@ struct Two {
     short: Gateway,
     usual: Gateway,
     shortcut: Arc<Counted>,
-    counters: Arc<Counters>,
+    counters: Arc<AnswerCounters>,
 }
 
 impl Two {
@@ -41,13 +41,13 @@ impl Two {
 
     async fn with_profile(upstream: &Upstream, scope: Scope, profile: Profile) -> Self {
         let engine = Engine::builder(MemoryStore::new()).build().unwrap();
-        let counters = Arc::new(Counters::new());
+        let counters = Arc::new(AnswerCounters::new());
         let guard = Guard::builder(engine).profile(profile).scope(scope);
         let guard = guard.observe(Arc::clone(&counters) as _).build().unwrap();
-        let proxy = Proxy::new(upstream.url().parse().unwrap(), proxy::Options::default()).unwrap();
+        let proxy = Proxy::new(upstream.url().parse().unwrap(), proxy::ProxyOptions::default()).unwrap();
         let service = Guarded::new(guard.clone(), proxy);
         let shortcut = Arc::new(Counted(guard, AtomicUsize::new(0)));
-        let options = Options { shortcut: Some(Arc::clone(&shortcut) as _), ..small() };
+        let options = EdgeOptions { shortcut: Some(Arc::clone(&shortcut) as _), ..small() };
         Self {
             short: Gateway::of(service.clone(), options).await,
             usual: Gateway::of(service, small()).await,
@@ -127,9 +127,9 @@ async fn the_short_way_says_what_the_usual_way_says() {
         client.send(&closing).await;
         assert_eq!(undated(&client.rest().await), undated(&expected), "{path}");
     }
-    assert_eq!(two.counters.count(Outcome::Ran), 8, "each ran once");
+    assert_eq!(two.counters.count(AnswerOutcome::Ran), 8, "each ran once");
     assert_eq!(
-        two.counters.count(Outcome::Replayed),
+        two.counters.count(AnswerOutcome::Replayed),
         8 * 5,
         "each replay was counted, whichever way it took"
     );

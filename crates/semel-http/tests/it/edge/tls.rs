@@ -10,9 +10,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use semel_http::Fate;
+use semel_http::CallFate;
 use semel_http::edge::{self, Tls};
-use semel_http::proxy::{Options, Protocol, Proxy};
+use semel_http::proxy::{Protocol, Proxy, ProxyOptions};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -54,8 +54,8 @@ fn make(certificate: &Path, key: &Path) {
 
 async fn start(identity: &Identity, upstream: &Upstream) -> (Gateway, Tls) {
     let tls = Tls::from_files(&identity.certificate, &identity.key).unwrap();
-    let options = edge::Options { tls: Some(tls.clone()), ..small() };
-    (Gateway::with(&upstream.url(), options, Options::default()).await, tls)
+    let options = edge::EdgeOptions { tls: Some(tls.clone()), ..small() };
+    (Gateway::with(&upstream.url(), options, ProxyOptions::default()).await, tls)
 }
 
 async fn connect(
@@ -131,8 +131,8 @@ async fn plain_http_at_a_tls_port_is_answered() {
 #[tokio::test]
 async fn tls_at_a_plain_port_is_refused_at_once() {
     let upstream = Upstream::start(|_| ok()).await;
-    let options = edge::Options { patience: edge::Patience::default(), ..small() };
-    let gateway = Gateway::with(&upstream.url(), options, Options::default()).await;
+    let options = edge::EdgeOptions { patience: edge::ClientTimeouts::default(), ..small() };
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let error = connect(&gateway, &identity().certificate, &[]).await.unwrap_err();
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     assert_eq!(error, Some(&rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)));
@@ -177,7 +177,8 @@ async fn tls_out() {
     let (inner, _) = start(&identity, &upstream).await;
     let url = format!("https://localhost:{}", inner.address.port());
     for protocol in [Protocol::Auto, Protocol::Http1, Protocol::Http2] {
-        let options = Options { ca: Some(identity.certificate.clone()), protocol, ..Options::default() };
+        let options =
+            ProxyOptions { ca: Some(identity.certificate.clone()), protocol, ..ProxyOptions::default() };
         let outer = Gateway::with(&url, small(), options).await;
         for _ in 0..3 {
             let answer = outer
@@ -188,12 +189,12 @@ async fn tls_out() {
     }
     assert_eq!(upstream.seen().len(), 9);
     // Nobody vouches for it: nothing is sent.
-    let proxy = Proxy::new(url.parse().unwrap(), Options::default()).unwrap();
+    let proxy = Proxy::new(url.parse().unwrap(), ProxyOptions::default()).unwrap();
     let error = proxy
         .forward(Request::post("/x").body(Full::new(bytes::Bytes::from("abc"))).unwrap())
         .await
         .unwrap_err();
-    assert_eq!(error.fate(), Fate::Undelivered, "{error}");
+    assert_eq!(error.fate(), CallFate::Undelivered, "{error}");
     assert_eq!(upstream.seen().len(), 9);
 }
 

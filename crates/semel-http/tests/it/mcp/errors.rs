@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, When};
+use semel::testkit::fault::{InjectedFault, StoreCall, When};
 use semel_http::call::CallError;
 use semel_http::policy::{InFlight, InsertLimits, Rate};
 use serde_json::{Value, json};
@@ -161,7 +161,7 @@ async fn there_is_a_limit_by_default() {
 async fn store_down_is_told_and_nothing_happens() {
     for (accept, _) in ONLY {
         let bench = Bench::new();
-        bench.kit.store.script(Call::Claim, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+        bench.kit.store.script(StoreCall::Claim, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
         let error = told(
             &bench.kit.send(message(&with_context(1, "a"), accept)).await,
             1,

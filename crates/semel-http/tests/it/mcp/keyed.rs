@@ -1,7 +1,7 @@
 //! What is passed on, what is guarded, and what is fingerprinted.
 
 use http::{Method, Request};
-use semel_http::observe::Outcome;
+use semel_http::observe::AnswerOutcome;
 use semel_http::{Body, Codec, KeyedTools};
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ async fn what_is_no_keyed_call_passes_untouched() {
             assert_eq!(bench.kit.upstream.last().method, method);
         }
         assert_eq!(bench.kit.store.all_calls(), 0, "the store hears nothing of it");
-        assert_eq!(bench.kit.count(Outcome::PassedOn), messages.len() as u64 + 2);
+        assert_eq!(bench.kit.count(AnswerOutcome::PassedOn), messages.len() as u64 + 2);
     }
 }
 

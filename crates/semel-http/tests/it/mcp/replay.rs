@@ -2,7 +2,7 @@
 
 use http::Response;
 use semel_http::Body;
-use semel_http::observe::Outcome;
+use semel_http::observe::AnswerOutcome;
 use semel_http::policy::{InsertLimits, Rate};
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ async fn errors_are_not_pinned_and_submitted_is() {
             let kit = Kit::profile(&profile(), scripted([answer(form, &failure), answer(form, &success)]));
             let first = kit.send(message(&buy(1, "a"), form)).await;
             assert_eq!((said(&first), first.is_stored()), (failure, false), "{what}: given as it came");
-            assert_eq!(kit.count(Outcome::Released), 1);
+            assert_eq!(kit.count(AnswerOutcome::Released), 1);
             let second = kit.send(message(&buy(1, "a"), form)).await;
             assert_eq!(said(&second), success, "{what}: the same key runs again");
             let third = said(&kit.send(message(&buy(1, "a"), form)).await);

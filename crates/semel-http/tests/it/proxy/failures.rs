@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use semel_http::Fate;
-use semel_http::proxy::{Error, Options, Protocol, Proxy};
+use semel_http::CallFate;
+use semel_http::proxy::{Error, Protocol, Proxy, ProxyOptions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -21,8 +21,12 @@ async fn nobody() -> String {
     format!("http://{}", listener.local_addr().unwrap())
 }
 
-fn quick() -> Options {
-    Options { read: Duration::from_millis(200), connect: Duration::from_secs(2), ..Options::default() }
+fn quick() -> ProxyOptions {
+    ProxyOptions {
+        read: Duration::from_millis(200),
+        connect: Duration::from_secs(2),
+        ..ProxyOptions::default()
+    }
 }
 
 fn post() -> Request<Full<Bytes>> {
@@ -73,14 +77,14 @@ async fn a_connection_found_closed_is_replaced_before_a_byte_is_sent() {
 async fn refused_connections_were_not_delivered() {
     let proxy = Proxy::new(nobody().await.parse().unwrap(), quick()).unwrap();
     let error = proxy.forward(post()).await.unwrap_err();
-    assert_eq!((error.fate(), error.status()), (Fate::Undelivered, StatusCode::BAD_GATEWAY), "{error}");
+    assert_eq!((error.fate(), error.status()), (CallFate::Undelivered, StatusCode::BAD_GATEWAY), "{error}");
 }
 
 #[tokio::test]
 async fn unknown_names_were_not_delivered() {
     let proxy = Proxy::new("http://nobody.invalid".parse().unwrap(), quick()).unwrap();
     let error = proxy.forward(post()).await.unwrap_err();
-    assert_eq!(error.fate(), Fate::Undelivered, "{error}");
+    assert_eq!(error.fate(), CallFate::Undelivered, "{error}");
 }
 
 #[tokio::test]
@@ -89,7 +93,7 @@ async fn failed_tls_was_not_delivered() {
     let upstream = Upstream::start(|_| ok()).await;
     let proxy = Proxy::new(format!("https://{}", upstream.address).parse().unwrap(), quick()).unwrap();
     let error = proxy.forward(post()).await.unwrap_err();
-    assert_eq!(error.fate(), Fate::Undelivered, "{error}");
+    assert_eq!(error.fate(), CallFate::Undelivered, "{error}");
     assert_eq!(upstream.seen().len(), 0);
 }
 
@@ -100,7 +104,7 @@ async fn a_backlog_that_is_never_accepted_is_unknown_once_written() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     let proxy = Proxy::new(url.parse().unwrap(), quick()).unwrap();
     let error = proxy.forward(post()).await.unwrap_err();
-    assert_eq!((error.fate(), error.status()), (Fate::Unknown, StatusCode::GATEWAY_TIMEOUT), "{error}");
+    assert_eq!((error.fate(), error.status()), (CallFate::Unknown, StatusCode::GATEWAY_TIMEOUT), "{error}");
 }
 
 // upstream_timeout
@@ -120,11 +124,11 @@ async fn the_total_time_ends_an_answer_that_trickles() {
     let steps: Vec<Step> =
         [send("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")].into_iter().chain(trickle).collect();
     let upstream = Upstream::start(move |_| steps.clone()).await;
-    let options = Options { total: Some(Duration::from_millis(400)), ..quick() };
+    let options = ProxyOptions { total: Some(Duration::from_millis(400)), ..quick() };
     let proxy = Proxy::new(upstream.url().parse().unwrap(), options).unwrap();
     let answer = proxy.forward(post()).await.unwrap();
     let error = answer.into_body().collect().await.unwrap_err();
-    assert_eq!(error.fate(), Fate::Unknown, "{error}");
+    assert_eq!(error.fate(), CallFate::Unknown, "{error}");
 }
 
 // upstream_cut_mid_body
@@ -141,7 +145,7 @@ async fn upstream_cut_mid_body() {
     );
     let proxy = Proxy::new(upstream.url().parse().unwrap(), quick()).unwrap();
     let error = proxy.forward(post()).await.unwrap().into_body().collect().await.unwrap_err();
-    assert_eq!(error.fate(), Fate::Unknown, "{error}");
+    assert_eq!(error.fate(), CallFate::Unknown, "{error}");
 }
 
 #[tokio::test]
@@ -183,12 +187,12 @@ async fn a_name_that_no_upstream_has_is_refused() {
     let upstream = Upstream::start(|_| ok()).await;
     let proxy = Proxy::new(upstream.url().parse().unwrap(), quick()).unwrap();
     let mut request = post();
-    request.extensions_mut().insert(semel_http::call::Upstream("other".into()));
-    assert_eq!(proxy.forward(request).await.unwrap_err().fate(), Fate::Undelivered);
+    request.extensions_mut().insert(semel_http::call::UpstreamName("other".into()));
+    assert_eq!(proxy.forward(request).await.unwrap_err().fate(), CallFate::Undelivered);
     let other = Upstream::start(|_| ok()).await;
     let proxy = proxy.with("other", other.url().parse().unwrap(), quick()).unwrap();
     let mut request = post();
-    request.extensions_mut().insert(semel_http::call::Upstream("other".into()));
+    request.extensions_mut().insert(semel_http::call::UpstreamName("other".into()));
     proxy.forward(request).await.unwrap();
     assert_eq!((upstream.seen().len(), other.seen().len()), (0, 1));
 }
@@ -227,16 +231,16 @@ async fn refused_streams_never_reached_anybody() {
     const GONE: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     const FAILED: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
     for (name, frame, fate) in [
-        ("refused", REFUSED, Fate::Undelivered),
-        ("gone", GONE, Fate::Undelivered),
-        ("cancelled", CANCELLED, Fate::Unknown),
-        ("failed", FAILED, Fate::Unknown),
+        ("refused", REFUSED, CallFate::Undelivered),
+        ("gone", GONE, CallFate::Undelivered),
+        ("cancelled", CANCELLED, CallFate::Unknown),
+        ("failed", FAILED, CallFate::Unknown),
     ] {
-        let options = Options { protocol: Protocol::Http2, ..quick() };
+        let options = ProxyOptions { protocol: Protocol::Http2, ..quick() };
         let proxy = Proxy::new(says(frame).await.parse().unwrap(), options).unwrap();
         let error = proxy.forward(post()).await.err().unwrap();
         assert_eq!(error.fate(), fate, "{name}: {error}");
-        assert_eq!(matches!(error, Error::Refused(_)), fate == Fate::Undelivered, "{name}: {error}");
+        assert_eq!(matches!(error, Error::Refused(_)), fate == CallFate::Undelivered, "{name}: {error}");
     }
 }
 
@@ -248,7 +252,7 @@ async fn unused_connections_that_are_closed_are_let_go() {
         vec![send(answer), Step::Pause(Duration::from_millis(50)), Step::Close]
     })
     .await;
-    let proxy = Proxy::new(upstream.url().parse().unwrap(), Options::default()).unwrap();
+    let proxy = Proxy::new(upstream.url().parse().unwrap(), ProxyOptions::default()).unwrap();
     let all = (0..10).map(|_| proxy.forward(post()));
     let mut answers = Vec::new();
     for answer in all.map(tokio::spawn).collect::<Vec<_>>() {

@@ -1,10 +1,10 @@
 //! What an upstream is told, and what a client is told back.
 
-use semel_http::proxy::{Forwarded, Host, Options};
+use semel_http::proxy::{Forwarded, Host, ProxyOptions};
 
 use crate::edge_kit::{Gateway, Seen, Upstream, ok, send, small, status};
 
-async fn sent_with(options: Options, head: &str) -> Seen {
+async fn sent_with(options: ProxyOptions, head: &str) -> Seen {
     let upstream = Upstream::start(|_| ok()).await;
     let gateway = Gateway::with(&upstream.url(), small(), options).await;
     let answer = gateway.ask(format!("{head}\r\nConnection: close\r\n\r\n")).await;
@@ -13,7 +13,7 @@ async fn sent_with(options: Options, head: &str) -> Seen {
 }
 
 async fn sent(head: &str) -> Seen {
-    sent_with(Options::default(), head).await
+    sent_with(ProxyOptions::default(), head).await
 }
 
 // hop_by_hop
@@ -71,7 +71,7 @@ async fn host_is_the_upstreams_own() {
     assert_eq!(seen.values("host"), [upstream.address.to_string()]);
     assert_eq!(seen.values("x-forwarded-host"), ["client.example"]);
     let seen = sent_with(
-        Options { host: Host::Client, ..Options::default() },
+        ProxyOptions { host: Host::Client, ..ProxyOptions::default() },
         "GET /x HTTP/1.1\r\nHost: client.example",
     )
     .await;
@@ -88,13 +88,15 @@ async fn what_a_client_says_of_itself_is_not_believed() {
     assert_eq!(seen.values("x-forwarded-host"), ["a"]);
     assert!(seen.values("forwarded").is_empty());
 
-    let seen = sent_with(Options { forwarded: Forwarded::Append, ..Options::default() }, lies).await;
+    let seen =
+        sent_with(ProxyOptions { forwarded: Forwarded::Append, ..ProxyOptions::default() }, lies).await;
     assert_eq!(seen.values("x-forwarded-for"), ["9.9.9.9, 127.0.0.1"]);
     assert_eq!(seen.values("x-forwarded-proto"), ["https"]);
     assert_eq!(seen.values("x-forwarded-host"), ["evil"]);
     assert_eq!(seen.values("forwarded"), ["for=9.9.9.9, for=127.0.0.1;proto=http"]);
 
-    let seen = sent_with(Options { forwarded: Forwarded::Remove, ..Options::default() }, lies).await;
+    let seen =
+        sent_with(ProxyOptions { forwarded: Forwarded::Remove, ..ProxyOptions::default() }, lies).await;
     for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"] {
         assert!(seen.values(name).is_empty(), "{name}");
     }
@@ -103,7 +105,7 @@ async fn what_a_client_says_of_itself_is_not_believed() {
 #[tokio::test]
 async fn via_is_added_where_asked_for() {
     let upstream = Upstream::start(|_| ok()).await;
-    let options = Options { via: Some("semel".to_owned()), ..Options::default() };
+    let options = ProxyOptions { via: Some("semel".to_owned()), ..ProxyOptions::default() };
     let gateway = Gateway::with(&upstream.url(), small(), options).await;
     let answer =
         gateway.ask("GET /x HTTP/1.1\r\nHost: a\r\nVia: 1.0 fred\r\nConnection: close\r\n\r\n").await;
@@ -126,7 +128,7 @@ async fn the_target_is_passed_on_as_it_is() {
 #[tokio::test]
 async fn an_upstream_may_have_a_prefix() {
     let upstream = Upstream::start(|_| ok()).await;
-    let gateway = Gateway::with(&format!("{}/base/", upstream.url()), small(), Options::default()).await;
+    let gateway = Gateway::with(&format!("{}/base/", upstream.url()), small(), ProxyOptions::default()).await;
     gateway.ask("GET /x?y HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
     assert_eq!(upstream.seen()[0].request_line(), "GET /base/x?y HTTP/1.1");
 }

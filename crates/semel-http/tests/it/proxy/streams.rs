@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel_http::proxy::Options;
+use semel_http::proxy::ProxyOptions;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -187,7 +187,7 @@ async fn flood(length: usize) -> (String, Arc<AtomicUsize>) {
 async fn a_client_that_does_not_read_holds_the_upstream_back() {
     const LENGTH: usize = 256 * 1024 * 1024;
     let (url, written) = flood(LENGTH).await;
-    let gateway = Gateway::with(&url, small(), Options::default()).await;
+    let gateway = Gateway::with(&url, small(), ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send("GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
     let mut last = 0;

@@ -10,7 +10,7 @@ use semel::time::Timestamp;
 
 use super::columns::{Columns, micros};
 use super::work::{Done, Fault, Work};
-use crate::delivery::{Delivery, State};
+use crate::delivery::{Delivery, DeliveryState};
 use crate::ledger::sql::page::{before, exactly, look_at};
 use crate::ledger::sql::{Database, FromRow, Statements, Value};
 use crate::ledger::{DeliveryFilter, Error, Page};
@@ -94,7 +94,7 @@ impl Database for Reader<'_> {
     fn delivery_rows(filter: &DeliveryFilter, page: &Page) -> i64 {
         let DeliveryFilter { event, target, tenant, states } = filter;
         // Whether the index that is used finds nothing but what is wanted.
-        let by_state = event.is_none() && tenant.is_none() && !states.contains(&State::Done);
+        let by_state = event.is_none() && tenant.is_none() && !states.contains(&DeliveryState::Done);
         if target.is_none() && (states.is_empty() || by_state) { exactly(page) } else { look_at() }
     }
 

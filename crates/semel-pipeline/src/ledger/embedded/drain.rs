@@ -5,7 +5,7 @@ use semel::store::rusqlite::params;
 use super::database::now;
 use super::intake::{key_state, targets};
 use super::work::{Done, Fault, Work};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::event::{Event, NewEvent};
 use crate::id::EventId;
 use crate::ledger::rules::{self, Cancelled};
@@ -49,7 +49,7 @@ impl Work<'_> {
             let mut row = self.first_row(&run, number, target);
             match (cancelled, arrival) {
                 (Cancelled::Yes, _) => {
-                    row.state = State::Cancelled;
+                    row.state = DeliveryState::Cancelled;
                     row.completed_at = Some(self.now);
                     self.add_row(row)?;
                     self.unsettle(number, -1)?;

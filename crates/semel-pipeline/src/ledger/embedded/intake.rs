@@ -11,7 +11,7 @@ use super::EmbeddedLedger;
 use super::columns::{Columns, length, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::event::{Accepted, Dedupe, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, JobId};
 use crate::ledger::sql::{Columns as _, bigint, to_json};
@@ -204,7 +204,7 @@ impl Work<'_> {
 
     /// The delivery of an event to a target, as it begins.
     pub(super) fn first_row(&self, event: &NewEvent, number: i64, target: &str) -> Row {
-        let state = if event.delay > Duration::ZERO { State::Idle } else { State::Queued };
+        let state = if event.delay > Duration::ZERO { DeliveryState::Idle } else { DeliveryState::Queued };
         Row {
             number: 0,
             id: DeliveryId::new(self.now),

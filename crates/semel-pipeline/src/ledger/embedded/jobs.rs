@@ -10,26 +10,28 @@ use crate::id::{JobId, LetterId};
 use crate::ledger::sql::plan::plan;
 use crate::ledger::sql::{bigint, jobs, to_json};
 use crate::ledger::{Answer, AuditLine, Error, Page, Paged, Replays, rules};
-use crate::replay::{Counts, Item, Job, JobState, Mode, NewJob, Order, Pace, Planned, Selection};
+use crate::replay::{
+    Counts, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayMode, ReplayPace, Selection,
+};
 
 impl Replays for EmbeddedLedger {
-    fn plan(&self, selection: Selection, mode: Mode, targets: Vec<String>) -> Answer<'_, Vec<Planned>> {
+    fn plan(&self, selection: Selection, mode: ReplayMode, targets: Vec<String>) -> Answer<'_, Vec<Planned>> {
         Box::pin(async move { self.read(|db| now(plan(db, &selection, mode, &targets))) })
     }
 
-    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, Job> {
+    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, JobRecord> {
         Box::pin(self.write(move |work, _| work.create(&job, &targets)))
     }
 
-    fn job(&self, id: JobId) -> Answer<'_, Option<Job>> {
+    fn job(&self, id: JobId) -> Answer<'_, Option<JobRecord>> {
         Box::pin(async move { self.read(|db| now(jobs::find(db, id))) })
     }
 
-    fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>> {
+    fn jobs(&self, page: Page) -> Answer<'_, Paged<JobRecord>> {
         Box::pin(async move { self.read(|db| now(jobs::jobs(db, &page))) })
     }
 
-    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>> {
+    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<JobItem>> {
         Box::pin(async move { self.read(|db| now(jobs::items(db, job, &page))) })
     }
 
@@ -37,26 +39,26 @@ impl Replays for EmbeddedLedger {
         Box::pin(async move { self.read(|db| now(jobs::running(db))) })
     }
 
-    fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job> {
+    fn order(&self, job: JobId, order: JobOrder, note: String, line: AuditLine) -> Answer<'_, JobRecord> {
         Box::pin(self.write(move |work, _| work.order(job, order, &note, &line)))
     }
 
-    fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job> {
+    fn release(&self, job: JobId, limit: u32) -> Answer<'_, JobRecord> {
         Box::pin(self.write(move |work, _| work.release(job, None, limit)))
     }
 
-    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job> {
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, JobRecord> {
         Box::pin(self.write(move |work, _| work.release(job, Some(started), limit)))
     }
 }
 
 impl Work<'_> {
     /// A job that must be there.
-    pub(super) fn job(&self, id: JobId) -> Done<Job> {
+    pub(super) fn job(&self, id: JobId) -> Done<JobRecord> {
         now(jobs::job(&mut self.reader(), id))
     }
 
-    fn create(&self, job: &NewJob, targets: &[String]) -> Done<Job> {
+    fn create(&self, job: &NewJob, targets: &[String]) -> Done<JobRecord> {
         if let Some(there) = now(jobs::find(&mut self.reader(), job.id))? {
             return Ok(there);
         }
@@ -89,7 +91,7 @@ impl Work<'_> {
     }
 
     fn add_job(&self, job: &NewJob, counts: Counts) -> rusqlite::Result<()> {
-        let Pace { rate, concurrency, canary, pause_above } = job.pace;
+        let ReplayPace { rate, concurrency, canary, pause_above } = job.pace;
         self.sql
             .prepare_cached(
                 "INSERT INTO ledger_jobs (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above,
@@ -117,10 +119,10 @@ impl Work<'_> {
             .map(drop)
     }
 
-    fn order(&self, id: JobId, order: Order, note: &str, line: &AuditLine) -> Done<Job> {
+    fn order(&self, id: JobId, order: JobOrder, note: &str, line: &AuditLine) -> Done<JobRecord> {
         let job = self.job(id)?;
         let Some((state, pace)) = rules::order(&job, order)? else { return Ok(job) };
-        if let Some(Pace { rate, concurrency, canary, pause_above }) = pace {
+        if let Some(ReplayPace { rate, concurrency, canary, pause_above }) = pace {
             self.sql
                 .prepare_cached(
                     "UPDATE ledger_jobs SET rate = ?2, concurrency = ?3, canary = ?4, pause_above = ?5 WHERE id = ?1",

@@ -6,7 +6,7 @@ use super::broken;
 use super::columns::{Columns, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
-use crate::delivery::{Ending, State};
+use crate::delivery::{DeliveryState, Ending};
 use crate::event::Origin;
 use crate::id::LetterId;
 use crate::ledger::sql::{Columns as _, to_json};
@@ -43,7 +43,7 @@ impl Work<'_> {
         cause: Cause,
         copy_of: Option<LetterId>,
     ) -> Done<LetterId> {
-        row.state = State::Dlq;
+        row.state = DeliveryState::Dlq;
         row.error = Some(error.clone());
         row.completed_at = Some(self.now);
         let mut row = self.add_row(row)?;
@@ -199,7 +199,7 @@ impl Work<'_> {
     pub(super) fn letter_settles(&self, letter: LetterRow, by: i64) -> Done<()> {
         let Some(delivery) = letter.delivery else { return Ok(()) };
         let row = self.row(delivery)?;
-        if row.state == State::Dlq {
+        if row.state == DeliveryState::Dlq {
             self.unsettle(row.event, by)?;
         }
         Ok(())

@@ -10,7 +10,7 @@ use crate::event::{Accepted, NewEvent};
 use crate::id::LetterId;
 use crate::ledger::sql::{letters, not_found};
 use crate::ledger::{Answer, AuditLine, LetterFilter, Letters, Page, Paged, rules};
-use crate::letter::{Cause, Group, Letter, LetterStory, NewLetter, Status};
+use crate::letter::{Cause, FailureGroup, Letter, LetterStory, NewLetter, Status};
 
 impl Letters for EmbeddedLedger {
     fn put(&self, letters: Vec<NewLetter>) -> Answer<'_, Vec<LetterId>> {
@@ -25,7 +25,7 @@ impl Letters for EmbeddedLedger {
         Box::pin(async move { self.read(|db| now(letters::letters(db, &filter, &page))) })
     }
 
-    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>> {
+    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<FailureGroup>> {
         Box::pin(async move { self.read(|db| now(letters::groups(db, &filter))) })
     }
 

@@ -9,7 +9,7 @@ use super::Shared;
 use super::columns::{Columns, micros, moment};
 use super::rows::Row;
 use super::work::{Done, Work};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::ledger::sql::Columns as _;
 
 /// The most lanes that are woken for one target in one call: bounds the call, not what is found in the end.
@@ -46,7 +46,7 @@ impl Work<'_> {
         )?;
         match (front, earliest) {
             // A running delivery stays at the front until it has ended, even if an earlier one is replayed.
-            (Some(front), _) if front.state == State::Running => return Ok(()),
+            (Some(front), _) if front.state == DeliveryState::Running => return Ok(()),
             (Some(front), Some(earliest)) if front.number == earliest.number => self.announce(target, &front),
             (front, earliest) => {
                 if let Some(front) = front {
@@ -74,7 +74,7 @@ impl Work<'_> {
                 let mut columns = Columns::of(row);
                 Ok(Standing {
                     number: columns.get()?,
-                    state: columns.name(State::from_name)?,
+                    state: columns.name(DeliveryState::from_name)?,
                     tenant: columns.get()?,
                     due_at: columns.time()?,
                 })
@@ -169,7 +169,7 @@ impl Work<'_> {
 /// Where a delivery of an order stands.
 struct Standing {
     number: i64,
-    state: State,
+    state: DeliveryState,
     tenant: String,
     due_at: Timestamp,
 }

@@ -4,7 +4,7 @@ use semel::key::KeyId;
 
 use super::EmbeddedLedger;
 use super::database::now;
-use crate::delivery::{Delivery, Told};
+use crate::delivery::{Delivery, DeliveryHistory};
 use crate::event::Event;
 use crate::id::{DeliveryId, EventId};
 use crate::ledger::sql::reading;
@@ -19,7 +19,7 @@ impl Reading for EmbeddedLedger {
         Box::pin(async move { self.read(|db| now(reading::events(db, &filter, &page))) })
     }
 
-    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<Told>> {
+    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryHistory>> {
         Box::pin(async move { self.read(|db| now(reading::delivery(db, id))) })
     }
 
@@ -27,7 +27,7 @@ impl Reading for EmbeddedLedger {
         Box::pin(async move { self.read(|db| now(reading::deliveries(db, &filter, &page))) })
     }
 
-    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<Told>> {
+    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<DeliveryHistory>> {
         Box::pin(async move { self.read(|db| now(reading::deliveries_of(db, event))) })
     }
 

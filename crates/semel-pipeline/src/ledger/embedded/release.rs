@@ -7,18 +7,18 @@ use super::database::now;
 use super::rows::Row;
 use super::statements::NEXT_ITEM;
 use super::work::{Done, Work};
-use crate::delivery::{State, Step};
+use crate::delivery::{DeliveryState, DeliveryStep};
 use crate::id::{DeliveryId, EventId, JobId};
 use crate::ledger::rules::{self, verdict};
 use crate::ledger::sql::{Database as _, reading};
 use crate::letter::Status;
-use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
+use crate::replay::{ItemState, JobItem, JobRecord, JobState, ReplayAction, ReplayMode};
 
 /// The most items that are looked at in one call: those that are skipped take no room, and the call shall end.
 const LOOK_AT: usize = 1_024;
 
 impl Work<'_> {
-    pub(super) fn release(&mut self, id: JobId, started: Option<u64>, limit: u32) -> Done<Job> {
+    pub(super) fn release(&mut self, id: JobId, started: Option<u64>, limit: u32) -> Done<JobRecord> {
         let job = self.job(id)?;
         if job.state != JobState::Running || started.is_some_and(|started| started != job.counts.started()) {
             return Ok(job);
@@ -29,7 +29,7 @@ impl Work<'_> {
             if room == 0 {
                 break;
             }
-            let next: Option<(i64, Item)> = now(self.reader().first(NEXT_ITEM, &[id.to_bytes().into()]))?;
+            let next: Option<(i64, JobItem)> = now(self.reader().first(NEXT_ITEM, &[id.to_bytes().into()]))?;
             let Some((position, item)) = next else { break };
             let (state, new_event, error) = self.release_item(&job, position, &item)?;
             self.sql
@@ -55,9 +55,9 @@ impl Work<'_> {
     /// Releases an item, or says why not.
     fn release_item(
         &mut self,
-        job: &Job,
+        job: &JobRecord,
         position: i64,
-        item: &Item,
+        item: &JobItem,
     ) -> Done<(ItemState, Option<EventId>, Option<&'static str>)> {
         let mode = job.new.mode;
         let Some(mut row) = self.find_row(item.delivery)? else {
@@ -68,32 +68,32 @@ impl Work<'_> {
             None => None,
         };
         match verdict(row.state, letter.map(|letter| letter.status), mode) {
-            (Action::Conflict, why) => return Ok((ItemState::SkippedInflight, None, Some(why))),
-            (Action::Skip, _) => {
+            (ReplayAction::Conflict, why) => return Ok((ItemState::SkippedInflight, None, Some(why))),
+            (ReplayAction::Skip, _) => {
                 if let Some(letter) = letter.filter(|letter| letter.status != Status::Replayed) {
                     self.set_letter_status(letter.number, Status::Replayed)?;
                 }
                 return Ok((ItemState::SkippedCompleted, None, None));
             }
-            (Action::Run, _) => {}
+            (ReplayAction::Run, _) => {}
         }
         let whose = Some((job.new.id, position));
         let new_event = match (mode, row.state) {
-            (Mode::AsNew, _) => match self.repeat_as_new(item, job.new.id, whose)? {
+            (ReplayMode::AsNew, _) => match self.repeat_as_new(item, job.new.id, whose)? {
                 Some(event) => Some(event),
                 None => {
                     return Ok((ItemState::SkippedInflight, None, Some("this job has repeated it before")));
                 }
             },
-            (_, State::Done) => {
+            (_, DeliveryState::Done) => {
                 let epoch = row.epoch + 1;
                 self.add_row(again(&row, self.now, epoch, whose))?;
                 self.unsettle(row.event, 1)?;
                 None
             }
             _ => {
-                self.step(&mut row, Step::Replay)?;
-                if mode == Mode::ReExecute {
+                self.step(&mut row, DeliveryStep::Replay)?;
+                if mode == ReplayMode::ReExecute {
                     row.epoch += 1;
                 }
                 (row.attempts, row.crashes) = (0, 0);
@@ -113,7 +113,7 @@ impl Work<'_> {
     /// Accepts an event that repeats that of `item` for its target, under a key of its own.
     fn repeat_as_new(
         &mut self,
-        item: &Item,
+        item: &JobItem,
         job: JobId,
         whose: Option<(JobId, i64)>,
     ) -> Done<Option<EventId>> {
@@ -136,7 +136,7 @@ fn again(done: &Row, now: semel::time::Timestamp, epoch: u32, item: Option<(JobI
     Row {
         number: 0,
         id: DeliveryId::new(now),
-        state: State::Queued,
+        state: DeliveryState::Queued,
         due_at: now,
         expires_at: None,
         attempts: 0,

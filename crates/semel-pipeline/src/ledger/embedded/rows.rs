@@ -6,7 +6,7 @@ use semel::time::Timestamp;
 use super::broken;
 use super::columns::{Columns, micros};
 use super::work::{Done, Work};
-use crate::delivery::{State, Step};
+use crate::delivery::{DeliveryState, DeliveryStep};
 use crate::id::{DeliveryId, JobId};
 use crate::ledger::sql::Columns as _;
 
@@ -20,7 +20,7 @@ pub(super) struct Row {
     pub(super) tenant: String,
     pub(super) event_type: String,
     pub(super) order_key: Option<String>,
-    pub(super) state: State,
+    pub(super) state: DeliveryState,
     pub(super) front: bool,
     pub(super) due_at: Timestamp,
     pub(super) expires_at: Option<Timestamp>,
@@ -55,7 +55,7 @@ impl Row {
             tenant: columns.get()?,
             event_type: columns.get()?,
             order_key: columns.get()?,
-            state: columns.name(State::from_name)?,
+            state: columns.name(DeliveryState::from_name)?,
             front: columns.get()?,
             due_at: columns.time()?,
             expires_at: columns.time_or_none()?,
@@ -146,7 +146,7 @@ impl Work<'_> {
     }
 
     /// Takes a step, if it is drawn. The row is not written yet.
-    pub(super) fn step(&mut self, row: &mut Row, step: Step) -> Done<()> {
+    pub(super) fn step(&mut self, row: &mut Row, step: DeliveryStep) -> Done<()> {
         let next = row.state.after(step)?;
         self.count_delivery(&row.target, row.state, -1);
         self.count_delivery(&row.target, next, 1);

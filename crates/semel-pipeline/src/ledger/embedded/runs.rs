@@ -9,7 +9,7 @@ use super::columns::micros;
 use super::database::now;
 use super::intake::key_state;
 use super::work::{Done, Work};
-use crate::delivery::{Impossible, Step};
+use crate::delivery::{DeliveryStep, Impossible};
 use crate::event::{Event, Generation};
 use crate::id::EventId;
 use crate::ledger::sql::{bigint, not_found, reading, runs, to_json};
@@ -94,10 +94,10 @@ impl Work<'_> {
         let (mut cancelled, mut first) = (0, None);
         for mut row in self.rows_of(number)? {
             first = first.or(Some(row.state));
-            if row.state.after(Step::Cancel).is_err() {
+            if row.state.after(DeliveryStep::Cancel).is_err() {
                 continue;
             }
-            self.step(&mut row, Step::Cancel)?;
+            self.step(&mut row, DeliveryStep::Cancel)?;
             row.completed_at = Some(self.now);
             self.end_item(&mut row, ItemState::Cancelled, Some("it was cancelled"), Status::Discarded)?;
             if let Some(letter) = row.letter {
@@ -108,7 +108,7 @@ impl Work<'_> {
             cancelled += 1;
         }
         match first {
-            Some(state) if cancelled == 0 => Err(Impossible { state, step: Step::Cancel }.into()),
+            Some(state) if cancelled == 0 => Err(Impossible { state, step: DeliveryStep::Cancel }.into()),
             _ => {
                 self.audit(line)?;
                 Ok(cancelled)

@@ -6,7 +6,7 @@ use super::broken;
 use super::columns::{Columns, length, micros};
 use super::rows::Row;
 use super::work::{Done, Work};
-use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
+use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
 use crate::id::{JobId, LetterId};
 use crate::ledger::sql::Columns as _;
 use crate::letter::Status;
@@ -19,7 +19,7 @@ impl Work<'_> {
             return Ok(Said::Lost);
         }
         let step = settle.step();
-        if row.state != State::Running {
+        if row.state != DeliveryState::Running {
             // Its own word, a second time.
             return Ok(if row.state == step.to() { Said::Kept } else { Said::Lost });
         }
@@ -54,7 +54,7 @@ impl Work<'_> {
             }
             Settle::Bury(ending, cause) => {
                 self.end_attempt(&row, &ending)?;
-                if ending.class == Class::Deferred {
+                if ending.class == AttemptClass::Deferred {
                     row.attempts -= 1;
                     row.tries -= 1;
                 }

@@ -1,6 +1,6 @@
 //! The statements that shared code sends, as SQLite knows them.
 
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::ledger::sql::Statements;
 use crate::ledger::{DeliveryFilter, EventFilter, LetterFilter};
 
@@ -232,30 +232,32 @@ fn deliveries(filter: &DeliveryFilter) -> &'static str {
             "WHERE d.tenant = $4 AND d.number < $1 ORDER BY d.number DESC LIMIT $2"
         ),
         // Each state by its index, then merged: the states of what has not ended well hold few of all deliveries.
-        DeliveryFilter { states, .. } if !states.is_empty() && !states.contains(&State::Done) => concat!(
-            "WITH found AS (",
-            in_state!("idle"),
-            " UNION ALL ",
-            in_state!("queued"),
-            " UNION ALL ",
-            in_state!("running"),
-            " UNION ALL ",
-            in_state!("retry_wait"),
-            " UNION ALL ",
-            in_state!("blocked"),
-            " UNION ALL ",
-            in_state!("dlq"),
-            " UNION ALL ",
-            in_state!("replaying"),
-            " UNION ALL ",
-            in_state!("cancelled"),
-            ") ",
-            deliveries!(
-                "(SELECT number FROM found ORDER BY number DESC LIMIT $2) AS f
+        DeliveryFilter { states, .. } if !states.is_empty() && !states.contains(&DeliveryState::Done) => {
+            concat!(
+                "WITH found AS (",
+                in_state!("idle"),
+                " UNION ALL ",
+                in_state!("queued"),
+                " UNION ALL ",
+                in_state!("running"),
+                " UNION ALL ",
+                in_state!("retry_wait"),
+                " UNION ALL ",
+                in_state!("blocked"),
+                " UNION ALL ",
+                in_state!("dlq"),
+                " UNION ALL ",
+                in_state!("replaying"),
+                " UNION ALL ",
+                in_state!("cancelled"),
+                ") ",
+                deliveries!(
+                    "(SELECT number FROM found ORDER BY number DESC LIMIT $2) AS f
                 CROSS JOIN ledger_deliveries AS d ON d.number = f.number",
-                "ORDER BY d.number DESC"
+                    "ORDER BY d.number DESC"
+                )
             )
-        ),
+        }
         DeliveryFilter { .. } => {
             deliveries!("ledger_deliveries AS d", "WHERE d.number < $1 ORDER BY d.number DESC LIMIT $2")
         }

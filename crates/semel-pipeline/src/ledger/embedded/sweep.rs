@@ -7,7 +7,7 @@ use semel::time::Timestamp;
 
 use super::columns::{Columns, micros};
 use super::work::{Done, Work};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::id::JobId;
 use crate::ledger::sql::Columns as _;
 use crate::letter::Status;
@@ -69,12 +69,12 @@ impl Work<'_> {
 
     /// Removes an event that is settled, with everything that belongs to it.
     fn remove_event(&mut self, event: i64) -> Done<()> {
-        let deliveries: Vec<(i64, String, State)> = self
+        let deliveries: Vec<(i64, String, DeliveryState)> = self
             .sql
             .prepare_cached("SELECT number, target, state FROM ledger_deliveries WHERE event = ?1")?
             .query_map([event], |row| {
                 let mut columns = Columns::of(row);
-                Ok((columns.get()?, columns.get()?, columns.name(State::from_name)?))
+                Ok((columns.get()?, columns.get()?, columns.name(DeliveryState::from_name)?))
             })?
             .collect::<rusqlite::Result<_>>()?;
         for (number, target, state) in deliveries {

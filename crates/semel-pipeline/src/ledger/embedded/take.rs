@@ -10,7 +10,7 @@ use super::columns::{Columns, micros, moment};
 use super::rows::Row;
 use super::work::{Done, Work};
 use super::{EmbeddedLedger, Shared};
-use crate::delivery::{self, Class, Ending, Holding, Said, Settle, State, Step};
+use crate::delivery::{self, AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Said, Settle};
 use crate::event::Trace;
 use crate::id::DeliveryId;
 use crate::ledger::sql::Columns as _;
@@ -152,7 +152,7 @@ impl Work<'_> {
 
     fn retake(&mut self, id: DeliveryId, worker: &str, lease: Duration) -> Done<Option<delivery::Work>> {
         match self.find_row(id)? {
-            Some(row) if row.state == State::RetryWait && row.front => {
+            Some(row) if row.state == DeliveryState::RetryWait && row.front => {
                 self.start(row, worker, lease).map(Some)
             }
             _ => Ok(None),
@@ -171,9 +171,9 @@ impl Work<'_> {
             .collect::<rusqlite::Result<_>>()?;
         for number in lost {
             let mut row = self.row(number)?;
-            self.step(&mut row, Step::Retry)?;
+            self.step(&mut row, DeliveryStep::Retry)?;
             let error = "its worker was gone before the attempt ended";
-            let ending = Ending { class: Class::Crashed, ..Ending::deferred(error.to_owned()) };
+            let ending = Ending { class: AttemptClass::Crashed, ..Ending::deferred(error.to_owned()) };
             self.end_attempt(&row, &ending)?;
             row.crashes += 1;
             row.error = Some(error.to_owned());
@@ -187,10 +187,10 @@ impl Work<'_> {
 
     /// Starts an attempt: it is written down before anybody acts on it.
     fn start(&mut self, mut row: Row, worker: &str, lease: Duration) -> Done<delivery::Work> {
-        if row.state == State::Idle {
-            self.step(&mut row, Step::Enqueue)?;
+        if row.state == DeliveryState::Idle {
+            self.step(&mut row, DeliveryStep::Enqueue)?;
         }
-        self.step(&mut row, Step::Take)?;
+        self.step(&mut row, DeliveryStep::Take)?;
         let token: u128 = rand::random();
         row.attempts += 1;
         row.tries += 1;

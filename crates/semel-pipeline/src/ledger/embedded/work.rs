@@ -7,7 +7,7 @@ use semel::time::Timestamp;
 
 use super::columns::micros;
 use super::database::now;
-use crate::delivery::{Impossible, State};
+use crate::delivery::{DeliveryState, Impossible};
 use crate::ledger::sql::reading;
 use crate::ledger::{AuditLine, Error};
 use crate::letter::Status;
@@ -61,7 +61,7 @@ impl<'a> Work<'a> {
     }
 
     /// Notes that a delivery of `target` came into a state, or left it.
-    pub(super) fn count_delivery(&mut self, target: &str, state: State, by: i64) {
+    pub(super) fn count_delivery(&mut self, target: &str, state: DeliveryState, by: i64) {
         *self.tally.entry(("delivery", target.to_owned(), state.as_str())).or_default() += by;
     }
 

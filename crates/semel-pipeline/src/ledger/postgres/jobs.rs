@@ -12,28 +12,28 @@ use crate::ledger::sql::plan::plan;
 use crate::ledger::sql::reading::audit;
 use crate::ledger::sql::{Database as _, jobs, not_found, to_json};
 use crate::ledger::{Answer, AuditLine, Error, Page, Paged, Replays, rules};
-use crate::replay::{Item, Job, Mode, NewJob, Order, Pace, Planned, Selection};
+use crate::replay::{JobItem, JobOrder, JobRecord, NewJob, Planned, ReplayMode, ReplayPace, Selection};
 
 impl Replays for PostgresLedger {
-    fn plan(&self, selection: Selection, mode: Mode, targets: Vec<String>) -> Answer<'_, Vec<Planned>> {
+    fn plan(&self, selection: Selection, mode: ReplayMode, targets: Vec<String>) -> Answer<'_, Vec<Planned>> {
         self.call(Shape::Read, (selection, mode, targets), |db, (selection, mode, targets)| {
             Box::pin(plan(db, selection, *mode, targets))
         })
     }
 
-    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, Job> {
+    fn create(&self, job: NewJob, targets: Vec<String>) -> Answer<'_, JobRecord> {
         self.call(Shape::Transaction, (job, targets), |db, (job, targets)| Box::pin(create(db, job, targets)))
     }
 
-    fn job(&self, id: JobId) -> Answer<'_, Option<Job>> {
+    fn job(&self, id: JobId) -> Answer<'_, Option<JobRecord>> {
         self.call(Shape::Read, id, |db, id| Box::pin(jobs::find(db, *id)))
     }
 
-    fn jobs(&self, page: Page) -> Answer<'_, Paged<Job>> {
+    fn jobs(&self, page: Page) -> Answer<'_, Paged<JobRecord>> {
         self.call(Shape::Read, page, |db, page| Box::pin(jobs::jobs(db, page)))
     }
 
-    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<Item>> {
+    fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<JobItem>> {
         self.call(Shape::Read, (job, page), |db, (job, page)| Box::pin(jobs::items(db, *job, page)))
     }
 
@@ -41,23 +41,23 @@ impl Replays for PostgresLedger {
         self.call(Shape::Read, (), |db, ()| Box::pin(jobs::running(db)))
     }
 
-    fn order(&self, job: JobId, order: Order, note: String, line: AuditLine) -> Answer<'_, Job> {
+    fn order(&self, job: JobId, order: JobOrder, note: String, line: AuditLine) -> Answer<'_, JobRecord> {
         self.call(Shape::Transaction, (job, order, note, line), |db, (job, order, note, line)| {
             Box::pin(self::order(db, *job, *order, note, line))
         })
     }
 
-    fn release(&self, job: JobId, limit: u32) -> Answer<'_, Job> {
+    fn release(&self, job: JobId, limit: u32) -> Answer<'_, JobRecord> {
         Box::pin(self.release_some(job, None, limit))
     }
 
-    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, Job> {
+    fn release_after(&self, job: JobId, started: u64, limit: u32) -> Answer<'_, JobRecord> {
         Box::pin(self.release_some(job, Some(started), limit))
     }
 }
 
 impl PostgresLedger {
-    async fn release_some(&self, job: JobId, started: Option<u64>, limit: u32) -> Result<Job, Error> {
+    async fn release_some(&self, job: JobId, started: Option<u64>, limit: u32) -> Result<JobRecord, Error> {
         let released = self.call(Shape::Transaction, (job, started, limit), |db, (job, started, limit)| {
             Box::pin(release::release(db, *job, *started, *limit))
         });
@@ -70,7 +70,7 @@ impl PostgresLedger {
 const HOLD: &str = "SELECT 1 FROM job WHERE id = $1 FOR UPDATE";
 
 /// A job that must be there; nobody else changes it until the transaction ends.
-pub(super) async fn hold(db: &mut Db<'_>, id: JobId) -> Result<Job, Fault> {
+pub(super) async fn hold(db: &mut Db<'_>, id: JobId) -> Result<JobRecord, Fault> {
     if db.first::<()>(HOLD, &[id.to_bytes().into()]).await?.is_none() {
         // Not read either: it may come about now, and then nobody holds it.
         return Err(not_found("replay job", id).into());
@@ -91,12 +91,12 @@ FROM unnest($2::bytea[], $3::bytea[], $4::bytea[], $5::text[], $6::text[], $7::t
   AS w(delivery, letter, event, kind, target, state, error, n)
 ON CONFLICT DO NOTHING";
 
-async fn create(db: &mut Db<'_>, new: &NewJob, targets: &[String]) -> Result<Job, Fault> {
+async fn create(db: &mut Db<'_>, new: &NewJob, targets: &[String]) -> Result<JobRecord, Fault> {
     if let Some(there) = jobs::find(db, new.id).await? {
         return Ok(there);
     }
     rules::check_job(new).map_err(Error::Refused)?;
-    let Pace { rate, concurrency, canary, pause_above } = new.pace;
+    let ReplayPace { rate, concurrency, canary, pause_above } = new.pace;
     let query = db
         .query(ADD_JOB)
         .bind(new.id.to_bytes())
@@ -135,10 +135,16 @@ const SET_STATE: &str =
 const SET_PACE: &str =
     "UPDATE job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
 
-async fn order(db: &mut Db<'_>, id: JobId, order: Order, note: &str, line: &AuditLine) -> Result<Job, Fault> {
+async fn order(
+    db: &mut Db<'_>,
+    id: JobId,
+    order: JobOrder,
+    note: &str,
+    line: &AuditLine,
+) -> Result<JobRecord, Fault> {
     let held = hold(db, id).await?;
     let Some((state, pace)) = rules::order(&held, order)? else { return Ok(held) };
-    if let Some(Pace { rate, concurrency, canary, pause_above }) = pace {
+    if let Some(ReplayPace { rate, concurrency, canary, pause_above }) = pace {
         let query = db
             .query(SET_PACE)
             .bind(id.to_bytes())

@@ -6,12 +6,12 @@ use super::fault::Fault;
 use super::intake::{self, Batch};
 use super::link::Shape;
 use super::values::{check_text, integer, plain};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::event::NewEvent;
 use crate::id::LetterId;
 use crate::ledger::sql::{Columns, Database as _, FromRow, letters, not_found, reading, to_json};
 use crate::ledger::{Answer, AuditLine, Error, LetterFilter, Letters, Page, Paged, rules};
-use crate::letter::{Cause, Group, Letter, LetterStory, NewLetter, Signature, Status};
+use crate::letter::{Cause, FailureGroup, Letter, LetterStory, NewLetter, Signature, Status};
 
 impl Letters for PostgresLedger {
     fn put(&self, letters: Vec<NewLetter>) -> Answer<'_, Vec<LetterId>> {
@@ -35,7 +35,7 @@ impl Letters for PostgresLedger {
         })
     }
 
-    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<Group>> {
+    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<FailureGroup>> {
         self.call(Shape::Read, filter, |db, filter| Box::pin(letters::groups(db, filter)))
     }
 
@@ -122,11 +122,11 @@ pub(super) async fn put(db: &mut Db<'_>, letters: &[NewLetter]) -> Result<Vec<Le
 const HOLD: &str = r"
 SELECT l.status, (SELECT d.state FROM delivery AS d WHERE d.id = l.delivery) FROM letter AS l WHERE l.id = $1 FOR UPDATE";
 
-struct Held(Status, Option<State>);
+struct Held(Status, Option<DeliveryState>);
 
 impl FromRow for Held {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.name(Status::from_name)?, columns.name_or_none(State::from_name)?))
+        Ok(Self(columns.name(Status::from_name)?, columns.name_or_none(DeliveryState::from_name)?))
     }
 }
 

@@ -7,7 +7,7 @@ use semel::key::KeyId;
 use super::PostgresLedger;
 use super::link::Shape;
 use super::sweep;
-use crate::delivery::{Delivery, Told};
+use crate::delivery::{Delivery, DeliveryHistory};
 use crate::event::Event;
 use crate::id::{DeliveryId, EventId};
 use crate::ledger::sql::reading;
@@ -24,7 +24,7 @@ impl Reading for PostgresLedger {
         })
     }
 
-    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<Told>> {
+    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryHistory>> {
         self.call(Shape::Read, id, |db, id| Box::pin(reading::delivery(db, *id)))
     }
 
@@ -34,7 +34,7 @@ impl Reading for PostgresLedger {
         })
     }
 
-    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<Told>> {
+    fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<DeliveryHistory>> {
         self.call(Shape::Read, event, |db, event| Box::pin(reading::deliveries_of(db, *event)))
     }
 

@@ -11,12 +11,12 @@ use super::intake::{self, Batch};
 use super::jobs::hold;
 use super::settle::END_JOBS;
 use super::statements::NEXT_ITEMS;
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::id::{EventId, JobId, LetterId};
 use crate::ledger::rules::{self, verdict};
 use crate::ledger::sql::{Columns, Database as _, FromRow, Value, bigint, jobs, reading};
 use crate::letter::Status;
-use crate::replay::{Action, Item, ItemState, Job, JobState, Mode};
+use crate::replay::{ItemState, JobItem, JobRecord, JobState, ReplayAction, ReplayMode};
 
 /// How often more items are looked at in one call, where those before were skipped.
 const LOOKS: usize = 16;
@@ -68,7 +68,7 @@ pub(super) async fn release(
     id: JobId,
     started: Option<u64>,
     limit: u32,
-) -> Result<Job, Fault> {
+) -> Result<JobRecord, Fault> {
     let job = hold(db, id).await?;
     if job.state != JobState::Running || started.is_some_and(|started| started != job.counts.started()) {
         return Ok(job);
@@ -90,10 +90,11 @@ pub(super) async fn release(
 }
 
 /// Releases these items, or says why not. Answers how many were released.
-async fn release_some(db: &mut Db<'_>, job: &Job, items: &[(i64, Item)]) -> Result<u64, Fault> {
+async fn release_some(db: &mut Db<'_>, job: &JobRecord, items: &[(i64, JobItem)]) -> Result<u64, Fault> {
     let ids = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
-    let states: Vec<InState<State>> = db.rows(STANDING, &[Value::Ids(ids)]).await?;
-    let states: HashMap<[u8; 16], State> = states.into_iter().map(|InState(id, state)| (id, state)).collect();
+    let states: Vec<InState<DeliveryState>> = db.rows(STANDING, &[Value::Ids(ids)]).await?;
+    let states: HashMap<[u8; 16], DeliveryState> =
+        states.into_iter().map(|InState(id, state)| (id, state)).collect();
     let ids = items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
     let letters: Vec<InState<Status>> = db.rows(LETTERS, &[Value::Ids(ids)]).await?;
     let letters: HashMap<[u8; 16], Status> =
@@ -115,17 +116,17 @@ async fn release_some(db: &mut Db<'_>, job: &Job, items: &[(i64, Item)]) -> Resu
             continue;
         };
         match verdict(*state, letter.map(|(_, status)| status), job.new.mode) {
-            (Action::Conflict, why) => fate.error = Some(why),
-            (Action::Skip, _) => {
+            (ReplayAction::Conflict, why) => fate.error = Some(why),
+            (ReplayAction::Skip, _) => {
                 fate.state = ItemState::SkippedCompleted;
                 fate.letter = letter.map(|(id, _)| (id, Status::Replayed));
             }
-            (Action::Run, _) => {
+            (ReplayAction::Run, _) => {
                 fate.state = ItemState::Released;
                 fate.letter = letter.map(|(id, _)| (id, Status::Replaying));
                 match (job.new.mode, state) {
-                    (Mode::AsNew, _) => as_new.push((fates.len(), item)),
-                    (_, State::Done) => again.push((item.delivery.to_bytes(), *place)),
+                    (ReplayMode::AsNew, _) => as_new.push((fates.len(), item)),
+                    (_, DeliveryState::Done) => again.push((item.delivery.to_bytes(), *place)),
                     _ => replays.push((item.delivery.to_bytes(), *place)),
                 }
             }
@@ -134,7 +135,7 @@ async fn release_some(db: &mut Db<'_>, job: &Job, items: &[(i64, Item)]) -> Resu
     }
     if !replays.is_empty() {
         let (ids, places): (Vec<_>, Vec<_>) = replays.into_iter().unzip();
-        let epochs = i32::from(job.new.mode == Mode::ReExecute);
+        let epochs = i32::from(job.new.mode == ReplayMode::ReExecute);
         let query = db.query(REPLAY).bind(job.new.id.to_bytes()).bind(ids).bind(places).bind(epochs);
         db.execute(query).await?;
     }
@@ -154,9 +155,9 @@ async fn release_some(db: &mut Db<'_>, job: &Job, items: &[(i64, Item)]) -> Resu
 /// An id, and in which state or status what it names is.
 struct InState<T>([u8; 16], T);
 
-impl FromRow for InState<State> {
+impl FromRow for InState<DeliveryState> {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.name(State::from_name)?))
+        Ok(Self(columns.id()?, columns.name(DeliveryState::from_name)?))
     }
 }
 
@@ -170,7 +171,7 @@ impl FromRow for InState<Status> {
 async fn repeat_as_new(
     db: &mut Db<'_>,
     job: JobId,
-    items: &[(usize, &Item)],
+    items: &[(usize, &JobItem)],
     fates: &mut [Fate],
 ) -> Result<(), Fault> {
     let mut events = Vec::with_capacity(items.len());

@@ -10,7 +10,7 @@ use super::intake;
 use super::link::Shape;
 use super::settle::{END_ITEMS, END_JOBS, LOCK_LANES_OF, NEXT_IN_LANES_OF};
 use super::values::{check_text, micros};
-use crate::delivery::{Impossible, State, Step};
+use crate::delivery::{DeliveryState, DeliveryStep, Impossible};
 use crate::event::{Event, Generation};
 use crate::id::EventId;
 use crate::ledger::sql::{Columns, Database as _, FromRow, bigint, not_found, reading, runs, to_json};
@@ -96,11 +96,11 @@ pub(super) async fn hold(db: &mut Db<'_>, id: EventId) -> Result<Option<Event>, 
     reading::event(db, id).await
 }
 
-struct Held([u8; 16], State);
+struct Held([u8; 16], DeliveryState);
 
 impl FromRow for Held {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.name(State::from_name)?))
+        Ok(Self(columns.id()?, columns.name(DeliveryState::from_name)?))
     }
 }
 
@@ -148,11 +148,11 @@ pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Re
     let all = deliveries(db, id).await?;
     let cancelled: Vec<[u8; 16]> = all
         .iter()
-        .filter(|Held(_, state)| state.after(Step::Cancel).is_ok())
+        .filter(|Held(_, state)| state.after(DeliveryStep::Cancel).is_ok())
         .map(|Held(id, _)| *id)
         .collect();
     if let ([Held(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
-        return Err(Error::from(Impossible { state: *state, step: Step::Cancel }).into());
+        return Err(Error::from(Impossible { state: *state, step: DeliveryStep::Cancel }).into());
     }
     db.execute(db.query(CANCEL).bind(cancelled.as_slice())).await?;
     let query = db

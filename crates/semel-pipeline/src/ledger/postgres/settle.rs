@@ -9,7 +9,7 @@ use super::ids::Ids;
 use super::link::{Shape, Shared};
 use super::take;
 use super::values::{micros, plain};
-use crate::delivery::{Class, Ending, Holding, Said, Settle, State};
+use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
 use crate::ledger::Error;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
 use crate::replay::ItemState;
@@ -158,7 +158,9 @@ async fn write(db: &mut Db<'_>, words: &Words<'_>) -> Result<Vec<usize>, Fault> 
 async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> {
     let buried: Vec<&&Word<'_>> = written
         .iter()
-        .filter(|word| word.state == State::Dlq || (word.state == State::Blocked && word.replayed()))
+        .filter(|word| {
+            word.state == DeliveryState::Dlq || (word.state == DeliveryState::Blocked && word.replayed())
+        })
         .collect();
     if !buried.is_empty() {
         let query = db
@@ -171,12 +173,12 @@ async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> 
         db.execute(query).await?;
     }
     let replayed: Vec<&&Word<'_>> =
-        written.iter().filter(|word| word.replayed() && word.state != State::RetryWait).collect();
+        written.iter().filter(|word| word.replayed() && word.state != DeliveryState::RetryWait).collect();
     if replayed.is_empty() {
         return Ok(());
     }
     let done: Vec<[u8; 16]> =
-        replayed.iter().filter(|word| word.state == State::Done).map(|word| word.id()).collect();
+        replayed.iter().filter(|word| word.state == DeliveryState::Done).map(|word| word.id()).collect();
     if !done.is_empty() {
         db.execute(db.query(LETTERS_REPLAYED).bind(done)).await?;
     }
@@ -195,8 +197,8 @@ async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> 
 /// What a worker says, ready for its columns.
 struct Word<'a> {
     holding: Holding,
-    state: State,
-    class: Class,
+    state: DeliveryState,
+    class: AttemptClass,
     ending: Option<&'a Ending>,
     error: String,
     excerpt: String,
@@ -217,7 +219,7 @@ impl<'a> Word<'a> {
         Self {
             holding,
             state: settle.step().to(),
-            class: ending.map_or(Class::Deferred, |ending| ending.class),
+            class: ending.map_or(AttemptClass::Deferred, |ending| ending.class),
             ending,
             error: ending.map(|ending| plain(&ending.error)).unwrap_or_default(),
             excerpt: ending.map(|ending| plain(&ending.excerpt)).unwrap_or_default(),
@@ -242,7 +244,7 @@ impl<'a> Word<'a> {
     /// What becomes of the item that released it, and why.
     fn item_end(&self) -> (&'static str, Option<&str>) {
         match self.state {
-            State::Done => (ItemState::Replayed.as_str(), None),
+            DeliveryState::Done => (ItemState::Replayed.as_str(), None),
             _ => (ItemState::FailedAgain.as_str(), Some(self.error.as_str())),
         }
     }
@@ -273,14 +275,16 @@ impl<'a> Words<'a> {
     /// Whether more than deliveries and their attempts is concerned.
     fn concerns_more(&self) -> bool {
         self.all.iter().any(|word| {
-            let ends = word.state != State::RetryWait;
-            word.state == State::Dlq || (ends && (word.in_a_lane() || word.replayed()))
+            let ends = word.state != DeliveryState::RetryWait;
+            word.state == DeliveryState::Dlq || (ends && (word.in_a_lane() || word.replayed()))
         })
     }
 
     /// Whether somebody who waits for work may find some now.
     fn gives_back(&self) -> bool {
-        self.all.iter().any(|word| (word.state == State::RetryWait && word.delay == 0) || word.in_a_lane())
+        self.all
+            .iter()
+            .any(|word| (word.state == DeliveryState::RetryWait && word.delay == 0) || word.in_a_lane())
     }
 
     fn ids(&self) -> Vec<[u8; 16]> {

@@ -1,6 +1,6 @@
 //! The statements that shared code sends, as PostgreSQL knows them.
 
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::ledger::sql::Statements;
 use crate::ledger::{DeliveryFilter, EventFilter, LetterFilter};
 
@@ -202,7 +202,7 @@ fn events(filter: &EventFilter) -> &'static str {
 }
 
 fn deliveries(filter: &DeliveryFilter) -> &'static str {
-    let failed = |state: &State| matches!(state, State::Dlq | State::Blocked);
+    let failed = |state: &DeliveryState| matches!(state, DeliveryState::Dlq | DeliveryState::Blocked);
     if filter.event.is_some() {
         some_deliveries!("d.event = $6")
     } else if !filter.states.is_empty() && filter.states.iter().all(failed) {

@@ -7,7 +7,7 @@ use super::reading::{self, is_wanted};
 use super::{Columns, Database, FromRow, Value};
 use crate::id::LetterId;
 use crate::ledger::{LetterFilter, Page, Paged};
-use crate::letter::{Cause, Group, Letter, LetterStory, Signature, Status};
+use crate::letter::{Cause, FailureGroup, Letter, LetterStory, Signature, Status};
 
 pub(crate) async fn story<D: Database>(db: &mut D, id: LetterId) -> Result<Option<LetterStory>, D::Fault> {
     let found: Option<(i64, Letter)> = db.first(D::SQL.letter, &[id.to_bytes().into()]).await?;
@@ -59,7 +59,7 @@ pub(crate) async fn mirrored<D: Database>(db: &mut D, letters: &[LetterId]) -> R
 
 /// The letters of a group in one status.
 struct GroupPart {
-    group: Group,
+    group: FailureGroup,
     /// The number of its newest letter, which is its sample.
     newest: i64,
 }
@@ -71,12 +71,15 @@ impl FromRow for GroupPart {
         let counts = vec![(columns.name(Status::from_name)?, columns.count()?)];
         let (first_at, last_at): (Timestamp, Timestamp) = (columns.time()?, columns.time()?);
         let (sample, error) = (LetterId::from_bytes(columns.id()?), columns.text()?);
-        let group = Group { signature, target, cause, counts, first_at, last_at, sample, error };
+        let group = FailureGroup { signature, target, cause, counts, first_at, last_at, sample, error };
         Ok(Self { group, newest: columns.integer()? })
     }
 }
 
-pub(crate) async fn groups<D: Database>(db: &mut D, filter: &LetterFilter) -> Result<Vec<Group>, D::Fault> {
+pub(crate) async fn groups<D: Database>(
+    db: &mut D,
+    filter: &LetterFilter,
+) -> Result<Vec<FailureGroup>, D::Fault> {
     let LetterFilter { status, tenant, target, signature } = filter;
     let with = [status.map(Status::as_str).into(), tenant.into(), target.into(), signature.into()];
     let mut groups: Vec<GroupPart> = Vec::new();
@@ -97,7 +100,7 @@ pub(crate) async fn groups<D: Database>(db: &mut D, filter: &LetterFilter) -> Re
             _ => groups.push(GroupPart { group: one, newest: part.newest }),
         }
     }
-    let mut groups: Vec<Group> = groups.into_iter().map(|part| part.group).collect();
+    let mut groups: Vec<FailureGroup> = groups.into_iter().map(|part| part.group).collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.counts.iter().map(|(_, count)| *count).sum::<u64>()));
     Ok(groups)
 }

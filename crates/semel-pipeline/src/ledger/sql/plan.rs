@@ -1,12 +1,12 @@
 //! What a replay would do: which deliveries are meant, and what is to become of each.
 
 use super::{Columns, Database, FromRow, Value, bigint, not_found};
-use crate::delivery::State;
+use crate::delivery::DeliveryState;
 use crate::id::{DeliveryId, EventId, LetterId};
 use crate::ledger::Error;
 use crate::ledger::rules::verdict;
 use crate::letter::Status;
-use crate::replay::{Action, Mode, Planned, Selection};
+use crate::replay::{Planned, ReplayAction, ReplayMode, Selection};
 
 /// A delivery that may be replayed.
 struct Candidate {
@@ -14,7 +14,7 @@ struct Candidate {
     event: EventId,
     target: String,
     tenant: String,
-    state: State,
+    state: DeliveryState,
     letter: Option<(LetterId, Status, String)>,
 }
 
@@ -25,7 +25,7 @@ impl FromRow for Candidate {
             event: columns.event_id()?,
             target: columns.text()?,
             tenant: columns.text()?,
-            state: columns.name(State::from_name)?,
+            state: columns.name(DeliveryState::from_name)?,
             letter: match columns.id_or_none()?.map(LetterId::from_bytes) {
                 Some(letter) => Some((letter, columns.name(Status::from_name)?, columns.text()?)),
                 None => None,
@@ -35,12 +35,12 @@ impl FromRow for Candidate {
 }
 
 impl Candidate {
-    fn planned(self, mode: Mode, targets: &[String]) -> Planned {
+    fn planned(self, mode: ReplayMode, targets: &[String]) -> Planned {
         let status = self.letter.as_ref().map(|(_, status, _)| *status);
         let (action, why) = if targets.contains(&self.target) {
             verdict(self.state, status, mode)
         } else {
-            (Action::Conflict, "its target is not in the config")
+            (ReplayAction::Conflict, "its target is not in the config")
         };
         let (letter, signature) = self.letter.map(|(letter, _, signature)| (letter, signature)).unzip();
         Planned {
@@ -60,7 +60,7 @@ impl Candidate {
 pub(crate) async fn plan<D: Database>(
     db: &mut D,
     selection: &Selection,
-    mode: Mode,
+    mode: ReplayMode,
     targets: &[String],
 ) -> Result<Vec<Planned>, D::Fault> {
     let candidates = match selection {
@@ -103,7 +103,8 @@ async fn of_event<D: Database>(
     }
     let all: Vec<Candidate> = db.rows(D::SQL.candidates_of_event, &[id.to_bytes().into()]).await?;
     if targets.is_empty() {
-        let failed = |candidate: &Candidate| matches!(candidate.state, State::Dlq | State::Blocked);
+        let failed =
+            |candidate: &Candidate| matches!(candidate.state, DeliveryState::Dlq | DeliveryState::Blocked);
         return Ok(all.into_iter().filter(failed).collect());
     }
     if let Some(unknown) = targets.iter().find(|target| all.iter().all(|known| known.target != **target)) {

@@ -6,7 +6,7 @@ use semel::key::KeyId;
 
 use super::page::{before, exactly};
 use super::{Columns, Database, FromRow, Value, not_found};
-use crate::delivery::{self, Attempt, Delivery, State, Told};
+use crate::delivery::{self, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
 use crate::event::Event;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{AuditLine, Audited, DeliveryFilter, EventFilter, Page, Paged, Totals};
@@ -51,31 +51,43 @@ pub(crate) async fn events<D: Database>(
     db.page((D::SQL.events)(filter), &with, page, |number, _| number.to_string(), wanted).await
 }
 
-pub(crate) async fn delivery<D: Database>(db: &mut D, id: DeliveryId) -> Result<Option<Told>, D::Fault> {
+pub(crate) async fn delivery<D: Database>(
+    db: &mut D,
+    id: DeliveryId,
+) -> Result<Option<DeliveryHistory>, D::Fault> {
     let found = db.rows(D::SQL.delivery, &[id.to_bytes().into()]).await?;
     Ok(details(db, found).await?.pop())
 }
 
-pub(crate) async fn deliveries_of<D: Database>(db: &mut D, event: EventId) -> Result<Vec<Told>, D::Fault> {
+pub(crate) async fn deliveries_of<D: Database>(
+    db: &mut D,
+    event: EventId,
+) -> Result<Vec<DeliveryHistory>, D::Fault> {
     let found = db.rows(D::SQL.deliveries_of, &[event.to_bytes().into()]).await?;
     details(db, found).await
 }
 
 /// Adds events and attempts to deliveries.
-async fn details<D: Database>(db: &mut D, found: Vec<(i64, Delivery)>) -> Result<Vec<Told>, D::Fault> {
+async fn details<D: Database>(
+    db: &mut D,
+    found: Vec<(i64, Delivery)>,
+) -> Result<Vec<DeliveryHistory>, D::Fault> {
     let mut all = Vec::with_capacity(found.len());
     for (_, delivery) in found {
         let event = event(db, delivery.event).await?;
         let event = event.ok_or_else(|| not_found("event", delivery.event))?;
         let attempts = attempts(db, delivery.id).await?;
-        all.push(Told { delivery, event, attempts });
+        all.push(DeliveryHistory { delivery, event, attempts });
     }
     Ok(all)
 }
 
 /// The attempts of a delivery, the first one first.
-pub(crate) async fn attempts<D: Database>(db: &mut D, id: DeliveryId) -> Result<Vec<Attempt>, D::Fault> {
-    let mut attempts: Vec<Attempt> = db.rows(D::SQL.attempts, &[id.to_bytes().into()]).await?;
+pub(crate) async fn attempts<D: Database>(
+    db: &mut D,
+    id: DeliveryId,
+) -> Result<Vec<DeliveryAttempt>, D::Fault> {
+    let mut attempts: Vec<DeliveryAttempt> = db.rows(D::SQL.attempts, &[id.to_bytes().into()]).await?;
     for attempt in &mut attempts {
         attempt.request_id = delivery::request_id(id, attempt.number);
     }
@@ -132,11 +144,11 @@ pub(crate) async fn audit_log<D: Database>(
     db.page(sql, &with, page, |number, _| number.to_string(), |_| true).await
 }
 
-struct DeliveryTotal(String, State, u64);
+struct DeliveryTotal(String, DeliveryState, u64);
 
 impl FromRow for DeliveryTotal {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.text()?, columns.name(State::from_name)?, columns.count()?))
+        Ok(Self(columns.text()?, columns.name(DeliveryState::from_name)?, columns.count()?))
     }
 }
 

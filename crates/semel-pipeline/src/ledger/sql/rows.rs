@@ -7,12 +7,12 @@ use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 
 use super::{Columns, FromRow};
-use crate::delivery::{Attempt, Class, Delivery, Ending, State};
+use crate::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryState, Ending};
 use crate::event::{Dedupe, Event, NewEvent, Notes, Trace};
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
 use crate::ledger::{AuditLine, Audited};
 use crate::letter::{Cause, Letter, Signature, SourceMessage, Status};
-use crate::replay::{Counts, Item, ItemState, Job, JobState, Mode, NewJob, Pace};
+use crate::replay::{Counts, ItemState, JobItem, JobRecord, JobState, NewJob, ReplayMode, ReplayPace};
 
 impl FromRow for EventId {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
@@ -77,7 +77,7 @@ impl FromRow for Delivery {
             target: columns.text()?,
             tenant: columns.text()?,
             event_type: columns.text()?,
-            state: columns.name(State::from_name)?,
+            state: columns.name(DeliveryState::from_name)?,
             attempts: columns.count()?,
             crashes: columns.count()?,
             epoch: columns.count()?,
@@ -92,12 +92,12 @@ impl FromRow for Delivery {
 }
 
 /// Without its request id, which is made of its delivery.
-impl FromRow for Attempt {
+impl FromRow for DeliveryAttempt {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
         let (number, worker) = (columns.count()?, columns.text()?);
         let epoch = columns.count()?;
         let (started_at, ended_at) = (columns.time()?, columns.time_or_none()?);
-        let class = columns.name_or_none(Class::from_name)?;
+        let class = columns.name_or_none(AttemptClass::from_name)?;
         let status = columns.integer_or_none()?.and_then(|status| u16::try_from(status).ok());
         let (error, excerpt) = (columns.text_or_none()?, columns.text_or_none()?);
         let retry_after = columns.duration_or_none()?;
@@ -148,15 +148,15 @@ impl FromRow for Letter {
     }
 }
 
-impl FromRow for Job {
+impl FromRow for JobRecord {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
         let new = NewJob {
             id: JobId::from_bytes(columns.id()?),
             selection: columns.json()?,
-            mode: columns.name(Mode::from_name)?,
+            mode: columns.name(ReplayMode::from_name)?,
             reason: columns.text_or_none()?,
             by: columns.text()?,
-            pace: Pace {
+            pace: ReplayPace {
                 rate: columns.real()?,
                 concurrency: columns.count()?,
                 canary: columns.count()?,
@@ -176,7 +176,7 @@ impl FromRow for Job {
     }
 }
 
-impl FromRow for Item {
+impl FromRow for JobItem {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
         let delivery = DeliveryId::from_bytes(columns.id()?);
         let letter = columns.id_or_none()?.map(LetterId::from_bytes);

@@ -10,7 +10,7 @@ use super::bytes;
 
 /// A message of a stream; without fields if only its id is left.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct StreamEntry {
     pub(super) id: String,
     pub(super) fields: Option<Vec<(Bytes, Bytes)>>,
 }
@@ -25,7 +25,7 @@ pub(super) fn strange(command: &str) -> Error {
 
 /// The messages of the one stream; none if the wait ended without any. Protocol 3 answers with a map, protocol 2 with
 /// a list of pairs.
-pub(super) fn streams(value: Value) -> Result<Vec<Entry>, Error> {
+pub(super) fn streams(value: Value) -> Result<Vec<StreamEntry>, Error> {
     let list = match value {
         Value::Nil => return Ok(Vec::new()),
         Value::Map(pairs) => pairs.into_iter().map(|(_, list)| list).next(),
@@ -39,13 +39,13 @@ pub(super) fn streams(value: Value) -> Result<Vec<Entry>, Error> {
     entries(list.ok_or_else(|| strange("XREADGROUP"))?)
 }
 
-pub(super) fn entries(value: Value) -> Result<Vec<Entry>, Error> {
+pub(super) fn entries(value: Value) -> Result<Vec<StreamEntry>, Error> {
     let Value::Array(list) = value else { return Err(strange("a stream command")) };
     // Before 7.0 a deleted message was a bare nil without its id.
     list.into_iter().filter(|entry| !matches!(entry, Value::Nil)).map(entry).collect()
 }
 
-fn entry(value: Value) -> Result<Entry, Error> {
+fn entry(value: Value) -> Result<StreamEntry, Error> {
     let Value::Array(pair) = value else { return Err(strange("a stream command")) };
     let mut pair = pair.into_iter();
     let id = text(pair.next().unwrap_or(Value::Nil))?;
@@ -65,7 +65,7 @@ fn entry(value: Value) -> Result<Entry, Error> {
         }
         _ => return Err(strange("a stream command")),
     };
-    Ok(Entry { id, fields })
+    Ok(StreamEntry { id, fields })
 }
 
 /// How often each message was given out.

@@ -12,12 +12,12 @@ use semel::key::{Hint, KeyId};
 use semel::secret::Secret;
 use semel::time::{Clock, ManualClock, SystemClock};
 
-use crate::delivery::{Class, Ending, Holding, Said, Settle, State, Told, Work};
+use crate::delivery::{AttemptClass, DeliveryHistory, DeliveryState, Ending, Holding, Said, Settle, Work};
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use crate::ledger::{AuditLine, BoxFuture, Ledger, Page, Take};
 use crate::letter::{Cause, Letter};
-use crate::replay::{Job, Mode, NewJob, Pace, Selection};
+use crate::replay::{JobRecord, NewJob, ReplayMode, ReplayPace, Selection};
 
 /// Longer than any case takes: a lease that does not end.
 pub(super) const LONG: Duration = Duration::from_secs(600);
@@ -29,27 +29,27 @@ pub(super) const SHORT: Duration = Duration::from_millis(150);
 pub(super) const TARGET: &str = "crm";
 
 /// A fresh ledger and its capabilities. Created for every case.
-pub struct Context {
-    handles: Mutex<Option<Handles>>,
+pub struct LedgerContext {
+    handles: Mutex<Option<LedgerHandles>>,
     clock: Option<ManualClock>,
-    reopen: Option<Reopen>,
+    reopen: Option<ReopenLedger>,
     /// Values that must live as long as the ledger: its folder, its server.
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 /// Two handles to the same data; the same handle twice if the ledger has only one.
 #[derive(Clone)]
-struct Handles {
+struct LedgerHandles {
     ledger: Arc<dyn Ledger>,
     peer: Arc<dyn Ledger>,
 }
 
-type Reopen = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Ledger>> + Send + Sync>;
+type ReopenLedger = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Ledger>> + Send + Sync>;
 
-impl Context {
+impl LedgerContext {
     /// A context for an empty ledger. By default its clock cannot be moved.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        let handles = Handles { peer: Arc::clone(&ledger), ledger };
+        let handles = LedgerHandles { peer: Arc::clone(&ledger), ledger };
         Self { handles: Mutex::new(Some(handles)), clock: None, reopen: None, kept: Vec::new() }
     }
 
@@ -107,7 +107,7 @@ impl Context {
         let open = self.reopen.as_ref().expect("a ledger is durable: say how it is opened again");
         drop(self.handles.lock().take());
         let ledger = open().await;
-        *self.handles.lock() = Some(Handles { peer: Arc::clone(&ledger), ledger });
+        *self.handles.lock() = Some(LedgerHandles { peer: Arc::clone(&ledger), ledger });
     }
 
     /// Lets the ledger's time pass: exactly if its clock can be moved, a little more if it cannot.
@@ -159,16 +159,16 @@ impl Context {
     }
 
     /// A delivery with everything about it.
-    pub(super) async fn told(&self, id: DeliveryId) -> Told {
+    pub(super) async fn told(&self, id: DeliveryId) -> DeliveryHistory {
         self.ledger().delivery(id).await.expect("it can be read").expect("the delivery is there")
     }
 
-    pub(super) async fn state(&self, id: DeliveryId) -> State {
+    pub(super) async fn state(&self, id: DeliveryId) -> DeliveryState {
         self.told(id).await.delivery.state
     }
 
     /// The one delivery of an event.
-    pub(super) async fn only(&self, event: EventId) -> Told {
+    pub(super) async fn only(&self, event: EventId) -> DeliveryHistory {
         let mut told = self.ledger().deliveries_of(event).await.expect("they can be read");
         assert_eq!(told.len(), 1, "the event has one delivery");
         told.remove(0)
@@ -192,17 +192,17 @@ impl Context {
     }
 
     /// Creates a job of these dead letters, without a limit.
-    pub(super) async fn job_of(&self, letters: &[LetterId], mode: Mode) -> Job {
+    pub(super) async fn job_of(&self, letters: &[LetterId], mode: ReplayMode) -> JobRecord {
         self.job(Selection::Letters(letters.to_vec()), mode).await
     }
 
-    pub(super) async fn job(&self, selection: Selection, mode: Mode) -> Job {
+    pub(super) async fn job(&self, selection: Selection, mode: ReplayMode) -> JobRecord {
         let job = new_job(selection, mode);
         self.ledger().create(job, vec![TARGET.to_owned()]).await.expect("a job can be made")
     }
 
     /// Releases as many items as allowed.
-    pub(super) async fn release(&self, job: JobId) -> Job {
+    pub(super) async fn release(&self, job: JobId) -> JobRecord {
         self.ledger().release(job, 1_000).await.expect("a job can be released")
     }
 
@@ -211,30 +211,33 @@ impl Context {
     }
 
     /// A delivery for [`TARGET`] in this state, and the lease of its last worker.
-    pub(super) async fn bring_to(&self, state: State) -> (EventId, DeliveryId, Option<Holding>) {
-        if state == State::Idle {
+    pub(super) async fn bring_to(&self, state: DeliveryState) -> (EventId, DeliveryId, Option<Holding>) {
+        if state == DeliveryState::Idle {
             let id = self.accept(NewEvent { delay: LONG, ..event(TARGET) }).await;
             return (id, self.only(id).await.delivery.id, None);
         }
         let id = self.publish().await;
         let delivery = self.only(id).await.delivery.id;
-        if state == State::Queued {
+        if state == DeliveryState::Queued {
             return (id, delivery, None);
         }
-        if state == State::Cancelled {
+        if state == DeliveryState::Cancelled {
             self.ledger().cancel(id, line("cancel", &id)).await.expect("it can be cancelled");
             return (id, delivery, None);
         }
         let held = self.take_one().await.holding;
         match state {
-            State::Running | State::Idle | State::Queued | State::Cancelled => {}
-            State::Done => self.settle(held, Settle::Done(fine())).await,
-            State::RetryWait => self.settle(held, Settle::Retry(failed("it is down"), LONG)).await,
-            State::Blocked => self.settle(held, Settle::Block(failed("it is down"))).await,
-            State::Dlq => drop(self.bury(held).await),
-            State::Replaying => {
+            DeliveryState::Running
+            | DeliveryState::Idle
+            | DeliveryState::Queued
+            | DeliveryState::Cancelled => {}
+            DeliveryState::Done => self.settle(held, Settle::Done(fine())).await,
+            DeliveryState::RetryWait => self.settle(held, Settle::Retry(failed("it is down"), LONG)).await,
+            DeliveryState::Blocked => self.settle(held, Settle::Block(failed("it is down"))).await,
+            DeliveryState::Dlq => drop(self.bury(held).await),
+            DeliveryState::Replaying => {
                 let (_, letter) = self.bury(held).await;
-                let job = self.job_of(&[letter], Mode::Resume).await;
+                let job = self.job_of(&[letter], ReplayMode::Resume).await;
                 self.release(job.new.id).await;
             }
         }
@@ -243,7 +246,7 @@ impl Context {
     }
 }
 
-impl fmt::Debug for Context {
+impl fmt::Debug for LedgerContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
             .field("ledger", &self.ledger())
@@ -310,9 +313,9 @@ pub(super) fn page(after: Option<String>, limit: u32) -> Page {
     Page { after, limit }
 }
 
-pub(super) fn new_job(selection: Selection, mode: Mode) -> NewJob {
-    let reason = (mode == Mode::ReExecute).then(|| "they asked for it".to_owned());
-    let pace = Pace { concurrency: 1_000, ..Pace::default() };
+pub(super) fn new_job(selection: Selection, mode: ReplayMode) -> NewJob {
+    let reason = (mode == ReplayMode::ReExecute).then(|| "they asked for it".to_owned());
+    let pace = ReplayPace { concurrency: 1_000, ..ReplayPace::default() };
     NewJob { id: JobId::new(SystemClock.now()), selection, mode, reason, by: "ann".to_owned(), pace }
 }
 
@@ -332,13 +335,13 @@ pub(super) fn line(action: &str, subject: &impl fmt::Display) -> AuditLine {
 /// The target accepted it.
 pub(super) fn fine() -> Ending {
     let (error, excerpt) = (String::new(), "ok".to_owned());
-    Ending { class: Class::Success, status: Some(200), error, excerpt, retry_after: None }
+    Ending { class: AttemptClass::Success, status: Some(200), error, excerpt, retry_after: None }
 }
 
 /// The target did not accept it.
 pub(super) fn failed(error: &str) -> Ending {
     Ending {
-        class: Class::Transient,
+        class: AttemptClass::Transient,
         status: Some(503),
         error: error.to_owned(),
         excerpt: "try later".to_owned(),

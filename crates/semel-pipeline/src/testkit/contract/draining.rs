@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::context::{Context, LONG, SHORT, all_failed, dedupe, fine, line, new_job, run};
-use crate::delivery::{Settle, State};
+use super::context::{LONG, LedgerContext, SHORT, all_failed, dedupe, fine, line, new_job, run};
+use crate::delivery::{DeliveryState, Settle};
 use crate::event::{Accepted, Dedupe, Generation, NewEvent, Notes};
 use crate::id::EventId;
 use crate::ledger::{Arrival, Change, Drained, DrainedRun, Error, LetterFilter, Page, Patch, RunAction};
 use crate::letter::{Cause, Status};
-use crate::replay::Mode;
+use crate::replay::ReplayMode;
 
 fn increment() -> Patch {
     Patch::Change(Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() })
@@ -18,24 +18,24 @@ fn drained(run: &NewEvent, changes: Vec<Patch>) -> DrainedRun {
     DrainedRun { run: run.clone(), changes, then: None }
 }
 
-async fn drain(context: &Context, run: &NewEvent, changes: Vec<Patch>) -> Arrival {
+async fn drain(context: &LedgerContext, run: &NewEvent, changes: Vec<Patch>) -> Arrival {
     let answers = context.ledger().drain(vec![drained(run, changes)]).await.expect("it is taken in");
     assert_eq!(answers.len(), 1);
     assert_eq!(answers[0].refused, Vec::<String>::new());
     answers[0].arrival
 }
 
-async fn holder(context: &Context, key: &Dedupe) -> Option<EventId> {
+async fn holder(context: &LedgerContext, key: &Dedupe) -> Option<EventId> {
     let found = context.ledger().find(key.id).await.expect("it can be looked for");
     found.holder.map(|holder| holder.event)
 }
 
-async fn metadata(context: &Context, id: EventId) -> BTreeMap<String, String> {
+async fn metadata(context: &LedgerContext, id: EventId) -> BTreeMap<String, String> {
     context.ledger().event(id).await.expect("it can be read").expect("it is there").new.notes.metadata
 }
 
 /// A run arrives with its changes, and continues the version count of the buffer.
-pub async fn a_drained_run_holds_its_key_and_its_changes(context: &Context) {
+pub async fn a_drained_run_holds_its_key_and_its_changes(context: &LedgerContext) {
     let key = dedupe("a");
     let notes =
         Notes { tags: vec!["x".to_owned()], metadata: BTreeMap::from([("n".to_owned(), "40".to_owned())]) };
@@ -55,7 +55,7 @@ pub async fn a_drained_run_holds_its_key_and_its_changes(context: &Context) {
 }
 
 /// However often a run is drained, each of its changes counts once, and direct changes in the ledger stay.
-pub async fn changes_are_applied_once_by_their_number(context: &Context) {
+pub async fn changes_are_applied_once_by_their_number(context: &LedgerContext) {
     let new = run();
     assert_eq!(drain(context, &new, vec![increment()]).await, Arrival::New);
     let change = Change { increment: vec![("n".to_owned(), "10".to_owned())], ..Change::default() };
@@ -68,7 +68,7 @@ pub async fn changes_are_applied_once_by_their_number(context: &Context) {
 }
 
 /// Runs that an earlier version cancelled in the buffer are never taken.
-pub async fn a_cancelled_run_arrives_cancelled(context: &Context) {
+pub async fn a_cancelled_run_arrives_cancelled(context: &LedgerContext) {
     let (one, two) = (run(), run());
     let answers = context
         .ledger()
@@ -78,15 +78,15 @@ pub async fn a_cancelled_run_arrives_cancelled(context: &Context) {
     assert!(answers.iter().all(|answer| answer.arrival == Arrival::New));
     assert_eq!(context.take(10).await, []);
     for id in [one.id, two.id] {
-        assert_eq!(context.only(id).await.delivery.state, State::Cancelled);
+        assert_eq!(context.only(id).await.delivery.state, DeliveryState::Cancelled);
         assert_eq!(drain(context, if id == one.id { &one } else { &two }, Vec::new()).await, Arrival::Known);
-        assert_eq!(context.only(id).await.delivery.state, State::Cancelled, "it stays cancelled");
+        assert_eq!(context.only(id).await.delivery.state, DeliveryState::Cancelled, "it stays cancelled");
     }
     assert_eq!(metadata(context, two.id).await.get("n").map(String::as_str), Some("1"));
 }
 
 /// An action on an arriving run is applied in the same transaction, or not at all.
-pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
+pub async fn a_run_is_cancelled_as_it_arrives(context: &LedgerContext) {
     let new = run();
     let cancel = |run: &NewEvent| DrainedRun {
         run: run.clone(),
@@ -94,7 +94,7 @@ pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
         then: Some(RunAction::Cancel(line("cancel", &run.id))),
     };
     context.ledger().drain(vec![cancel(&new)]).await.expect("it is cancelled");
-    assert_eq!(context.only(new.id).await.delivery.state, State::Cancelled);
+    assert_eq!(context.only(new.id).await.delivery.state, DeliveryState::Cancelled);
     assert_eq!(context.take(10).await, []);
 
     let later = run();
@@ -103,7 +103,7 @@ pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
     let put_off = DrainedRun { run: later.clone(), changes: Vec::new(), then };
     context.ledger().drain(vec![put_off]).await.expect("it is put off");
     assert_eq!(context.take(10).await, [], "it is not due");
-    assert_eq!(context.only(later.id).await.delivery.state, State::Idle);
+    assert_eq!(context.only(later.id).await.delivery.state, DeliveryState::Idle);
     let event = context.ledger().event(later.id).await.expect("it can be read").expect("it is there");
     assert_eq!((event.version, event.changes), (1, 0), "compare-and-set goes on where the buffer stopped");
 
@@ -117,7 +117,7 @@ pub async fn a_run_is_cancelled_as_it_arrives(context: &Context) {
 }
 
 /// A run that was buffered before its key was reset is delivered, and does not conflict with the next one.
-pub async fn a_run_of_an_older_generation_holds_no_key(context: &Context) {
+pub async fn a_run_of_an_older_generation_holds_no_key(context: &LedgerContext) {
     let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };
     let old = NewEvent { dedupe: Some(key.clone()), ..run() };
     let ledger = context.ledger();
@@ -139,7 +139,7 @@ pub async fn a_run_of_an_older_generation_holds_no_key(context: &Context) {
 
 /// Two runs of one key and generation, because Redis did not answer for a while: the second becomes a dead letter,
 /// and a person decides.
-pub async fn a_run_that_lost_its_key_can_be_replayed(context: &Context) {
+pub async fn a_run_that_lost_its_key_can_be_replayed(context: &LedgerContext) {
     let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };
     let winner = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
     let other = Dedupe { fingerprint: dedupe("b").fingerprint, ..key.clone() };
@@ -160,17 +160,17 @@ pub async fn a_run_that_lost_its_key_can_be_replayed(context: &Context) {
     assert_eq!((letters[0].status, &letters[0].payload), (Status::Pending, &loser.payload));
     assert_eq!(context.take(10).await.len(), 1, "only the winner is delivered by itself");
     let targets = letters[0].target.clone().into_iter().collect();
-    let job = ledger.create(new_job(all_failed(), Mode::Resume), targets).await.expect("it is made");
+    let job = ledger.create(new_job(all_failed(), ReplayMode::Resume), targets).await.expect("it is made");
     ledger.release(job.new.id, 10).await.expect("it is released");
     let replayed = context.take_one().await;
     assert_eq!((replayed.event, &replayed.payload), (loser.id, &loser.payload));
     let cancelled = NewEvent { dedupe: Some(other), ..run() };
     assert_eq!(drain(context, &cancelled, vec![Patch::Cancel]).await, Arrival::LostKey(winner));
-    assert_eq!(context.only(cancelled.id).await.delivery.state, State::Cancelled);
+    assert_eq!(context.only(cancelled.id).await.delivery.state, DeliveryState::Cancelled);
 }
 
 /// The lifetime of a key counts from when the run was accepted, not from when it was drained.
-pub async fn a_drained_key_expires_when_the_buffer_said(context: &Context) {
+pub async fn a_drained_key_expires_when_the_buffer_said(context: &LedgerContext) {
     let key = Dedupe {
         generation: Some(Generation::FIRST),
         lifetime: Some(LONG),
@@ -185,7 +185,7 @@ pub async fn a_drained_key_expires_when_the_buffer_said(context: &Context) {
 }
 
 /// An event that names a generation is written only while that generation is current.
-pub async fn a_stale_generation_is_refused(context: &Context) {
+pub async fn a_stale_generation_is_refused(context: &LedgerContext) {
     let first = Some(Generation::FIRST);
     let key = Dedupe { generation: first, lifetime: Some(SHORT), ..dedupe("a") };
     let held = NewEvent { dedupe: Some(key.clone()), ..run() };
@@ -207,7 +207,7 @@ pub async fn a_stale_generation_is_refused(context: &Context) {
 }
 
 /// Of all callers that end one generation, one does; the others get the current one.
-pub async fn an_expired_generation_ends_once(context: &Context) {
+pub async fn an_expired_generation_ends_once(context: &LedgerContext) {
     let key = dedupe("a");
     let calls: Vec<_> = (0..8)
         .map(|number| {
@@ -227,7 +227,7 @@ pub async fn an_expired_generation_ends_once(context: &Context) {
 }
 
 /// Two drainers lease the same run, because a lease has expired: one run, each change once.
-pub async fn racing_drains_accept_a_run_once(context: &Context) {
+pub async fn racing_drains_accept_a_run_once(context: &LedgerContext) {
     for round in 0..5 {
         let key = Dedupe { generation: Some(Generation::FIRST), ..dedupe("a") };
         let new = NewEvent { dedupe: Some(key.clone()), ..run() };

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::{Context, LONG, SHORT, TARGET, dedupe, event, run};
-use crate::delivery::State;
+use super::context::{LONG, LedgerContext, SHORT, TARGET, dedupe, event, run};
+use crate::delivery::DeliveryState;
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::ledger::{KeyHolder, KeyState};
 
 /// Every member of an event is stored unchanged, and its payload byte for byte.
-pub async fn an_event_is_kept_as_it_was_accepted(context: &Context) {
+pub async fn an_event_is_kept_as_it_was_accepted(context: &LedgerContext) {
     let new = NewEvent {
         tenant: "acme".to_owned(),
         dedupe: Some(Dedupe { lifetime: Some(LONG), ..dedupe("a") }),
@@ -47,7 +47,7 @@ pub async fn an_event_is_kept_as_it_was_accepted(context: &Context) {
 }
 
 /// One answer for each event of a call, in the order of the call; the first of two with one key wins.
-pub async fn a_batch_is_answered_in_order(context: &Context) {
+pub async fn a_batch_is_answered_in_order(context: &LedgerContext) {
     let key = dedupe("a");
     let other = Dedupe { fingerprint: dedupe("b").fingerprint, ..key.clone() };
     let events = vec![
@@ -72,7 +72,7 @@ pub async fn a_batch_is_answered_in_order(context: &Context) {
 }
 
 /// The second event under a key is a duplicate of the first.
-pub async fn the_same_key_is_accepted_once(context: &Context) {
+pub async fn the_same_key_is_accepted_once(context: &LedgerContext) {
     let key = dedupe("a");
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     for _ in 0..3 {
@@ -89,7 +89,7 @@ pub async fn the_same_key_is_accepted_once(context: &Context) {
 }
 
 /// A key belongs to its first payload.
-pub async fn another_payload_under_the_key_is_a_conflict(context: &Context) {
+pub async fn another_payload_under_the_key_is_a_conflict(context: &LedgerContext) {
     let key = dedupe("a");
     context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     let other = Dedupe { fingerprint: dedupe("b").fingerprint, ..key };
@@ -101,17 +101,17 @@ pub async fn another_payload_under_the_key_is_a_conflict(context: &Context) {
 }
 
 /// An accept whose answer was lost is repeated unchanged, with a key or without.
-pub async fn a_repeated_call_writes_nothing(context: &Context) {
+pub async fn a_repeated_call_writes_nothing(context: &LedgerContext) {
     for new in [event(TARGET), NewEvent { dedupe: Some(dedupe("a")), ..event(TARGET) }] {
         let id = context.accept(new.clone()).await;
         let answers = context.ledger().accept(vec![new]).await.expect("it is answered");
         assert_eq!(answers, [Accepted::Cached(id)]);
-        assert_eq!(context.only(id).await.delivery.state, State::Queued);
+        assert_eq!(context.only(id).await.delivery.state, DeliveryState::Queued);
     }
 }
 
 /// A key with a lifetime is free after it, for any payload; the event stays.
-pub async fn a_key_is_free_after_its_lifetime(context: &Context) {
+pub async fn a_key_is_free_after_its_lifetime(context: &LedgerContext) {
     let key = Dedupe { lifetime: Some(SHORT), ..dedupe("a") };
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     context.pass(SHORT).await;
@@ -125,7 +125,7 @@ pub async fn a_key_is_free_after_its_lifetime(context: &Context) {
 }
 
 /// Of all concurrent accepts under one key exactly one is first, and all get the same id.
-pub async fn racing_accepts_have_one_first(context: &Context) {
+pub async fn racing_accepts_have_one_first(context: &LedgerContext) {
     for _ in 0..5 {
         let key = dedupe("a");
         let calls: Vec<_> = (0..8)
@@ -150,7 +150,7 @@ pub async fn racing_accepts_have_one_first(context: &Context) {
 }
 
 /// One delivery for each target, however often it is named; an event without targets is allowed.
-pub async fn each_target_has_one_delivery(context: &Context) {
+pub async fn each_target_has_one_delivery(context: &LedgerContext) {
     let targets = vec!["crm".to_owned(), "ledger".to_owned(), "mail".to_owned()];
     let named = [&targets[..], &targets[1..]].concat();
     let id = context.accept(NewEvent { targets: named, ..event(TARGET) }).await;
@@ -158,13 +158,13 @@ pub async fn each_target_has_one_delivery(context: &Context) {
     let mut named: Vec<_> = told.iter().map(|told| told.delivery.target.clone()).collect();
     named.sort();
     assert_eq!(named, targets);
-    assert!(told.iter().all(|told| told.delivery.state == State::Queued && told.attempts.is_empty()));
+    assert!(told.iter().all(|told| told.delivery.state == DeliveryState::Queued && told.attempts.is_empty()));
     let id = context.accept(NewEvent { targets: Vec::new(), ..event(TARGET) }).await;
     assert!(context.ledger().deliveries_of(id).await.expect("they can be read").is_empty());
 }
 
 /// A worker that waits for work is notified of events accepted since it began to wait.
-pub async fn news_end_a_wait(context: &Context) {
+pub async fn news_end_a_wait(context: &LedgerContext) {
     let ledger = context.ledger();
     let changed = ledger.changed();
     // Between the call and its first poll.
@@ -186,7 +186,7 @@ pub async fn news_end_a_wait(context: &Context) {
 }
 
 /// Acknowledged events exist after the ledger was opened again.
-pub async fn accepted_events_survive(context: &Context) {
+pub async fn accepted_events_survive(context: &LedgerContext) {
     let key = dedupe("a");
     let id = context.accept(NewEvent { dedupe: Some(key.clone()), ..event(TARGET) }).await;
     let held = context.take_one().await.holding;
@@ -195,8 +195,8 @@ pub async fn accepted_events_survive(context: &Context) {
         context.ledger().find(key.id).await.expect("it can be looked for").live().map(|holder| holder.event),
         Some(id)
     );
-    assert_eq!(context.state(held.delivery).await, State::Running);
+    assert_eq!(context.state(held.delivery).await, DeliveryState::Running);
     context.settle(held, crate::delivery::Settle::Done(super::context::fine())).await;
     context.open_again().await;
-    assert_eq!(context.only(id).await.delivery.state, State::Done);
+    assert_eq!(context.only(id).await.delivery.state, DeliveryState::Done);
 }

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use semel::time::{Clock, SystemClock};
 
-use super::context::{Context, TARGET, dedupe, event, event_of, failed, fine, line, page, run};
-use crate::delivery::{Ending, Settle, State};
+use super::context::{LedgerContext, TARGET, dedupe, event, event_of, failed, fine, line, page, run};
+use crate::delivery::{DeliveryState, Ending, Settle};
 use crate::event::{NewEvent, Origin};
 use crate::id::LetterId;
 use crate::ledger::{Error, LetterFilter};
 use crate::letter::{Cause, NewLetter, SourceMessage, Status};
-use crate::replay::Mode;
+use crate::replay::ReplayMode;
 
 fn raw(message: &str) -> NewLetter {
     NewLetter {
@@ -26,7 +26,7 @@ fn raw(message: &str) -> NewLetter {
 }
 
 /// A dead letter contains everything about the failure.
-pub async fn a_burial_writes_a_letter(context: &Context) {
+pub async fn a_burial_writes_a_letter(context: &LedgerContext) {
     let origin = Origin::Stream { stream: "orders".to_owned(), message: "7-0".to_owned() };
     let new =
         NewEvent { origin, headers: vec![("x".to_owned(), "1".to_owned())], ..event_of("acme", TARGET) };
@@ -53,7 +53,7 @@ pub async fn a_burial_writes_a_letter(context: &Context) {
 }
 
 /// The same message is one dead letter, however often and by whichever process it is written.
-pub async fn a_message_is_put_once(context: &Context) {
+pub async fn a_message_is_put_once(context: &LedgerContext) {
     let (one, other) = (raw("1-0"), raw("2-0"));
     let ids =
         context.ledger().put(vec![one.clone(), other.clone(), raw("1-0")]).await.expect("they are kept");
@@ -73,7 +73,7 @@ pub async fn a_message_is_put_once(context: &Context) {
 }
 
 /// Each filter, and page by page.
-pub async fn letters_are_found_by_what_they_are(context: &Context) {
+pub async fn letters_are_found_by_what_they_are(context: &LedgerContext) {
     for (tenant, target) in [("acme", "a"), ("acme", "b"), ("zoo", "a")] {
         context.accept(event_of(tenant, target)).await;
         let held = context.take_for(&[target], 1).await[0].holding;
@@ -111,7 +111,7 @@ pub async fn letters_are_found_by_what_they_are(context: &Context) {
 }
 
 /// Variable parts of an error do not make another group.
-pub async fn groups_gather_what_failed_alike(context: &Context) {
+pub async fn groups_gather_what_failed_alike(context: &LedgerContext) {
     let mut last = None;
     for (target, error) in [
         ("a", "order 1 is locked"),
@@ -146,14 +146,14 @@ pub async fn groups_gather_what_failed_alike(context: &Context) {
 }
 
 /// A discarded dead letter can be restored; both write a line in the audit log, once.
-pub async fn discarded_and_restored(context: &Context) {
+pub async fn discarded_and_restored(context: &LedgerContext) {
     let (_, letter) = context.dead().await;
     let ledger = context.ledger();
     for _ in 0..2 {
         ledger.discard(letter, line("discard", &letter)).await.expect("it can be discarded, twice too");
         assert_eq!(context.letter(letter).await.status, Status::Discarded);
     }
-    let job = context.job_of(&[letter], Mode::Resume).await;
+    let job = context.job_of(&[letter], ReplayMode::Resume).await;
     assert_eq!(job.counts.skipped_inflight, 1, "what was given up is not replayed");
     for _ in 0..2 {
         ledger.restore(letter, line("restore", &letter)).await.expect("it can be restored, twice too");
@@ -168,9 +168,9 @@ pub async fn discarded_and_restored(context: &Context) {
 }
 
 /// A dead letter that is being or was replayed cannot be discarded.
-pub async fn a_letter_in_flight_stays(context: &Context) {
+pub async fn a_letter_in_flight_stays(context: &LedgerContext) {
     let (delivery, letter) = context.dead().await;
-    let job = context.job_of(&[letter], Mode::Resume).await;
+    let job = context.job_of(&[letter], ReplayMode::Resume).await;
     context.release(job.new.id).await;
     assert_eq!(context.letter(letter).await.status, Status::Replaying);
     let refused = async |what: &str| {
@@ -186,11 +186,11 @@ pub async fn a_letter_in_flight_stays(context: &Context) {
     context.settle(held, Settle::Done(fine())).await;
     assert_eq!(context.letter(letter).await.status, Status::Replayed);
     refused("replayed").await;
-    assert_eq!(context.state(delivery).await, State::Done);
+    assert_eq!(context.state(delivery).await, DeliveryState::Done);
 }
 
 /// An edited copy is a new event that waits in `dlq`; its original is unchanged.
-pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
+pub async fn an_edited_copy_is_linked_both_ways(context: &LedgerContext) {
     let (delivery, letter) = context.dead().await;
     let of = context.told(delivery).await.delivery.event;
     let payload = Bytes::from_static(br#"{"order":18}"#);
@@ -210,9 +210,9 @@ pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
     let story = ledger.letter(letter).await.expect("it can be read").expect("it is there");
     assert_eq!((story.copies, story.letter.status), (vec![made], Status::Pending));
     let told = context.only(copy.id).await;
-    assert_eq!((told.delivery.state, told.delivery.letter), (State::Dlq, Some(made)));
+    assert_eq!((told.delivery.state, told.delivery.letter), (DeliveryState::Dlq, Some(made)));
     assert_eq!(context.take(10).await, [], "it waits for a replay");
-    let job = context.job_of(&[made], Mode::Resume).await;
+    let job = context.job_of(&[made], ReplayMode::Resume).await;
     context.release(job.new.id).await;
     let work = context.take_one().await;
     assert_eq!((work.payload, work.event, work.attempt), (payload, copy.id, 1));
@@ -221,7 +221,7 @@ pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
     // A raw message has no event until a person writes one.
     let raw = ledger.put(vec![raw("1-0")]).await.expect("it is kept")[0];
     let answer = ledger
-        .plan(crate::replay::Selection::Letters(vec![raw]), Mode::Resume, vec![TARGET.to_owned()])
+        .plan(crate::replay::Selection::Letters(vec![raw]), ReplayMode::Resume, vec![TARGET.to_owned()])
         .await;
     assert!(matches!(answer, Err(Error::Refused(_))), "{answer:?}");
     let made = ledger.edit(raw, run(), line("edit", &raw)).await.expect("it can be copied");
@@ -232,7 +232,7 @@ pub async fn an_edited_copy_is_linked_both_ways(context: &Context) {
 }
 
 /// Every dead letter of a stream reaches the dead-letter stream, and is then left out.
-pub async fn letters_are_mirrored_once(context: &Context) {
+pub async fn letters_are_mirrored_once(context: &LedgerContext) {
     let ledger = context.ledger();
     let first = ledger.put(vec![raw("1-0"), raw("2-0")]).await.expect("they are kept");
     let origin = Origin::Stream { stream: "orders".to_owned(), message: "3-0".to_owned() };

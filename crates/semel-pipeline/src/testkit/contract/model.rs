@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use semel::time::{Clock, SystemClock, Timestamp};
 
-use super::context::{Context, LONG, event, failed, fine, line, new_job, page};
-use crate::delivery::{Holding, Said, Settle, State, Step};
+use super::context::{LONG, LedgerContext, event, failed, fine, line, new_job, page};
+use crate::delivery::{DeliveryState, DeliveryStep, Holding, Said, Settle};
 use crate::event::NewEvent;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{DeliveryFilter, Error, Take};
 use crate::letter::{Cause, PARKED_AFTER};
-use crate::replay::{Mode, Selection};
+use crate::replay::{ReplayMode, Selection};
 
 /// Sequences of random commands, from fixed seeds: see [`agrees_with_the_model`].
-pub async fn random_commands_agree_with_the_model(context: &Context) {
+pub async fn random_commands_agree_with_the_model(context: &LedgerContext) {
     for seed in 1..=8 {
         agrees_with_the_model(context, seed, 80).await;
     }
@@ -27,12 +27,12 @@ pub async fn random_commands_agree_with_the_model(context: &Context) {
 ///
 /// # Panics
 /// At the first difference, with the seed, the step and the commands that led there.
-pub async fn agrees_with_the_model(context: &Context, seed: u64, steps: usize) {
+pub async fn agrees_with_the_model(context: &LedgerContext, seed: u64, steps: usize) {
     let targets = ["a", "b"].map(|name| format!("model-{seed}-{name}"));
-    let mut run = Run {
+    let mut run = ContractRun {
         context,
         seed,
-        dice: Dice(seed),
+        dice: SeededRandom(seed),
         targets,
         deliveries: BTreeMap::new(),
         accepted: Vec::new(),
@@ -53,9 +53,9 @@ pub async fn agrees_with_the_model(context: &Context, seed: u64, steps: usize) {
 }
 
 /// A separate generator (splitmix64), so that a seed always means the same commands.
-struct Dice(u64);
+struct SeededRandom(u64);
 
-impl Dice {
+impl SeededRandom {
     fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -76,12 +76,12 @@ impl Dice {
 
 /// The model's state of a delivery.
 #[derive(Clone, Debug)]
-struct Known {
+struct KnownDelivery {
     /// Its place in the order of acceptance.
     place: usize,
     target: String,
     order_key: Option<String>,
-    state: State,
+    state: DeliveryState,
     attempts: u32,
     crashes: u32,
     due_at: Timestamp,
@@ -92,19 +92,19 @@ struct Known {
     was_buried: bool,
 }
 
-struct Run<'a> {
-    context: &'a Context,
+struct ContractRun<'a> {
+    context: &'a LedgerContext,
     seed: u64,
-    dice: Dice,
+    dice: SeededRandom,
     targets: [String; 2],
-    deliveries: BTreeMap<DeliveryId, Known>,
+    deliveries: BTreeMap<DeliveryId, KnownDelivery>,
     accepted: Vec<(EventId, DeliveryId)>,
     /// All tokens so far: most are stale, and must be refused.
     held: Vec<Holding>,
     history: VecDeque<String>,
 }
 
-impl Run<'_> {
+impl ContractRun<'_> {
     /// The ledger's time, or a fixed time if it cannot be moved.
     fn now(&self) -> Timestamp {
         self.context.manual_clock().map_or(Timestamp::from_micros(1_000_000), Clock::now)
@@ -142,11 +142,11 @@ impl Run<'_> {
         self.context.ledger().accept(events.clone()).await.expect("they are accepted");
         for event in events {
             let id = self.context.only(event.id).await.delivery.id;
-            let known = Known {
+            let known = KnownDelivery {
                 place: self.deliveries.len(),
                 target: event.targets[0].clone(),
                 order_key: event.order_key,
-                state: if event.delay.is_zero() { State::Queued } else { State::Idle },
+                state: if event.delay.is_zero() { DeliveryState::Queued } else { DeliveryState::Idle },
                 attempts: 0,
                 crashes: 0,
                 due_at: self.now().after(event.delay),
@@ -164,8 +164,8 @@ impl Run<'_> {
     fn notice_the_lost(&mut self) {
         let now = self.now();
         for known in self.deliveries.values_mut() {
-            if known.state == State::Running && known.lease_until <= now {
-                known.state = known.state.after(Step::Retry).expect("what runs can be given back");
+            if known.state == DeliveryState::Running && known.lease_until <= now {
+                known.state = known.state.after(DeliveryStep::Retry).expect("what runs can be given back");
                 known.crashes += 1;
                 known.due_at = now;
                 known.token = None;
@@ -176,16 +176,17 @@ impl Run<'_> {
     /// The deliveries that can be taken now.
     fn eligible(&self) -> Vec<DeliveryId> {
         let now = self.now();
-        let in_the_way = |of: &Known| {
+        let in_the_way = |of: &KnownDelivery| {
             self.deliveries.values().any(|other| {
                 of.order_key.is_some()
                     && (&other.target, &other.order_key) == (&of.target, &of.order_key)
                     && other.place != of.place
-                    && (other.state == State::Running
+                    && (other.state == DeliveryState::Running
                         || (other.state.holds_order() && other.place < of.place))
             })
         };
-        let can = |known: &Known| known.state.is_takeable() && known.due_at <= now && !in_the_way(known);
+        let can =
+            |known: &KnownDelivery| known.state.is_takeable() && known.due_at <= now && !in_the_way(known);
         self.deliveries.iter().filter(|(_, known)| can(known)).map(|(id, _)| *id).collect()
     }
 
@@ -215,10 +216,10 @@ impl Run<'_> {
                 self.differ(&format!("{id} was taken and cannot be"));
             }
             let known = self.deliveries.get_mut(&id).expect("what is eligible is known");
-            if known.state == State::Idle {
-                known.state = known.state.after(Step::Enqueue).expect("idle can be enqueued");
+            if known.state == DeliveryState::Idle {
+                known.state = known.state.after(DeliveryStep::Enqueue).expect("idle can be enqueued");
             }
-            let Ok(state) = known.state.after(Step::Take) else {
+            let Ok(state) = known.state.after(DeliveryStep::Take) else {
                 self.differ(&format!("{id} was taken twice"))
             };
             known.state = state;
@@ -242,7 +243,7 @@ impl Run<'_> {
             .held
             .iter()
             .copied()
-            .filter(|held| self.deliveries[&held.delivery].state == State::Running)
+            .filter(|held| self.deliveries[&held.delivery].state == DeliveryState::Running)
             .collect();
         let from = if current.is_empty() || self.dice.below(5) == 0 { self.held.clone() } else { current };
         let held = self.dice.pick(&from);
@@ -264,7 +265,7 @@ impl Run<'_> {
         let step = word.step();
         let expected = if known.token != Some(held.token) {
             Said::Lost
-        } else if known.state == State::Running {
+        } else if known.state == DeliveryState::Running {
             known.state = known.state.after(step).expect("what runs can end in every way");
             match word {
                 Settle::Done(_) | Settle::Block(_) => {}
@@ -276,7 +277,7 @@ impl Run<'_> {
                     known.due_at = now.after(after);
                 }
             }
-            if step == Step::Block && known.was_buried {
+            if step == DeliveryStep::Block && known.was_buried {
                 known.failed_replays += 1;
             }
             Said::Kept
@@ -298,7 +299,7 @@ impl Run<'_> {
         self.note(format!("cancel {delivery}"));
         let answer = self.context.ledger().cancel(event, line("cancel", &event)).await;
         let known = self.deliveries.get_mut(&delivery).expect("what was accepted is known");
-        match (known.state.after(Step::Cancel), answer) {
+        match (known.state.after(DeliveryStep::Cancel), answer) {
             (Ok(state), Ok(1)) => known.state = state,
             (Err(why), Err(Error::Impossible(said))) if why == said => {}
             (expected, answer) => {
@@ -312,12 +313,12 @@ impl Run<'_> {
         let selection =
             Selection::Failed { limit: 1_000, tenant: None, targets: targets.clone(), signature: None };
         self.note("replay what failed".to_owned());
-        let job = self.context.ledger().create(new_job(selection, Mode::Resume), targets).await;
+        let job = self.context.ledger().create(new_job(selection, ReplayMode::Resume), targets).await;
         let job = job.expect("a job can be made");
         let now = self.now();
         let mut released = 0;
         for known in self.deliveries.values_mut().filter(|known| known.failed_replays < PARKED_AFTER) {
-            if let Ok(state) = known.state.after(Step::Replay) {
+            if let Ok(state) = known.state.after(DeliveryStep::Replay) {
                 (known.state, known.attempts, known.crashes) = (state, 0, 0);
                 (known.due_at, known.token) = (now, None);
                 released += 1;

@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::context::{Context, LONG, TARGET, dedupe, event, event_of, failed, fine, line, page, run};
-use crate::delivery::{Settle, State};
+use super::context::{LONG, LedgerContext, TARGET, dedupe, event, event_of, failed, fine, line, page, run};
+use crate::delivery::{DeliveryState, Settle};
 use crate::event::{NewEvent, Notes, Trace};
 use crate::id::EventKind;
 use crate::ledger::{DeliveryFilter, Error, EventFilter, LetterFilter};
 use crate::letter::Status;
 
 /// Rows that are added during paging neither hide others nor show them twice.
-pub async fn pages_have_no_gaps_and_no_doubles(context: &Context) {
+pub async fn pages_have_no_gaps_and_no_doubles(context: &LedgerContext) {
     let events: Vec<_> = (0..25).map(|_| event(TARGET)).collect();
     let mut expected: Vec<_> = events.iter().map(|event| event.id).collect();
     expected.reverse();
@@ -41,7 +41,7 @@ pub async fn pages_have_no_gaps_and_no_doubles(context: &Context) {
 }
 
 /// Each filter, alone and with others.
-pub async fn events_are_found_by_what_they_are(context: &Context) {
+pub async fn events_are_found_by_what_they_are(context: &LedgerContext) {
     let tagged = |tag: &str| Notes { tags: vec![tag.to_owned(), "all".to_owned()], ..Notes::default() };
     let a = context.accept(NewEvent { tenant: "acme".to_owned(), notes: tagged("red"), ..run() }).await;
     let b =
@@ -69,7 +69,7 @@ pub async fn events_are_found_by_what_they_are(context: &Context) {
 }
 
 /// Each filter, alone and with others.
-pub async fn deliveries_are_found_by_what_they_are(context: &Context) {
+pub async fn deliveries_are_found_by_what_they_are(context: &LedgerContext) {
     let targets = vec!["a".to_owned(), "b".to_owned()];
     let one = context.accept(NewEvent { targets, ..event_of("acme", "a") }).await;
     let two = context.accept(event("a")).await;
@@ -82,12 +82,19 @@ pub async fn deliveries_are_found_by_what_they_are(context: &Context) {
         (DeliveryFilter { event: Some(two), ..any.clone() }, 1),
         (DeliveryFilter { target: Some("a".to_owned()), ..any.clone() }, 2),
         (DeliveryFilter { tenant: Some("acme".to_owned()), ..any.clone() }, 2),
-        (DeliveryFilter { states: vec![State::Queued], ..any.clone() }, 2),
-        (DeliveryFilter { states: vec![State::Done], ..any.clone() }, 1),
-        (DeliveryFilter { states: vec![State::Done, State::Queued], ..any.clone() }, 3),
-        (DeliveryFilter { states: vec![State::Dlq, State::Queued], ..any.clone() }, 2),
-        (DeliveryFilter { states: vec![State::Queued], tenant: Some("acme".to_owned()), ..any.clone() }, 1),
-        (DeliveryFilter { states: vec![State::Dlq], ..any.clone() }, 0),
+        (DeliveryFilter { states: vec![DeliveryState::Queued], ..any.clone() }, 2),
+        (DeliveryFilter { states: vec![DeliveryState::Done], ..any.clone() }, 1),
+        (DeliveryFilter { states: vec![DeliveryState::Done, DeliveryState::Queued], ..any.clone() }, 3),
+        (DeliveryFilter { states: vec![DeliveryState::Dlq, DeliveryState::Queued], ..any.clone() }, 2),
+        (
+            DeliveryFilter {
+                states: vec![DeliveryState::Queued],
+                tenant: Some("acme".to_owned()),
+                ..any.clone()
+            },
+            1,
+        ),
+        (DeliveryFilter { states: vec![DeliveryState::Dlq], ..any.clone() }, 0),
     ] {
         let found =
             context.ledger().deliveries(filter.clone(), page(None, 10)).await.expect("they can be listed");
@@ -108,7 +115,7 @@ pub async fn deliveries_are_found_by_what_they_are(context: &Context) {
 }
 
 /// One id finds all related records.
-pub async fn events_are_found_by_their_ids(context: &Context) {
+pub async fn events_are_found_by_their_ids(context: &LedgerContext) {
     let key = dedupe("a");
     let trace = Trace { request_id: Some("req-1".to_owned()), traceparent: None };
     let a =
@@ -127,8 +134,8 @@ pub async fn events_are_found_by_their_ids(context: &Context) {
 }
 
 /// The numbers for the metrics match the rows.
-pub async fn totals_count_everything(context: &Context) {
-    for state in State::ALL {
+pub async fn totals_count_everything(context: &LedgerContext) {
+    for state in DeliveryState::ALL {
         context.bring_to(state).await;
         while !context.take(100).await.is_empty() {}
     }
@@ -136,7 +143,7 @@ pub async fn totals_count_everything(context: &Context) {
     context.pass(Duration::from_millis(30)).await;
     let totals = context.ledger().totals().await.expect("they can be read");
     for target in [TARGET, "other"] {
-        for state in State::ALL.into_iter().filter(|state| *state != State::Done) {
+        for state in DeliveryState::ALL.into_iter().filter(|state| *state != DeliveryState::Done) {
             let filter = DeliveryFilter {
                 target: Some(target.to_owned()),
                 states: vec![state],
@@ -144,7 +151,7 @@ pub async fn totals_count_everything(context: &Context) {
             };
             let there =
                 context.ledger().deliveries(filter, page(None, 100)).await.expect("they can be listed");
-            let count = |(of, in_state, count): &(String, State, u64)| {
+            let count = |(of, in_state, count): &(String, DeliveryState, u64)| {
                 (of == target && *in_state == state).then_some(*count)
             };
             let counted: u64 = totals.deliveries.iter().filter_map(count).sum();
@@ -166,7 +173,7 @@ pub async fn totals_count_everything(context: &Context) {
 }
 
 /// Actor, action, object, reason, time.
-pub async fn the_audit_log_keeps_every_line(context: &Context) {
+pub async fn the_audit_log_keeps_every_line(context: &LedgerContext) {
     for number in 0..5 {
         let line = line("forget", &format!("key-{}", number % 2));
         context.ledger().audit(line).await.expect("it can be written");
@@ -196,7 +203,7 @@ pub async fn the_audit_log_keeps_every_line(context: &Context) {
 }
 
 /// An invalid cursor is refused.
-pub async fn a_wrong_cursor_is_refused(context: &Context) {
+pub async fn a_wrong_cursor_is_refused(context: &LedgerContext) {
     let wrong = page(Some("not a cursor".to_owned()), 10);
     let answer = context.ledger().events(EventFilter::default(), wrong).await;
     assert!(matches!(answer, Err(Error::Refused(_))), "{answer:?}");

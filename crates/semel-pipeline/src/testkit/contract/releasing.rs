@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use super::context::{Context, TARGET, all_failed, event, failed, fine, line, new_job, page};
-use crate::delivery::{Settle, State};
+use super::context::{LedgerContext, TARGET, all_failed, event, failed, fine, line, new_job, page};
+use crate::delivery::{DeliveryState, Settle};
 use crate::id::{JobId, LetterId};
 use crate::ledger::{DeliveryFilter, Error};
 use crate::letter::{Cause, Status};
-use crate::replay::{ItemState, JobState, Mode, NewJob, Order, Pace};
+use crate::replay::{ItemState, JobOrder, JobState, NewJob, ReplayMode, ReplayPace};
 
 /// This many dead letters.
-async fn dead(context: &Context, count: usize) {
+async fn dead(context: &LedgerContext, count: usize) {
     let events = (0..count).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
     let words: Vec<_> = context
@@ -23,20 +23,20 @@ async fn dead(context: &Context, count: usize) {
     context.ledger().settle(words).await.expect("they can be settled");
 }
 
-async fn job(context: &Context, concurrency: u32) -> JobId {
-    let new = new_job(all_failed(), Mode::Resume);
-    let new = NewJob { pace: Pace { concurrency, ..new.pace }, ..new };
+async fn job(context: &LedgerContext, concurrency: u32) -> JobId {
+    let new = new_job(all_failed(), ReplayMode::Resume);
+    let new = NewJob { pace: ReplayPace { concurrency, ..new.pace }, ..new };
     context.ledger().create(new, vec![TARGET.to_owned()]).await.expect("a job can be made").new.id
 }
 
-async fn in_flight(context: &Context) -> usize {
-    let states = vec![State::Replaying, State::Running, State::RetryWait];
+async fn in_flight(context: &LedgerContext) -> usize {
+    let states = vec![DeliveryState::Replaying, DeliveryState::Running, DeliveryState::RetryWait];
     let filter = DeliveryFilter { states, ..DeliveryFilter::default() };
     context.ledger().deliveries(filter, page(None, 1_000)).await.expect("they can be listed").items.len()
 }
 
 /// The number of released items in progress never exceeds the limit.
-pub async fn concurrency_is_never_exceeded(context: &Context) {
+pub async fn concurrency_is_never_exceeded(context: &LedgerContext) {
     dead(context, 10).await;
     let job = job(context, 3).await;
     assert_eq!(context.ledger().release(job, 2).await.expect("it can be released").counts.released, 2);
@@ -58,7 +58,7 @@ pub async fn concurrency_is_never_exceeded(context: &Context) {
 }
 
 /// Counted in one transaction, so any number of processes respects the limit.
-pub async fn racing_releases_keep_the_limit(context: &Context) {
+pub async fn racing_releases_keep_the_limit(context: &LedgerContext) {
     dead(context, 40).await;
     let job = job(context, 5).await;
     let mut done = 0;
@@ -87,7 +87,7 @@ pub async fn racing_releases_keep_the_limit(context: &Context) {
 
 /// Several processes read the same state of a job and release the next items: one of them succeeds. A process that
 /// repeats its call releases nothing more.
-pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
+pub async fn of_those_that_saw_the_same_one_releases(context: &LedgerContext) {
     dead(context, 12).await;
     let job = job(context, 1_000).await;
     let mut started = 0;
@@ -116,7 +116,7 @@ pub async fn of_those_that_saw_the_same_one_releases(context: &Context) {
 }
 
 /// Two jobs with the same items: each item is released by one of them.
-pub async fn two_jobs_share_no_item(context: &Context) {
+pub async fn two_jobs_share_no_item(context: &LedgerContext) {
     dead(context, 20).await;
     let (one, other) = (job(context, 1_000).await, job(context, 1_000).await);
     let calls: Vec<_> = (0..8)
@@ -143,26 +143,26 @@ pub async fn two_jobs_share_no_item(context: &Context) {
 }
 
 /// Nothing is released while it is paused; a cancellation is final.
-pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
+pub async fn a_job_is_paused_resumed_and_cancelled(context: &LedgerContext) {
     dead(context, 6).await;
     let job = job(context, 2).await;
     let order = async |order| context.ledger().order(job, order, "why".to_owned(), line("order", &job)).await;
     context.release(job).await;
-    let paused = order(Order::Pause).await.expect("it can be paused");
+    let paused = order(JobOrder::Pause).await.expect("it can be paused");
     assert_eq!((paused.state, paused.note.as_str()), (JobState::Paused, "why"));
     assert!(context.ledger().running().await.expect("they can be listed").is_empty());
     for work in context.take(10).await {
         context.settle(work.holding, Settle::Done(fine())).await;
     }
     assert_eq!(context.release(job).await.counts.released, 0);
-    assert_eq!(order(Order::Resume).await.expect("it can be resumed").state, JobState::Running);
+    assert_eq!(order(JobOrder::Resume).await.expect("it can be resumed").state, JobState::Running);
     assert_eq!(context.release(job).await.counts.released, 2);
-    let cancelled = order(Order::Cancel).await.expect("it can be cancelled");
+    let cancelled = order(JobOrder::Cancel).await.expect("it can be cancelled");
     assert_eq!(
         (cancelled.state, cancelled.counts.cancelled, cancelled.counts.pending),
         (JobState::Cancelled, 2, 0)
     );
-    assert_eq!(order(Order::Cancel).await.expect("twice too").state, JobState::Cancelled);
+    assert_eq!(order(JobOrder::Cancel).await.expect("twice too").state, JobState::Cancelled);
     assert_eq!(context.release(job).await.counts.released, 2);
     // Released items continue to their end, the rest is unchanged.
     for work in context.take(10).await {
@@ -175,11 +175,11 @@ pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
     assert_eq!(states[..4], [ItemState::Replayed; 4]);
     assert_eq!(states[4..], [ItemState::Cancelled; 2]);
     for item in &items[4..] {
-        assert_eq!(context.state(item.delivery).await, State::Dlq);
+        assert_eq!(context.state(item.delivery).await, DeliveryState::Dlq);
         let letter: LetterId = item.letter.expect("it has a letter");
         assert_eq!(context.letter(letter).await.status, Status::Pending);
     }
-    for late in [Order::Pause, Order::Resume] {
+    for late in [JobOrder::Pause, JobOrder::Resume] {
         assert!(matches!(order(late).await, Err(Error::Refused(_))), "{late:?} of what is over");
     }
     let lines =
@@ -191,17 +191,17 @@ pub async fn a_job_is_paused_resumed_and_cancelled(context: &Context) {
 }
 
 /// The limits can change while it runs.
-pub async fn the_pace_can_be_changed(context: &Context) {
+pub async fn the_pace_can_be_changed(context: &LedgerContext) {
     dead(context, 10).await;
     let job = job(context, 2).await;
     context.release(job).await;
-    let pace = Pace { rate: 12.5, concurrency: 4, canary: 0, pause_above: 0.25 };
-    let order = Order::Pace(pace);
+    let pace = ReplayPace { rate: 12.5, concurrency: 4, canary: 0, pause_above: 0.25 };
+    let order = JobOrder::Pace(pace);
     let paced = context.ledger().order(job, order, String::new(), line("pace", &job)).await;
     let paced = paced.expect("it can be paced");
     assert_eq!((paced.new.pace, paced.state), (pace, JobState::Running));
     assert_eq!(context.release(job).await.counts.released, 4);
-    let slower = Order::Pace(Pace { concurrency: 1, ..pace });
+    let slower = JobOrder::Pace(ReplayPace { concurrency: 1, ..pace });
     context.ledger().order(job, slower, String::new(), line("pace", &job)).await.expect("it can be paced");
     assert_eq!(context.release(job).await.counts.released, 4, "what was released stays so");
     for work in context.take(10).await {
@@ -211,7 +211,7 @@ pub async fn the_pace_can_be_changed(context: &Context) {
 }
 
 /// A job is stored in rows: the next process continues it.
-pub async fn a_job_goes_on_after_a_restart(context: &Context) {
+pub async fn a_job_goes_on_after_a_restart(context: &LedgerContext) {
     dead(context, 4).await;
     let job = job(context, 2).await;
     context.release(job).await;
@@ -231,7 +231,7 @@ pub async fn a_job_goes_on_after_a_restart(context: &Context) {
 }
 
 /// Cancelling a replayed delivery while it waits ends its item, and its dead letter.
-pub async fn a_cancelled_delivery_ends_its_item(context: &Context) {
+pub async fn a_cancelled_delivery_ends_its_item(context: &LedgerContext) {
     dead(context, 1).await;
     let job = job(context, 2).await;
     context.release(job).await;
@@ -247,7 +247,7 @@ pub async fn a_cancelled_delivery_ends_its_item(context: &Context) {
 }
 
 /// Items in the order of their release, page by page.
-pub async fn items_come_in_order(context: &Context) {
+pub async fn items_come_in_order(context: &LedgerContext) {
     dead(context, 7).await;
     let job = job(context, 3).await;
     let mut all = Vec::new();

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::context::{Context, LONG, TARGET, dedupe, event, fine, line, run};
-use crate::delivery::{Impossible, Settle, State, Step};
+use super::context::{LONG, LedgerContext, TARGET, dedupe, event, fine, line, run};
+use crate::delivery::{DeliveryState, DeliveryStep, Impossible, Settle};
 use crate::event::{Event, Generation, NewEvent, Notes};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{Change, Error, EventFilter, Reset};
 
-async fn change(context: &Context, id: EventId, change: Change) -> Event {
+async fn change(context: &LedgerContext, id: EventId, change: Change) -> Event {
     context.ledger().change(id, change, None).await.expect("it can be changed")
 }
 
@@ -18,7 +18,7 @@ fn text(word: &str) -> String {
 }
 
 /// Tags once each, in order; members set, removed, incremented, in that order.
-pub async fn changes_add_up(context: &Context) {
+pub async fn changes_add_up(context: &LedgerContext) {
     let notes = Notes { tags: vec![text("a")], metadata: [(text("x"), text("1"))].into() };
     let id = context.accept(NewEvent { notes, ..run() }).await;
     let changed = change(
@@ -46,7 +46,7 @@ pub async fn changes_add_up(context: &Context) {
 }
 
 /// Compare-and-set: of two writers with the same version one must read again.
-pub async fn a_stale_version_is_refused(context: &Context) {
+pub async fn a_stale_version_is_refused(context: &LedgerContext) {
     let id = context.accept(run()).await;
     let tag = |name: &str| Change { add_tags: vec![text(name)], ..Change::default() };
     let first = context.ledger().change(id, tag("a"), Some(0)).await.expect("nobody was faster");
@@ -59,7 +59,7 @@ pub async fn a_stale_version_is_refused(context: &Context) {
 }
 
 /// Nothing is rounded; a value that is not a number is refused, and then nothing changes.
-pub async fn increments_are_exact(context: &Context) {
+pub async fn increments_are_exact(context: &LedgerContext) {
     let id = context.accept(run()).await;
     let add = |by: &str| Change { increment: vec![(text("n"), text(by))], ..Change::default() };
     for (by, expected) in [
@@ -88,7 +88,7 @@ pub async fn increments_are_exact(context: &Context) {
 }
 
 /// An empty array stays an array, a 19-digit integer keeps its digits, whatever else changes.
-pub async fn metadata_is_never_rewritten(context: &Context) {
+pub async fn metadata_is_never_rewritten(context: &LedgerContext) {
     let odd = [
         ("array", "[]"),
         ("deep", "{\"a\":[],\"b\":{}, \"c\" : 1.10}"),
@@ -118,7 +118,7 @@ pub async fn metadata_is_never_rewritten(context: &Context) {
 }
 
 /// Concurrent writers: no increment is lost.
-pub async fn racing_increments_all_land(context: &Context) {
+pub async fn racing_increments_all_land(context: &LedgerContext) {
     let id = context.accept(run()).await;
     let calls: Vec<_> = (0..50)
         .map(|number| {
@@ -140,7 +140,7 @@ pub async fn racing_increments_all_land(context: &Context) {
 }
 
 /// A run that has not started can be delayed or brought forward.
-pub async fn a_run_is_put_off(context: &Context) {
+pub async fn a_run_is_put_off(context: &LedgerContext) {
     let id = context.publish().await;
     let later = Change { delay: Some(LONG), ..Change::default() };
     change(context, id, later.clone()).await;
@@ -149,10 +149,10 @@ pub async fn a_run_is_put_off(context: &Context) {
     assert!(due.is_some_and(|due| due > LONG / 2), "{due:?}");
     change(context, id, Change { delay: Some(Duration::ZERO), ..Change::default() }).await;
     let held = context.take_one().await.holding;
-    for state in [State::Running, State::Done] {
+    for state in [DeliveryState::Running, DeliveryState::Done] {
         let answer = context.ledger().change(id, later.clone(), None).await;
         assert!(matches!(answer, Err(Error::Impossible(_))), "{state}: {answer:?}");
-        if state == State::Running {
+        if state == DeliveryState::Running {
             context.settle(held, Settle::Done(fine())).await;
         }
     }
@@ -162,7 +162,7 @@ pub async fn a_run_is_put_off(context: &Context) {
 }
 
 /// A run that has not started can be cancelled; one that runs or has ended cannot.
-pub async fn a_run_is_cancelled(context: &Context) {
+pub async fn a_run_is_cancelled(context: &LedgerContext) {
     let targets = vec![text("a"), text("b"), text("c")];
     let id = context.accept(NewEvent { targets, ..run() }).await;
     let running = context.take_for(&["b"], 1).await[0].holding;
@@ -171,22 +171,23 @@ pub async fn a_run_is_cancelled(context: &Context) {
     let told = context.ledger().deliveries_of(id).await.expect("they can be read");
     let mut states: Vec<_> = told.iter().map(|told| told.delivery.state).collect();
     states.sort();
-    assert_eq!(states, [State::Running, State::Cancelled, State::Cancelled]);
+    assert_eq!(states, [DeliveryState::Running, DeliveryState::Cancelled, DeliveryState::Cancelled]);
     assert!(
         told.iter()
-            .all(|told| told.delivery.completed_at.is_some() != (told.delivery.state == State::Running))
+            .all(|told| told.delivery.completed_at.is_some()
+                != (told.delivery.state == DeliveryState::Running))
     );
     assert_eq!(context.take_for(&["a", "b", "c"], 10).await, []);
     context.settle(running, Settle::Done(fine())).await;
-    let (id, ..) = context.bring_to(State::Done).await;
+    let (id, ..) = context.bring_to(DeliveryState::Done).await;
     match context.ledger().cancel(id, line("cancel", &id)).await {
-        Err(Error::Impossible(Impossible { state: State::Done, step: Step::Cancel })) => {}
+        Err(Error::Impossible(Impossible { state: DeliveryState::Done, step: DeliveryStep::Cancel })) => {}
         other => panic!("what is done cannot be cancelled: {other:?}"),
     }
 }
 
 /// The next event under the key is a new one, in its own generation.
-pub async fn a_key_is_reset(context: &Context) {
+pub async fn a_key_is_reset(context: &LedgerContext) {
     let key = dedupe("a");
     let first = context.accept(NewEvent { dedupe: Some(key.clone()), ..run() }).await;
     let ledger = context.ledger();
@@ -207,7 +208,7 @@ pub async fn a_key_is_reset(context: &Context) {
 }
 
 /// Commands on unknown ids change nothing and return not found.
-pub async fn unknown_ids_are_not_found(context: &Context) {
+pub async fn unknown_ids_are_not_found(context: &LedgerContext) {
     let ledger: Arc<_> = context.ledger();
     let id = EventId::from_bytes(EventKind::Run, [9; 16]);
     let changed = ledger.change(id, Change::default(), None).await.map(drop);

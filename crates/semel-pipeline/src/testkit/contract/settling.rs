@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::context::{Context, LONG, SHORT, TARGET, event, failed, fine, line, take};
-use crate::delivery::{Class, Ending, Holding, Impossible, Said, Settle, State, Step};
+use super::context::{LONG, LedgerContext, SHORT, TARGET, event, failed, fine, line, take};
+use crate::delivery::{AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Impossible, Said, Settle};
 use crate::ledger::{Change, Error};
 use crate::letter::Cause;
-use crate::replay::{Action, Mode, Selection};
+use crate::replay::{ReplayAction, ReplayMode, Selection};
 
 fn every_word() -> [Settle; 5] {
     [
@@ -19,7 +19,7 @@ fn every_word() -> [Settle; 5] {
 }
 
 /// Each result leads to the state in the diagram.
-pub async fn every_ending_leads_where_it_is_drawn(context: &Context) {
+pub async fn every_ending_leads_where_it_is_drawn(context: &LedgerContext) {
     for word in every_word() {
         context.publish().await;
         let held = context.take_one().await.holding;
@@ -28,14 +28,14 @@ pub async fn every_ending_leads_where_it_is_drawn(context: &Context) {
         assert_eq!(told.state, word.step().to(), "{word:?}");
         let ended = !told.state.is_takeable();
         assert_eq!(told.completed_at.is_some(), ended, "{word:?}");
-        assert_eq!(told.letter.is_some(), told.state == State::Dlq, "{word:?}");
+        assert_eq!(told.letter.is_some(), told.state == DeliveryState::Dlq, "{word:?}");
         let error = matches!(word, Settle::Retry(..) | Settle::Block(_) | Settle::Bury(..));
         assert_eq!(told.error.as_deref(), error.then_some("it is down"), "{word:?}");
     }
 }
 
 /// Every attempt has its number, its worker, its times and its result.
-pub async fn attempts_tell_their_story(context: &Context) {
+pub async fn attempts_tell_their_story(context: &LedgerContext) {
     context.publish().await;
     let mut delivery = None;
     for (attempt, word) in [
@@ -63,7 +63,7 @@ pub async fn attempts_tell_their_story(context: &Context) {
 }
 
 /// A worker without the lease changes nothing by reporting a result.
-pub async fn a_late_worker_changes_nothing(context: &Context) {
+pub async fn a_late_worker_changes_nothing(context: &LedgerContext) {
     context.publish().await;
     let held = context.take_one().await.holding;
     let stranger = Holding { token: held.token ^ 1, ..held };
@@ -85,7 +85,7 @@ pub async fn a_late_worker_changes_nothing(context: &Context) {
 }
 
 /// A worker that did not receive the answer repeats its result, and gets the answer.
-pub async fn a_word_can_be_repeated(context: &Context) {
+pub async fn a_word_can_be_repeated(context: &LedgerContext) {
     for word in every_word() {
         context.publish().await;
         let held = context.take_one().await.holding;
@@ -99,16 +99,16 @@ pub async fn a_word_can_be_repeated(context: &Context) {
 }
 
 /// An open breaker or a stopping process: nothing was attempted.
-pub async fn work_given_back_does_not_count(context: &Context) {
+pub async fn work_given_back_does_not_count(context: &LedgerContext) {
     context.publish().await;
     for _ in 0..3 {
         let work = context.take_one().await;
         assert_eq!(work.attempt, 1);
         context.settle(work.holding, Settle::Defer(Duration::ZERO)).await;
         let told = context.told(work.holding.delivery).await;
-        assert_eq!((told.delivery.state, told.delivery.attempts), (State::RetryWait, 0));
+        assert_eq!((told.delivery.state, told.delivery.attempts), (DeliveryState::RetryWait, 0));
         let last = told.attempts.last().and_then(|attempt| attempt.ending.as_ref());
-        assert_eq!(last.map(|ending| ending.class), Some(Class::Deferred));
+        assert_eq!(last.map(|ending| ending.class), Some(AttemptClass::Deferred));
     }
     let work = context.take_one().await;
     let (delivery, letter) = context.bury(work.holding).await;
@@ -117,8 +117,8 @@ pub async fn work_given_back_does_not_count(context: &Context) {
 }
 
 /// A dead letter that was not sent (poison, expired) has no more attempts than were made.
-pub async fn what_is_set_aside_unsent_is_no_attempt(context: &Context) {
-    let unsent = Ending { class: Class::Deferred, ..failed("it is not sent again") };
+pub async fn what_is_set_aside_unsent_is_no_attempt(context: &LedgerContext) {
+    let unsent = Ending { class: AttemptClass::Deferred, ..failed("it is not sent again") };
     for crashes in 0..3 {
         context.publish().await;
         for _ in 0..crashes {
@@ -131,43 +131,47 @@ pub async fn what_is_set_aside_unsent_is_no_attempt(context: &Context) {
         context.settle(work.holding, Settle::Bury(unsent.clone(), Cause::Poison)).await;
         let told = context.told(work.holding.delivery).await;
         let delivery = told.delivery;
-        assert_eq!((delivery.state, delivery.attempts, delivery.crashes), (State::Dlq, crashes, crashes));
+        assert_eq!(
+            (delivery.state, delivery.attempts, delivery.crashes),
+            (DeliveryState::Dlq, crashes, crashes)
+        );
         assert_eq!(delivery.error.as_deref(), Some("it is not sent again"));
         let letter = context.letter(delivery.letter.expect("it has a letter")).await;
         assert_eq!((letter.attempts, letter.cause), (crashes, Cause::Poison));
         assert_eq!(letter.error, "it is not sent again");
-        let classes: Vec<Class> =
+        let classes: Vec<AttemptClass> =
             told.attempts.iter().filter_map(|attempt| attempt.ending.as_ref().map(|end| end.class)).collect();
-        let mut expected = vec![Class::Crashed; crashes as usize];
-        expected.push(Class::Deferred);
+        let mut expected = vec![AttemptClass::Crashed; crashes as usize];
+        expected.push(AttemptClass::Deferred);
         assert_eq!(classes, expected);
     }
 }
 
 /// Every operation on a delivery in every state follows the diagram, or is refused and changes nothing.
-pub async fn only_drawn_steps_are_possible(context: &Context) {
-    for state in State::ALL {
+pub async fn only_drawn_steps_are_possible(context: &LedgerContext) {
+    for state in DeliveryState::ALL {
         // Settling.
         let (_, delivery, held) = context.bring_to(state).await;
         let before = context.told(delivery).await;
         let strange = Holding { delivery, token: 1 };
         for word in every_word() {
             assert_eq!(context.say(strange, word.clone()).await, Said::Lost, "{state} {word:?}");
-            if let Some(held) = held.filter(|_| state != State::Running && word.step().to() != state) {
+            if let Some(held) = held.filter(|_| state != DeliveryState::Running && word.step().to() != state)
+            {
                 assert_eq!(context.say(held, word.clone()).await, Said::Lost, "{state} {word:?}");
             }
         }
         assert_eq!(context.told(delivery).await, before, "{state}");
         // Taking.
-        let due = matches!(state, State::Queued | State::Replaying);
+        let due = matches!(state, DeliveryState::Queued | DeliveryState::Replaying);
         assert_eq!(context.take(10).await.len(), usize::from(due), "{state} is taken only if it can be");
         // Cancelling.
         let (event, delivery, _) = context.bring_to(state).await;
         let answer = context.ledger().cancel(event, line("cancel", &event)).await;
-        match (Step::Cancel.from().contains(&state), answer) {
-            (true, Ok(1)) => assert_eq!(context.state(delivery).await, State::Cancelled),
+        match (DeliveryStep::Cancel.from().contains(&state), answer) {
+            (true, Ok(1)) => assert_eq!(context.state(delivery).await, DeliveryState::Cancelled),
             (false, Err(Error::Impossible(why))) => {
-                assert_eq!(why, Impossible { state, step: Step::Cancel });
+                assert_eq!(why, Impossible { state, step: DeliveryStep::Cancel });
                 assert_eq!(context.state(delivery).await, state);
             }
             (_, other) => panic!("cancelling what is {state}: {other:?}"),
@@ -177,7 +181,7 @@ pub async fn only_drawn_steps_are_possible(context: &Context) {
         let (event, delivery, _) = context.bring_to(state).await;
         let change = Change { delay: Some(LONG), ..Change::default() };
         match (
-            matches!(state, State::Idle | State::Queued),
+            matches!(state, DeliveryState::Idle | DeliveryState::Queued),
             context.ledger().change(event, change, None).await,
         ) {
             (true, Ok(_)) | (false, Err(Error::Impossible(_))) => {}
@@ -188,22 +192,25 @@ pub async fn only_drawn_steps_are_possible(context: &Context) {
         // Replaying.
         let (event, delivery, _) = context.bring_to(state).await;
         let selection = Selection::Event { id: event, targets: vec![TARGET.to_owned()] };
-        let plan = context.ledger().plan(selection.clone(), Mode::Resume, vec![TARGET.to_owned()]).await;
+        let plan =
+            context.ledger().plan(selection.clone(), ReplayMode::Resume, vec![TARGET.to_owned()]).await;
         let action = plan.expect("it can be planned")[0].action;
-        let job = context.job(selection, Mode::Resume).await;
+        let job = context.job(selection, ReplayMode::Resume).await;
         context.release(job.new.id).await;
         let after = context.state(delivery).await;
         match state {
-            State::Dlq | State::Blocked => assert_eq!((action, after), (Action::Run, State::Replaying)),
-            State::Done => assert_eq!((action, after), (Action::Skip, State::Done)),
-            other => assert_eq!((action, after), (Action::Conflict, other)),
+            DeliveryState::Dlq | DeliveryState::Blocked => {
+                assert_eq!((action, after), (ReplayAction::Run, DeliveryState::Replaying))
+            }
+            DeliveryState::Done => assert_eq!((action, after), (ReplayAction::Skip, DeliveryState::Done)),
+            other => assert_eq!((action, after), (ReplayAction::Conflict, other)),
         }
         while !context.take(100).await.is_empty() {}
     }
 }
 
 /// Each of many results in one call has its own answer.
-pub async fn batches_are_answered_one_by_one(context: &Context) {
+pub async fn batches_are_answered_one_by_one(context: &LedgerContext) {
     let events = (0..4).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
     let held: Vec<_> = context.take(10).await.into_iter().map(|work| work.holding).collect();
@@ -220,11 +227,14 @@ pub async fn batches_are_answered_one_by_one(context: &Context) {
     for held in held {
         states.push(context.state(held.delivery).await);
     }
-    assert_eq!(states, [State::Done, State::Running, State::Dlq, State::RetryWait]);
+    assert_eq!(
+        states,
+        [DeliveryState::Done, DeliveryState::Running, DeliveryState::Dlq, DeliveryState::RetryWait]
+    );
 }
 
 /// The worker that lost its lease and its successor report concurrently: one is accepted.
-pub async fn racing_settlers_have_one_word(context: &Context) {
+pub async fn racing_settlers_have_one_word(context: &LedgerContext) {
     for _ in 0..10 {
         context.publish().await;
         let early =
@@ -235,9 +245,9 @@ pub async fn racing_settlers_have_one_word(context: &Context) {
             taker.take(take(&[TARGET], 1, LONG)).await.expect("work can be taken")
         });
         match (said, &taken[..]) {
-            (Said::Kept, []) => assert_eq!(context.state(early.delivery).await, State::Done),
+            (Said::Kept, []) => assert_eq!(context.state(early.delivery).await, DeliveryState::Done),
             (Said::Lost, [work]) => {
-                assert_eq!(context.state(early.delivery).await, State::Running);
+                assert_eq!(context.state(early.delivery).await, DeliveryState::Running);
                 context.settle(work.holding, Settle::Done(fine())).await;
             }
             // The other had read before the settlement, and found nothing after.

@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use super::context::{Context, LONG, SHORT, TARGET, dedupe, event, failed, fine, line, page};
-use crate::delivery::{Settle, State};
+use super::context::{LONG, LedgerContext, SHORT, TARGET, dedupe, event, failed, fine, line, page};
+use crate::delivery::{DeliveryState, Settle};
 use crate::event::{Accepted, Dedupe, NewEvent};
 use crate::ledger::EventFilter;
 use crate::letter::Cause;
-use crate::replay::Mode;
+use crate::replay::ReplayMode;
 
-async fn sweep(context: &Context, keep: Duration) -> u64 {
+async fn sweep(context: &LedgerContext, keep: Duration) -> u64 {
     context.ledger().sweep(keep, 1_000).await.expect("it can be swept")
 }
 
 /// Completed, cancelled, replayed or discarded items are removed after their retention.
-pub async fn what_is_over_is_swept(context: &Context) {
-    let (done, ..) = context.bring_to(State::Done).await;
-    let (cancelled, ..) = context.bring_to(State::Cancelled).await;
+pub async fn what_is_over_is_swept(context: &LedgerContext) {
+    let (done, ..) = context.bring_to(DeliveryState::Done).await;
+    let (cancelled, ..) = context.bring_to(DeliveryState::Cancelled).await;
     let (_, discarded) = context.dead().await;
     context.ledger().discard(discarded, line("discard", &discarded)).await.expect("it can be discarded");
     let (delivery, replayed) = context.dead().await;
-    let job = context.job_of(&[replayed], Mode::Resume).await.new.id;
+    let job = context.job_of(&[replayed], ReplayMode::Resume).await.new.id;
     context.release(job).await;
     let held = context.take_one().await.holding;
     context.settle(held, Settle::Done(fine())).await;
@@ -43,9 +43,12 @@ pub async fn what_is_over_is_swept(context: &Context) {
 }
 
 /// Items that wait for a person stay, however old.
-pub async fn what_waits_is_never_swept(context: &Context) {
+pub async fn what_waits_is_never_swept(context: &LedgerContext) {
     let mut kept = Vec::new();
-    for state in State::ALL.into_iter().filter(|state| !matches!(state, State::Done | State::Cancelled)) {
+    for state in DeliveryState::ALL
+        .into_iter()
+        .filter(|state| !matches!(state, DeliveryState::Done | DeliveryState::Cancelled))
+    {
         kept.push(context.bring_to(state).await.0);
         while !context.take(100).await.is_empty() {}
     }
@@ -70,7 +73,7 @@ pub async fn what_waits_is_never_swept(context: &Context) {
 }
 
 /// A key lives as long as its event, or for its own lifetime.
-pub async fn swept_keys_are_free(context: &Context) {
+pub async fn swept_keys_are_free(context: &LedgerContext) {
     let with_event = dedupe("a");
     let longer = Dedupe { lifetime: Some(LONG), ..dedupe("a") };
     let mut ids = Vec::new();
@@ -90,7 +93,7 @@ pub async fn swept_keys_are_free(context: &Context) {
 }
 
 /// Never more than the limit; items that cannot be removed do not block the others.
-pub async fn a_sweep_is_bounded(context: &Context) {
+pub async fn a_sweep_is_bounded(context: &LedgerContext) {
     let events = (0..12).map(|_| event(TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
     for (number, work) in context.take(12).await.into_iter().enumerate() {

@@ -3,16 +3,18 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::context::{Context, LONG, SHORT, TARGET, event, event_of, failed, fine, line, ordered, run, take};
-use crate::delivery::{Class, Said, Settle, State, Work};
+use super::context::{
+    LONG, LedgerContext, SHORT, TARGET, event, event_of, failed, fine, line, ordered, run, take,
+};
+use crate::delivery::{AttemptClass, DeliveryState, Said, Settle, Work};
 use crate::event::{NewEvent, Trace};
 use crate::id::EventId;
 use crate::ledger::Take;
 use crate::letter::Cause;
-use crate::replay::Mode;
+use crate::replay::ReplayMode;
 
 /// A worker needs no other data to make the delivery.
-pub async fn taken_work_says_everything(context: &Context) {
+pub async fn taken_work_says_everything(context: &LedgerContext) {
     let new = NewEvent {
         tenant: "acme".to_owned(),
         headers: vec![("x".to_owned(), "1".to_owned())],
@@ -31,7 +33,7 @@ pub async fn taken_work_says_everything(context: &Context) {
     assert_eq!((work.attempt, work.crashes, work.epoch), (1, 0, 0));
     assert_eq!((work.expired, work.job), (false, None));
     assert_eq!(work.accepted_at, told.event.accepted_at);
-    assert_eq!((told.delivery.state, told.delivery.attempts), (State::Running, 1));
+    assert_eq!((told.delivery.state, told.delivery.attempts), (DeliveryState::Running, 1));
     assert!(told.delivery.started_at.is_some() && told.delivery.completed_at.is_none());
     let [attempt] = &told.attempts[..] else { panic!("the start is written before the work is given out") };
     assert_eq!((attempt.number, attempt.worker.as_str(), &attempt.ending), (1, "worker-1", &None));
@@ -39,7 +41,7 @@ pub async fn taken_work_says_everything(context: &Context) {
 }
 
 /// One worker holds a delivery at a time.
-pub async fn a_taken_delivery_is_nobody_elses(context: &Context) {
+pub async fn a_taken_delivery_is_nobody_elses(context: &LedgerContext) {
     context.publish().await;
     context.take_one().await;
     assert_eq!(context.take(10).await, []);
@@ -47,7 +49,7 @@ pub async fn a_taken_delivery_is_nobody_elses(context: &Context) {
 }
 
 /// Never more than the limits, in total and for each target.
-pub async fn limits_are_kept(context: &Context) {
+pub async fn limits_are_kept(context: &LedgerContext) {
     for target in ["a", "b"] {
         let events = (0..10).map(|_| event(target)).collect();
         context.ledger().accept(events).await.expect("they are accepted");
@@ -68,9 +70,9 @@ pub async fn limits_are_kept(context: &Context) {
 }
 
 /// An idle delivery is taken once its delay has passed, and not before.
-pub async fn a_delay_is_waited_for(context: &Context) {
+pub async fn a_delay_is_waited_for(context: &LedgerContext) {
     let id = context.accept(NewEvent { delay: SHORT, ..event(TARGET) }).await;
-    assert_eq!(context.only(id).await.delivery.state, State::Idle);
+    assert_eq!(context.only(id).await.delivery.state, DeliveryState::Idle);
     if context.manual_clock().is_some() {
         assert_eq!(context.take(10).await, []);
         context.pass(SHORT - Duration::from_micros(1)).await;
@@ -82,13 +84,13 @@ pub async fn a_delay_is_waited_for(context: &Context) {
     let work = context.take_one().await;
     // As for a delayed one, for a retry.
     context.settle(work.holding, Settle::Retry(failed("it is down"), SHORT)).await;
-    assert_eq!(context.state(work.holding.delivery).await, State::RetryWait);
+    assert_eq!(context.state(work.holding.delivery).await, DeliveryState::RetryWait);
     context.pass(SHORT).await;
     assert_eq!(context.take_one().await.attempt, 2);
 }
 
 /// Deliveries for other targets wait.
-pub async fn only_named_targets_are_taken(context: &Context) {
+pub async fn only_named_targets_are_taken(context: &LedgerContext) {
     context.accept(event("a")).await;
     context.accept(event("b")).await;
     assert_eq!(context.take_for(&["c"], 10).await, []);
@@ -98,7 +100,7 @@ pub async fn only_named_targets_are_taken(context: &Context) {
 }
 
 /// Many workers take every delivery once.
-pub async fn racing_takers_share_nothing(context: &Context) {
+pub async fn racing_takers_share_nothing(context: &LedgerContext) {
     let events = (0..200).map(|number| event_of(&format!("t{}", number % 7), TARGET)).collect();
     context.ledger().accept(events).await.expect("they are accepted");
     let workers: Vec<_> = (0..6)
@@ -127,7 +129,7 @@ pub async fn racing_takers_share_nothing(context: &Context) {
 }
 
 /// However much one tenant has waiting, the shares of the others are equal.
-pub async fn tenants_take_turns(context: &Context) {
+pub async fn tenants_take_turns(context: &LedgerContext) {
     let mut events: Vec<_> = (0..300).map(|_| event_of("large", TARGET)).collect();
     for tenant in ["a", "b", "c"] {
         events.extend((0..20).map(|_| event_of(tenant, TARGET)));
@@ -149,7 +151,7 @@ pub async fn tenants_take_turns(context: &Context) {
 }
 
 /// A newcomer waits for one turn of each waiting tenant, not for all of their work.
-pub async fn a_newcomer_waits_one_round(context: &Context) {
+pub async fn a_newcomer_waits_one_round(context: &LedgerContext) {
     let events = (0..100).flat_map(|_| [event_of("a", TARGET), event_of("b", TARGET)]).collect();
     context.ledger().accept(events).await.expect("they are accepted");
     assert_eq!(context.take(11).await.len(), 11);
@@ -159,7 +161,7 @@ pub async fn a_newcomer_waits_one_round(context: &Context) {
     assert!(place.is_some(), "among the next four of two others: {taken:?}");
 }
 
-async fn events_in_order(context: &Context, count: usize) -> Vec<EventId> {
+async fn events_in_order(context: &LedgerContext, count: usize) -> Vec<EventId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         ids.push(context.accept(ordered("customer-4", TARGET)).await);
@@ -168,7 +170,7 @@ async fn events_in_order(context: &Context, count: usize) -> Vec<EventId> {
 }
 
 /// Deliveries of one order key go one at a time, the earliest first, also across retries.
-pub async fn order_keys_go_one_by_one(context: &Context) {
+pub async fn order_keys_go_one_by_one(context: &LedgerContext) {
     let ids = events_in_order(context, 4).await;
     context.accept(ordered("customer-5", TARGET)).await;
     context.publish().await;
@@ -192,7 +194,7 @@ pub async fn order_keys_go_one_by_one(context: &Context) {
 }
 
 /// Two targets of one event do not wait for each other.
-pub async fn order_holds_within_a_target_only(context: &Context) {
+pub async fn order_holds_within_a_target_only(context: &LedgerContext) {
     for _ in 0..2 {
         let targets = vec!["a".to_owned(), "b".to_owned()];
         context.accept(NewEvent { targets, ..ordered("customer-4", "a") }).await;
@@ -204,7 +206,7 @@ pub async fn order_holds_within_a_target_only(context: &Context) {
 }
 
 /// A blocked delivery stops its order key, until a person handles it.
-pub async fn a_blocked_one_holds_its_order(context: &Context) {
+pub async fn a_blocked_one_holds_its_order(context: &LedgerContext) {
     let ids = events_in_order(context, 2).await;
     let first = context.take_one().await;
     context.settle(first.holding, Settle::Block(failed("it is down"))).await;
@@ -214,12 +216,12 @@ pub async fn a_blocked_one_holds_its_order(context: &Context) {
 }
 
 /// A replayed dead letter is the earliest again, but does not run beside a delivery in progress.
-pub async fn a_replayed_one_goes_first_again(context: &Context) {
+pub async fn a_replayed_one_goes_first_again(context: &LedgerContext) {
     let ids = events_in_order(context, 3).await;
     let first = context.take_one().await;
     let (_, letter) = context.bury(first.holding).await;
     let second = context.take_one().await;
-    let job = context.job_of(&[letter], Mode::Resume).await;
+    let job = context.job_of(&[letter], ReplayMode::Resume).await;
     context.release(job.new.id).await;
     assert_eq!(context.take(10).await, [], "the second one runs");
     context.settle(second.holding, Settle::Done(fine())).await;
@@ -230,7 +232,7 @@ pub async fn a_replayed_one_goes_first_again(context: &Context) {
 }
 
 /// A delivery can be taken by its id while it waits for its retry, before it is due, with all effects of a take.
-pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
+pub async fn a_delivery_is_taken_again_by_its_id(context: &LedgerContext) {
     let retake = async |delivery| {
         let taken = context.handle(1).retake(delivery, "worker-2".to_owned(), LONG).await;
         taken.expect("it is answered")
@@ -252,7 +254,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
     assert_eq!(retake(id).await, None, "it is held again");
     assert_eq!(context.say(first.holding, Settle::Done(fine())).await, Said::Lost);
     let told = context.told(id).await;
-    assert_eq!((told.delivery.state, told.attempts.len()), (State::Running, 2));
+    assert_eq!((told.delivery.state, told.attempts.len()), (DeliveryState::Running, 2));
     assert_eq!(told.attempts[1].worker, "worker-2");
     // Given back it is taken as usual, and the lease of such a take ends like any other.
     context.settle(again.holding, Settle::Defer(LONG)).await;
@@ -277,7 +279,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &Context) {
 }
 
 /// A lost worker leaves a crashed attempt, and its delivery goes to the next worker.
-pub async fn a_lost_worker_is_noticed(context: &Context) {
+pub async fn a_lost_worker_is_noticed(context: &LedgerContext) {
     context.publish().await;
     let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
     let lost = taken[0].holding;
@@ -288,7 +290,7 @@ pub async fn a_lost_worker_is_noticed(context: &Context) {
     let told = context.told(lost.delivery).await;
     let classes: Vec<_> =
         told.attempts.iter().map(|attempt| attempt.ending.as_ref().map(|end| end.class)).collect();
-    assert_eq!(classes, [Some(Class::Crashed), None]);
+    assert_eq!(classes, [Some(AttemptClass::Crashed), None]);
     assert!(told.attempts[0].ended_at.is_some());
     // The late worker is refused, whatever it reports.
     for word in [Settle::Done(fine()), Settle::Defer(LONG), Settle::Bury(failed("no"), Cause::Exhausted)] {
@@ -299,7 +301,7 @@ pub async fn a_lost_worker_is_noticed(context: &Context) {
 }
 
 /// A worker that renews keeps its work.
-pub async fn a_renewed_lease_holds(context: &Context) {
+pub async fn a_renewed_lease_holds(context: &LedgerContext) {
     context.publish().await;
     let taken =
         context.ledger().take(take(&[TARGET], 10, Duration::from_secs(5))).await.expect("work can be taken");
@@ -318,7 +320,7 @@ pub async fn a_renewed_lease_holds(context: &Context) {
 }
 
 /// A late worker may continue if no other worker has taken its delivery.
-pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &Context) {
+pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &LedgerContext) {
     context.publish().await;
     let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
     context.pass(SHORT).await;
@@ -329,7 +331,7 @@ pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &Context) {
 }
 
 /// Workers sleep until a delivery is due.
-pub async fn next_due_says_when(context: &Context) {
+pub async fn next_due_says_when(context: &LedgerContext) {
     let next = async |targets: &[&str]| {
         let targets = targets.iter().map(|target| (*target).to_owned()).collect();
         context.ledger().next_due(targets).await.expect("it can be asked")
@@ -361,7 +363,7 @@ pub async fn next_due_says_when(context: &Context) {
 }
 
 /// An expired delivery is given out once more, to become a dead letter.
-pub async fn expired_work_says_so(context: &Context) {
+pub async fn expired_work_says_so(context: &LedgerContext) {
     context.accept(NewEvent { deliver_within: Some(SHORT), ..event(TARGET) }).await;
     context.accept(NewEvent { deliver_within: Some(LONG * 10), ..event(TARGET) }).await;
     context.pass(SHORT).await;

@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use semel_pipeline::buffer::BufferedRun;
-use semel_pipeline::drainer::{DrainCounters, Drainer, Pace, Turn};
+use semel_pipeline::drainer::{DrainCounters, DrainPace, DrainTurn, Drainer};
 use semel_pipeline::event::{Accepted, NewEvent, Notes};
 use semel_pipeline::ledger::{Change, DrainedRun, LetterFilter, Page};
 use semel_pipeline::letter::Cause;
-use semel_pipeline::replay::{Action, Mode, Selection};
-use semel_pipeline::trigger::Located;
+use semel_pipeline::replay::{ReplayAction, ReplayMode, Selection};
+use semel_pipeline::trigger::RunLocation;
 use semel_testbed::Redis;
 
 use super::{Ground, SHUT, ask, run};
@@ -44,7 +44,7 @@ async fn a_run_that_lost_its_key_is_a_dead_letter_that_can_be_replayed() {
         ground.drain().await;
         assert_eq!(of_buffered().await, expected, "after it was drained");
         let located = ground.triggers.locate(buffered.id).await.expect("it answers");
-        let Located::Ledger(event) = located else { panic!("{located:?}") };
+        let RunLocation::Ledger(event) = located else { panic!("{located:?}") };
         assert_eq!((event.new.id, event.new.notes.tags.as_slice()), (buffered.id, &["late".to_owned()][..]));
         assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("2"));
         let untouched = ground.ledger.event(winner.id).await.expect("it answers").expect("it is there");
@@ -55,8 +55,8 @@ async fn a_run_that_lost_its_key_is_a_dead_letter_that_can_be_replayed() {
         assert_eq!((letters[0].target.as_deref(), letters[0].payload.as_ref()), (Some("crm"), &b"{}"[..]));
         let selection = Selection::Letters(vec![letters[0].id]);
         let targets = vec!["crm".to_owned()];
-        let plan = ground.ledger.plan(selection, Mode::Resume, targets).await.expect("it is planned");
-        assert_eq!(plan.iter().map(|planned| planned.action).collect::<Vec<_>>(), [Action::Run]);
+        let plan = ground.ledger.plan(selection, ReplayMode::Resume, targets).await.expect("it is planned");
+        assert_eq!(plan.iter().map(|planned| planned.action).collect::<Vec<_>>(), [ReplayAction::Run]);
     }
 }
 
@@ -95,7 +95,7 @@ async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
         expected.push(triggered.id);
     }
     let counters = Arc::new(DrainCounters::default());
-    let pace = Pace { batch: 7, lease: Duration::from_millis(30), ..Pace::default() };
+    let pace = DrainPace { batch: 7, lease: Duration::from_millis(30), ..DrainPace::default() };
     let mut dropped = 0;
     while !ground.buffer.tenants().await.expect("Redis answers").is_empty() {
         let drainer =
@@ -192,7 +192,7 @@ async fn turns_are_fair_over_several_drainers() {
 async fn an_empty_buffer_is_idle() {
     let redis = Redis::start().expect("a Redis");
     let ground = Ground::new(&redis, SHUT).await;
-    assert_eq!(ground.drainer().turn().await.expect("Redis answers"), Turn::Idle);
+    assert_eq!(ground.drainer().turn().await.expect("Redis answers"), DrainTurn::Idle);
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let running = tokio::spawn(ground.drainer().run(stopped));
     let before = calls(&redis);
@@ -226,11 +226,11 @@ async fn a_database_that_is_away_burns_no_attempts() {
     }
     postgres.kill();
     let counters = Arc::new(DrainCounters::default());
-    let pace = Pace { batch: 5, ..Pace::default() };
+    let pace = DrainPace { batch: 5, ..DrainPace::default() };
     let drainer = Drainer::new(Arc::clone(&buffer), Arc::clone(&ledger), pace, Arc::clone(&counters));
     for _ in 0..4 {
         // Until what was given back may be tried again it is idle; each try fails.
-        while matches!(drainer.turn().await, Ok(Turn::Idle)) {
+        while matches!(drainer.turn().await, Ok(DrainTurn::Idle)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -266,7 +266,7 @@ async fn a_slow_ledger_costs_no_lease() {
         triggers.trigger(&ask("t", Some(&format!("k{n}")), "{}")).await.expect("it is triggered");
     }
     postgres.pause().expect("it stands still");
-    let pace = Pace { lease: LEASE, ..Pace::default() };
+    let pace = DrainPace { lease: LEASE, ..DrainPace::default() };
     let drainer = Drainer::new(Arc::clone(&buffer), Arc::clone(&ledger), pace, Arc::default());
     let slow = tokio::spawn(async move { drainer.turn().await });
     while buffer.depth("t").await.expect("Redis answers").leased < 5 {
@@ -279,6 +279,6 @@ async fn a_slow_ledger_costs_no_lease() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     postgres.resume().expect("it goes on");
-    assert_eq!(slow.await.expect("it ends").expect("it drains"), Turn::Moved(5));
+    assert_eq!(slow.await.expect("it ends").expect("it drains"), DrainTurn::Moved(5));
     assert_eq!(buffer.depth("t").await.expect("Redis answers").leased, 0);
 }

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use semel::engine::Acquired;
 use semel::key::Hint;
-use semel::record::{Begin, Claim, Command, Fence, Mode, Owner, Ruling, Terms};
+use semel::record::{Begin, Command, Fence, Mode, NewClaim, Owner, Ruling, Terms};
 use semel::secret::Secret;
 use semel_pipeline::buffer::Put;
 use semel_pipeline::event::{Accepted, Dedupe};
 use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error};
-use semel_pipeline::trigger::{Ask, DeskError, Located, RunKey, TriggerError, Triggered, Triggers};
+use semel_pipeline::trigger::{
+    DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered, Triggers,
+};
 use semel_testbed::Redis;
 
 use super::{Ground, SHUT, WIDE, ask, line, triggers};
@@ -27,12 +29,12 @@ fn lose_buffer(redis: &Redis) {
     redis.tell(&["EVAL", script, "0"]).expect("it runs");
 }
 
-async fn trigger(triggers: &Triggers, ask: &Ask) -> Triggered {
+async fn trigger(triggers: &Triggers, ask: &RunRequest) -> Triggered {
     triggers.trigger(ask).await.expect("it is triggered")
 }
 
 /// Triggers the same run `count` times at once. Answers the ids, and how often it was said to be new.
-async fn crowd(triggers: &[Arc<Triggers>], ask: &Ask, count: usize) -> (BTreeSet<EventId>, usize) {
+async fn crowd(triggers: &[Arc<Triggers>], ask: &RunRequest, count: usize) -> (BTreeSet<EventId>, usize) {
     let tasks: Vec<_> = (0..count)
         .map(|n| {
             let (triggers, ask) = (Arc::clone(&triggers[n % triggers.len()]), ask.clone());
@@ -126,7 +128,7 @@ async fn a_winner_that_is_too_slow_finds_the_run_of_its_successor() {
     let dedupe = slow.dedupe.clone().expect("it has one");
     let lease = Duration::from_millis(50);
     // As its process would hold it, if that stood still: without a heartbeat.
-    let claim = Claim {
+    let claim = NewClaim {
         owner: Owner::random(),
         fingerprint: dedupe.fingerprint,
         terms: Arc::new(Terms { mode: Mode::Keyed, lease, ..Terms::default() }),
@@ -334,7 +336,8 @@ async fn a_key_lives_as_long_as_it_was_asked_to() {
     for limit in [SHUT, WIDE] {
         let ground = Ground::new(&redis, limit).await;
         let tenant = format!("s{}", limit.threshold);
-        let short = Ask { lifetime: Some(Duration::from_millis(600)), ..ask(&tenant, Some("k"), "{}") };
+        let short =
+            RunRequest { lifetime: Some(Duration::from_millis(600)), ..ask(&tenant, Some("k"), "{}") };
         let (ids, first) = crowd(&[Arc::clone(&ground.triggers)], &short, 10).await;
         assert_eq!((ids.len(), first), (1, 1));
         let id = *ids.first().expect("there is one");
@@ -358,7 +361,7 @@ async fn a_caller_that_waits_promotes_a_buffered_run_under_its_own_id() {
     assert!(buffered.buffered);
     let now = ground.triggers.trigger_now(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
     assert_eq!((now.id, now.cached, now.buffered), (buffered.id, true, false));
-    assert!(matches!(ground.triggers.locate(now.id).await, Ok(Located::Ledger(_))));
+    assert!(matches!(ground.triggers.locate(now.id).await, Ok(RunLocation::Ledger(_))));
     let keyless = ground.triggers.trigger_now(&ask("t", None, "{}")).await.expect("it is triggered");
     assert_eq!((keyless.cached, keyless.buffered), (false, false), "past the gate");
     ground.drain().await;
@@ -384,10 +387,10 @@ async fn keys_of_others_are_other_keys() {
     let base = ask("t", Some("k"), "{}");
     let others = [
         base.clone(),
-        Ask { principal: "q".to_owned(), ..base.clone() },
-        Ask { tenant: "u".to_owned(), ..base.clone() },
-        Ask { target: "erp".to_owned(), ..base.clone() },
-        Ask { tenant: "t:p".to_owned(), principal: String::new(), ..base },
+        RunRequest { principal: "q".to_owned(), ..base.clone() },
+        RunRequest { tenant: "u".to_owned(), ..base.clone() },
+        RunRequest { target: "erp".to_owned(), ..base.clone() },
+        RunRequest { tenant: "t:p".to_owned(), principal: String::new(), ..base },
     ];
     let mut ids = BTreeSet::new();
     for other in &others {
@@ -449,11 +452,11 @@ async fn a_run_is_a_full_citizen_wherever_it_is() {
         assert_eq!((value("total"), value("list")), (Some("9007199254740994"), Some("[]")));
         assert_eq!(&event.new.payload[..], br#"{"empty":[],"n":9007199254740993}"#);
         let told = ground.ledger.deliveries_of(run.id).await.expect("it is there");
-        assert_eq!(told[0].delivery.state, semel_pipeline::delivery::State::Cancelled);
+        assert_eq!(told[0].delivery.state, semel_pipeline::delivery::DeliveryState::Cancelled);
     }
     let ground = Ground::new(&redis, SHUT).await;
     let nobody = EventId::new(semel_pipeline::id::EventKind::Run, semel::time::Timestamp::from_micros(1));
     let missing = ground.triggers.change(nobody, &Change::default(), None).await;
     assert!(matches!(missing, Err(DeskError::Ledger(Error::NotFound { .. }))), "{missing:?}");
-    assert!(matches!(ground.triggers.locate(nobody).await, Ok(Located::Missing)));
+    assert!(matches!(ground.triggers.locate(nobody).await, Ok(RunLocation::Missing)));
 }

@@ -10,13 +10,13 @@ use semel_pipeline::ledger::{
     EmbeddedLedger, EventFilter, LetterFilter, Letters as _, Page, Reading as _, Take, Working as _,
 };
 use semel_pipeline::letter::Cause;
-use semel_pipeline::outbox::embedded::{Relay, STREAM, publish_in};
+use semel_pipeline::outbox::embedded::{EmbeddedRelay, STREAM, publish_in};
 use semel_pipeline::outbox::{Published, Relayed};
 
 struct Shop {
     store: Arc<EmbeddedStore>,
     ledger: Arc<EmbeddedLedger>,
-    relay: Relay,
+    relay: EmbeddedRelay,
     _folder: tempfile::TempDir,
 }
 
@@ -34,7 +34,7 @@ impl Shop {
             "order.paid" => vec!["crm".to_owned(), "mail".to_owned()],
             _ => Vec::new(),
         };
-        let relay = Relay::new(Arc::clone(&ledger), Secret::from_bytes([1; 32]), route);
+        let relay = EmbeddedRelay::new(Arc::clone(&ledger), Secret::from_bytes([1; 32]), route);
         Self { store, ledger, relay, _folder: folder }
     }
 

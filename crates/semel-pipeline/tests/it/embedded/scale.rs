@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::delivery::{Class, Ending, Settle};
+use semel_pipeline::delivery::{AttemptClass, Ending, Settle};
 use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{EmbeddedLedger, Intake as _, Take, Working as _};
@@ -59,7 +59,7 @@ async fn cost(rows: usize) -> Duration {
     let take =
         Take { worker: "w".to_owned(), targets: vec![("crm".to_owned(), 100)], limit: 20, lease: hour };
     let ending = Ending {
-        class: Class::Success,
+        class: AttemptClass::Success,
         status: None,
         error: String::new(),
         excerpt: String::new(),

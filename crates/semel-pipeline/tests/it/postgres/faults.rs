@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel_pipeline::delivery::{Said, Settle, State};
+use semel_pipeline::delivery::{DeliveryState, Said, Settle};
 use semel_pipeline::event::Accepted;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Reading as _, Working as _};
 use semel_testbed::Postgres;
@@ -124,7 +124,7 @@ async fn work_survives_a_killed_server() {
     assert_eq!(kept.iter().collect::<HashSet<_>>().len(), kept.len(), "no delivery was kept twice");
     for id in &kept {
         let told = insist(|| ledger.delivery(*id)).await.expect("it is there");
-        assert_eq!(told.delivery.state, State::Done);
+        assert_eq!(told.delivery.state, DeliveryState::Done);
     }
     let doubles = "SELECT count(*) FROM (SELECT delivery FROM semel.attempt WHERE class = 'success' GROUP BY 1 HAVING count(*) > 1) AS d";
     assert_eq!(server.sql(doubles).expect("a count"), "0");

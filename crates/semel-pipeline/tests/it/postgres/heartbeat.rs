@@ -6,8 +6,8 @@ use std::time::Duration;
 use semel::secret::Secret;
 use semel_client::retry::{Destinations, Limits};
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Working};
-use semel_pipeline::target::{EventTypes, Handler, Outcome, Policy, Registry, Targets};
-use semel_pipeline::worker::{Settings, Silent, Stopped, Worker};
+use semel_pipeline::target::{DeliveryOutcome, EventTypes, Handler, Policy, TargetRegistry, Targets};
+use semel_pipeline::worker::{Silent, Stopped, Worker, WorkerSettings};
 use semel_testbed::{Postgres, wait};
 
 use super::event;
@@ -44,10 +44,10 @@ fn start(ledger: &Arc<PostgresLedger>, handler: Handler) -> Worker {
             &Destinations::new(Limits::default()),
         )
         .expect("one target");
-    let settings = Settings { name: "w".to_owned(), lease: LEASE, in_all: 8 };
+    let settings = WorkerSettings { name: "w".to_owned(), lease: LEASE, in_all: 8 };
     let ledger = Arc::clone(ledger) as Arc<dyn Working>;
     let secret = Arc::new(Secret::from_bytes([1; 32]));
-    Worker::start(ledger, Registry::new(targets), secret, settings, Arc::new(Silent)).expect("a thread")
+    Worker::start(ledger, TargetRegistry::new(targets), secret, settings, Arc::new(Silent)).expect("a thread")
 }
 
 // A handler computes for longer than a lease, on the only thread of the runtime.
@@ -65,7 +65,7 @@ fn a_busy_runtime_does_not_lose_leases() {
             if let Some(tell) = tell.lock().take() {
                 tell.send(stands).expect("the test listens");
             }
-            async { Outcome::done() }
+            async { DeliveryOutcome::done() }
         });
         let worker = start(&ledger, handler);
         ledger.accept(vec![event("crm", "")]).await.expect("it is accepted");
@@ -86,7 +86,7 @@ async fn a_pool_that_is_used_up_does_not_lose_leases() {
         let closed = Arc::clone(&closed);
         async move {
             let _open = closed.acquire().await;
-            Outcome::done()
+            DeliveryOutcome::done()
         }
     });
     let worker = start(&ledger, handler);

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use semel::secret::Secret;
 use semel_pipeline::ledger::{EventFilter, LetterFilter, Letters as _, Page, PostgresLedger, Reading as _};
-use semel_pipeline::outbox::postgres::{Outbox, Relay, publish_in};
+use semel_pipeline::outbox::postgres::{Outbox, PostgresRelay, publish_in};
 use semel_pipeline::outbox::{Published, Relayed};
 use semel_testbed::Postgres;
 use sqlx::postgres::PgPoolOptions;
 
 use super::open;
 
-fn relay(ledger: &Arc<PostgresLedger>) -> Relay {
+fn relay(ledger: &Arc<PostgresLedger>) -> PostgresRelay {
     let secret = Secret::from_bytes([7; 32]);
-    Relay::new(Arc::clone(ledger), secret, |_: &Published| vec!["crm".to_owned()])
+    PostgresRelay::new(Arc::clone(ledger), secret, |_: &Published| vec!["crm".to_owned()])
 }
 
 fn paid(order: u32) -> Published {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use semel::store::Pooling;
 use semel_pipeline::ledger::{Ledger, PostgresLedger};
-use semel_pipeline::testkit::contract::{self, Context};
+use semel_pipeline::testkit::contract::{self, LedgerContext};
 use semel_testbed::Postgres;
 
 /// A PgBouncer before a server, with two server connections for everybody. Ended when dropped.
@@ -89,7 +89,7 @@ async fn the_contract_holds_behind_a_transaction_pooler() {
     };
     for (number, case) in contract::cases().iter().filter(|case| wanted(case.name())).enumerate() {
         let schema = format!("case_{number}");
-        let context = Context::new(bouncer.open(&schema).await).peer(bouncer.open(&schema).await);
+        let context = LedgerContext::new(bouncer.open(&schema).await).peer(bouncer.open(&schema).await);
         case.run(&context).await;
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::id::LetterId;
 use semel_pipeline::letter::{Cause, Letter, Signature, SourceMessage, Status};
-use semel_pipeline::source::{Batch, RedisStream, Rejected, Source as _};
+use semel_pipeline::source::{MessageBatch, RedisStream, Rejected, Source as _};
 use semel_testbed::{Direction, FaultProxy, Redis, RedisCluster};
 
 fn stream(url: &str) -> RedisStream {
@@ -27,24 +27,28 @@ fn add(redis: &Redis, count: usize) -> Vec<String> {
         .collect()
 }
 
-fn ids(batch: &Batch) -> Vec<String> {
+fn ids(batch: &MessageBatch) -> Vec<String> {
     batch.messages.iter().map(|message| message.id.clone()).collect()
 }
 
 /// Reads until `enough` says so; at most for some seconds.
-async fn read(source: &mut RedisStream, enough: impl Fn(&Batch) -> bool) -> Batch {
+async fn read(source: &mut RedisStream, enough: impl Fn(&MessageBatch) -> bool) -> MessageBatch {
     read_past(source, 0, enough).await
 }
 
 /// As [`read`], but tolerates `breaks` failed reads. The source starts again with its first unacknowledged message after each,
 /// so what came before a failed read is dropped here.
-async fn read_past(source: &mut RedisStream, mut breaks: usize, enough: impl Fn(&Batch) -> bool) -> Batch {
-    let mut all = Batch::default();
+async fn read_past(
+    source: &mut RedisStream,
+    mut breaks: usize,
+    enough: impl Fn(&MessageBatch) -> bool,
+) -> MessageBatch {
+    let mut all = MessageBatch::default();
     for _ in 0..500 {
         let batch = match source.next().await {
             Err(_) if breaks > 0 => {
                 breaks -= 1;
-                all = Batch::default();
+                all = MessageBatch::default();
                 continue;
             }
             answer => answer.expect("the server runs"),

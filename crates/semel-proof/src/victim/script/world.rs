@@ -6,7 +6,7 @@ use semel::key::KeyId;
 use semel::record::{self, Fence, Record, Ruling, Sweep};
 use semel::store::{EmbeddedStore, Error, MarkId, MarkStore as _, Scan, Store as _, Swept};
 
-use super::{Deed, Step};
+use super::{Deed, ScriptStep};
 
 /// Records and marks, as the rules leave them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,8 +27,8 @@ impl World {
         self.records.get(&id)
     }
 
-    /// Executes a step; the answer has the form of [`Step::run`].
-    pub fn execute(&mut self, step: &Step) -> String {
+    /// Executes a step; the answer has the form of [`ScriptStep::run`].
+    pub fn execute(&mut self, step: &ScriptStep) -> String {
         match &step.deed {
             Deed::Apply(id, command) => {
                 let mut record = self.records.get(id).cloned();
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    fn sweep(&mut self, step: &Step) -> Swept {
+    fn sweep(&mut self, step: &ScriptStep) -> Swept {
         let mut swept = Swept::default();
         let floor = &mut self.floor;
         self.records.retain(|_, record| match record.sweep(step.at) {

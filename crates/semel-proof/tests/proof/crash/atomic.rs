@@ -9,9 +9,9 @@ use semel::Mode;
 use semel::record::{Phase, State};
 use semel::store::EmbeddedStore;
 use semel_proof::victim::atomic::{TRIED, ledger};
-use semel_proof::victim::life::{Fate, Start, key, outcome, receipt, reopen};
+use semel_proof::victim::life::{LifeEnd, Start, key, outcome, receipt, reopen};
 use semel_proof::victim::witness::rows;
-use semel_proof::victim::{Answered, Job};
+use semel_proof::victim::{ReportedEnd, VictimJob};
 
 use super::block_on;
 use super::memory_group::MemoryGroup;
@@ -27,7 +27,7 @@ fn tries(place: &Place) -> usize {
 /// Calls as the next process, and as one after it: the effect is there once, and its receipt is everybody's.
 async fn finishes(place: &Place, store: &Arc<EmbeddedStore>) {
     let answer = place.life.call_in(&place.life.engine(store.clone()), store).await;
-    let Answered::Value { receipt, replayed: false, stored: true } = answer else {
+    let ReportedEnd::Value { receipt, replayed: false, stored: true } = answer else {
         panic!("expected a run of its own: {answer:?}")
     };
     replays(place, store, &receipt).await;
@@ -36,7 +36,7 @@ async fn finishes(place: &Place, store: &Arc<EmbeddedStore>) {
 async fn replays(place: &Place, store: &Arc<EmbeddedStore>, receipt: &str) {
     let tried = tries(place);
     let answer = place.life.call_in(&place.life.engine(store.clone()), store).await;
-    assert_eq!(answer, Answered::Value { receipt: receipt.to_owned(), replayed: true, stored: true });
+    assert_eq!(answer, ReportedEnd::Value { receipt: receipt.to_owned(), replayed: true, stored: true });
     assert_eq!((tries(place), ledger(store).await), (tried, (1, 1)));
 }
 
@@ -58,32 +58,32 @@ fn leaves_nothing(times: usize, started: usize, dies: impl Fn(&Place)) {
 
 #[test]
 fn crash_before_claim() {
-    leaves_nothing(1, 0, |place| place.dies(Fate::DiesBeforeClaim));
+    leaves_nothing(1, 0, |place| place.dies(LifeEnd::DiesBeforeClaim));
 }
 
 #[test]
 fn crash_mid_effect() {
-    leaves_nothing(1, 1, |place| place.dies(Fate::DiesMidEffect));
+    leaves_nothing(1, 1, |place| place.dies(LifeEnd::DiesMidEffect));
 }
 
 #[test]
 fn crash_after_effect_before_publish() {
-    leaves_nothing(1, 1, |place| place.dies(Fate::DiesAfterEffect));
+    leaves_nothing(1, 1, |place| place.dies(LifeEnd::DiesAfterEffect));
 }
 
 #[test]
 fn double_crash_takeover() {
-    leaves_nothing(2, 1, |place| place.dies(Fate::DiesAfterEffect));
+    leaves_nothing(2, 1, |place| place.dies(LifeEnd::DiesAfterEffect));
 }
 
 #[test]
 fn oom_kill() {
     let Some(group) = MemoryGroup::of_bytes(64 << 20) else {
         println!("no memory cgroup can be made here: the process is killed by hand instead");
-        return leaves_nothing(1, 1, |place| place.dies(Fate::DiesMidEffect));
+        return leaves_nothing(1, 1, |place| place.dies(LifeEnd::DiesMidEffect));
     };
     leaves_nothing(1, 1, |place| {
-        let job = Job::Life(place.life.with(Fate::DevoursMemory));
+        let job = VictimJob::Life(place.life.with(LifeEnd::DevoursMemory));
         Victim::start_with(&job, |command| group.around(command)).end_by_kill();
     });
     assert!(group.kills() > 0, "it was the system that killed");
@@ -92,7 +92,7 @@ fn oom_kill() {
 #[test]
 fn crash_after_publish_before_reply() {
     let place = Place::new(Mode::Atomic, Start::WithClaim);
-    place.dies(Fate::DiesAfterComplete);
+    place.dies(LifeEnd::DiesAfterComplete);
     let store = reopen(&place.life.store);
     block_on(async {
         let engine = place.life.engine(store.clone());

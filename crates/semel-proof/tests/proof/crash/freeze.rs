@@ -6,8 +6,8 @@
 
 use semel::Mode;
 use semel::record::State;
-use semel_proof::victim::life::{Fate, Start, receipt};
-use semel_proof::victim::{Answered, Job, Report};
+use semel_proof::victim::life::{LifeEnd, Start, receipt};
+use semel_proof::victim::{ReportedEnd, VictimJob, VictimReport};
 
 use super::block_on;
 use super::points::Place;
@@ -22,16 +22,16 @@ fn freeze(place: &Place, victim: &mut Victim) {
     victim.thaw();
 }
 
-fn in_effect(report: &Report) -> Option<u64> {
+fn in_effect(report: &VictimReport) -> Option<u64> {
     match report {
-        Report::InEffect { fence } => Some(*fence),
+        VictimReport::InEffect { fence } => Some(*fence),
         _ => None,
     }
 }
 
-fn ended(report: &Report) -> Option<Answered> {
+fn ended(report: &VictimReport) -> Option<ReportedEnd> {
     match report {
-        Report::Ended(answered) => Some(answered.clone()),
+        VictimReport::Ended(answered) => Some(answered.clone()),
         _ => None,
     }
 }
@@ -39,11 +39,11 @@ fn ended(report: &Report) -> Option<Answered> {
 /// Frozen in the effect. Nobody else claimed, so it completes by its own fence, in doubt or not.
 fn alone(mode: Mode) {
     let place = Place::new(mode, Start::WithClaim);
-    let mut victim = Victim::start(&Job::Life(place.life.with(Fate::PausesInEffect)));
+    let mut victim = Victim::start(&VictimJob::Life(place.life.with(LifeEnd::PausesInEffect)));
     let fence = victim.wait_for("its effect", in_effect);
     freeze(&place, &mut victim);
     let answered = victim.wait_for("its answer", ended);
-    assert_eq!(answered, Answered::Value { receipt: receipt(fence), replayed: false, stored: true });
+    assert_eq!(answered, ReportedEnd::Value { receipt: receipt(fence), replayed: false, stored: true });
     assert!(victim.end().1.success());
     let next = place.next();
     block_on(async {
@@ -56,9 +56,9 @@ fn alone(mode: Mode) {
 /// Frozen in the effect, while another caller waits for it.
 fn with_rival(mode: Mode) {
     let place = Place::new(mode, Start::WithClaim);
-    let mut victim = Victim::start(&Job::Life(place.life.with(Fate::PausesInEffectWithRival)));
+    let mut victim = Victim::start(&VictimJob::Life(place.life.with(LifeEnd::PausesInEffectWithRival)));
     let fence = victim.wait_for("its effect", in_effect);
-    victim.wait_for("the other caller", |report| (*report == Report::RivalWaits).then_some(()));
+    victim.wait_for("the other caller", |report| (*report == VictimReport::RivalWaits).then_some(()));
     freeze(&place, &mut victim);
     let answers = [victim.wait_for("an answer", ended), victim.wait_for("the other answer", ended)];
     assert!(victim.end().1.success());
@@ -66,8 +66,8 @@ fn with_rival(mode: Mode) {
     let receipts: Vec<_> = answers
         .iter()
         .filter_map(|answer| match answer {
-            Answered::Value { receipt, stored: true, .. } => Some(receipt.as_str()),
-            Answered::Value { .. } | Answered::Nothing(_) => None,
+            ReportedEnd::Value { receipt, stored: true, .. } => Some(receipt.as_str()),
+            ReportedEnd::Value { .. } | ReportedEnd::Nothing(_) => None,
         })
         .collect();
     let next = place.next();
@@ -82,8 +82,7 @@ fn with_rival(mode: Mode) {
             // The one that waited may have seen the doubt before it was lifted; it never acts on it.
             Mode::Marked | Mode::Atomic => {
                 assert_eq!((record.attempt, receipts[0]), (1, receipt(fence).as_str()));
-                let in_doubt =
-                    |answer: &Answered| matches!(answer, Answered::Nothing(why) if why.contains("InDoubt"));
+                let in_doubt = |answer: &ReportedEnd| matches!(answer, ReportedEnd::Nothing(why) if why.contains("InDoubt"));
                 assert!(receipts.len() == 2 || answers.iter().any(in_doubt), "{answers:?}");
                 assert_eq!(next.steps(), (1, 1));
             }
@@ -126,9 +125,9 @@ mod frozen_host {
 /// Frozen between claim and begin: its mark is refused, so it claims anew, with a higher fence, and acts once.
 fn before_begin(mode: Mode) {
     let place = Place::new(mode, Start::Later);
-    let mut victim = Victim::start(&Job::Life(place.life.with(Fate::PausesBeforeBegin)));
-    let claimed = |report: &Report| match report {
-        Report::Claimed { fence } => Some(*fence),
+    let mut victim = Victim::start(&VictimJob::Life(place.life.with(LifeEnd::PausesBeforeBegin)));
+    let claimed = |report: &VictimReport| match report {
+        VictimReport::Claimed { fence } => Some(*fence),
         _ => None,
     };
     let first = victim.wait_for("its claim", claimed);
@@ -137,7 +136,7 @@ fn before_begin(mode: Mode) {
     assert!(second > first);
     assert_eq!(victim.wait_for("its effect", in_effect), second);
     let answered = victim.wait_for("its answer", ended);
-    assert_eq!(answered, Answered::Value { receipt: receipt(second), replayed: false, stored: true });
+    assert_eq!(answered, ReportedEnd::Value { receipt: receipt(second), replayed: false, stored: true });
     assert!(victim.end().1.success());
     let next = place.next();
     block_on(async {

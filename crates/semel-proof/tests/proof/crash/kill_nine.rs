@@ -13,8 +13,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use semel::store::{EmbeddedStore, Scan, Store as _};
-use semel_proof::victim::flood::{Flood, Item, Word};
-use semel_proof::victim::{Job, Report};
+use semel_proof::victim::flood::{Flood, FloodItem, ReportTiming};
+use semel_proof::victim::{VictimJob, VictimReport};
 
 use super::supervisor::{Silence, Victim};
 use super::{Form, block_on, folder, seed};
@@ -28,7 +28,7 @@ const RANGE: u64 = 1 << 32;
 fn nothing_acknowledged_is_lost_to_kill_nine() {
     let (kills, writes) = Form::asked().pick((5, 20_000), (50, 200_000));
     let folder = folder();
-    let mut run = Run::new(folder.path().join("store"), Word::Kept);
+    let mut run = Run::new(folder.path().join("store"), ReportTiming::Kept);
     for kill in 1..=kills {
         run.live_and_die(kill, writes * kill / kills);
         // Now and then a victim finds what the killed one left, and not what a tidy process made of it.
@@ -48,7 +48,7 @@ fn nothing_acknowledged_is_lost_to_kill_nine() {
 #[test]
 fn a_word_given_too_early_is_noticed() {
     let folder = folder();
-    let mut run = Run::new(folder.path().join("store"), Word::Broken);
+    let mut run = Run::new(folder.path().join("store"), ReportTiming::Broken);
     for kill in 1..=10 {
         run.live_and_die(kill, 500 * kill);
         if let Err(why) = run.verify(kill) {
@@ -66,7 +66,7 @@ struct Run {
     items: HashMap<u64, Reported>,
     acknowledged: u64,
     kills: u64,
-    word: Word,
+    word: ReportTiming,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -76,7 +76,7 @@ struct Reported {
 }
 
 impl Run {
-    fn new(store: PathBuf, word: Word) -> Self {
+    fn new(store: PathBuf, word: ReportTiming) -> Self {
         let seed = seed();
         let rng = StdRng::seed_from_u64(seed);
         Self { store, seed, rng, items: HashMap::new(), acknowledged: 0, kills: 0, word }
@@ -102,7 +102,7 @@ impl Run {
 
     fn start(&self, first: u64) -> Victim {
         let (store, seed, word) = (self.store.clone(), self.seed, self.word);
-        Victim::start(&Job::Flood(Flood { store, seed, first, callers: CALLERS, word }))
+        Victim::start(&VictimJob::Flood(Flood { store, seed, first, callers: CALLERS, word }))
     }
 
     fn kill_after(&mut self, mut victim: Victim, first: u64, time: Duration) {
@@ -118,11 +118,11 @@ impl Run {
         }
     }
 
-    fn note(&mut self, reports: impl IntoIterator<Item = Report>) {
+    fn note(&mut self, reports: impl IntoIterator<Item = VictimReport>) {
         for report in reports {
             match report {
-                Report::Ready => {}
-                Report::Acknowledged { item, write, fence } => {
+                VictimReport::Ready => {}
+                VictimReport::Acknowledged { item, write, fence } => {
                     let reported = self.items.entry(item).or_default();
                     assert_eq!(reported.writes + 1, write, "item {item} reports out of order");
                     *reported = Reported { writes: write, fence };
@@ -179,7 +179,7 @@ impl Run {
         let mut there = 0;
         for number in numbers {
             let Reported { writes, fence } = self.items[number];
-            let item = Item::of(self.seed, *number);
+            let item = FloodItem::of(self.seed, *number);
             let found = store.get(item.id).await.expect("it can be read").map(|found| found.record);
             let one_more = (writes + 1).min(item.writes());
             let whole = [writes, one_more].into_iter().any(|writes| item.is_after(writes, found.as_ref()));
@@ -196,7 +196,7 @@ impl Run {
 }
 
 /// Listens for so long, or until the victim's pipe is empty for that time.
-fn listen_for(victim: &Victim, time: Duration) -> Vec<Report> {
+fn listen_for(victim: &Victim, time: Duration) -> Vec<VictimReport> {
     let end = tokio::time::Instant::now() + time;
     let mut heard = Vec::new();
     loop {

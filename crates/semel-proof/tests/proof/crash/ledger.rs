@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::EmbeddedStore;
-use semel_pipeline::delivery::{Class, State, Told};
+use semel_pipeline::delivery::{AttemptClass, DeliveryHistory, DeliveryState};
 use semel_pipeline::ledger::{
     DeliveryFilter, EmbeddedLedger, Intake as _, Letters as _, Page, Reading as _, Take, Working as _,
 };
 use semel_pipeline::letter::Status;
 use semel_proof::victim::ledger::{LEASE, Post, TARGET, ending, key, number_of, word};
-use semel_proof::victim::{Job, Report};
+use semel_proof::victim::{VictimJob, VictimReport};
 
 use super::kill_nine::intact;
 use super::supervisor::{Silence, Victim};
@@ -57,11 +57,11 @@ struct Run {
 impl Run {
     fn live_and_die(&mut self, life: u64) {
         let post = Post { store: self.store.clone(), first: life * RANGE, writers: 6, workers: 3 };
-        let mut victim = Victim::start(&Job::Ledger(post));
+        let mut victim = Victim::start(&VictimJob::Ledger(post));
         let first = victim.hear();
-        assert_eq!(first, Some(Report::Ready));
+        assert_eq!(first, Some(VictimReport::Ready));
         // Not before it has done something, and then at any moment.
-        let mut heard: Vec<Report> = (0..150).map_while(|_| victim.hear()).collect();
+        let mut heard: Vec<VictimReport> = (0..150).map_while(|_| victim.hear()).collect();
         let moment = Duration::from_micros(rand::random_range(0..150_000));
         let end = tokio::time::Instant::now() + moment;
         loop {
@@ -76,7 +76,7 @@ impl Run {
         }
         heard.extend(victim.kill());
         for report in heard {
-            let Report::Acknowledged { item, write, .. } = report else {
+            let VictimReport::Acknowledged { item, write, .. } = report else {
                 panic!("a post does not say {report:?}")
             };
             let heard = self.heard.entry(item).or_default();
@@ -103,13 +103,13 @@ impl Run {
                 assert_eq!(told.event.new.payload, number.to_string().as_bytes());
                 let state = told.delivery.state;
                 match heard.ended {
-                    Some(word::DONE) => assert_eq!(state, State::Done, "event {number}"),
-                    Some(_) => assert_eq!(state, State::Dlq, "event {number}"),
+                    Some(word::DONE) => assert_eq!(state, DeliveryState::Done, "event {number}"),
+                    Some(_) => assert_eq!(state, DeliveryState::Dlq, "event {number}"),
                     None => {}
                 }
                 if heard.retried {
                     let failed = |class| ended_as(told, class) > 0;
-                    assert!(failed(Class::Transient), "event {number}: its failed attempt is gone");
+                    assert!(failed(AttemptClass::Transient), "event {number}: its failed attempt is gone");
                 }
                 whole(&ledger, told).await;
             }
@@ -155,10 +155,15 @@ impl Run {
                         ledger.delivery(delivery.id).await.expect("it can be read").expect("it is there");
                     let text = std::str::from_utf8(&told.event.new.payload).expect("it is a number");
                     let number: u64 = text.parse().expect("it is a number");
-                    let expected = if number.is_multiple_of(10) { State::Dlq } else { State::Done };
+                    let expected =
+                        if number.is_multiple_of(10) { DeliveryState::Dlq } else { DeliveryState::Done };
                     assert_eq!(told.delivery.state, expected, "event {number}");
-                    let done = usize::from(expected == State::Done);
-                    assert_eq!(ended_as(&told, Class::Success), done, "event {number} is delivered once");
+                    let done = usize::from(expected == DeliveryState::Done);
+                    assert_eq!(
+                        ended_as(&told, AttemptClass::Success),
+                        done,
+                        "event {number} is delivered once"
+                    );
                     whole(&ledger, &told).await;
                     seen += 1;
                 }
@@ -174,7 +179,7 @@ impl Run {
     }
 }
 
-fn ended_as(told: &Told, class: Class) -> usize {
+fn ended_as(told: &DeliveryHistory, class: AttemptClass) -> usize {
     told.attempts
         .iter()
         .filter(|attempt| attempt.ending.as_ref().is_some_and(|end| end.class == class))
@@ -182,13 +187,13 @@ fn ended_as(told: &Told, class: Class) -> usize {
 }
 
 /// A delivery, its attempts and its letter tell one story.
-async fn whole(ledger: &EmbeddedLedger, told: &Told) {
+async fn whole(ledger: &EmbeddedLedger, told: &DeliveryHistory) {
     let delivery = &told.delivery;
     let open = told.attempts.iter().filter(|attempt| attempt.ending.is_none()).count();
-    assert_eq!(open, usize::from(delivery.state == State::Running), "{delivery:?}");
+    assert_eq!(open, usize::from(delivery.state == DeliveryState::Running), "{delivery:?}");
     assert_eq!(told.attempts.len(), delivery.attempts as usize, "{delivery:?}");
-    assert_eq!(ended_as(told, Class::Crashed), delivery.crashes as usize, "{delivery:?}");
-    assert_eq!(delivery.letter.is_some(), delivery.state == State::Dlq, "{delivery:?}");
+    assert_eq!(ended_as(told, AttemptClass::Crashed), delivery.crashes as usize, "{delivery:?}");
+    assert_eq!(delivery.letter.is_some(), delivery.state == DeliveryState::Dlq, "{delivery:?}");
     if let Some(letter) = delivery.letter {
         let letter =
             ledger.letter(letter).await.expect("it can be read").expect("the letter is there").letter;

@@ -9,9 +9,9 @@ use std::process::ExitStatus;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use semel_proof::victim::script::{Step, World, script};
+use semel_proof::victim::script::{ScriptStep, World, script};
 use semel_proof::victim::steady::{Steady, WhenFull};
-use semel_proof::victim::{Job, Report};
+use semel_proof::victim::{VictimJob, VictimReport};
 use tempfile::TempDir;
 
 use super::disk::{Cut, Disk, Event, read_log};
@@ -28,13 +28,13 @@ struct Bench {
     folder: TempDir,
     shim: Shim,
     seed: u64,
-    steps: Vec<Step>,
+    steps: Vec<ScriptStep>,
     form: Form,
 }
 
 /// What a victim said, and how it ended.
 struct Run {
-    reports: Vec<Report>,
+    reports: Vec<VictimReport>,
     status: ExitStatus,
     place: TempDir,
 }
@@ -55,7 +55,7 @@ impl Bench {
         // Only where syncs are lost does it matter what was synced.
         let log = matches!(failure, Some(Failure::Sync(_))).then_some(log);
         let prepare = |command: &mut _| self.shim.below(command, failure, log.as_deref());
-        let (reports, status) = Victim::start_with(&Job::Steady(job), prepare).end();
+        let (reports, status) = Victim::start_with(&VictimJob::Steady(job), prepare).end();
         Run { reports, status, place }
     }
 
@@ -65,7 +65,7 @@ impl Bench {
         assert!(run.status.success(), "SEMEL_SEED={}: {:?}", self.seed, run.reports.last());
         self.holds_what_was_answered(&run).unwrap_or_else(|why| panic!("SEMEL_SEED={}: {why}", self.seed));
         let calls = run.reports.iter().find_map(|report| match report {
-            Report::Calls { writes, syncs } => Some((*writes, *syncs)),
+            VictimReport::Calls { writes, syncs } => Some((*writes, *syncs)),
             _ => None,
         });
         calls.expect("the shim counts")
@@ -91,9 +91,9 @@ impl Bench {
     }
 
     /// The worlds that fit what was said: each answer is what the rules say, a refused step changed nothing.
-    fn worlds(&self, reports: &[Report]) -> Result<Vec<World>, String> {
+    fn worlds(&self, reports: &[VictimReport]) -> Result<Vec<World>, String> {
         let mut worlds = vec![World::default()];
-        let with = |worlds: &[World], step: &Step| -> Vec<World> {
+        let with = |worlds: &[World], step: &ScriptStep| -> Vec<World> {
             let applied = worlds.iter().map(|world| {
                 let mut world = world.clone();
                 world.execute(step);
@@ -104,7 +104,7 @@ impl Bench {
         let mut next = 0;
         for report in reports {
             match report {
-                Report::Answered { step, answer } => {
+                VictimReport::Answered { step, answer } => {
                     worlds.retain_mut(|world| world.execute(&self.steps[*step]) == *answer);
                     if worlds.is_empty() {
                         return Err(format!(
@@ -113,7 +113,7 @@ impl Bench {
                     }
                     next = step + 1;
                 }
-                Report::Refused { step, kind } => {
+                VictimReport::Refused { step, kind } => {
                     if kind == "Ambiguous" {
                         worlds = with(&worlds, &self.steps[*step]);
                     }
@@ -168,7 +168,7 @@ impl Bench {
             .map_err(|why| format!("where the failed sync lost its bytes: {why}"))
     }
 
-    fn image_holds(&self, reports: &[Report], image: Vec<(PathBuf, Vec<u8>)>) -> Result<(), String> {
+    fn image_holds(&self, reports: &[VictimReport], image: Vec<(PathBuf, Vec<u8>)>) -> Result<(), String> {
         let worlds = self.worlds(reports)?;
         check_image(self.folder.path(), image, self.steps[STEPS - 1].at, &worlds)
             .map_err(|why| format!("{why}\nafter {:?}", tail(reports)))
@@ -176,15 +176,15 @@ impl Bench {
 }
 
 /// What was said around the fault.
-fn tail(reports: &[Report]) -> Vec<&Report> {
-    let fault = reports.iter().position(|report| matches!(report, Report::Fault { .. }));
+fn tail(reports: &[VictimReport]) -> Vec<&VictimReport> {
+    let fault = reports.iter().position(|report| matches!(report, VictimReport::Fault { .. }));
     let start = fault.unwrap_or(reports.len()).saturating_sub(3);
     reports[start..].iter().take(12).collect()
 }
 
 /// Where the fault hit, in what was said; none where it did not.
-fn fault(reports: &[Report]) -> Option<usize> {
-    reports.iter().position(|report| matches!(report, Report::Fault { .. }))
+fn fault(reports: &[VictimReport]) -> Option<usize> {
+    reports.iter().position(|report| matches!(report, VictimReport::Fault { .. }))
 }
 
 /// A write that fails is never acknowledged, whatever it belonged to.
@@ -215,9 +215,9 @@ fn fsync_error() {
         // A step that was on disk before may still be on its way to be answered; a store that was opened again after a
         // failure at its close has looked at the files afresh. And SQLite does not look at how the sync of its folder
         // ended: then nothing that is answered may depend on a name in it.
-        let of_folder = matches!(&run.reports[hit], Report::Fault { file, .. } if file == "store");
-        let same_store = run.reports[hit..].iter().take_while(|report| **report != Report::Ready);
-        let answered = same_store.filter(|report| matches!(report, Report::Answered { .. })).count();
+        let of_folder = matches!(&run.reports[hit], VictimReport::Fault { file, .. } if file == "store");
+        let same_store = run.reports[hit..].iter().take_while(|report| **report != VictimReport::Ready);
+        let answered = same_store.filter(|report| matches!(report, VictimReport::Answered { .. })).count();
         if answered > 1 && !of_folder {
             return Err(format!(
                 "{answered} steps were answered after a failed sync: {:?}",
@@ -243,9 +243,9 @@ fn restart_after_a_failed_sync() {
         let run = bench.run(Some(Failure::Sync(call)), WhenFull::GoOn);
         let (store, log) = (run.place.path().join("store"), run.place.path().join("log"));
         let before = read_log(&log).len();
-        let hold = Job::Hold { store: store.clone() };
+        let hold = VictimJob::Hold { store: store.clone() };
         let mut next = Victim::start_with(&hold, |command| bench.shim.below(command, None, Some(&log)));
-        next.wait_for("it opened", |report| (*report == Report::Ready).then_some(()));
+        next.wait_for("it opened", |report| (*report == VictimReport::Ready).then_some(()));
         next.kill();
 
         let mut rng = StdRng::seed_from_u64(bench.seed);
@@ -291,13 +291,14 @@ fn disk_full() {
         let count = 1 + from % 23;
         let run = bench.run(Some(Failure::NoRoom { from, count }), WhenFull::Insist);
         let replays = run.reports.iter().filter_map(|report| match report {
-            Report::Replayed { answer } => Some(answer),
+            VictimReport::Replayed { answer } => Some(answer),
             _ => None,
         });
         if let Some(answer) = replays.clone().find(|answer| !answer.starts_with("Ok(Replay")) {
             return Err(format!("a replay was answered {answer} while there was no room"));
         }
-        let mut answered = run.reports.iter().filter(|report| matches!(report, Report::Answered { .. }));
+        let mut answered =
+            run.reports.iter().filter(|report| matches!(report, VictimReport::Answered { .. }));
         let (healed, last) = (answered.clone().count(), answered.next_back());
         if healed != STEPS || !run.status.success() {
             return Err(format!(

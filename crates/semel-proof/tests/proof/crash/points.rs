@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::outcome::Outcome;
-use semel::record::{Claim, Command, Grant, Phase, Record, Ruling, Settlement, State};
+use semel::record::{Command, Grant, NewClaim, Phase, Record, Ruling, Settlement, State};
 use semel::store::{EmbeddedStore, Snapshot, Store as _};
 use semel::{Engine, Mode};
-use semel_proof::victim::life::{CREDIT, DEBIT, Fate, Life, Start, key, outcome, receipt, reopen};
-use semel_proof::victim::witness::{Row, rows};
-use semel_proof::victim::{Answered, Job};
+use semel_proof::victim::life::{CREDIT, DEBIT, LifeEnd, Start, VictimLife, key, outcome, receipt, reopen};
+use semel_proof::victim::witness::{EffectTrace, rows};
+use semel_proof::victim::{ReportedEnd, VictimJob};
 use tempfile::TempDir;
 
 use super::memory_group::MemoryGroup;
@@ -24,26 +24,26 @@ use super::{PATIENCE, block_on, folder};
 /// Where a life is lived.
 pub(super) struct Place {
     _folder: TempDir,
-    pub(super) life: Life,
+    pub(super) life: VictimLife,
 }
 
 impl Place {
     pub(super) fn new(mode: Mode, start: Start) -> Self {
         let folder = folder();
-        let life = Life {
+        let life = VictimLife {
             store: folder.path().join("store"),
             witness: folder.path().join("witness"),
             mode,
             lease: Duration::from_millis(500),
             start,
-            fate: Fate::Lives,
+            fate: LifeEnd::Lives,
         };
         Self { _folder: folder, life }
     }
 
     /// Lets a victim live this life to its end.
-    pub(super) fn dies(&self, fate: Fate) {
-        Victim::start(&Job::Life(self.life.with(fate))).end_by_kill();
+    pub(super) fn dies(&self, fate: LifeEnd) {
+        Victim::start(&VictimJob::Life(self.life.with(fate))).end_by_kill();
     }
 
     /// The next process.
@@ -57,7 +57,7 @@ impl Place {
 pub(super) struct Next {
     store: Arc<EmbeddedStore>,
     engine: Engine,
-    life: Life,
+    life: VictimLife,
 }
 
 impl Next {
@@ -86,7 +86,7 @@ impl Next {
     }
 
     /// Calls the effect, and waits for a dead owner's lease where there is one.
-    pub(super) async fn call(&self) -> Answered {
+    pub(super) async fn call(&self) -> ReportedEnd {
         self.life.call(&self.engine).await
     }
 
@@ -108,14 +108,14 @@ impl Next {
         (count(DEBIT), count(CREDIT))
     }
 
-    fn witness(&self) -> Vec<Row> {
+    fn witness(&self) -> Vec<EffectTrace> {
         rows(&self.life.witness).expect("the witness can be read")
     }
 
     /// Calls, and expects to have run the effect as attempt `attempt`, with a fence above `fence`.
     async fn takes_over(&self, attempt: u32, fence: u64) -> String {
         let answer = self.call().await;
-        let Answered::Value { receipt, replayed: false, stored: true } = answer else {
+        let ReportedEnd::Value { receipt, replayed: false, stored: true } = answer else {
             panic!("expected a run of its own: {answer:?}")
         };
         let record = self.record().await;
@@ -131,7 +131,7 @@ impl Next {
     /// Every later call is given this receipt, and no effect.
     pub(super) async fn replays(&self, receipt: &str) {
         let before = self.steps();
-        let given = Answered::Value { receipt: receipt.to_owned(), replayed: true, stored: true };
+        let given = ReportedEnd::Value { receipt: receipt.to_owned(), replayed: true, stored: true };
         assert_eq!(self.call().await, given);
         let elsewhere = self.life.engine(self.store.clone());
         assert_eq!(self.life.call(&elsewhere).await, given, "without the first one's cache");
@@ -144,7 +144,7 @@ impl Next {
         assert_eq!(self.phase_after_lease().await, Phase::InDoubt);
         for _ in 0..2 {
             let answer = self.call().await;
-            assert!(matches!(&answer, Answered::Nothing(why) if why.contains("InDoubt")), "{answer:?}");
+            assert!(matches!(&answer, ReportedEnd::Nothing(why) if why.contains("InDoubt")), "{answer:?}");
         }
         assert_eq!(self.steps(), before, "never silently run again");
         assert_eq!(self.record().await, *written, "asking changes nothing");
@@ -184,7 +184,7 @@ in_every_mode!(
 
 fn before_claim(mode: Mode) {
     let place = Place::new(mode, Start::WithClaim);
-    place.dies(Fate::DiesBeforeClaim);
+    place.dies(LifeEnd::DiesBeforeClaim);
     let next = place.next();
     block_on(async {
         assert_eq!(next.snapshot().await, None);
@@ -202,7 +202,7 @@ in_every_mode!(
 
 fn after_claim(mode: Mode) {
     let place = Place::new(mode, Start::Later);
-    place.dies(Fate::DiesAfterClaim);
+    place.dies(LifeEnd::DiesAfterClaim);
     let next = place.next();
     block_on(async {
         let Snapshot { record, now, .. } = next.snapshot().await.expect("there is a record");
@@ -226,18 +226,18 @@ fn claim_reply_lost_in(mode: Mode) {
     let mut place = Place::new(mode, Start::WithClaim);
     // The claim must still stand when it is asked for again.
     place.life.lease = Duration::from_secs(20);
-    place.dies(Fate::DiesAfterClaim);
+    place.dies(LifeEnd::DiesAfterClaim);
     let next = place.next();
     block_on(async {
         let record = next.record().await;
-        let claim = Claim {
+        let claim = NewClaim {
             owner: record.owner,
             fingerprint: record.fingerprint,
             terms: Arc::clone(&record.terms),
             begin: semel::record::Begin::WithClaim,
             hint: record.hint.clone(),
         };
-        let stranger = Claim { owner: semel::record::Owner::random(), ..claim.clone() };
+        let stranger = NewClaim { owner: semel::record::Owner::random(), ..claim.clone() };
         assert!(matches!(next.apply(Command::Claim(stranger)).await, Ruling::Busy { .. }));
         let Ruling::Won(win) = next.apply(Command::Claim(claim)).await else {
             panic!("its own claim is refused")
@@ -259,7 +259,9 @@ in_every_mode!(
 
 fn after_begin(mode: Mode) {
     // The mark comes with the claim, or as a step of its own.
-    for (start, fate) in [(Start::WithClaim, Fate::DiesAfterClaim), (Start::Later, Fate::DiesAfterBegin)] {
+    for (start, fate) in
+        [(Start::WithClaim, LifeEnd::DiesAfterClaim), (Start::Later, LifeEnd::DiesAfterBegin)]
+    {
         let place = Place::new(mode, start);
         place.dies(fate);
         let next = place.next();
@@ -286,7 +288,7 @@ in_every_mode!(
 );
 
 fn mid_effect(mode: Mode) {
-    half_done(mode, &|place| place.dies(Fate::DiesMidEffect));
+    half_done(mode, &|place| place.dies(LifeEnd::DiesMidEffect));
 }
 
 fn half_done(mode: Mode, dies: &dyn Fn(&Place)) {
@@ -327,7 +329,7 @@ in_every_mode!(
 
 fn after_effect(mode: Mode) {
     let place = Place::new(mode, Start::WithClaim);
-    place.dies(Fate::DiesAfterEffect);
+    place.dies(LifeEnd::DiesAfterEffect);
     let next = place.next();
     block_on(async {
         let record = next.record().await;
@@ -362,7 +364,7 @@ in_every_mode!(
 fn after_publish(mode: Mode) {
     for start in [Start::WithClaim, Start::Later] {
         let place = Place::new(mode, start);
-        place.dies(Fate::DiesAfterComplete);
+        place.dies(LifeEnd::DiesAfterComplete);
         let next = place.next();
         block_on(async {
             let Snapshot { record, now, .. } = next.snapshot().await.expect("there is a record");
@@ -384,7 +386,7 @@ in_every_mode!(
 
 fn publish_reply_lost_in(mode: Mode) {
     let place = Place::new(mode, Start::WithClaim);
-    place.dies(Fate::DiesAfterComplete);
+    place.dies(LifeEnd::DiesAfterComplete);
     let next = place.next();
     block_on(async {
         let record = next.record().await;
@@ -411,8 +413,8 @@ in_every_mode!(
 fn double_crash(mode: Mode) {
     // Begun twice and lost twice where that is taken over; claimed twice where it is not.
     let (start, fate) = match mode {
-        Mode::Marked | Mode::Atomic => (Start::Later, Fate::DiesAfterClaim),
-        Mode::Keyed | Mode::Rerun => (Start::WithClaim, Fate::DiesAfterEffect),
+        Mode::Marked | Mode::Atomic => (Start::Later, LifeEnd::DiesAfterClaim),
+        Mode::Keyed | Mode::Rerun => (Start::WithClaim, LifeEnd::DiesAfterEffect),
     };
     let place = Place::new(mode, start);
     let mut fences = Vec::new();
@@ -455,10 +457,10 @@ fn out_of_memory(mode: Mode) {
     let Some(group) = MemoryGroup::of_bytes(64 << 20) else {
         // Without rights to make a memory cgroup the system's killer cannot be aimed. The signal is the same.
         println!("no memory cgroup can be made here: the process is killed by hand instead");
-        return half_done(mode, &|place| place.dies(Fate::DiesMidEffect));
+        return half_done(mode, &|place| place.dies(LifeEnd::DiesMidEffect));
     };
     half_done(mode, &|place| {
-        let job = Job::Life(place.life.with(Fate::DevoursMemory));
+        let job = VictimJob::Life(place.life.with(LifeEnd::DevoursMemory));
         Victim::start_with(&job, |command| group.around(command)).end_by_kill();
     });
     assert!(group.kills() > 0, "it was the system that killed");

@@ -13,9 +13,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use semel::record::Ruling;
 use semel::store::{EmbeddedStore, Store as _};
 use semel::time::ManualClock;
-use semel_proof::victim::script::{Step, World, ask_again, finished_key, script};
+use semel_proof::victim::script::{ScriptStep, World, ask_again, finished_key, script};
 use semel_proof::victim::steady::{Steady, WhenFull};
-use semel_proof::victim::{Job, Report};
+use semel_proof::victim::{VictimJob, VictimReport};
 use tempfile::TempDir;
 
 use super::disk::{Cut, Disk, Event, read_log};
@@ -41,7 +41,7 @@ struct Recording {
     store: PathBuf,
     seed: u64,
     events: Vec<Event>,
-    steps: Vec<Step>,
+    steps: Vec<ScriptStep>,
     /// The world after each number of steps.
     worlds: Vec<World>,
 }
@@ -57,7 +57,8 @@ impl Recording {
         let log = folder.path().join("log");
         let when_full = WhenFull::GoOn;
         let job = Steady { store: store.clone(), seed, steps: STEPS, reopen_at: Some(STEPS / 2), when_full };
-        let victim = Victim::start_with(&Job::Steady(job), |command| shim.below(command, None, Some(&log)));
+        let victim =
+            Victim::start_with(&VictimJob::Steady(job), |command| shim.below(command, None, Some(&log)));
         let (said, status) = victim.end();
         assert!(status.success(), "SEMEL_SEED={seed}: {said:?}");
 
@@ -67,7 +68,7 @@ impl Recording {
             let mut world = worlds[number].clone();
             let answer = world.execute(step);
             assert!(
-                said.contains(&Report::Answered { step: number, answer: answer.clone() }),
+                said.contains(&VictimReport::Answered { step: number, answer: answer.clone() }),
                 "SEMEL_SEED={seed}: step {number} was to be answered {answer}"
             );
             worlds.push(world);
@@ -89,7 +90,7 @@ impl Recording {
                 tried += 1;
             }
             if let Event::Said(line) = event
-                && let Ok(Report::Answered { .. }) = serde_json::from_str(line)
+                && let Ok(VictimReport::Answered { .. }) = serde_json::from_str(line)
             {
                 answered += 1;
             }

@@ -7,23 +7,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use semel_proof::victim::{Job, Report};
+use semel_proof::victim::{VictimJob, VictimReport};
 
 use super::PATIENCE;
 
 /// A running victim. Dropped, it is killed and reaped.
 pub(crate) struct Victim {
     child: Child,
-    reports: Receiver<Report>,
+    reports: Receiver<VictimReport>,
 }
 
 impl Victim {
-    pub(crate) fn start(job: &Job) -> Self {
+    pub(crate) fn start(job: &VictimJob) -> Self {
         Self::start_with(job, |_| ())
     }
 
     /// Starts a victim whose environment `prepare` changes.
-    pub(crate) fn start_with(job: &Job, prepare: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn start_with(job: &VictimJob, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_semel-victim"));
         command.arg(serde_json::to_string(job).expect("a job is plain data"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -48,12 +48,12 @@ impl Victim {
     }
 
     /// The next report; none once the victim has ended and everything it said was heard.
-    pub(crate) fn hear(&self) -> Option<Report> {
+    pub(crate) fn hear(&self) -> Option<VictimReport> {
         self.hear_within(PATIENCE).unwrap_or_else(|Silence| panic!("nothing was heard for {PATIENCE:?}"))
     }
 
     /// The same, with a time of its own.
-    pub(crate) fn hear_within(&self, time: Duration) -> Result<Option<Report>, Silence> {
+    pub(crate) fn hear_within(&self, time: Duration) -> Result<Option<VictimReport>, Silence> {
         match self.reports.recv_timeout(time) {
             Ok(report) => Ok(Some(report)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
@@ -62,7 +62,7 @@ impl Victim {
     }
 
     /// Listens until `pick` finds what it wants.
-    pub(crate) fn wait_for<T>(&self, what: &str, mut pick: impl FnMut(&Report) -> Option<T>) -> T {
+    pub(crate) fn wait_for<T>(&self, what: &str, mut pick: impl FnMut(&VictimReport) -> Option<T>) -> T {
         let mut heard = Vec::new();
         while let Some(report) = self.hear() {
             if let Some(found) = pick(&report) {
@@ -92,14 +92,14 @@ impl Victim {
     }
 
     /// Kills it with `kill -9`, and returns what it had said and nobody had heard yet.
-    pub(crate) fn kill(&mut self) -> Vec<Report> {
+    pub(crate) fn kill(&mut self) -> Vec<VictimReport> {
         self.child.kill().expect("it is ours to kill");
         self.child.wait().expect("it is ours to wait for");
         std::iter::from_fn(|| self.hear()).collect()
     }
 
     /// Waits for its own end; what was said and not heard before, and how it ended.
-    pub(crate) fn end(mut self) -> (Vec<Report>, ExitStatus) {
+    pub(crate) fn end(mut self) -> (Vec<VictimReport>, ExitStatus) {
         let said = std::iter::from_fn(|| self.hear()).collect();
         // Its output is closed, so it is about to end.
         let status = self.child.wait().expect("it is ours to wait for");
@@ -107,7 +107,7 @@ impl Victim {
     }
 
     /// Waits for an end by `kill -9`, by its own hand or the system's.
-    pub(crate) fn end_by_kill(self) -> Vec<Report> {
+    pub(crate) fn end_by_kill(self) -> Vec<VictimReport> {
         let (said, status) = self.end();
         assert_eq!(
             status.signal(),

@@ -8,12 +8,14 @@
 //!
 //! A mutant is caught in a configuration whose promises another test checks, so that only the mutant can break them.
 
-use semel_proof::triggers::{Action, Budget, Milestone, Mutant, Trigger, TriggerModel, World, name};
+use semel_proof::triggers::{
+    Milestone, ModelTrigger, TriggerAction, TriggerBudget, TriggerModel, TriggerMutant, TriggerState, name,
+};
 use stateright::{Checker, HasDiscoveries, Model, Path};
 
 use super::size;
 
-const NOTHING: Budget = Budget {
+const NOTHING: TriggerBudget = TriggerBudget {
     crashes: 0,
     pauses: 0,
     resets: 0,
@@ -26,82 +28,92 @@ const NOTHING: Budget = Budget {
     claim_records_end: 0,
 };
 
-const PLAIN: Trigger = Trigger { payload: 0, wait: false, keyed: true };
-const WAITS: Trigger = Trigger { wait: true, ..PLAIN };
-const OTHER: Trigger = Trigger { payload: 1, ..PLAIN };
-const KEYLESS: Trigger = Trigger { keyed: false, ..PLAIN };
+const PLAIN: ModelTrigger = ModelTrigger { payload: 0, wait: false, keyed: true };
+const WAITS: ModelTrigger = ModelTrigger { wait: true, ..PLAIN };
+const OTHER: ModelTrigger = ModelTrigger { payload: 1, ..PLAIN };
+const KEYLESS: ModelTrigger = ModelTrigger { keyed: false, ..PLAIN };
 
-fn first(callers: &[Trigger], every_day: u8, proof: u8) -> &[Trigger] {
+fn first(callers: &[ModelTrigger], every_day: u8, proof: u8) -> &[ModelTrigger] {
     &callers[..usize::from(size(every_day, proof))]
 }
 
 fn callers_and_a_reset() -> TriggerModel {
     let callers = first(&[PLAIN, PLAIN, PLAIN], 2, 3);
-    TriggerModel::new(callers, Budget { crashes: 1, pauses: 1, resets: 1, ..NOTHING })
+    TriggerModel::new(callers, TriggerBudget { crashes: 1, pauses: 1, resets: 1, ..NOTHING })
 }
 
 fn claims_that_end() -> TriggerModel {
     TriggerModel::new(
         &[PLAIN, PLAIN, PLAIN],
-        Budget { crashes: size(0, 1), pauses: size(1, 2), claim_records_end: 1, ..NOTHING },
+        TriggerBudget { crashes: size(0, 1), pauses: size(1, 2), claim_records_end: 1, ..NOTHING },
     )
 }
 
 fn callers_waiter_and_drainer() -> TriggerModel {
-    let budget = Budget { crashes: 1, pauses: size(2, 1), resets: size(0, 1), ..NOTHING };
+    let budget = TriggerBudget { crashes: 1, pauses: size(2, 1), resets: size(0, 1), ..NOTHING };
     TriggerModel::new(&[PLAIN, PLAIN, WAITS], budget).drainers(usize::from(size(2, 1)))
 }
 
 fn cancel_and_drain() -> TriggerModel {
-    let budget = Budget { crashes: 1, pauses: 2, cancels: 1, resets: size(0, 1), ..NOTHING };
+    let budget = TriggerBudget { crashes: 1, pauses: 2, cancels: 1, resets: size(0, 1), ..NOTHING };
     TriggerModel::new(&[PLAIN, WAITS], budget).drainers(2)
 }
 
 fn changes_drain_and_promotion() -> TriggerModel {
-    let budget = Budget { crashes: 1, pauses: size(1, 2), increments: 2, cancels: size(0, 1), ..NOTHING };
+    let budget =
+        TriggerBudget { crashes: 1, pauses: size(1, 2), increments: 2, cancels: size(0, 1), ..NOTHING };
     TriggerModel::new(&[PLAIN, WAITS], budget).drainers(2)
 }
 
 fn lifetime_and_backlog() -> TriggerModel {
-    let budget = Budget { crashes: size(0, 1), pauses: size(0, 1), expiries: size(1, 2), ..NOTHING };
+    let budget = TriggerBudget { crashes: size(0, 1), pauses: size(0, 1), expiries: size(1, 2), ..NOTHING };
     TriggerModel::new(&[PLAIN, PLAIN, PLAIN], budget)
 }
 
 fn lifetime_and_waiter() -> TriggerModel {
-    let budget = Budget { crashes: size(0, 1), pauses: 1, expiries: 1, cancels: 1, ..NOTHING };
+    let budget = TriggerBudget { crashes: size(0, 1), pauses: 1, expiries: 1, cancels: 1, ..NOTHING };
     TriggerModel::new(&[PLAIN, WAITS], budget)
 }
 
 fn two_payloads() -> TriggerModel {
-    let budget = Budget { crashes: size(1, 0), pauses: 1, expiries: size(0, 1), ..NOTHING };
+    let budget = TriggerBudget { crashes: size(1, 0), pauses: 1, expiries: size(0, 1), ..NOTHING };
     TriggerModel::new(&[PLAIN, PLAIN, OTHER], budget)
 }
 
 fn redis_unavailable() -> TriggerModel {
-    let budget = Budget { failures: size(1, 2), crashes: size(0, 1), cancels: 1, increments: 1, ..NOTHING };
+    let budget =
+        TriggerBudget { failures: size(1, 2), crashes: size(0, 1), cancels: 1, increments: 1, ..NOTHING };
     TriggerModel::new(&[PLAIN, PLAIN, OTHER], budget)
 }
 
 fn redis_unavailable_and_waiter() -> TriggerModel {
-    let budget = Budget { failures: size(1, 2), pauses: 1, crashes: 1, resets: size(0, 1), ..NOTHING };
+    let budget = TriggerBudget { failures: size(1, 2), pauses: 1, crashes: 1, resets: size(0, 1), ..NOTHING };
     TriggerModel::new(&[PLAIN, WAITS], budget)
 }
 
 fn redis_loss() -> TriggerModel {
-    let budget =
-        Budget { losses: size(1, 2), crashes: size(0, 1), pauses: size(0, 1), increments: 1, ..NOTHING };
+    let budget = TriggerBudget {
+        losses: size(1, 2),
+        crashes: size(0, 1),
+        pauses: size(0, 1),
+        increments: 1,
+        ..NOTHING
+    };
     TriggerModel::new(&[PLAIN, PLAIN, OTHER], budget)
 }
 
 fn tenant_list() -> TriggerModel {
-    TriggerModel::new(first(&[KEYLESS, KEYLESS, KEYLESS], 2, 3), Budget { crashes: 1, losses: 1, ..NOTHING })
-        .listed()
-        .gate_closed()
-        .drainers(2)
+    TriggerModel::new(
+        first(&[KEYLESS, KEYLESS, KEYLESS], 2, 3),
+        TriggerBudget { crashes: 1, losses: 1, ..NOTHING },
+    )
+    .listed()
+    .gate_closed()
+    .drainers(2)
 }
 
 fn row_swept() -> TriggerModel {
-    let budget = Budget { resets: 1, expiries: 1, sweeps: 1, ..NOTHING };
+    let budget = TriggerBudget { resets: 1, expiries: 1, sweeps: 1, ..NOTHING };
     TriggerModel::new(first(&[PLAIN, PLAIN, PLAIN], 2, 3), budget)
 }
 
@@ -121,7 +133,7 @@ fn holds(what: &str, model: TriggerModel, marks: &[Milestone]) {
     }
 }
 
-fn caught(mutant: Mutant, model: TriggerModel, broken: &'static str) {
+fn caught(mutant: TriggerMutant, model: TriggerModel, broken: &'static str) {
     match way_to(model.with(mutant), broken) {
         Some(path) => println!("{mutant:?} breaks {broken:?}:{}", story(path)),
         None => panic!("{mutant:?} was not caught by {broken:?}"),
@@ -137,13 +149,13 @@ fn limit(model: TriggerModel) {
 }
 
 /// The shortest way to a state in which the property does not hold.
-fn way_to(model: TriggerModel, broken: &'static str) -> Option<Path<World, Action>> {
+fn way_to(model: TriggerModel, broken: &'static str) -> Option<Path<TriggerState, TriggerAction>> {
     model.only(broken).checker().spawn_bfs().join().discovery(broken)
 }
 
 /// A way through the model, one line a step.
-fn story(path: Path<World, Action>) -> String {
-    let line = |(world, action): (World, Option<Action>)| {
+fn story(path: Path<TriggerState, TriggerAction>) -> String {
+    let line = |(world, action): (TriggerState, Option<TriggerAction>)| {
         let callers: Vec<_> = world.callers.iter().map(|caller| caller.stage).collect();
         let next = action.map_or_else(|| "this".to_owned(), |action| format!("{action:?}"));
         let row = world.ledger.row.map(|row| (row.generation, row.holder));
@@ -251,197 +263,197 @@ fn model_row_swept() {
 // Accepted as live and cancelled afterwards: a worker is faster.
 #[test]
 fn model_mutant_cancel_after_accept() {
-    caught(Mutant::CancelAfterAccept, cancel_and_drain(), name::CANCEL_HOLDS);
+    caught(TriggerMutant::CancelAfterAccept, cancel_and_drain(), name::CANCEL_HOLDS);
 }
 
 // A drainer that was paused for longer than its lease writes the run as it was before it was cancelled.
 #[test]
 fn model_mutant_cancel_after_an_expired_lease() {
-    caught(Mutant::CancelAfterExpiredLease, cancel_and_drain(), name::CANCEL_HOLDS);
+    caught(TriggerMutant::CancelAfterExpiredLease, cancel_and_drain(), name::CANCEL_HOLDS);
 }
 
 #[test]
 fn model_mutant_wait_without_a_claim() {
-    caught(Mutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_ID);
-    caught(Mutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_FIRST);
+    caught(TriggerMutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_ID);
+    caught(TriggerMutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_FIRST);
 }
 
 // It runs what was cancelled, loses a change that comes between its read and its remove, and counts twice what a drainer
 // brings as well.
 #[test]
 fn model_mutant_promotion_without_a_lease() {
-    caught(Mutant::PromoteWithoutLease, cancel_and_drain(), name::CANCEL_HOLDS);
-    caught(Mutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGE_KEPT);
-    caught(Mutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGED_ONCE);
+    caught(TriggerMutant::PromoteWithoutLease, cancel_and_drain(), name::CANCEL_HOLDS);
+    caught(TriggerMutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGE_KEPT);
+    caught(TriggerMutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGED_ONCE);
 }
 
 #[test]
 fn model_mutant_wait_not_promoted() {
-    caught(Mutant::WaitNotPromoted, callers_waiter_and_drainer(), name::WAITER_SERVED);
+    caught(TriggerMutant::WaitNotPromoted, callers_waiter_and_drainer(), name::WAITER_SERVED);
 }
 
 #[test]
 fn model_mutant_drain_ignores_the_id() {
-    caught(Mutant::AcceptIgnoresId, callers_waiter_and_drainer(), name::ENDS_ONCE);
+    caught(TriggerMutant::AcceptIgnoresId, callers_waiter_and_drainer(), name::ENDS_ONCE);
 }
 
 #[test]
 fn model_mutant_payload_not_compared() {
-    caught(Mutant::PayloadNotCompared, two_payloads(), name::OWN_PAYLOAD);
+    caught(TriggerMutant::PayloadNotCompared, two_payloads(), name::OWN_PAYLOAD);
 }
 
 #[test]
 fn model_mutant_collision_aliases_the_run() {
-    caught(Mutant::CollisionAliases, redis_unavailable(), name::ENDS);
-    caught(Mutant::CollisionAliases, redis_unavailable(), name::FOUND);
+    caught(TriggerMutant::CollisionAliases, redis_unavailable(), name::ENDS);
+    caught(TriggerMutant::CollisionAliases, redis_unavailable(), name::FOUND);
 }
 
 #[test]
 fn model_mutant_collision_overwrites_metadata() {
-    caught(Mutant::CollisionOverwrites, redis_unavailable(), name::CHANGE_KEPT);
-    caught(Mutant::CollisionOverwrites, redis_unavailable(), name::CHANGED_ONCE);
+    caught(TriggerMutant::CollisionOverwrites, redis_unavailable(), name::CHANGE_KEPT);
+    caught(TriggerMutant::CollisionOverwrites, redis_unavailable(), name::CHANGED_ONCE);
 }
 
 #[test]
 fn model_mutant_drain_ignores_the_generation() {
-    caught(Mutant::DrainIgnoresGeneration, callers_and_a_reset(), name::KEY_WON);
-    caught(Mutant::DrainIgnoresGeneration, callers_and_a_reset(), name::CURRENT_RUN);
-    caught(Mutant::DrainIgnoresGeneration, lifetime_and_backlog(), name::KEY_KEPT);
+    caught(TriggerMutant::DrainIgnoresGeneration, callers_and_a_reset(), name::KEY_WON);
+    caught(TriggerMutant::DrainIgnoresGeneration, callers_and_a_reset(), name::CURRENT_RUN);
+    caught(TriggerMutant::DrainIgnoresGeneration, lifetime_and_backlog(), name::KEY_KEPT);
 }
 
 #[test]
 fn model_mutant_lifetime_counted_from_the_drain() {
-    caught(Mutant::LifetimeFromDrain, lifetime_and_backlog(), name::CURRENT_RUN);
+    caught(TriggerMutant::LifetimeFromDrain, lifetime_and_backlog(), name::CURRENT_RUN);
 }
 
 #[test]
 fn model_mutant_buffer_frees_an_expired_key() {
-    caught(Mutant::BufferFreesExpiredKey, lifetime_and_backlog(), name::ONE_ID);
-    caught(Mutant::BufferFreesExpiredKey, lifetime_and_backlog(), name::KEY_WON);
+    caught(TriggerMutant::BufferFreesExpiredKey, lifetime_and_backlog(), name::ONE_ID);
+    caught(TriggerMutant::BufferFreesExpiredKey, lifetime_and_backlog(), name::KEY_WON);
 }
 
 #[test]
 fn model_mutant_direct_write_answers_an_expired_holder() {
-    caught(Mutant::AcceptAnswersExpired, lifetime_and_backlog(), name::CURRENT_RUN);
+    caught(TriggerMutant::AcceptAnswersExpired, lifetime_and_backlog(), name::CURRENT_RUN);
 }
 
 // The claim ends with the lifetime of its run; the run is drained between a caller's look into the ledger and its put.
 #[test]
 fn model_mutant_drain_of_an_expired_run_leaves_its_generation_open() {
-    caught(Mutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::ONE_ID);
-    caught(Mutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::KEY_WON);
+    caught(TriggerMutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::ONE_ID);
+    caught(TriggerMutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::KEY_WON);
 }
 
 #[test]
 fn model_mutant_reset_without_a_generation() {
-    caught(Mutant::ResetWithoutGeneration, callers_and_a_reset(), name::CURRENT_RUN);
-    caught(Mutant::ResetWithoutGeneration, callers_and_a_reset(), name::KEY_WON);
-    caught(Mutant::ResetWithoutGeneration, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::ResetWithoutGeneration, callers_and_a_reset(), name::CURRENT_RUN);
+    caught(TriggerMutant::ResetWithoutGeneration, callers_and_a_reset(), name::KEY_WON);
+    caught(TriggerMutant::ResetWithoutGeneration, callers_and_a_reset(), name::ONE_ID);
 }
 
 // An owner that was paused before its put adds a run of the old generation: allowed, since its trigger began before the
 // reset ended. Closing the generation spares that run; no promise rests on it.
 #[test]
 fn model_reset_may_leave_the_old_generation_open() {
-    let model = callers_and_a_reset().with(Mutant::ResetLeavesGenerationOpen);
+    let model = callers_and_a_reset().with(TriggerMutant::ResetLeavesGenerationOpen);
     holds("reset leaves the old generation open", model, &[Milestone::OlderGeneration]);
 }
 
 #[test]
 fn model_mutant_tenant_leaves_without_comparison() {
-    caught(Mutant::LeaveWithoutComparison, tenant_list(), name::ENDS);
+    caught(TriggerMutant::LeaveWithoutComparison, tenant_list(), name::ENDS);
 }
 
 #[test]
 fn model_mutant_tenant_announced_after_the_put() {
-    caught(Mutant::AnnounceAfterPut, tenant_list(), name::ENDS);
+    caught(TriggerMutant::AnnounceAfterPut, tenant_list(), name::ENDS);
 }
 
 // Announced, everything lost, put: the number is greater than what the empty buffer knows, and no drainer ever comes.
 #[test]
 fn model_mutant_number_instead_of_token() {
-    caught(Mutant::NumberInsteadOfToken, tenant_list(), name::ENDS);
+    caught(TriggerMutant::NumberInsteadOfToken, tenant_list(), name::ENDS);
 }
 
 #[test]
 fn model_numbers_are_enough_while_redis_keeps_its_data() {
-    let mut model = tenant_list().with(Mutant::NumberInsteadOfToken);
+    let mut model = tenant_list().with(TriggerMutant::NumberInsteadOfToken);
     model.budget.losses = 0;
     holds("numbers without loss", model, &[Milestone::NotListed, Milestone::Left, Milestone::Stayed]);
 }
 
 #[test]
 fn model_mutant_numbers_start_again() {
-    caught(Mutant::NumbersStartAgain, tenant_list(), name::ENDS);
+    caught(TriggerMutant::NumbersStartAgain, tenant_list(), name::ENDS);
 }
 
 #[test]
 fn model_mutant_exhausted_rounds_bypass_the_claim() {
-    caught(Mutant::RoundsBypassClaim, callers_waiter_and_drainer(), name::ONE_ID);
-    caught(Mutant::RoundsBypassClaim, callers_waiter_and_drainer(), name::ONE_FIRST);
+    caught(TriggerMutant::RoundsBypassClaim, callers_waiter_and_drainer(), name::ONE_ID);
+    caught(TriggerMutant::RoundsBypassClaim, callers_waiter_and_drainer(), name::ONE_FIRST);
 }
 
 #[test]
 fn model_mutant_winner_does_not_read_the_ledger() {
-    caught(Mutant::WinnerSkipsLedger, lifetime_and_backlog(), name::ONE_ID);
-    caught(Mutant::WinnerSkipsLedger, lifetime_and_backlog(), name::KEY_WON);
+    caught(TriggerMutant::WinnerSkipsLedger, lifetime_and_backlog(), name::ONE_ID);
+    caught(TriggerMutant::WinnerSkipsLedger, lifetime_and_backlog(), name::KEY_WON);
 }
 
 #[test]
 fn model_mutant_changes_without_numbers() {
-    caught(Mutant::ChangesNotNumbered, changes_drain_and_promotion(), name::CHANGED_ONCE);
+    caught(TriggerMutant::ChangesNotNumbered, changes_drain_and_promotion(), name::CHANGED_ONCE);
 }
 
 #[test]
 fn model_mutant_number_set_back() {
-    caught(Mutant::NumberSetBack, changes_drain_and_promotion(), name::CHANGED_ONCE);
+    caught(TriggerMutant::NumberSetBack, changes_drain_and_promotion(), name::CHANGED_ONCE);
 }
 
 #[test]
 fn model_mutant_stale_write_accepted() {
-    caught(Mutant::StaleWriteAccepted, callers_and_a_reset(), name::ONE_ID);
-    caught(Mutant::StaleWriteAccepted, callers_and_a_reset(), name::KEY_WON);
+    caught(TriggerMutant::StaleWriteAccepted, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::StaleWriteAccepted, callers_and_a_reset(), name::KEY_WON);
 }
 
 #[test]
 fn model_mutant_put_ignores_the_fence() {
-    caught(Mutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_ID);
-    caught(Mutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_FIRST);
+    caught(TriggerMutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_FIRST);
 }
 
 #[test]
 fn model_mutant_direct_write_skips_the_buffer() {
-    caught(Mutant::DirectWriteSkipsBuffer, callers_waiter_and_drainer(), name::ONE_ID);
+    caught(TriggerMutant::DirectWriteSkipsBuffer, callers_waiter_and_drainer(), name::ONE_ID);
 }
 
 #[test]
 fn model_mutant_put_after_the_claim_ended() {
-    caught(Mutant::PutAfterClaimEnded, claims_that_end(), name::ONE_ID);
+    caught(TriggerMutant::PutAfterClaimEnded, claims_that_end(), name::ONE_ID);
 }
 
 #[test]
 fn model_mutant_direct_write_after_the_claim_ended() {
-    caught(Mutant::WriteAfterClaimEnded, claims_that_end(), name::ONE_ID);
+    caught(TriggerMutant::WriteAfterClaimEnded, claims_that_end(), name::ONE_ID);
 }
 
 #[test]
 fn model_mutant_claim_ends_before_its_run() {
-    caught(Mutant::ClaimEndsBeforeRun, claims_that_end(), name::ONE_ID);
+    caught(TriggerMutant::ClaimEndsBeforeRun, claims_that_end(), name::ONE_ID);
 }
 
 #[test]
 fn model_mutant_unknown_put_goes_to_the_ledger() {
-    caught(Mutant::UnknownPutGoesToLedger, redis_unavailable(), name::CANCEL_HOLDS);
+    caught(TriggerMutant::UnknownPutGoesToLedger, redis_unavailable(), name::CANCEL_HOLDS);
 }
 
 #[test]
 fn model_mutant_ledger_before_buffer() {
-    caught(Mutant::LedgerBeforeBuffer, redis_unavailable(), name::RETRY_FINDS);
+    caught(TriggerMutant::LedgerBeforeBuffer, redis_unavailable(), name::RETRY_FINDS);
 }
 
 #[test]
 fn model_mutant_row_swept_too_early() {
-    caught(Mutant::SweepTooEarly, row_swept(), name::CURRENT_RUN);
+    caught(TriggerMutant::SweepTooEarly, row_swept(), name::CURRENT_RUN);
 }
 
 // Without Redis the ledger decides alone: one key may get two runs. Only one of them owns the key; the other one is a

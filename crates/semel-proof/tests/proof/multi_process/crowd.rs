@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use semel::Mode;
-use semel_proof::grounds::{Ground, Servers};
-use semel_proof::place::Place;
-use semel_proof::victim::crowd::{Crowd, Crowded, Deaths, Order};
-use semel_proof::victim::witness::{self, Row};
-use semel_proof::victim::{Job, Report};
+use semel_proof::grounds::{Servers, StoreKind};
+use semel_proof::place::StorePlace;
+use semel_proof::victim::crowd::{Crowd, CrowdOrder, Crowded, Deaths};
+use semel_proof::victim::witness::{self, EffectTrace};
+use semel_proof::victim::{VictimJob, VictimReport};
 use tempfile::TempDir;
 
 use crate::crash::supervisor::Victim;
@@ -20,7 +20,7 @@ use crate::crash::{Form, folder};
 const CALLERS: usize = 200;
 
 struct Stage {
-    place: Place,
+    place: StorePlace,
     witness: PathBuf,
     processes: Vec<Victim>,
     callers_each: usize,
@@ -28,7 +28,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(place: impl FnOnce(&Path) -> Place, processes: usize) -> Self {
+    fn new(place: impl FnOnce(&Path) -> StorePlace, processes: usize) -> Self {
         let folder = folder();
         let (place, witness) = (place(folder.path()), folder.path().join("witness"));
         let callers_each = CALLERS / processes;
@@ -41,24 +41,24 @@ impl Stage {
 
     fn start(&self) -> Victim {
         let (place, witness) = (self.place.clone(), self.witness.clone());
-        let process = Victim::start(&Job::Crowd(Crowd { place, witness, callers: self.callers_each }));
-        process.wait_for("it was ready", |report| (*report == Report::Ready).then_some(()));
+        let process = Victim::start(&VictimJob::Crowd(Crowd { place, witness, callers: self.callers_each }));
+        process.wait_for("it was ready", |report| (*report == VictimReport::Ready).then_some(()));
         process
     }
 
     /// The traces that effects of a round left.
-    fn effects(&self, key: &str) -> Vec<Row> {
+    fn effects(&self, key: &str) -> Vec<EffectTrace> {
         let rows = witness::rows(&self.witness).expect("the witness can be read");
         rows.into_iter().filter(|row| row.step == key).collect()
     }
 
     /// Lets everybody call, and returns once everybody waits: the process that stands in the effect.
     fn gather(&mut self, key: &str, mode: Mode, deaths: Deaths) -> usize {
-        let order = Order::Round { key: key.to_owned(), mode, deaths }.line();
+        let order = CrowdOrder::Round { key: key.to_owned(), mode, deaths }.line();
         self.processes.iter_mut().for_each(|process| process.tell(&order));
         let in_effect = self.processes.iter().map(|process| {
             process.wait_for("everybody waited", |report| match report {
-                Report::AllWait { in_effect } => Some(*in_effect),
+                VictimReport::AllWait { in_effect } => Some(*in_effect),
                 _ => None,
             })
         });
@@ -70,10 +70,10 @@ impl Stage {
 
     /// Lets effects end, and hears what came of it in each process.
     fn go(&mut self) -> Vec<Crowded> {
-        self.processes.iter_mut().for_each(|process| process.tell(&Order::Go.line()));
+        self.processes.iter_mut().for_each(|process| process.tell(&CrowdOrder::Go.line()));
         let hear = |process: &Victim| {
             process.wait_for("everybody was answered", |report| match report {
-                Report::Crowded(crowded) => Some(crowded.clone()),
+                VictimReport::Crowded(crowded) => Some(crowded.clone()),
                 _ => None,
             })
         };
@@ -136,7 +136,7 @@ fn answers(ended: &[Crowded]) -> BTreeMap<String, usize> {
 }
 
 /// Several processes on a store that they share.
-fn together(ground: Ground) {
+fn together(ground: StoreKind) {
     let servers = Servers::default();
     let place = servers.place(ground).expect("the server starts").expect("the store can be shared");
     let mut stage = Stage::new(|_| place, 4);
@@ -153,7 +153,7 @@ fn together(ground: Ground) {
 }
 
 /// One process with all callers, on a store that has one opener.
-fn alone(place: impl FnOnce(&Path) -> Place) {
+fn alone(place: impl FnOnce(&Path) -> StorePlace) {
     let mut stage = Stage::new(place, 1);
     for round in 0..Form::asked().pick(3, 100) {
         stage.play(&format!("round {round}"), [Mode::Marked, Mode::Keyed, Mode::Rerun][round % 3]);
@@ -162,30 +162,30 @@ fn alone(place: impl FnOnce(&Path) -> Place) {
 
 #[test]
 fn redis() {
-    together(Ground::Redis);
+    together(StoreKind::Redis);
 }
 
 #[test]
 fn redis_cluster() {
-    together(Ground::RedisCluster);
+    together(StoreKind::RedisCluster);
 }
 
 #[test]
 fn postgres() {
-    together(Ground::Postgres);
+    together(StoreKind::Postgres);
 }
 
 #[test]
 fn tiered() {
-    together(Ground::Tiered);
+    together(StoreKind::Tiered);
 }
 
 #[test]
 fn memory() {
-    alone(|_| Place::Memory);
+    alone(|_| StorePlace::Memory);
 }
 
 #[test]
 fn embedded() {
-    alone(|folder| Place::Embedded(folder.join("store")));
+    alone(|folder| StorePlace::Embedded(folder.join("store")));
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use semel::store::Store;
 use semel::testkit::contract::{Context, agrees_with_the_rules, run_case};
-use semel_proof::grounds::{Ground, Servers};
-use semel_proof::place::{Place, SealedWith};
+use semel_proof::grounds::{Servers, StoreKind};
+use semel_proof::place::{SealedWith, StorePlace};
 use semel_proof::remote::{InTurn, RemoteStore};
 
 use crate::crash::Form;
 
-async fn remote(place: &Place) -> Arc<dyn Store> {
+async fn remote(place: &StorePlace) -> Arc<dyn Store> {
     let store = RemoteStore::start(env!("CARGO_BIN_EXE_semel-victim"), place).await;
     Arc::new(store.unwrap_or_else(|error| panic!("it can be opened: {error}")))
 }
@@ -33,7 +33,7 @@ const MEETINGS: [&str; 14] = [
     "dropped_calls_leave_no_reply_behind",
 ];
 
-async fn two_processes(one: &Place, other: &Place) {
+async fn two_processes(one: &StorePlace, other: &StorePlace) {
     let stores = [remote(one).await, remote(other).await];
     for seed in 7_000..7_000 + Form::asked().pick(4, 200) {
         let in_turn: Arc<dyn Store> = Arc::new(InTurn::new(stores.to_vec()));
@@ -45,7 +45,7 @@ async fn two_processes(one: &Place, other: &Place) {
     }
 }
 
-async fn on(ground: Ground) {
+async fn on(ground: StoreKind) {
     let servers = Servers::default();
     let place = servers.place(ground).expect("the server starts").expect("the store can be shared");
     two_processes(&place, &place).await;
@@ -53,29 +53,29 @@ async fn on(ground: Ground) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis() {
-    on(Ground::Redis).await;
+    on(StoreKind::Redis).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_cluster() {
-    on(Ground::RedisCluster).await;
+    on(StoreKind::RedisCluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres() {
-    on(Ground::Postgres).await;
+    on(StoreKind::Postgres).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tiered() {
-    on(Ground::Tiered).await;
+    on(StoreKind::Tiered).await;
 }
 
 // Each process seals with the key that the other only opens with, as in the middle of a rotation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn encrypted() {
     let servers = Servers::default();
-    let below = servers.place(Ground::Redis).expect("the server starts").expect("the store can be shared");
-    let with = |key| Place::Sealed { key, over: Box::new(below.clone()) };
+    let below = servers.place(StoreKind::Redis).expect("the server starts").expect("the store can be shared");
+    let with = |key| StorePlace::Sealed { key, over: Box::new(below.clone()) };
     two_processes(&with(SealedWith::Old), &with(SealedWith::New)).await;
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use semel::store::ErrorKind;
-use semel::testkit::fault::{Call, Fault, FaultStore, Gate, When};
+use semel::testkit::fault::{FaultGate, FaultStore, InjectedFault, StoreCall, When};
 use std::sync::atomic::AtomicBool;
 
 /// A receiver over a store that can be made to fail.
@@ -12,8 +12,8 @@ fn shaky() -> (Arc<FaultStore<MemoryStore>>, Receiver) {
     (store, receiver)
 }
 
-fn refuse(store: &FaultStore<MemoryStore>, call: Call) {
-    store.script(call, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+fn refuse(store: &FaultStore<MemoryStore>, call: StoreCall) {
+    store.script(call, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
 }
 
 /// Lets 255 other sessions come and go, which pushes whoever is idle out of memory.
@@ -28,7 +28,7 @@ async fn a_crash_between_apply_and_mark_applies_again_and_then_never() {
     // W5: the mark cannot be raised, then the process is gone.
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
-    refuse(&store, Call::RaiseMark);
+    refuse(&store, StoreCall::RaiseMark);
     let applied = ledger.send(&receiver, 1).await;
     assert!(matches!(applied, Received::AppliedUnmarked { value: (), .. }), "{applied:?}");
     drop(receiver);
@@ -45,7 +45,7 @@ async fn an_owed_mark_is_paid_before_anything_else() {
     // W5
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
-    refuse(&store, Call::RaiseMark);
+    refuse(&store, StoreCall::RaiseMark);
     let _ = ledger.send(&receiver, 1).await;
     for n in [1, 2] {
         let refused = receiver.receive(S, n, b"operation", async || Ok::<_, Infallible>(())).await;
@@ -64,7 +64,7 @@ async fn a_mark_that_was_kept_unheard_is_raised_again_without_harm() {
     // W5: the store did it, but its answer was lost.
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
-    store.script(Call::RaiseMark, When::Nth(1), Fault::LoseReply);
+    store.script(StoreCall::RaiseMark, When::Nth(1), InjectedFault::LoseReply);
     let applied = ledger.send(&receiver, 1).await;
     assert!(matches!(applied, Received::AppliedUnmarked { .. }), "{applied:?}");
     assert!(matches!(ledger.send(&receiver, 1).await, Received::Duplicate(RefusedBy::Mark { mark: 1 })));
@@ -77,8 +77,8 @@ async fn a_caller_dropped_while_the_mark_is_raised_leaves_it_owed() {
     // W5
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
-    let gate = Gate::closed();
-    store.script(Call::RaiseMark, When::Nth(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::RaiseMark, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
     tokio::select! {
         _ = ledger.send(&receiver, 1) => panic!("the gate is closed"),
         () = gate.reached_by(1) => {}
@@ -92,7 +92,7 @@ async fn a_caller_dropped_while_the_mark_is_raised_leaves_it_owed() {
 async fn a_store_that_cannot_be_read_lets_nothing_through() {
     // W5
     let (store, receiver) = shaky();
-    refuse(&store, Call::ReadMark);
+    refuse(&store, StoreCall::ReadMark);
     let applied = AtomicBool::new(false);
     let apply = async || {
         applied.store(true, Ordering::SeqCst);

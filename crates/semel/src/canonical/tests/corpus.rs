@@ -1,14 +1,14 @@
 //! The known failures of canonical JSON, by name.
 
-use super::super::{Canonicalizer, Exclusions, Limits, Refusal, canonicalize, to_canonical};
+use super::super::{CanonicalLimits, Canonicalizer, Exclusions, InputRefusal, canonicalize, to_canonical};
 use super::canon;
 use crate::fingerprint::Payload;
 
-fn refusal(text: impl AsRef<[u8]>) -> (Refusal, usize) {
+fn refusal(text: impl AsRef<[u8]>) -> (InputRefusal, usize) {
     let text = text.as_ref();
     let error = to_canonical(text).expect_err(&String::from_utf8_lossy(text));
     let mut out = b"kept".to_vec();
-    canonicalize(text, Limits::DEFAULT, &Exclusions::none(), &mut out).unwrap_err();
+    canonicalize(text, CanonicalLimits::DEFAULT, &Exclusions::none(), &mut out).unwrap_err();
     assert_eq!(out, b"kept", "a refused input leaves the output as it was");
     (error.refusal(), error.position())
 }
@@ -24,17 +24,17 @@ fn exact_differ(texts: &[&[u8]]) {
 
 #[test]
 fn dup_members() {
-    assert_eq!(refusal(r#"{"a":1,"a":2}"#), (Refusal::DuplicateMember, 7));
-    assert_eq!(refusal(r#"{"a":1,"a":1}"#), (Refusal::DuplicateMember, 7));
-    assert_eq!(refusal(r#"{"a":1,"b":2,"\u0061":3}"#), (Refusal::DuplicateMember, 13));
-    assert_eq!(refusal(r#"{"\n":1,"\u000a":2}"#), (Refusal::DuplicateMember, 8));
-    assert_eq!(refusal(r#"{"é":1,"\u00e9":2}"#).0, Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"{"\ud83d\ude02":1,"😂":2}"#).0, Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"{"\/":1,"/":2}"#).0, Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"[{"x":{"":1,"b":0,"":2}}]"#).0, Refusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"a":1,"a":2}"#), (InputRefusal::DuplicateMember, 7));
+    assert_eq!(refusal(r#"{"a":1,"a":1}"#), (InputRefusal::DuplicateMember, 7));
+    assert_eq!(refusal(r#"{"a":1,"b":2,"\u0061":3}"#), (InputRefusal::DuplicateMember, 13));
+    assert_eq!(refusal(r#"{"\n":1,"\u000a":2}"#), (InputRefusal::DuplicateMember, 8));
+    assert_eq!(refusal(r#"{"é":1,"\u00e9":2}"#).0, InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"\ud83d\ude02":1,"😂":2}"#).0, InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"\/":1,"/":2}"#).0, InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"[{"x":{"":1,"b":0,"":2}}]"#).0, InputRefusal::DuplicateMember);
     assert_eq!(
         refusal(r#"{"a very long name, one":1,"b":2,"a very long name, one":3}"#).0,
-        Refusal::DuplicateMember
+        InputRefusal::DuplicateMember
     );
     // Similar names are not duplicates.
     assert_eq!(canon(r#"{"a\u0000":1,"a":2,"aa":3}"#), r#"{"a":2,"a\u0000":1,"aa":3}"#);
@@ -81,8 +81,8 @@ fn number_forms() {
         to_canonical(wrong.as_bytes()).expect_err(wrong);
         to_canonical(format!("[{wrong}]").as_bytes()).expect_err(wrong);
     }
-    assert_eq!(refusal("[01]"), (Refusal::Number, 1));
-    assert_eq!(refusal("1."), (Refusal::End, 2));
+    assert_eq!(refusal("[01]"), (InputRefusal::Number, 1));
+    assert_eq!(refusal("1."), (InputRefusal::End, 2));
     for word in ["NaN", "Infinity", "-Infinity", "nan", "inf", "True", "nul", "nulll", "undefined"] {
         to_canonical(word.as_bytes()).expect_err(word);
     }
@@ -142,13 +142,13 @@ fn big_numbers() {
         ("12345678901234567890123", "1.2345678901234567890123e+22"),
     ] {
         if expected == "REFUSED" {
-            assert_eq!(refusal(input), (Refusal::Exponent, 0));
+            assert_eq!(refusal(input), (InputRefusal::Exponent, 0));
         } else {
             assert_eq!(canon(input), expected);
         }
     }
-    assert_eq!(refusal("[1, 1e99999999999999999999]"), (Refusal::Exponent, 4));
-    assert_eq!(refusal("[1e-1000000000000000000]"), (Refusal::Exponent, 1));
+    assert_eq!(refusal("[1, 1e99999999999999999999]"), (InputRefusal::Exponent, 4));
+    assert_eq!(refusal("[1e-1000000000000000000]"), (InputRefusal::Exponent, 1));
     assert_eq!(canon("1e0000000000000000000000000000000000007"), "10000000");
     // A zero in front of every digit, and a million digits.
     let long = format!("0.{}1e1000001", "0".repeat(1_000_000));
@@ -171,9 +171,9 @@ fn escapes_vs_normalisation() {
     {
         to_canonical(wrong.as_bytes()).expect_err(wrong);
     }
-    assert_eq!(refusal(r#"["\q"]"#), (Refusal::Escape, 2));
-    assert_eq!(refusal("[\"abcdefgh\tijk\"]"), (Refusal::ControlCharacter, 10));
-    assert_eq!(refusal("\"a\0\""), (Refusal::ControlCharacter, 2));
+    assert_eq!(refusal(r#"["\q"]"#), (InputRefusal::Escape, 2));
+    assert_eq!(refusal("[\"abcdefgh\tijk\"]"), (InputRefusal::ControlCharacter, 10));
+    assert_eq!(refusal("\"a\0\""), (InputRefusal::ControlCharacter, 2));
 }
 
 #[test]
@@ -188,19 +188,19 @@ fn lone_surrogate() {
         r#""\ud800\n""#,
         r#""\udfff\udfff""#,
     ] {
-        assert_eq!(refusal(text), (Refusal::LoneSurrogate, 1), "{text}");
+        assert_eq!(refusal(text), (InputRefusal::LoneSurrogate, 1), "{text}");
     }
-    assert_eq!(refusal(r#"{"\ud83d":1}"#), (Refusal::LoneSurrogate, 2));
+    assert_eq!(refusal(r#"{"\ud83d":1}"#), (InputRefusal::LoneSurrogate, 2));
     // As bytes (CESU-8) it is not UTF-8 either.
-    assert_eq!(refusal(b"\"\xed\xa0\x80\""), (Refusal::InvalidUtf8, 1));
+    assert_eq!(refusal(b"\"\xed\xa0\x80\""), (InputRefusal::InvalidUtf8, 1));
     exact_differ(&[br#""\ud800""#, br#""\udc00""#]);
 }
 
 #[test]
 fn bom() {
-    assert_eq!(refusal(b"\xef\xbb\xbf{}"), (Refusal::ByteOrderMark, 0));
-    assert_eq!(refusal(b"\xff\xfe{\0}\0"), (Refusal::InvalidUtf8, 0));
-    assert_eq!(refusal("{}\u{feff}").0, Refusal::TrailingData);
+    assert_eq!(refusal(b"\xef\xbb\xbf{}"), (InputRefusal::ByteOrderMark, 0));
+    assert_eq!(refusal(b"\xff\xfe{\0}\0"), (InputRefusal::InvalidUtf8, 0));
+    assert_eq!(refusal("{}\u{feff}").0, InputRefusal::TrailingData);
     // Inside a string it is a character like others.
     assert_eq!(canon("\"\u{feff}\""), "\"\u{feff}\"");
     exact_differ(&[b"\xef\xbb\xbf{}", b"{}"]);
@@ -208,23 +208,23 @@ fn bom() {
 
 #[test]
 fn invalid_utf8() {
-    assert_eq!(refusal(b"{\"a\":\"\xff\"}"), (Refusal::InvalidUtf8, 6));
-    assert_eq!(refusal(b"\"\xc0\xaf\"").0, Refusal::InvalidUtf8);
-    assert_eq!(refusal(b"\"\xe2\x82\"").0, Refusal::InvalidUtf8);
-    assert_eq!(refusal(b"\"\xf5\x80\x80\x80\"").0, Refusal::InvalidUtf8);
-    assert_eq!(refusal(b"[1]\x80").0, Refusal::InvalidUtf8);
+    assert_eq!(refusal(b"{\"a\":\"\xff\"}"), (InputRefusal::InvalidUtf8, 6));
+    assert_eq!(refusal(b"\"\xc0\xaf\"").0, InputRefusal::InvalidUtf8);
+    assert_eq!(refusal(b"\"\xe2\x82\"").0, InputRefusal::InvalidUtf8);
+    assert_eq!(refusal(b"\"\xf5\x80\x80\x80\"").0, InputRefusal::InvalidUtf8);
+    assert_eq!(refusal(b"[1]\x80").0, InputRefusal::InvalidUtf8);
     exact_differ(&[b"\"\xff\"", b"\"\xfe\""]);
 }
 
 #[test]
 fn trailing_data() {
-    assert_eq!(refusal("{}{}"), (Refusal::TrailingData, 2));
-    assert_eq!(refusal("1 2"), (Refusal::TrailingData, 2));
-    assert_eq!(refusal("null,"), (Refusal::TrailingData, 4));
-    assert_eq!(refusal("[]]"), (Refusal::TrailingData, 2));
-    assert_eq!(refusal("\"a\"\0"), (Refusal::TrailingData, 3));
-    assert_eq!(refusal("1\u{a0}").0, Refusal::TrailingData);
-    assert_eq!(refusal("{} // comment"), (Refusal::TrailingData, 3));
+    assert_eq!(refusal("{}{}"), (InputRefusal::TrailingData, 2));
+    assert_eq!(refusal("1 2"), (InputRefusal::TrailingData, 2));
+    assert_eq!(refusal("null,"), (InputRefusal::TrailingData, 4));
+    assert_eq!(refusal("[]]"), (InputRefusal::TrailingData, 2));
+    assert_eq!(refusal("\"a\"\0"), (InputRefusal::TrailingData, 3));
+    assert_eq!(refusal("1\u{a0}").0, InputRefusal::TrailingData);
+    assert_eq!(refusal("{} // comment"), (InputRefusal::TrailingData, 3));
     assert_eq!(canon("\t[ ]\r\n "), "[]");
     exact_differ(&[b"{}", b"{}{}", b"{} "]);
 }
@@ -232,29 +232,29 @@ fn trailing_data() {
 #[test]
 fn syntax_is_strict() {
     for (text, wanted, position) in [
-        ("[1,]", Refusal::Expected("a value"), 3),
-        ("[,1]", Refusal::Expected("a value"), 1),
-        ("[1 2]", Refusal::Expected("',' or ']'"), 3),
-        ("{\"a\":1,}", Refusal::Expected("a member name"), 7),
-        ("{,}", Refusal::Expected("a member name"), 1),
-        ("{a:1}", Refusal::Expected("a member name"), 1),
-        ("{'a':1}", Refusal::Expected("a member name"), 1),
-        ("{\"a\" 1}", Refusal::Expected("':'"), 5),
-        ("{\"a\":}", Refusal::Expected("a value"), 5),
-        ("{\"a\":1 \"b\":2}", Refusal::Expected("',' or '}'"), 7),
-        ("[1}", Refusal::Expected("',' or ']'"), 2),
-        ("{\"a\":1]", Refusal::Expected("',' or '}'"), 6),
-        ("]", Refusal::Expected("a value"), 0),
-        ("tru!", Refusal::Expected("a value"), 0),
-        ("\0", Refusal::Expected("a value"), 0),
-        ("\u{b}1", Refusal::Expected("a value"), 0),
-        ("", Refusal::End, 0),
-        ("  ", Refusal::End, 2),
-        ("[", Refusal::End, 1),
-        ("[1", Refusal::End, 2),
-        ("{\"a\"", Refusal::End, 4),
-        ("{\"a\":", Refusal::End, 5),
-        ("\"abc", Refusal::End, 4),
+        ("[1,]", InputRefusal::Expected("a value"), 3),
+        ("[,1]", InputRefusal::Expected("a value"), 1),
+        ("[1 2]", InputRefusal::Expected("',' or ']'"), 3),
+        ("{\"a\":1,}", InputRefusal::Expected("a member name"), 7),
+        ("{,}", InputRefusal::Expected("a member name"), 1),
+        ("{a:1}", InputRefusal::Expected("a member name"), 1),
+        ("{'a':1}", InputRefusal::Expected("a member name"), 1),
+        ("{\"a\" 1}", InputRefusal::Expected("':'"), 5),
+        ("{\"a\":}", InputRefusal::Expected("a value"), 5),
+        ("{\"a\":1 \"b\":2}", InputRefusal::Expected("',' or '}'"), 7),
+        ("[1}", InputRefusal::Expected("',' or ']'"), 2),
+        ("{\"a\":1]", InputRefusal::Expected("',' or '}'"), 6),
+        ("]", InputRefusal::Expected("a value"), 0),
+        ("tru!", InputRefusal::Expected("a value"), 0),
+        ("\0", InputRefusal::Expected("a value"), 0),
+        ("\u{b}1", InputRefusal::Expected("a value"), 0),
+        ("", InputRefusal::End, 0),
+        ("  ", InputRefusal::End, 2),
+        ("[", InputRefusal::End, 1),
+        ("[1", InputRefusal::End, 2),
+        ("{\"a\"", InputRefusal::End, 4),
+        ("{\"a\":", InputRefusal::End, 5),
+        ("\"abc", InputRefusal::End, 4),
     ] {
         assert_eq!(refusal(text), (wanted, position), "{text:?}");
     }
@@ -264,26 +264,26 @@ fn syntax_is_strict() {
 fn depth_size() {
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     assert_eq!(canon(nested(128)), nested(128));
-    assert_eq!(refusal(nested(129)), (Refusal::TooDeep { limit: 128 }, 128));
-    assert_eq!(refusal("{\"a\":".repeat(1_000_000)), (Refusal::TooDeep { limit: 128 }, 5 * 128));
+    assert_eq!(refusal(nested(129)), (InputRefusal::TooDeep { limit: 128 }, 128));
+    assert_eq!(refusal("{\"a\":".repeat(1_000_000)), (InputRefusal::TooDeep { limit: 128 }, 5 * 128));
     // Width is not depth.
     assert_eq!(canon(format!("[{}[]]", "[],".repeat(1000))).len(), 3004);
-    let within = |text: &str, limits: Limits| {
+    let within = |text: &str, limits: CanonicalLimits| {
         let mut out = Vec::new();
         canonicalize(text.as_bytes(), limits, &Exclusions::none(), &mut out).map_err(|error| error.refusal())
     };
     // No limit makes it use the stack.
-    assert_eq!(within(&nested(200_000), Limits::DEFAULT.depth(200_000)), Ok(()));
-    assert_eq!(within("1", Limits::DEFAULT.depth(0)), Ok(()));
-    assert_eq!(within("[]", Limits::DEFAULT.depth(0)), Err(Refusal::TooDeep { limit: 0 }));
-    assert_eq!(within("[12]", Limits::DEFAULT.size(4)), Ok(()));
+    assert_eq!(within(&nested(200_000), CanonicalLimits::DEFAULT.depth(200_000)), Ok(()));
+    assert_eq!(within("1", CanonicalLimits::DEFAULT.depth(0)), Ok(()));
+    assert_eq!(within("[]", CanonicalLimits::DEFAULT.depth(0)), Err(InputRefusal::TooDeep { limit: 0 }));
+    assert_eq!(within("[12]", CanonicalLimits::DEFAULT.size(4)), Ok(()));
     // The size is checked before anything else.
-    let too_large = Err(Refusal::TooLarge { size: 5, limit: 4 });
-    assert_eq!(within("[12] ", Limits::DEFAULT.size(4)), too_large);
-    assert_eq!(within("\0\0\0\0\0", Limits::DEFAULT.size(4)), too_large);
+    let too_large = Err(InputRefusal::TooLarge { size: 5, limit: 4 });
+    assert_eq!(within("[12] ", CanonicalLimits::DEFAULT.size(4)), too_large);
+    assert_eq!(within("\0\0\0\0\0", CanonicalLimits::DEFAULT.size(4)), too_large);
     assert_eq!(
         refusal(" ".repeat((16 << 20) + 1)).0,
-        Refusal::TooLarge { size: (16 << 20) + 1, limit: 16 << 20 }
+        InputRefusal::TooLarge { size: (16 << 20) + 1, limit: 16 << 20 }
     );
 }
 
@@ -331,7 +331,7 @@ fn a_refusal_leaves_nothing_behind() {
     for broken in [r#"{"\u0061":[{"b":1,"a":"#, r#"{"b":1,"a":{"a":1,"a":2}}"#, "[[[["] {
         let mut out = Vec::new();
         let mut write = |text: &str, out: &mut Vec<u8>| {
-            canonicalizer.write(text.as_bytes(), Limits::DEFAULT, &Exclusions::none(), out)
+            canonicalizer.write(text.as_bytes(), CanonicalLimits::DEFAULT, &Exclusions::none(), out)
         };
         write(broken, &mut out).unwrap_err();
         write(r#"{"b":{},"a":[]}"#, &mut out).unwrap();

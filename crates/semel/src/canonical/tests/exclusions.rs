@@ -1,12 +1,12 @@
 //! Exclusions: what they remove, and what they leave.
 
-use super::super::{CanonicalError, ExclusionError, Exclusions, Limits, Refusal, canonicalize};
+use super::super::{CanonicalError, CanonicalLimits, ExclusionError, Exclusions, InputRefusal, canonicalize};
 use super::generate::{Random, Value};
 use super::rounds;
 
 fn without(pointers: &[&str], text: &str) -> Result<String, CanonicalError> {
     let mut out = Vec::new();
-    canonicalize(text.as_bytes(), Limits::DEFAULT, &Exclusions::new(pointers).unwrap(), &mut out)?;
+    canonicalize(text.as_bytes(), CanonicalLimits::DEFAULT, &Exclusions::new(pointers).unwrap(), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
 }
 
@@ -63,11 +63,11 @@ fn wrong_pointers_are_named() {
 #[test]
 fn what_is_excluded_must_still_be_sound() {
     let refusal = |text: &str| without(&["/ts", "/l/0"], text).unwrap_err().refusal();
-    assert_eq!(refusal(r#"{"ts":1,"ts":2}"#), Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"{"ts":1,"a":0,"\u0074s":2}"#), Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"{"ts":{"x":1,"x":2}}"#), Refusal::DuplicateMember);
-    assert_eq!(refusal(r#"{"l":["\ud800"]}"#), Refusal::LoneSurrogate);
-    assert_eq!(refusal(r#"{"l":[01]}"#), Refusal::Number);
+    assert_eq!(refusal(r#"{"ts":1,"ts":2}"#), InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"ts":1,"a":0,"\u0074s":2}"#), InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"ts":{"x":1,"x":2}}"#), InputRefusal::DuplicateMember);
+    assert_eq!(refusal(r#"{"l":["\ud800"]}"#), InputRefusal::LoneSurrogate);
+    assert_eq!(refusal(r#"{"l":[01]}"#), InputRefusal::Number);
 }
 
 // An exclusion hides one part, never its neighbours.

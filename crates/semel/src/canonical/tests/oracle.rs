@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::super::{Refusal, to_canonical};
+use super::super::{InputRefusal, to_canonical};
 use super::generate::{self, Random};
 use super::{canon, rounds};
 
@@ -81,7 +81,7 @@ fn accepts_what_another_reader_accepts() {
             }
             // It uses the last of two members, and rounds to zero.
             (Err(error), Ok(_)) => {
-                let known = matches!(error.refusal(), Refusal::DuplicateMember | Refusal::Exponent);
+                let known = matches!(error.refusal(), InputRefusal::DuplicateMember | InputRefusal::Exponent);
                 assert!(known, "{error}: {shown}");
             }
         }

@@ -1,6 +1,6 @@
 //! Two texts have the same canonical form if and only if they are the same value.
 
-use super::super::{Canonicalizer, Exclusions, Limits};
+use super::super::{CanonicalLimits, Canonicalizer, Exclusions};
 use super::generate::{Random, Value};
 use super::{canon, rounds};
 
@@ -28,8 +28,12 @@ impl Pairs {
             text.clear();
             form.clear();
             value.spell(&mut self.random, text);
-            let result =
-                self.canonicalizer.write(text.as_bytes(), Limits::DEFAULT, &Exclusions::none(), form);
+            let result = self.canonicalizer.write(
+                text.as_bytes(),
+                CanonicalLimits::DEFAULT,
+                &Exclusions::none(),
+                form,
+            );
             assert_eq!(result, Ok(()), "{text}");
         }
         let [a, b] = &self.texts;
@@ -40,7 +44,7 @@ impl Pairs {
     fn check_again(&mut self) {
         let [form, again] = &mut self.forms;
         again.clear();
-        self.canonicalizer.write(form, Limits::DEFAULT, &Exclusions::none(), again).unwrap();
+        self.canonicalizer.write(form, CanonicalLimits::DEFAULT, &Exclusions::none(), again).unwrap();
         assert_eq!(form, again, "{}", String::from_utf8_lossy(form));
     }
 }

@@ -49,10 +49,10 @@ async fn another_payload_is_a_conflict_on_every_path() {
         assert_eq!(joined(owner).await.unwrap().value, 1);
         assert!(joined(waiter).await.unwrap().replayed);
 
-        let asked_before = store.calls(Call::Claim);
+        let asked_before = store.calls(StoreCall::Claim);
         let other = effect.run_as(asked(2)).await;
         assert!(matches!(other, Err(RunError::Conflict)), "done: {other:?}");
-        let asked_store = store.calls(Call::Claim) > asked_before;
+        let asked_store = store.calls(StoreCall::Claim) > asked_before;
         assert_eq!(asked_store, cache == 0, "from the hot cache where there is one");
 
         let id = engine.id(&key()).await.unwrap();
@@ -78,7 +78,7 @@ async fn the_hot_cache_replays_without_the_store() {
     for _ in 0..2 {
         assert!(effect.once(&uncached).await.unwrap().replayed);
     }
-    assert_eq!(store.calls(Call::Claim), 3, "zero bytes are no cache");
+    assert_eq!(store.calls(StoreCall::Claim), 3, "zero bytes are no cache");
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn an_engine_can_be_dropped_by_its_own_thread() {
     let claim = won(engine.once(key())).await;
     drop((engine, claim));
     until("the thread ends", || thread.strong_count() == 0).await;
-    assert_eq!(store.calls(Call::Release), 1);
+    assert_eq!(store.calls(StoreCall::Release), 1);
     assert_eq!(Arc::strong_count(&store), 1);
 }
 
@@ -62,10 +62,10 @@ async fn sweeping_goes_on_while_the_engine_lives_and_rests_when_nothing_is_over(
     for number in 0..2_000_u32 {
         effect.run_as(engine.once(Key::new("many").value(number.to_string()))).await.unwrap();
     }
-    let swept = store.calls(Call::Sweep);
-    until("a round", || store.calls(Call::Sweep) > swept).await;
-    let (before, from) = (store.calls(Call::Sweep), instant());
-    until("some rounds", || store.calls(Call::Sweep) > before + 20).await;
+    let swept = store.calls(StoreCall::Sweep);
+    until("a round", || store.calls(StoreCall::Sweep) > swept).await;
+    let (before, from) = (store.calls(StoreCall::Sweep), instant());
+    until("some rounds", || store.calls(StoreCall::Sweep) > before + 20).await;
     // Five steps are a round over 2,000 records, and a round comes every 20 ms.
     assert!(from.elapsed() > ms(20), "sweeping never rests: {:?} for 20 steps", from.elapsed());
     clock.advance(secs(7 * 24 * 60 * 60));
@@ -83,8 +83,8 @@ async fn an_engine_over_a_store_that_hangs_can_be_dropped() {
     let store = faulty();
     let engine = build(over(&store).sweep_every(Some(ms(1))));
     let thread = engine.thread();
-    let never = Gate::closed();
-    store.script(Call::Sweep, When::Always, Fault::HoldRequest(never.clone()));
+    let never = FaultGate::closed();
+    store.script(StoreCall::Sweep, When::Always, InjectedFault::HoldRequest(never.clone()));
     soon(never.reached_by(1)).await;
     drop(engine);
     until("the thread ends", || thread.strong_count() == 0).await;
@@ -105,10 +105,10 @@ async fn an_observer_that_panics_costs_nothing() {
     let store = faulty();
     let heard = Arc::new(Heard::default());
     let engine = build(over(&store).lease(ms(300)).observe(Arc::new(Panics)).observe(heard.clone()));
-    store.script(Call::Renew, When::Nth(1), Fault::Refuse(crate::store::ErrorKind::Unavailable));
+    store.script(StoreCall::Renew, When::Nth(1), InjectedFault::Refuse(crate::store::ErrorKind::Unavailable));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
-    until("it beats on", || store.calls(Call::Renew) >= 4).await;
+    until("it beats on", || store.calls(StoreCall::Renew) >= 4).await;
     effect.let_go();
     assert_eq!(joined(owner).await.unwrap().value, 1);
     drop(won(engine.once(Key::new("dropped").value("1"))).await);

@@ -78,8 +78,8 @@ fn async_works_on_a_runtime_without_timers() {
         let store = faulty();
         let engine = build(over(&store).lease(ms(300)).wait(ms(100)));
         // A retried claim, a retried completion, a wait and its deadline: all of them need a timer.
-        store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
-        store.script(Call::Complete, When::Nth(1), Fault::LoseReply);
+        store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
+        store.script(StoreCall::Complete, When::Nth(1), InjectedFault::LoseReply);
         let effect = Effect::held();
         let owner = effect.spawn(engine.once(key()));
         while effect.runs() == 0 {

@@ -38,13 +38,23 @@ fn named(key: u32) -> Key {
 
 /// Breaks about one in twelve of the deciding calls.
 fn haunt(store: &Faulty, random: &mut StdRng) {
-    for call in
-        [Call::Claim, Call::Begin, Call::Complete, Call::Release, Call::Abandon, Call::Renew, Call::Get]
-    {
+    for call in [
+        StoreCall::Claim,
+        StoreCall::Begin,
+        StoreCall::Complete,
+        StoreCall::Release,
+        StoreCall::Abandon,
+        StoreCall::Renew,
+        StoreCall::Get,
+    ] {
         for number in 1..600 {
             if random.random_bool(1.0 / 12.0) {
                 let lost = random.random_bool(0.5);
-                let fault = if lost { Fault::LoseReply } else { Fault::Refuse(ErrorKind::Unavailable) };
+                let fault = if lost {
+                    InjectedFault::LoseReply
+                } else {
+                    InjectedFault::Refuse(ErrorKind::Unavailable)
+                };
                 store.script(call, When::Nth(number), fault);
             }
         }

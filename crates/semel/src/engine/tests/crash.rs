@@ -8,11 +8,11 @@ use crate::store::ErrorKind;
 async fn claim_reply_lost() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Claim, When::First(3), Fault::LoseReply);
+    store.script(StoreCall::Claim, When::First(3), InjectedFault::LoseReply);
     let effect = Effect::quick();
     let answer = soon(effect.once(&engine)).await.unwrap();
     assert_eq!((answer.value, answer.replayed), (1, false));
-    assert_eq!(store.calls(Call::Claim), 4, "the same owner asked until it was told");
+    assert_eq!(store.calls(StoreCall::Claim), 4, "the same owner asked until it was told");
     let record = engine.get(&key()).await.unwrap().unwrap().record;
     assert_eq!(record.attempt, 1, "it knew itself and was not a competitor of its own");
 }
@@ -22,7 +22,7 @@ async fn claim_reply_lost() {
 async fn claim_reply_lost_for_good() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Claim, When::First(u64::from(u32::MAX)), Fault::LoseReply);
+    store.script(StoreCall::Claim, When::First(u64::from(u32::MAX)), InjectedFault::LoseReply);
     let effect = Effect::quick();
     let error = soon(effect.once(&engine)).await.unwrap_err();
     assert!(matches!(&error, RunError::Store(error) if error.kind() == ErrorKind::Ambiguous));
@@ -38,9 +38,9 @@ async fn claim_reply_lost_for_longer_than_the_lease() {
     for mode in MODES {
         let store = faulty();
         let engine = build(over(&store).mode(mode).lease(ms(50)));
-        store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
+        store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
         for number in 2..1_000 {
-            store.script(Call::Claim, When::Nth(number), Fault::Refuse(ErrorKind::Unavailable));
+            store.script(StoreCall::Claim, When::Nth(number), InjectedFault::Refuse(ErrorKind::Unavailable));
         }
         let effect = Effect::quick();
         assert!(matches!(soon(effect.once(&engine)).await, Err(RunError::Store(_))));
@@ -59,8 +59,8 @@ async fn claim_reply_lost_for_longer_than_the_lease() {
 async fn claim_unknown_then_refused() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
-    store.script(Call::Claim, When::Nth(2), Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
+    store.script(StoreCall::Claim, When::Nth(2), InjectedFault::Refuse(ErrorKind::Unavailable));
     let error = soon(Effect::quick().once(&engine)).await.unwrap_err();
     assert!(matches!(&error, RunError::Store(error) if error.kind() == ErrorKind::Unavailable));
     until_phase(&engine, store.inner(), Phase::Vacant).await;
@@ -71,9 +71,9 @@ async fn claim_unknown_then_refused() {
 async fn a_claim_that_was_certainly_refused_is_not_given_back() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Claim, When::Nth(1), Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::Refuse(ErrorKind::Unavailable));
     assert!(soon(Effect::quick().once(&engine)).await.unwrap_err().is_retryable());
-    assert_eq!((store.calls(Call::Claim), engine.in_flight()), (1, 0));
+    assert_eq!((store.calls(StoreCall::Claim), engine.in_flight()), (1, 0));
 }
 
 // An operator forgets by force between two tries of one owner: that owner cannot be used again, but the caller
@@ -85,13 +85,13 @@ async fn claim_forgotten_between_two_tries() {
     let id = engine.id(&key()).await.unwrap();
     let below = Arc::clone(store.inner());
     store.script(
-        Call::Claim,
+        StoreCall::Claim,
         When::Nth(1),
-        Fault::after(move || {
+        InjectedFault::after(move || {
             let _ = below.apply_now(id, &Command::Forget(Force::Yes));
         }),
     );
-    store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
     assert_eq!(soon(Effect::quick().once(&engine)).await.unwrap().value, 1);
 }
 
@@ -99,7 +99,7 @@ async fn claim_forgotten_between_two_tries() {
 async fn publish_reply_lost() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Complete, When::Nth(1), Fault::LoseReply);
+    store.script(StoreCall::Complete, When::Nth(1), InjectedFault::LoseReply);
     let effect = Effect::quick();
     let first = soon(effect.once(&engine)).await.unwrap();
     assert_eq!((first.value, first.replayed, first.stored), (1, false, true));
@@ -112,9 +112,9 @@ async fn publish_reply_lost() {
 async fn replies_that_never_come() {
     let store = faulty();
     let engine = build(over(&store).lease(ms(600)));
-    let never = Gate::closed();
-    for call in [Call::Claim, Call::Complete] {
-        store.script(call, When::Nth(1), Fault::HoldReply(never.clone()));
+    let never = FaultGate::closed();
+    for call in [StoreCall::Claim, StoreCall::Complete] {
+        store.script(call, When::Nth(1), InjectedFault::HoldReply(never.clone()));
     }
     let answer = soon(Effect::quick().once(&engine)).await.unwrap();
     assert_eq!((answer.value, answer.stored), (1, true));
@@ -125,7 +125,7 @@ async fn replies_that_never_come() {
 async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
     let store = faulty();
     let engine = build(over(&store).lease(ms(200)));
-    store.script(Call::Complete, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Complete, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     let effect = Effect::quick();
     let first = soon(effect.once(&engine)).await.unwrap();
     assert_eq!((first.value, first.replayed, first.stored), (1, false, false));
@@ -142,7 +142,7 @@ async fn an_outcome_that_cannot_be_written_is_given_to_its_caller_and_said() {
 async fn an_outcome_that_never_lands_leaves_doubt() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Complete, When::Always, Fault::Refuse(ErrorKind::Poisoned));
+    store.script(StoreCall::Complete, When::Always, InjectedFault::Refuse(ErrorKind::Poisoned));
     let effect = Effect::quick();
     assert!(!soon(effect.once(&engine)).await.unwrap().stored);
     until_phase(&engine, store.inner(), Phase::InDoubt).await;

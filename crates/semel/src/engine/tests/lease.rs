@@ -113,7 +113,7 @@ async fn a_lease_shorter_than_the_effect_is_renewed() {
     let other = build(over(&store).lease(ms(400)).wait(ms(0)));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
-    until("three leases went by", || store.calls(Call::Renew) >= 9).await;
+    until("three leases went by", || store.calls(StoreCall::Renew) >= 9).await;
     assert!(matches!(effect.once(&other).await, Err(RunError::InFlight { .. })));
     effect.let_go();
     assert_eq!(joined(owner).await.unwrap().value, 1);
@@ -159,7 +159,7 @@ fn renewer_starved() {
         begun.recv_timeout(PATIENCE).unwrap();
     }
     let deadline = instant() + PATIENCE;
-    while store.calls(Call::Renew) < 9 {
+    while store.calls(StoreCall::Renew) < 9 {
         assert!(instant() < deadline, "a blocked runtime must not stop the heartbeat");
         std::thread::yield_now();
     }
@@ -176,7 +176,7 @@ fn renewer_starved() {
 #[test]
 fn renewer_starved_before_the_effect() {
     let store = faulty();
-    store.script(Call::Renew, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Renew, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     let engine = build(over(&store).lease(ms(200)).mode(Mode::Marked));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
@@ -207,9 +207,9 @@ async fn renew_partition() {
     let store = faulty();
     let lease = ms(600);
     let engine = build(over(&store).lease(lease));
-    let (gate, cut) = (Gate::closed(), Gate::closed());
-    store.script(Call::Claim, When::Nth(1), Fault::HoldRequest(gate.clone()));
-    store.script(Call::Renew, When::Always, Fault::HoldRequest(cut.clone()));
+    let (gate, cut) = (FaultGate::closed(), FaultGate::closed());
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
+    store.script(StoreCall::Renew, When::Always, InjectedFault::HoldRequest(cut.clone()));
     let asking = tokio::spawn(engine.once(key()).claim());
     soon(gate.reached_by(1)).await;
     let sent_before = instant();
@@ -231,11 +231,11 @@ async fn renew_partition() {
 async fn a_heartbeat_without_an_answer_is_repeated() {
     let store = faulty();
     let engine = build(over(&store).lease(ms(600)));
-    let never = Gate::closed();
-    store.script(Call::Renew, When::Nth(1), Fault::HoldRequest(never.clone()));
+    let never = FaultGate::closed();
+    store.script(StoreCall::Renew, When::Nth(1), InjectedFault::HoldRequest(never.clone()));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
-    until("more than a lease went by", || store.calls(Call::Renew) >= 5).await;
+    until("more than a lease went by", || store.calls(StoreCall::Renew) >= 5).await;
     effect.let_go();
     assert_eq!(joined(owner).await.unwrap().value, 1);
     assert_eq!(engine.stats().count("lost"), 0);
@@ -245,7 +245,7 @@ async fn a_heartbeat_without_an_answer_is_repeated() {
 #[tokio::test]
 async fn frozen_between_claim_and_effect() {
     let store = faulty();
-    store.script(Call::Renew, When::Always, Fault::Refuse(ErrorKind::Unavailable));
+    store.script(StoreCall::Renew, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
     let engine = build(over(&store).lease(ms(50)));
     let claim = won(engine.once(key())).await;
     until_phase(&engine, store.inner(), Phase::InDoubt).await;
@@ -258,7 +258,7 @@ async fn frozen_between_claim_and_effect() {
 #[tokio::test]
 async fn lease_too_short_for_every_claim() {
     let store = faulty();
-    store.script(Call::Claim, When::Always, Fault::Delay(ms(13)));
+    store.script(StoreCall::Claim, When::Always, InjectedFault::Delay(ms(13)));
     let engine = build(over(&store).lease(ms(14)));
     let effect = Effect::quick();
     let error = soon(effect.once(&engine)).await.unwrap_err();
@@ -270,10 +270,10 @@ async fn lease_too_short_for_every_claim() {
 #[tokio::test]
 async fn lease_too_short() {
     for (call, lease, fits) in
-        [(Call::Claim, 100, false), (Call::Release, 100, false), (Call::Claim, 30_000, true)]
+        [(StoreCall::Claim, 100, false), (StoreCall::Release, 100, false), (StoreCall::Claim, 30_000, true)]
     {
         let store = faulty();
-        store.script(call, When::Nth(2), Fault::Delay(ms(40)));
+        store.script(call, When::Nth(2), InjectedFault::Delay(ms(40)));
         let engine = build(over(&store).lease(ms(lease)).in_flight_max(secs(60)).mode(Mode::Keyed));
         match engine.verify(3).await {
             Ok(slowest) => assert!(fits && slowest >= ms(40)),
@@ -292,15 +292,15 @@ async fn lease_too_short() {
 // A heartbeat that finds the claim finished by its own owner is not a loss.
 #[tokio::test]
 async fn a_heartbeat_after_the_last_word_is_not_a_loss() {
-    for call in [Call::Complete, Call::Release] {
+    for call in [StoreCall::Complete, StoreCall::Release] {
         let store = faulty();
         let engine = build(over(&store).lease(ms(300)));
-        let reply = Gate::closed();
-        store.script(call, When::Nth(1), Fault::HoldReply(reply.clone()));
+        let reply = FaultGate::closed();
+        store.script(call, When::Nth(1), InjectedFault::HoldReply(reply.clone()));
         let running = won(engine.once(key())).await.begin().await.unwrap();
         let last_word = async {
             match call {
-                Call::Complete => {
+                StoreCall::Complete => {
                     let kept = running.complete(&Arc::new(Outcome::new("json", "1")), None).await;
                     assert!(matches!(kept, Completed::Kept), "{kept:?}");
                 }
@@ -309,8 +309,8 @@ async fn a_heartbeat_after_the_last_word_is_not_a_loss() {
         };
         let beats = async {
             soon(reply.reached_by(1)).await;
-            let before = store.calls(Call::Renew);
-            until("it beats on", || store.calls(Call::Renew) > before).await;
+            let before = store.calls(StoreCall::Renew);
+            until("it beats on", || store.calls(StoreCall::Renew) > before).await;
             reply.open();
         };
         tokio::join!(last_word, beats);
@@ -327,7 +327,7 @@ async fn a_very_short_lease() {
     let engine = build(over(&store).lease(ms(10)).mode(Mode::Rerun));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
-    until("it beats", || store.calls(Call::Renew) >= 5 || engine.stats().count("lost") > 0).await;
+    until("it beats", || store.calls(StoreCall::Renew) >= 5 || engine.stats().count("lost") > 0).await;
     effect.let_go();
     let answer = joined(owner).await;
     assert!(answer.is_ok_and(|answer| answer.value == 1), "nobody else wanted it, so it stands");

@@ -25,8 +25,8 @@ async fn a_caller_that_leaves_mid_effect_changes_nothing() {
 async fn a_caller_that_leaves_before_the_record_knows_changes_nothing() {
     let store = faulty();
     let engine = build(over(&store));
-    let gate = Gate::closed();
-    store.script(Call::Complete, When::Nth(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Complete, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
     let effect = Effect::quick();
     let caller = effect.spawn(engine.once(key()));
     soon(gate.reached_by(1)).await;
@@ -76,8 +76,8 @@ async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
     let engine = build(over(&store));
     let id = engine.id(&key()).await.unwrap();
     let claim = won(engine.once(key())).await;
-    let gate = Gate::closed();
-    store.script(Call::Release, When::Nth(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Release, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
     drop(engine);
     drop(claim);
     soon(gate.reached_by(1)).await;
@@ -93,11 +93,15 @@ async fn a_claim_that_outlives_its_engine_is_released_all_the_same() {
 async fn a_release_from_the_background_is_repeated() {
     let store = faulty();
     let engine = build(over(&store));
-    store.script(Call::Release, When::First(2), Fault::Refuse(crate::store::ErrorKind::Unavailable));
+    store.script(
+        StoreCall::Release,
+        When::First(2),
+        InjectedFault::Refuse(crate::store::ErrorKind::Unavailable),
+    );
     drop(won(engine.once(key())).await);
     soon(engine.drain()).await;
     assert_eq!(phase(&engine, store.inner()).await, Phase::Vacant);
-    assert_eq!(store.calls(Call::Release), 3);
+    assert_eq!(store.calls(StoreCall::Release), 3);
 }
 
 // The effect's report that nothing happened is stored, although the store was unavailable for longer than a lease.
@@ -105,8 +109,12 @@ async fn a_release_from_the_background_is_repeated() {
 async fn a_release_that_takes_longer_than_a_lease_leaves_no_doubt() {
     let store = faulty();
     let engine = build(over(&store).lease(ms(100)));
-    store.script(Call::Release, When::Always, Fault::Refuse(crate::store::ErrorKind::Unavailable));
-    store.script(Call::Renew, When::Always, Fault::Refuse(crate::store::ErrorKind::Unavailable));
+    store.script(
+        StoreCall::Release,
+        When::Always,
+        InjectedFault::Refuse(crate::store::ErrorKind::Unavailable),
+    );
+    store.script(StoreCall::Renew, When::Always, InjectedFault::Refuse(crate::store::ErrorKind::Unavailable));
     let failed: Run = soon(engine.once(key()).run(async |_| Err(Failure::Failed("no".to_owned())))).await;
     assert!(matches!(failed, Err(RunError::Failed(_))));
     until_phase(&engine, store.inner(), Phase::InDoubt).await;
@@ -156,8 +164,8 @@ fn a_runtime_that_shuts_down_mid_complete_loses_no_outcome() {
     let store = faulty();
     let engine = build(over(&store));
     let effect = Effect::quick();
-    let gate = Gate::closed();
-    store.script(Call::Complete, When::Nth(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Complete, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
     runtime.block_on(async {
@@ -178,8 +186,8 @@ fn a_runtime_that_shuts_down_mid_complete_loses_no_outcome() {
 fn an_effect_that_could_not_be_spawned_is_released() {
     let store = faulty();
     let engine = build(over(&store));
-    let gate = Gate::closed();
-    store.script(Call::Claim, When::Nth(1), Fault::HoldReply(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::HoldReply(gate.clone()));
     let doomed = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let effect = Effect::quick();
     let mut call = Box::pin(effect.once(&engine));
@@ -202,20 +210,22 @@ fn an_effect_that_could_not_be_spawned_is_released() {
 async fn last_words_are_cancel_safe() {
     let store = faulty();
     let engine = build(over(&store));
-    for (call, expected) in
-        [(Call::Complete, Phase::Done), (Call::Release, Phase::Vacant), (Call::Bind, Phase::Bound)]
-    {
-        for hold in [Fault::HoldRequest, Fault::HoldReply] {
+    for (call, expected) in [
+        (StoreCall::Complete, Phase::Done),
+        (StoreCall::Release, Phase::Vacant),
+        (StoreCall::Bind, Phase::Bound),
+    ] {
+        for hold in [InjectedFault::HoldRequest, InjectedFault::HoldReply] {
             let _ = store.inner().apply_now(engine.id(&key()).await.unwrap(), &Command::Forget(Force::Yes));
-            let gate = Gate::closed();
+            let gate = FaultGate::closed();
             store.script(call, When::Nth(1), hold(gate.clone()));
             let running = won(engine.once(key())).await.begin().await.unwrap();
             let word: std::pin::Pin<Box<dyn Future<Output = ()>>> = match call {
-                Call::Complete => Box::pin(async move {
+                StoreCall::Complete => Box::pin(async move {
                     let outcome = Arc::new(Outcome::new("json", "1"));
                     let _ = running.complete(&outcome, None).await;
                 }),
-                Call::Release => Box::pin(running.release()),
+                StoreCall::Release => Box::pin(running.release()),
                 _ => Box::pin(running.bind()),
             };
             tokio::select! {
@@ -231,11 +241,11 @@ async fn last_words_are_cancel_safe() {
 // Wherever a caller is dropped while it claims, the claim ends released, never in doubt, and no seat is leaked.
 #[tokio::test]
 async fn acquire_is_cancel_safe_at_every_step() {
-    for call in [Call::Secret, Call::Claim, Call::Begin] {
-        for hold in [Fault::HoldRequest, Fault::HoldReply] {
+    for call in [StoreCall::Secret, StoreCall::Claim, StoreCall::Begin] {
+        for hold in [InjectedFault::HoldRequest, InjectedFault::HoldReply] {
             let store = faulty();
             let engine = build(over(&store));
-            let gate = Gate::closed();
+            let gate = FaultGate::closed();
             store.script(call, When::Nth(1), hold(gate.clone()));
             let call = async {
                 let claim = engine.once(key()).begin_later().claim().await;
@@ -257,15 +267,15 @@ async fn acquire_is_cancel_safe_at_every_step() {
 // As above if the claim carries the begin mark, in the waiting room, as a leader that is just asking.
 #[tokio::test]
 async fn a_leader_that_is_dropped_while_it_asks_leaves_no_claim() {
-    for hold in [Fault::HoldRequest, Fault::HoldReply] {
+    for hold in [InjectedFault::HoldRequest, InjectedFault::HoldReply] {
         let store = faulty();
         let engine = build(over(&store));
         let owner = won(engine.once(key())).await;
-        let asks = Gate::closed();
+        let asks = FaultGate::closed();
         let effect = Effect::quick();
         let leader = effect.spawn(engine.once(key()));
-        until("it leads", || store.calls(Call::Claim) == 3).await;
-        store.script(Call::Claim, When::Nth(1), hold(asks.clone()));
+        until("it leads", || store.calls(StoreCall::Claim) == 3).await;
+        store.script(StoreCall::Claim, When::Nth(1), hold(asks.clone()));
         owner.release().await;
         soon(asks.reached_by(1)).await;
         leader.abort();
@@ -281,8 +291,8 @@ async fn drain_waits_for_the_last_word() {
     let store = faulty();
     let engine = build(over(&store));
     soon(engine.drain()).await;
-    let gate = Gate::closed();
-    store.script(Call::Release, When::Nth(1), Fault::HoldRequest(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Release, When::Nth(1), InjectedFault::HoldRequest(gate.clone()));
     drop(won(engine.once(key())).await);
     let mut drained = Box::pin(engine.drain());
     tokio::select! {

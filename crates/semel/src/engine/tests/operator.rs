@@ -81,8 +81,8 @@ async fn a_replay_under_way_while_its_record_is_forgotten_is_not_cached() {
     let engine = build(over(&store));
     let effect = Effect::quick();
     effect.once(&build(over(&store))).await.unwrap();
-    let gate = Gate::closed();
-    store.script(Call::Claim, When::Nth(1), Fault::HoldReply(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::HoldReply(gate.clone()));
     let reading = effect.spawn(engine.once(key()));
     soon(gate.reached_by(1)).await;
     accepted(&engine.forget(engine.id(&key()).await.unwrap(), Force::No).await);

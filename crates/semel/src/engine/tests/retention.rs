@@ -6,7 +6,7 @@ const RETENTION: Duration = secs(3600);
 const GRACE: Duration = secs(60);
 const MEMORY: Duration = secs(7200);
 
-fn builder(store: &Arc<MemoryStore>) -> Builder {
+fn builder(store: &Arc<MemoryStore>) -> EngineBuilder {
     // Without the hot cache, whose age is real time, not the store's.
     over(store).retention(RETENTION).grace(GRACE).memory(MEMORY).hot_cache(0, secs(1))
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::record::TermsError;
 
-type Setting = fn(Builder) -> Builder;
+type Setting = fn(EngineBuilder) -> EngineBuilder;
 
 #[test]
 fn every_setting_that_cannot_work_is_refused_by_name() {

@@ -58,8 +58,8 @@ async fn nothing_that_a_caller_sent_is_shown() {
     let once = |amount: &str| engine.once(secret_key()).fingerprint(&("canary-payload", amount.to_owned()));
     write!(shown, "{:?}", once("1")).unwrap();
 
-    store.script(Call::Claim, When::Nth(1), Fault::LoseReply);
-    store.script(Call::Complete, When::Nth(1), Fault::LoseReply);
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
+    store.script(StoreCall::Complete, When::Nth(1), InjectedFault::LoseReply);
     let answer = once("1")
         .run(async |attempt| Ok::<_, Failure<String>>((format!("{attempt:?}"), "canary-outcome".to_owned())));
     let (attempt, _) = answer.await.unwrap().value;

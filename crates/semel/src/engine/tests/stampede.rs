@@ -4,7 +4,7 @@ use super::*;
 
 const CROWD: usize = 10_000;
 
-fn crowded(store: &Arc<impl Store>) -> Builder {
+fn crowded(store: &Arc<impl Store>) -> EngineBuilder {
     over(store).waiter_caps(WaiterCaps { per_key: CROWD, per_scope: CROWD, in_all: 2 * CROWD }).wait(secs(30))
 }
 
@@ -32,7 +32,7 @@ async fn stampede() {
     assert_eq!(effect.runs(), 1);
     let intervals = (from.elapsed().as_millis() / backstop.as_millis()) as u64;
     // The owner; callers that came before there was a room; one per interval; the first leader and the last one.
-    let asked = store.calls(Call::Claim);
+    let asked = store.calls(StoreCall::Claim);
     assert!(asked <= 8 + intervals, "{asked} questions in {intervals} intervals");
     assert_eq!(engine.stats().count("replayed"), CROWD as u64);
 }
@@ -49,7 +49,7 @@ async fn waiter_deadline_of_a_crowd() {
     for waiter in waiters {
         assert!(matches!(joined(waiter).await, Err(RunError::InFlight { .. })));
     }
-    let asked = store.calls(Call::Claim);
+    let asked = store.calls(StoreCall::Claim);
     assert!(asked <= 10 + from.elapsed().as_secs(), "{asked} questions");
     assert_eq!((effect.runs(), engine.waiters()), (0, 0));
     owner.release().await;

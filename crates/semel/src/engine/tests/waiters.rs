@@ -1,7 +1,7 @@
 //! Callers that wait for another caller's effect.
 
 use super::*;
-use crate::testkit::fault::Delivery;
+use crate::testkit::fault::WakeUpDelivery;
 
 /// An engine whose owner was cut off from the store: it neither renews nor finishes.
 async fn dead_owner(memory: &Arc<MemoryStore>, mode: Mode, lease: Duration) -> (Engine, Claim) {
@@ -39,7 +39,7 @@ async fn owner_dies_with_waiters() {
             }
         }
         assert_eq!((effect.runs(), first_runs), if mode == Mode::Marked { (0, 0) } else { (1, 1) });
-        assert!(store.calls(Call::Claim) < 20, "no herd: {} questions", store.calls(Call::Claim));
+        assert!(store.calls(StoreCall::Claim) < 20, "no herd: {} questions", store.calls(StoreCall::Claim));
     }
 }
 
@@ -47,12 +47,12 @@ async fn owner_dies_with_waiters() {
 #[tokio::test]
 async fn notify_lost() {
     let store = faulty();
-    store.deliver(Delivery::Lost);
+    store.deliver(WakeUpDelivery::Lost);
     let engine = build(over(&store).backstop(ms(30)));
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
     let waiter = effect.spawn(engine.once(key()));
-    until("it polls", || store.calls(Call::Claim) >= 5).await;
+    until("it polls", || store.calls(StoreCall::Claim) >= 5).await;
     effect.let_go();
     assert!(joined(waiter).await.unwrap().replayed);
     joined(owner).await.unwrap();
@@ -66,13 +66,13 @@ async fn a_waiter_is_pushed() {
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
     let waiters: Vec<_> = (0..3).map(|_| effect.spawn(engine.once(key()))).collect();
-    until("all wait", || engine.waiters() == 3 && store.calls(Call::Watch) == 1).await;
+    until("all wait", || engine.waiters() == 3 && store.calls(StoreCall::Watch) == 1).await;
     effect.let_go();
     for waiter in waiters {
         assert!(joined(waiter).await.unwrap().replayed);
     }
     joined(owner).await.unwrap();
-    assert_eq!(store.calls(Call::Watch), 1, "they share one watch");
+    assert_eq!(store.calls(StoreCall::Watch), 1, "they share one watch");
     assert_eq!(engine.stats().count("waited"), 3);
 }
 
@@ -84,7 +84,7 @@ async fn a_push_between_two_leaders_is_not_missed() {
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
     let leader = effect.spawn(engine.once(key()));
-    until("it leads", || store.calls(Call::Claim) == 3).await;
+    until("it leads", || store.calls(StoreCall::Claim) == 3).await;
     let next = effect.spawn(engine.once(key()));
     until("another waits", || engine.waiters() == 2).await;
     leader.abort();
@@ -146,7 +146,7 @@ async fn an_error_ends_the_leaders_wait_and_nobody_elses() {
     let owner = effect.start(&engine).await;
     let waiters: Vec<_> = (0..3).map(|_| effect.spawn(engine.once(key()))).collect();
     until("all wait", || engine.waiters() == 3).await;
-    store.script(Call::Claim, When::Nth(1), Fault::Refuse(crate::store::ErrorKind::Unavailable));
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::Refuse(crate::store::ErrorKind::Unavailable));
     until("one is told", || engine.waiters() == 2).await;
     assert_eq!(engine.stats().count("waited"), 1);
     effect.let_go();
@@ -225,10 +225,10 @@ async fn an_answer_from_before_a_caller_came_is_not_given_to_it() {
     let effect = Effect::held();
     let owner = effect.start(&engine).await;
     let old = effect.spawn(engine.once(key()));
-    until("it leads", || store.calls(Call::Claim) == 3).await;
+    until("it leads", || store.calls(StoreCall::Claim) == 3).await;
     // The leader gets "done, 1", but late.
-    let gate = Gate::closed();
-    store.script(Call::Claim, When::Nth(1), Fault::HoldReply(gate.clone()));
+    let gate = FaultGate::closed();
+    store.script(StoreCall::Claim, When::Nth(1), InjectedFault::HoldReply(gate.clone()));
     effect.let_go();
     joined(owner).await.unwrap();
     soon(gate.reached_by(1)).await;
@@ -256,7 +256,7 @@ async fn a_leader_that_is_stuck_does_not_hold_the_others_up() {
         let (effect, once) = (effect.clone(), engine.once(key()));
         async move { effect.run_as(once).await }
     });
-    until("it leads", || store.calls(Call::Claim) >= 3).await;
+    until("it leads", || store.calls(StoreCall::Claim) >= 3).await;
     let (go_on, held) = std::sync::mpsc::channel::<()>();
     let (began, begun) = std::sync::mpsc::channel::<()>();
     drop(blocked.spawn(async move {

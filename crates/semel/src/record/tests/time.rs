@@ -171,7 +171,7 @@ fn gateway_clock_jump() {
     for command in [claim(A, SAME, slot.terms, Begin::Later), Command::Begin(grant), complete(grant, "done")]
     {
         match &command {
-            Command::Claim(Claim { owner, fingerprint, terms, begin: _, hint: _ }) => {
+            Command::Claim(NewClaim { owner, fingerprint, terms, begin: _, hint: _ }) => {
                 let Terms { mode: _, lease, in_flight_max, retention, grace, memory } = **terms;
                 let _: [Duration; 5] = [lease, in_flight_max, retention, grace, memory];
                 assert_eq!((*owner, *fingerprint), (A, SAME));

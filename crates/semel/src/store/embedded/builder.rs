@@ -12,13 +12,13 @@ use super::check;
 use super::checkpoint::{self, Log};
 use super::clock::StepWatch;
 use super::fault::Faults;
-use super::folder::{Folder, setup};
+use super::folder::{LockedFolder, setup};
 use super::header::{self, Shutdown};
-use super::queue::Queue;
+use super::queue::JobQueue;
 use super::reader::Readers;
-use super::schema::{self, Layout, Role};
+use super::schema::{self, ConnectionRole, Layout};
 use super::table;
-use super::writer::{Shared, Writer};
+use super::writer::{Writer, WriterShared};
 use crate::store::local::Local;
 use crate::store::{Error, ErrorKind};
 use crate::time::{Clock, SystemClock};
@@ -108,7 +108,7 @@ impl EmbeddedBuilder {
     /// # Errors
     /// As [`EmbeddedStore::open`].
     pub fn open(self) -> Result<EmbeddedStore, Error> {
-        let folder = Folder::hold(&self.path)?;
+        let folder = LockedFolder::hold(&self.path)?;
         let database = folder.database();
         self.create_if_missing(&folder)?;
         let shutdown = header::check(&database, &folder.wal())?;
@@ -118,7 +118,7 @@ impl EmbeddedBuilder {
         let faults =
             Faults::of(&database).map_err(|error| setup(&database, "the file cannot be read", error))?;
         let sql = |error: rusqlite::Error| Error::from(faults.explain_open(&error));
-        let connection = schema::connect(&database, Role::Writer).map_err(sql)?;
+        let connection = schema::connect(&database, ConnectionRole::Writer).map_err(sql)?;
         self.check(&connection, &database, &faults)?;
         let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
         // SQLite syncs the name of its log with the first commit and ignores the result; a log without a name would
@@ -130,8 +130,8 @@ impl EmbeddedBuilder {
         }
         let readers = Readers::open(&database).map_err(sql)?;
         schema::tidy_on_close(&connection).map_err(sql)?;
-        let shared = Arc::new(Shared {
-            queue: Queue::new(self.queue_limit),
+        let shared = Arc::new(WriterShared {
+            queue: JobQueue::new(self.queue_limit),
             local: Local::default(),
             clock: self.clock,
             faults,
@@ -182,7 +182,7 @@ impl EmbeddedBuilder {
         Ok(())
     }
 
-    fn create_if_missing(&self, folder: &Folder) -> Result<(), Error> {
+    fn create_if_missing(&self, folder: &LockedFolder) -> Result<(), Error> {
         let database = folder.database();
         let found = |path: &Path| {
             path.try_exists().map_err(|error| setup(path, "the file cannot be accessed", error))
@@ -209,7 +209,7 @@ impl EmbeddedBuilder {
     }
 }
 
-fn sync_names(folder: &Folder) -> Result<(), Error> {
+fn sync_names(folder: &LockedFolder) -> Result<(), Error> {
     schema::sync_folder(folder.path())
         .map_err(|error| setup(folder.path(), "the folder cannot be synced", error))
 }

@@ -3,9 +3,9 @@
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, params};
 
-use super::fault::{Fault, Faults};
+use super::fault::{BatchFault, Faults};
 use super::schema::OBJECTS;
-use super::table::{self, BadRow, Plain, RowError};
+use super::table::{self, BadRow, PlainColumns, RowError};
 use crate::record::Fence;
 use crate::time::Timestamp;
 
@@ -109,7 +109,7 @@ impl Findings {
     }
 
     /// The first damage, with its place.
-    pub(super) fn first(&self, faults: &Faults) -> Option<Fault> {
+    pub(super) fn first(&self, faults: &Faults) -> Option<BatchFault> {
         if let Some(bad) = self.bad.first() {
             let others = match self.bad.len() {
                 1 => String::new(),
@@ -137,7 +137,7 @@ fn check_record(row: &Row<'_>) -> rusqlite::Result<Option<BadRow>> {
             };
         }
     };
-    let Plain { state, lease_until, sweep_at } = Plain::of(&record);
+    let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(&record);
     let same = row.get_ref(4)? == ValueRef::Integer(state)
         && row.get_ref(5)? == ValueRef::Text(record.hint.as_str().as_bytes())
         && row.get_ref(6)? == ValueRef::Integer(lease_until)

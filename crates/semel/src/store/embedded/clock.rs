@@ -16,7 +16,7 @@ pub(super) struct StepWatch {
 
 /// How far the clock was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ClockStep {
     /// Leases and retention end early by this much.
     Forward(Duration),
     /// They end late by this much.
@@ -27,11 +27,11 @@ impl StepWatch {
     /// Reads the clock and warns once per step.
     pub(super) fn look(&mut self, clock: &Arc<dyn Clock>) {
         match self.observe(clock.now(), tokio::time::Instant::now()) {
-            Some(Step::Forward(by)) => tracing::warn!(
+            Some(ClockStep::Forward(by)) => tracing::warn!(
                 ?by,
                 "the machine's clock was set forward, or it slept: leases and retention end early; check its time service"
             ),
-            Some(Step::Back(by)) => tracing::warn!(
+            Some(ClockStep::Back(by)) => tracing::warn!(
                 ?by,
                 "the machine's clock was set back: leases and retention end late; check its time service"
             ),
@@ -39,14 +39,14 @@ impl StepWatch {
         }
     }
 
-    fn observe(&mut self, wall: Timestamp, steady: tokio::time::Instant) -> Option<Step> {
+    fn observe(&mut self, wall: Timestamp, steady: tokio::time::Instant) -> Option<ClockStep> {
         let (wall_before, steady_before) = self.last.replace((wall, steady))?;
         let expected = wall_before.after(steady.saturating_duration_since(steady_before));
         let (forward, back) = (wall.left(expected), expected.left(wall));
         if forward > TOLERANCE {
-            Some(Step::Forward(forward))
+            Some(ClockStep::Forward(forward))
         } else if back > TOLERANCE {
-            Some(Step::Back(back))
+            Some(ClockStep::Back(back))
         } else {
             None
         }
@@ -69,10 +69,14 @@ mod tests {
         let jumped = wall.after(hour);
         assert_eq!(
             watch.observe(jumped, steady + second),
-            Some(Step::Forward(hour - second * 2)),
+            Some(ClockStep::Forward(hour - second * 2)),
             "a step forward"
         );
         assert_eq!(watch.observe(jumped.after(second), steady + second * 2), None, "told once");
-        assert_eq!(watch.observe(wall, steady + second * 2), Some(Step::Back(hour + second)), "a step back");
+        assert_eq!(
+            watch.observe(wall, steady + second * 2),
+            Some(ClockStep::Back(hour + second)),
+            "a step back"
+        );
     }
 }

@@ -14,12 +14,12 @@ use crate::sync::Mutex;
 
 /// A failure that is reported to several callers of one batch.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct BatchFault {
     kind: ErrorKind,
     message: String,
 }
 
-impl Fault {
+impl BatchFault {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
@@ -34,14 +34,14 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for BatchFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
+impl From<BatchFault> for Error {
+    fn from(fault: BatchFault) -> Self {
         Error::new(fault.kind, fault.message)
     }
 }
@@ -70,7 +70,7 @@ impl Faults {
     }
 
     /// The failure to use a row.
-    pub(super) fn explain_row(&self, error: &RowError) -> Fault {
+    pub(super) fn explain_row(&self, error: &RowError) -> BatchFault {
         match error {
             RowError::Sql(error) => self.explain(error),
             RowError::Damaged(bad) => self.damaged(bad, ""),
@@ -79,7 +79,7 @@ impl Faults {
 
     /// A failure while the file is opened and checked. The statements are correct, so if SQLite does not understand
     /// them the file is wrong.
-    pub(super) fn explain_open(&self, error: &rusqlite::Error) -> Fault {
+    pub(super) fn explain_open(&self, error: &rusqlite::Error) -> BatchFault {
         match error.sqlite_error_code() {
             Some(ErrorCode::Unknown | ErrorCode::SchemaChanged) | None => self.corrupt(&format!(
                 "the file is damaged. Keep a copy of the folder, then restore a backup ({error})"
@@ -89,7 +89,7 @@ impl Faults {
     }
 
     /// A failure while reading, or before the commit.
-    pub(super) fn explain(&self, error: &rusqlite::Error) -> Fault {
+    pub(super) fn explain(&self, error: &rusqlite::Error) -> BatchFault {
         let file = self.file.display();
         let (kind, way_out) = match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => (
@@ -115,13 +115,13 @@ impl Faults {
                 (ErrorKind::Unavailable, "nothing was changed; look at the disk if it stays so")
             }
         };
-        Fault::new(kind, format!("{file}: {way_out} ({error})"))
+        BatchFault::new(kind, format!("{file}: {way_out} ({error})"))
     }
 
     /// The failure after which nothing is acknowledged any more.
-    pub(super) fn poisoned(&self, error: &rusqlite::Error) -> Fault {
+    pub(super) fn poisoned(&self, error: &rusqlite::Error) -> BatchFault {
         let file = self.file.display();
-        Fault::new(
+        BatchFault::new(
             ErrorKind::Poisoned,
             format!(
                 "{file}: a sync failed, so the state on disk is unknown. Nothing is acknowledged until the process is restarted; check the disk first ({error})"
@@ -129,13 +129,13 @@ impl Faults {
         )
     }
 
-    pub(super) fn closed(&self) -> Fault {
-        Fault::new(ErrorKind::Closed, format!("{}: the store was closed", self.file.display()))
+    pub(super) fn closed(&self) -> BatchFault {
+        BatchFault::new(ErrorKind::Closed, format!("{}: the store was closed", self.file.display()))
     }
 
     /// The writer's thread ended; the command may have been executed.
-    pub(super) fn died(&self) -> Fault {
-        Fault::new(
+    pub(super) fn died(&self) -> BatchFault {
+        BatchFault::new(
             ErrorKind::Ambiguous,
             format!(
                 "{}: the writer ended before it answered; restart the process, then repeat the command unchanged",
@@ -145,15 +145,15 @@ impl Faults {
     }
 
     /// A caller's job that panicked inside the transaction.
-    pub(super) fn panicked(&self) -> Fault {
-        Fault::new(
+    pub(super) fn panicked(&self) -> BatchFault {
+        BatchFault::new(
             ErrorKind::Unavailable,
             format!("{}: the job panicked; what it wrote was undone", self.file.display()),
         )
     }
 
-    pub(super) fn overloaded(&self, waiting: usize) -> Fault {
-        Fault::new(
+    pub(super) fn overloaded(&self, waiting: usize) -> BatchFault {
+        BatchFault::new(
             ErrorKind::Unavailable,
             format!(
                 "{}: {waiting} commands wait for the disk already; nothing was changed, try again later",
@@ -163,7 +163,7 @@ impl Faults {
     }
 
     /// A damaged row, with its place in the file.
-    pub(super) fn damaged(&self, bad: &BadRow, others: &str) -> Fault {
+    pub(super) fn damaged(&self, bad: &BadRow, others: &str) -> BatchFault {
         let place = match self.locate(&bad.sum) {
             Some(at) => format!(" (at byte {at} of the file)"),
             None => String::new(),
@@ -187,8 +187,8 @@ impl Faults {
         u64::try_from(at).ok()
     }
 
-    pub(super) fn corrupt(&self, what: &str) -> Fault {
-        Fault::new(ErrorKind::Corrupt, format!("{}: {what}", self.file.display()))
+    pub(super) fn corrupt(&self, what: &str) -> BatchFault {
+        BatchFault::new(ErrorKind::Corrupt, format!("{}: {what}", self.file.display()))
     }
 }
 

@@ -9,12 +9,12 @@ use crate::store::{Error, ErrorKind};
 
 /// A folder that this process has locked. The lock ends with the process, or when this is dropped.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct LockedFolder {
     path: PathBuf,
     _lock: File,
 }
 
-impl Folder {
+impl LockedFolder {
     /// Creates the folder if it is missing, and locks it.
     pub(super) fn hold(path: &Path) -> Result<Self, Error> {
         make(path).map_err(|error| setup(path, "the folder cannot be created", error))?;

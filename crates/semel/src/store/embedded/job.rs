@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rusqlite::Transaction;
 use tokio::sync::oneshot;
 
-use super::fault::{Damage, Fault};
+use super::fault::{BatchFault, Damage};
 use super::table::{self, RowError, Written};
-use super::writer::Shared;
+use super::writer::WriterShared;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;
@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 /// A job for the writer.
 pub(super) enum Job {
     Command(Box<Ordered>),
-    Work(Box<dyn Work>),
+    Work(Box<dyn TransactionWork>),
 }
 
 /// A command and the channel for its ruling.
@@ -28,23 +28,23 @@ pub(super) struct Ordered {
 }
 
 /// The caller's own work inside the transaction.
-pub(super) trait Work: Send {
+pub(super) trait TransactionWork: Send {
     /// Runs it, and holds the answer back until the result of the transaction is known.
     fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell);
 
     /// Answers that it was not done.
-    fn refuse(self: Box<Self>, fault: &Fault);
+    fn refuse(self: Box<Self>, fault: &BatchFault);
 }
 
 pub(super) type Tell = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// A closure and the channel for its result.
-pub(super) struct Errand<F, T> {
+pub(super) struct ClosureJob<F, T> {
     pub(super) work: F,
     pub(super) answer: oneshot::Sender<Result<T, Error>>,
 }
 
-impl<F, T> Work for Errand<F, T>
+impl<F, T> TransactionWork for ClosureJob<F, T>
 where
     F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send,
     T: Send + 'static,
@@ -64,7 +64,7 @@ where
         (keep, Box::new(tell))
     }
 
-    fn refuse(self: Box<Self>, fault: &Fault) {
+    fn refuse(self: Box<Self>, fault: &BatchFault) {
         // The caller may have been dropped.
         let _ = self.answer.send(Err(fault.clone().into()));
     }
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Job {
 #[derive(Debug)]
 pub(crate) struct Writing<'a> {
     pub(super) transaction: &'a Transaction<'a>,
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a WriterShared,
     pub(super) floor: Fence,
     /// Announced to waiters and caches once it is on disk.
     pub(super) changes: Vec<(KeyId, Command, Ruling)>,
@@ -129,14 +129,14 @@ impl<'a> Writing<'a> {
         self.shared.explain(error)
     }
 
-    fn execute(&self, id: KeyId, command: &Command) -> Result<(Ruling, Written), Trouble> {
-        let before = table::get_stored(self.transaction, id).map_err(Trouble::Read)?;
+    fn execute(&self, id: KeyId, command: &Command) -> Result<(Ruling, Written), CommandFailure> {
+        let before = table::get_stored(self.transaction, id).map_err(CommandFailure::Read)?;
         let mut record = before.as_ref().map(|stored| stored.record.clone());
         // Read after the record: it must not be judged at a time before its last change.
         let ruling = record::apply(&mut record, command, self.now(), self.floor);
         let written = match (&ruling, &record) {
             (Ruling::Won(_) | Ruling::Accepted { .. }, Some(record)) => {
-                table::put(self.transaction, id, before.as_ref(), record).map_err(Trouble::Write)?
+                table::put(self.transaction, id, before.as_ref(), record).map_err(CommandFailure::Write)?
             }
             _ => Written::No,
         };
@@ -145,52 +145,52 @@ impl<'a> Writing<'a> {
 }
 
 /// When a command failed.
-enum Trouble {
+enum CommandFailure {
     /// Before any write.
     Read(RowError),
     /// The transaction may contain a part of it and must be rolled back.
     Write(rusqlite::Error),
 }
 
-impl From<Trouble> for RowError {
-    fn from(trouble: Trouble) -> Self {
+impl From<CommandFailure> for RowError {
+    fn from(trouble: CommandFailure) -> Self {
         match trouble {
-            Trouble::Read(error) => error,
-            Trouble::Write(error) => Self::Sql(error),
+            CommandFailure::Read(error) => error,
+            CommandFailure::Write(error) => Self::Sql(error),
         }
     }
 }
 
 /// An executed job that waits for the commit.
-pub(super) enum Pending {
+pub(super) enum PendingCommit {
     Command(Box<Ordered>, Result<Ruling, Error>, Written),
     Work(Tell),
 }
 
 impl Writing<'_> {
     /// Executes one job. A failed write ends the batch; a row that cannot be read affects only its own command.
-    pub(super) fn run(&mut self, job: Job) -> (Pending, Option<rusqlite::Error>) {
+    pub(super) fn run(&mut self, job: Job) -> (PendingCommit, Option<rusqlite::Error>) {
         match job {
             Job::Command(ordered) => match self.execute(ordered.id, &ordered.command) {
-                Ok((ruling, written)) => (Pending::Command(ordered, Ok(ruling), written), None),
-                Err(Trouble::Read(error)) => {
+                Ok((ruling, written)) => (PendingCommit::Command(ordered, Ok(ruling), written), None),
+                Err(CommandFailure::Read(error)) => {
                     let told = Err(self.shared.explain(&error));
-                    (Pending::Command(ordered, told, Written::No), None)
+                    (PendingCommit::Command(ordered, told, Written::No), None)
                 }
-                Err(Trouble::Write(error)) => {
+                Err(CommandFailure::Write(error)) => {
                     let told = Err(self.shared.faults.explain(&error).into());
-                    (Pending::Command(ordered, told, Written::No), Some(error))
+                    (PendingCommit::Command(ordered, told, Written::No), Some(error))
                 }
             },
             Job::Work(work) => self.run_work(work),
         }
     }
 
-    fn run_work(&mut self, work: Box<dyn Work>) -> (Pending, Option<rusqlite::Error>) {
+    fn run_work(&mut self, work: Box<dyn TransactionWork>) -> (PendingCommit, Option<rusqlite::Error>) {
         let (changes, floor) = (self.changes.len(), self.floor);
         if let Err(error) = self.transaction.execute_batch("SAVEPOINT job") {
             work.refuse(&self.shared.faults.explain(&error));
-            return (Pending::Work(Box::new(|_| ())), Some(error));
+            return (PendingCommit::Work(Box::new(|_| ())), Some(error));
         }
         let (keep, tell) = work.run(self);
         let end = match keep {
@@ -202,11 +202,11 @@ impl Writing<'_> {
             self.floor = floor;
         }
         // Fails if the job's failure ended the whole transaction.
-        (Pending::Work(tell), self.transaction.execute_batch(end).err())
+        (PendingCommit::Work(tell), self.transaction.execute_batch(end).err())
     }
 }
 
-impl Pending {
+impl PendingCommit {
     pub(super) fn tell(self) {
         match self {
             // The caller may have been dropped; the command is valid anyway.
@@ -215,7 +215,7 @@ impl Pending {
         }
     }
 
-    pub(super) fn refuse(self, fault: &Fault, damage: Damage) {
+    pub(super) fn refuse(self, fault: &BatchFault, damage: Damage) {
         match (self, damage) {
             (Self::Command(ordered, _, Written::Yes), Damage::Unknown) => {
                 drop(ordered.answer.send(Err(fault.ambiguous())));
@@ -228,7 +228,7 @@ impl Pending {
 }
 
 impl Job {
-    pub(super) fn refuse(self, fault: &Fault) {
+    pub(super) fn refuse(self, fault: &BatchFault) {
         match self {
             Self::Command(ordered) => drop(ordered.answer.send(Err(fault.clone().into()))),
             Self::Work(work) => work.refuse(fault),

@@ -8,14 +8,14 @@ use parking_lot::{Condvar, Mutex};
 /// A bounded queue with one consumer. There is no timer: a single command is executed alone, and commands that arrive
 /// during one sync share the next.
 #[derive(Debug)]
-pub(super) struct Queue<T> {
-    inner: Mutex<Inner<T>>,
+pub(super) struct JobQueue<T> {
+    inner: Mutex<QueueInner<T>>,
     arrived: Condvar,
     limit: usize,
 }
 
 #[derive(Debug)]
-struct Inner<T> {
+struct QueueInner<T> {
     waiting: VecDeque<T>,
     open: bool,
     idle: bool,
@@ -30,9 +30,9 @@ pub(super) enum Refused {
     Closed,
 }
 
-impl<T> Queue<T> {
+impl<T> JobQueue<T> {
     pub(super) fn new(limit: usize) -> Self {
-        let inner = Inner { waiting: VecDeque::new(), open: true, idle: false };
+        let inner = QueueInner { waiting: VecDeque::new(), open: true, idle: false };
         Self { inner: Mutex::new(inner), arrived: Condvar::new(), limit }
     }
 
@@ -55,11 +55,11 @@ impl<T> Queue<T> {
     }
 
     /// Waits for a job, then moves up to `most` into `batch`. With a `patience` it returns after that time.
-    pub(super) fn take(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> Taken {
+    pub(super) fn take(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> TakenJobs {
         let mut inner = self.inner.lock();
         while inner.waiting.is_empty() {
             if !inner.open {
-                return Taken::Ended;
+                return TakenJobs::Ended;
             }
             inner.idle = true;
             let gave_up = match patience {
@@ -71,12 +71,12 @@ impl<T> Queue<T> {
             };
             inner.idle = false;
             if gave_up && inner.waiting.is_empty() {
-                return Taken::Nothing;
+                return TakenJobs::Nothing;
             }
         }
         let count = most.min(inner.waiting.len());
         batch.extend(inner.waiting.drain(..count));
-        Taken::Jobs
+        TakenJobs::Jobs
     }
 
     /// Drops the waiting jobs; each job's answer says so.
@@ -100,7 +100,7 @@ impl<T> Queue<T> {
 
 /// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum TakenJobs {
     /// At least one job.
     Jobs,
     /// No job arrived in time.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use rusqlite::Connection;
 
 use super::check;
-use super::schema::{self, Role};
+use super::schema::{self, ConnectionRole};
 use super::table::{self, BadRow, RowError};
 use crate::key::KeyId;
 use crate::record::{Phase, Record};
@@ -36,7 +36,7 @@ const PAGE_BYTES: usize = 4 << 20;
 
 impl Readers {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
-        let open = || schema::connect(path, Role::Reader).map(Mutex::new);
+        let open = || schema::connect(path, ConnectionRole::Reader).map(Mutex::new);
         Ok(Self {
             points: [open()?, open()?],
             pages: open()?,

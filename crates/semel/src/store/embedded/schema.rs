@@ -85,7 +85,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ConnectionRole {
     /// The only one that writes.
     Writer,
     /// Reads, and cannot write even by mistake.
@@ -93,7 +93,7 @@ pub(super) enum Role {
 }
 
 /// Opens a connection to the file and sets it up for its role.
-pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
+pub(super) fn connect(path: &Path, role: ConnectionRole) -> rusqlite::Result<Connection> {
     // Only one thread uses a connection at a time, so SQLite's own lock would be a second one.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -106,7 +106,7 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
         "PRAGMA busy_timeout = 2000; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY;",
     )?;
     match role {
-        Role::Writer => {
+        ConnectionRole::Writer => {
             use_log(&connection)?;
             // Only the writer runs checkpoints: it must know when one fails.
             connection.execute_batch(
@@ -114,7 +114,7 @@ pub(super) fn connect(path: &Path, role: Role) -> rusqlite::Result<Connection> {
                  PRAGMA cache_size = -16384;",
             )?;
         }
-        Role::Reader => {
+        ConnectionRole::Reader => {
             connection.execute_batch(
                 "PRAGMA query_only = ON; PRAGMA wal_autocheckpoint = 0; PRAGMA cache_size = -2048;",
             )?;

@@ -15,7 +15,7 @@ use crate::store::MarkId;
 use crate::time::Timestamp;
 
 /// The first eight bytes of a BLAKE3 hash: enough against accidental damage.
-pub(super) type Sum = [u8; 8];
+pub(super) type RecordChecksum = [u8; 8];
 
 /// Why a row or a statement could not be used.
 #[derive(Debug)]
@@ -77,11 +77,11 @@ impl From<rusqlite::Error> for RowError {
     }
 }
 
-pub(super) fn checksum(table: &str, key: &[u8], value: &[u8]) -> Sum {
+pub(super) fn checksum(table: &str, key: &[u8], value: &[u8]) -> RecordChecksum {
     let mut hasher = blake3::Hasher::new();
     // Keys of one table have one length, or end in the table of facts, whose names contain no zero.
     hasher.update(table.as_bytes()).update(&[0]).update(key).update(&[0]).update(value);
-    let mut sum = Sum::default();
+    let mut sum = RecordChecksum::default();
     hasher.finalize_xof().fill(&mut sum);
     sum
 }
@@ -93,13 +93,13 @@ pub(super) fn micros(moment: Timestamp) -> i64 {
 
 /// The columns beside the packed record, for SQL queries and for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plain {
+pub(super) struct PlainColumns {
     pub(super) state: i64,
     pub(super) lease_until: i64,
     pub(super) sweep_at: Option<i64>,
 }
 
-impl Plain {
+impl PlainColumns {
     pub(super) fn of(record: &Record) -> Self {
         let state = match record.state {
             State::Vacant => 0,
@@ -119,7 +119,7 @@ pub(super) const RECORDS: &str = "records";
 
 /// A record with its number and the bytes it was read from.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(super) struct StoredRecord {
     pub(super) number: i64,
     pub(super) record: Record,
     pub(super) bytes: Vec<u8>,
@@ -162,13 +162,13 @@ pub(super) fn get(connection: &Connection, id: KeyId) -> Result<Option<Record>, 
 }
 
 /// As [`get`], with the bytes, so that the writer knows whether a command changed them.
-pub(super) fn get_stored(connection: &Connection, id: KeyId) -> Result<Option<Stored>, RowError> {
+pub(super) fn get_stored(connection: &Connection, id: KeyId) -> Result<Option<StoredRecord>, RowError> {
     let mut statement = connection.prepare_cached(GET)?;
     let mut rows = statement.query([id.as_bytes()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let record = read_record(id.as_bytes(), row, 0)?;
     let bytes = row.get_ref(1)?.as_blob().map_or_else(|_| Vec::new(), <[u8]>::to_vec);
-    Ok(Some(Stored { number: row.get(2)?, record, bytes }))
+    Ok(Some(StoredRecord { number: row.get(2)?, record, bytes }))
 }
 
 const INSERT: &str = "INSERT INTO records (id, state, hint, lease_until, sweep_at, sum, record)
@@ -190,12 +190,12 @@ pub(super) enum Written {
 pub(super) fn put(
     connection: &Connection,
     id: KeyId,
-    before: Option<&Stored>,
+    before: Option<&StoredRecord>,
     record: &Record,
 ) -> rusqlite::Result<Written> {
     let bytes = record.encode();
     let sum = checksum(RECORDS, id.as_bytes(), &bytes);
-    let Plain { state, lease_until, sweep_at } = Plain::of(record);
+    let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(record);
     let hint = record.hint.as_str();
     let id = id.as_bytes();
     match before {
@@ -205,7 +205,7 @@ pub(super) fn put(
         }
         Some(before) if before.bytes == bytes => return Ok(Written::No),
         Some(before) => {
-            let was = Plain::of(&before.record);
+            let was = PlainColumns::of(&before.record);
             if was.state == state && was.sweep_at == sweep_at && before.record.hint == record.hint {
                 connection.prepare_cached(TOUCH)?.execute(params![before.number, lease_until, sum, bytes])?;
             } else {
@@ -226,7 +226,7 @@ pub(super) fn replace(
 ) -> rusqlite::Result<()> {
     let bytes = record.encode();
     let sum = checksum(RECORDS, id.as_bytes(), &bytes);
-    let Plain { state, lease_until, sweep_at } = Plain::of(record);
+    let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(record);
     let all = params![number, state, record.hint.as_str(), lease_until, sweep_at, sum, bytes];
     connection.prepare_cached(UPDATE)?.execute(all)?;
     Ok(())

@@ -12,7 +12,7 @@ use super::{EmbeddedBuilder, EmbeddedStore};
 use crate::fingerprint::Fingerprint;
 use crate::key::{Hint, KeyId};
 use crate::outcome::Outcome;
-use crate::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
+use crate::record::{Begin, Command, Grant, NewClaim, Owner, Ruling, Terms};
 use crate::store::{Error, Store as _};
 use crate::time::ManualClock;
 
@@ -58,7 +58,7 @@ fn id(number: u64) -> KeyId {
 }
 
 fn claim_as(owner: Owner, fingerprint: u8) -> Command {
-    Command::Claim(Claim {
+    Command::Claim(NewClaim {
         owner,
         fingerprint: Fingerprint::from_bytes([fingerprint; 32]),
         terms: Terms::default().into(),

@@ -55,7 +55,7 @@ fn read(mut input: impl Read, page_size: usize) -> io::Result<Wal> {
         // The header is synced before the first frame: nothing was committed yet.
         return Ok(Wal::Sound { first_page: None });
     }
-    let mut scan = Scan::new(&header, page_size);
+    let mut scan = WalScan::new(&header, page_size);
     let mut frame = vec![0; FRAME + page_size];
     while fill(&mut input, &mut frame)? {
         scan.frame(&frame);
@@ -72,8 +72,8 @@ fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     }
 }
 
-struct Scan {
-    order: Order,
+struct WalScan {
+    order: ByteOrder,
     /// Those of the header, or of the first frame if the header is bad.
     salts: Option<[u8; 8]>,
     /// The base of the next frame's checksum.
@@ -88,9 +88,9 @@ struct Scan {
     first_page: Option<Vec<u8>>,
 }
 
-impl Scan {
+impl WalScan {
     fn new(header: &[u8; HEADER], page_size: usize) -> Self {
-        let order = if header[3] & 1 == 1 { Order::Big } else { Order::Little };
+        let order = if header[3] & 1 == 1 { ByteOrder::Big } else { ByteOrder::Little };
         let sum = order.sum(Sum::default(), &header[..24]);
         let sound = be(&header[..4]) & !1 == 0x377f_0682
             && be(&header[4..8]) == 3_007_000
@@ -155,7 +155,7 @@ impl Scan {
 
 /// The byte order of the words of a checksum; the machine that wrote the log chose it.
 #[derive(Clone, Copy)]
-enum Order {
+enum ByteOrder {
     Big,
     Little,
 }
@@ -169,7 +169,7 @@ impl Sum {
     }
 }
 
-impl Order {
+impl ByteOrder {
     fn sum(self, Sum(mut one, mut two): Sum, bytes: &[u8]) -> Sum {
         let word = |bytes: &[u8]| {
             let bytes = bytes.try_into().expect("four bytes");

@@ -9,10 +9,10 @@ use tokio::sync::oneshot;
 
 use super::checkpoint::{Load, Log};
 use super::clock::StepWatch;
-use super::fault::{self, Damage, Fault, Faults};
-use super::folder::Folder;
-use super::job::{Errand, Job, Ordered, Pending, Writing};
-use super::queue::{Queue, Refused, Taken};
+use super::fault::{self, BatchFault, Damage, Faults};
+use super::folder::LockedFolder;
+use super::job::{ClosureJob, Job, Ordered, PendingCommit, Writing};
+use super::queue::{JobQueue, Refused, TakenJobs};
 use super::schema;
 use super::table::RowError;
 use crate::key::KeyId;
@@ -23,18 +23,18 @@ use crate::time::Clock;
 
 /// The state that the writer and the callers share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) queue: Queue<Job>,
+pub(super) struct WriterShared {
+    pub(super) queue: JobQueue<Job>,
     pub(super) local: Local,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) faults: Faults,
     /// Set by the first failed sync and never cleared.
-    pub(super) poison: OnceLock<Fault>,
+    pub(super) poison: OnceLock<BatchFault>,
     /// Number of committed transactions, each with at most one sync.
     pub(super) commits: AtomicU64,
 }
 
-impl Shared {
+impl WriterShared {
     pub(super) fn check_poison(&self) -> Result<(), Error> {
         match self.poison.get() {
             Some(fault) => Err(fault.clone().into()),
@@ -43,7 +43,7 @@ impl Shared {
     }
 
     /// From now on nothing is acknowledged. The first fault is final.
-    pub(super) fn poison(&self, fault: Fault) -> Fault {
+    pub(super) fn poison(&self, fault: BatchFault) -> BatchFault {
         if self.poison.set(fault.clone()).is_ok() {
             tracing::error!(%fault, "the embedded store acknowledges no writes until a restart");
         }
@@ -81,7 +81,7 @@ impl Shared {
         F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
-        self.submit(Job::Work(Box::new(Errand { work, answer })))?;
+        self.submit(Job::Work(Box::new(ClosureJob { work, answer })))?;
         answered.await.unwrap_or_else(|_| Err(self.unanswered()))
     }
 
@@ -96,19 +96,19 @@ const BATCH: usize = 512;
 
 /// The thread's own state.
 pub(super) struct Writer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<WriterShared>,
     pub(super) connection: Connection,
     pub(super) floor: Fence,
     pub(super) steps: StepWatch,
     pub(super) log: Log,
     /// Dropped last: no other process gets the lock before the connection is closed.
-    pub(super) _folder: Folder,
+    pub(super) _folder: LockedFolder,
 }
 
 /// Refuses commands after the writer has ended.
-struct Closing(Arc<Shared>);
+struct ClosedQueue(Arc<WriterShared>);
 
-impl Drop for Closing {
+impl Drop for ClosedQueue {
     fn drop(&mut self) {
         self.0.queue.close();
         self.0.queue.clear();
@@ -117,7 +117,7 @@ impl Drop for Closing {
 
 /// Why a batch could not be committed.
 struct Abort {
-    fault: Fault,
+    fault: BatchFault,
     damage: Damage,
 }
 
@@ -125,17 +125,17 @@ impl Writer {
     /// Works until the queue is closed and empty.
     pub(super) fn run(mut self) {
         // However this thread ends, no caller waits for it forever.
-        let _closing = Closing(Arc::clone(&self.shared));
+        let _closing = ClosedQueue(Arc::clone(&self.shared));
         let mut batch = Vec::new();
         loop {
             match self.shared.queue.take(&mut batch, BATCH, self.log.patience()) {
-                Taken::Jobs => {
+                TakenJobs::Jobs => {
                     self.steps.look(&self.shared.clock);
                     self.commit(&mut batch);
                     self.checkpoint(Load::Busy);
                 }
-                Taken::Nothing => self.checkpoint(Load::Quiet),
-                Taken::Ended => break,
+                TakenJobs::Nothing => self.checkpoint(Load::Quiet),
+                TakenJobs::Ended => break,
             }
         }
         self.close();
@@ -153,11 +153,11 @@ impl Writer {
                     self.shared.local.announce(*id, command, ruling);
                 }
                 for job in &pending {
-                    if let Pending::Command(ordered, Ok(ruling), _) = job {
+                    if let PendingCommit::Command(ordered, Ok(ruling), _) = job {
                         self.shared.local.announce(ordered.id, &ordered.command, ruling);
                     }
                 }
-                pending.into_iter().for_each(Pending::tell);
+                pending.into_iter().for_each(PendingCommit::tell);
             }
             Err(Abort { fault, damage: Damage::Unknown }) => {
                 let fault = self.shared.poison(fault);
@@ -171,7 +171,7 @@ impl Writer {
                 let mut again = Vec::new();
                 for job in pending {
                     match job {
-                        Pending::Command(ordered, _, _) if !alone => again.push(Job::Command(ordered)),
+                        PendingCommit::Command(ordered, _, _) if !alone => again.push(Job::Command(ordered)),
                         job => job.refuse(&fault, Damage::None),
                     }
                 }
@@ -190,7 +190,7 @@ impl Writer {
     fn try_commit(
         &mut self,
         jobs: &mut std::vec::Drain<'_, Job>,
-        pending: &mut Vec<Pending>,
+        pending: &mut Vec<PendingCommit>,
     ) -> Result<Vec<(KeyId, Command, Ruling)>, Abort> {
         let shared = Arc::clone(&self.shared);
         if let Some(fault) = shared.poison.get() {
@@ -258,7 +258,7 @@ impl Writer {
 }
 
 /// Rolls a transaction back.
-fn rolled_back(transaction: Transaction<'_>, shared: &Shared, abort: Abort) -> Abort {
+fn rolled_back(transaction: Transaction<'_>, shared: &WriterShared, abort: Abort) -> Abort {
     // Some failures end the transaction by themselves.
     if transaction.is_autocommit() {
         return abort;
@@ -270,6 +270,6 @@ fn rolled_back(transaction: Transaction<'_>, shared: &Shared, abort: Abort) -> A
 }
 
 /// A transaction that can neither be committed nor rolled back.
-fn stuck(shared: &Shared, error: &rusqlite::Error) -> Abort {
+fn stuck(shared: &WriterShared, error: &rusqlite::Error) -> Abort {
     Abort { fault: shared.faults.poisoned(error), damage: Damage::Unknown }
 }

@@ -67,12 +67,12 @@ impl fmt::Debug for SealingKey {
 #[derive(Clone)]
 pub struct Keyring {
     /// The current key comes first. A ring is short: searching it is quicker than hashing.
-    keys: Vec<Key>,
+    keys: Vec<RingKey>,
 }
 
 /// One key of a ring, ready to use.
 #[derive(Clone)]
-pub(super) struct Key {
+pub(super) struct RingKey {
     pub(super) id: String,
     /// Wiped when dropped (its crate's feature `zeroize`).
     pub(super) cipher: XChaCha20Poly1305,
@@ -121,7 +121,7 @@ impl Keyring {
         if self.find(id).is_some() {
             return Err(KeyringError::Twice(id.to_owned()));
         }
-        self.keys.push(Key::new(id, key));
+        self.keys.push(RingKey::new(id, key));
         Ok(self)
     }
 
@@ -135,11 +135,11 @@ impl Keyring {
         self.keys.iter().map(|key| key.id.as_str())
     }
 
-    pub(super) fn current(&self) -> &Key {
+    pub(super) fn current(&self) -> &RingKey {
         self.keys.first().expect("a ring is made with its current key")
     }
 
-    pub(super) fn find(&self, id: &str) -> Option<&Key> {
+    pub(super) fn find(&self, id: &str) -> Option<&RingKey> {
         self.keys.iter().find(|key| key.id == id)
     }
 }
@@ -150,7 +150,7 @@ impl fmt::Debug for Keyring {
     }
 }
 
-impl Key {
+impl RingKey {
     fn new(id: &str, key: &SealingKey) -> Self {
         // Each purpose has its own sub-key, so that the use of one reveals nothing about another.
         let derive = |context| Zeroizing::new(blake3::derive_key(context, key.expose()));

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use chacha20poly1305::XNonce;
 use chacha20poly1305::aead::AeadInOut;
 
-use super::keyring::{Key, Keyring, LONGEST_ID};
+use super::keyring::{Keyring, LONGEST_ID, RingKey};
 use crate::key::KeyId;
-use crate::outcome::{Body, Outcome};
+use crate::outcome::{Outcome, OutcomeBody};
 use crate::record::{Fence, Grant, Owner};
 use crate::store::{Error, ErrorKind};
 
@@ -38,7 +38,7 @@ const GRANT: usize = 24;
 
 /// Who wrote an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum OutcomeOrigin {
     /// The owner of a claim.
     Completed(Grant),
     /// A probe or a person, who has no claim.
@@ -48,20 +48,20 @@ pub(super) enum Origin {
 /// The parts of an outcome that can be read without a key: whether it is sealed, and with which key.
 pub(super) enum Cover<'a> {
     Plain,
-    Sealed(Head<'a>),
+    Sealed(SealHead<'a>),
 }
 
 /// The bytes before the nonce.
-pub(super) struct Head<'a> {
+pub(super) struct SealHead<'a> {
     bytes: &'a [u8],
     pub(super) key_id: &'a str,
     check: [u8; 4],
-    origin: Origin,
+    origin: OutcomeOrigin,
     rest: &'a [u8],
 }
 
 /// Seals an outcome for one record. The same outcome of the same origin under the same key gives the same bytes.
-pub(super) fn seal(key: &Key, id: KeyId, origin: Origin, outcome: &Outcome) -> Arc<Outcome> {
+pub(super) fn seal(key: &RingKey, id: KeyId, origin: OutcomeOrigin, outcome: &Outcome) -> Arc<Outcome> {
     let mut plain = outcome.encode();
     let head = head(key, origin);
     let nonce = nonce(key, id, &head, &plain);
@@ -80,7 +80,11 @@ pub(super) fn seal(key: &Key, id: KeyId, origin: Origin, outcome: &Outcome) -> A
 /// # Errors
 /// `Setup` if the ring lacks its key, `Corrupt` if it was damaged or moved here, `Incompatible` if a newer version
 /// sealed it.
-pub(super) fn open(ring: &Keyring, id: KeyId, head: &Head<'_>) -> Result<(Outcome, Origin), Error> {
+pub(super) fn open(
+    ring: &Keyring,
+    id: KeyId,
+    head: &SealHead<'_>,
+) -> Result<(Outcome, OutcomeOrigin), Error> {
     let Some(key) = ring.find(head.key_id) else { return Err(missing(ring, id, head.key_id)) };
     if key.check != head.check {
         return Err(other_key(id, head.key_id));
@@ -102,7 +106,7 @@ pub(super) fn cover(id: KeyId, outcome: &Outcome) -> Result<Cover<'_>, Error> {
     if outcome.kind() != SEALED {
         return Ok(Cover::Plain);
     }
-    let Body::Kept(bytes) = outcome.body() else { return Err(damaged(id)) };
+    let OutcomeBody::Kept(bytes) = outcome.body() else { return Err(damaged(id)) };
     match bytes.first() {
         Some(&FORMAT) => {}
         Some(other) => return Err(newer(id, *other)),
@@ -114,11 +118,11 @@ pub(super) fn cover(id: KeyId, outcome: &Outcome) -> Result<Cover<'_>, Error> {
     read_head(bytes).map(Cover::Sealed).ok_or_else(|| damaged(id))
 }
 
-fn head(key: &Key, origin: Origin) -> Vec<u8> {
+fn head(key: &RingKey, origin: OutcomeOrigin) -> Vec<u8> {
     let mut head = Vec::with_capacity(7 + key.id.len() + GRANT);
     let (tag, grant) = match origin {
-        Origin::Completed(grant) => (0, grant),
-        Origin::Settled => (1, Grant::from_parts(Owner::from_bytes([0; 16]), Fence::new(0))),
+        OutcomeOrigin::Completed(grant) => (0, grant),
+        OutcomeOrigin::Settled => (1, Grant::from_parts(Owner::from_bytes([0; 16]), Fence::new(0))),
     };
     let length = u8::try_from(key.id.len()).expect("a ring takes no id longer than LONGEST_ID");
     head.extend([FORMAT, tag, length]);
@@ -129,7 +133,7 @@ fn head(key: &Key, origin: Origin) -> Vec<u8> {
     head
 }
 
-fn read_head(bytes: &[u8]) -> Option<Head<'_>> {
+fn read_head(bytes: &[u8]) -> Option<SealHead<'_>> {
     let (&[_, tag, length], rest) = bytes.split_first_chunk()?;
     let length = usize::from(length);
     if length > LONGEST_ID {
@@ -141,12 +145,12 @@ fn read_head(bytes: &[u8]) -> Option<Head<'_>> {
     let (&fence, rest) = rest.split_first_chunk()?;
     let grant = Grant::from_parts(Owner::from_bytes(owner), Fence::new(u64::from_le_bytes(fence)));
     let origin = match tag {
-        0 => Origin::Completed(grant),
-        1 => Origin::Settled,
+        0 => OutcomeOrigin::Completed(grant),
+        1 => OutcomeOrigin::Settled,
         _ => return None,
     };
     let key_id = str::from_utf8(key_id).ok().filter(|id| id.bytes().all(|byte| byte.is_ascii_graphic()))?;
-    Some(Head { bytes: &bytes[..bytes.len() - rest.len()], key_id, check, origin, rest })
+    Some(SealHead { bytes: &bytes[..bytes.len() - rest.len()], key_id, check, origin, rest })
 }
 
 fn associated(id: KeyId, head: &[u8]) -> Vec<u8> {
@@ -154,7 +158,7 @@ fn associated(id: KeyId, head: &[u8]) -> Vec<u8> {
 }
 
 /// The documentation of [`super`] explains this construction.
-fn nonce(key: &Key, id: KeyId, head: &[u8], plain: &[u8]) -> XNonce {
+fn nonce(key: &RingKey, id: KeyId, head: &[u8], plain: &[u8]) -> XNonce {
     let mut hasher = blake3::Hasher::new_keyed(&key.nonce);
     // Each part has a fixed length or is preceded by its length, except the last: no two inputs give the same bytes.
     hasher.update(id.as_bytes()).update(head).update(plain);

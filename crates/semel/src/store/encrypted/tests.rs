@@ -3,12 +3,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::seal::{self, Cover, Origin, SEALED};
+use super::seal::{self, Cover, OutcomeOrigin, SEALED};
 use super::*;
 use crate::fingerprint::Fingerprint;
 use crate::key::Hint;
-use crate::outcome::Body;
-use crate::record::{Begin, Claim, Fence, Force, Owner, Terms};
+use crate::outcome::OutcomeBody;
+use crate::record::{Begin, Fence, Force, NewClaim, Owner, Terms};
 use crate::store::MemoryStore;
 use crate::time::ManualClock;
 
@@ -30,8 +30,8 @@ fn grant(fence: u64) -> Grant {
     Grant::from_parts(Owner::from_bytes([9; 16]), Fence::new(fence))
 }
 
-fn completed() -> Origin {
-    Origin::Completed(grant(5))
+fn completed() -> OutcomeOrigin {
+    OutcomeOrigin::Completed(grant(5))
 }
 
 fn outcome(body: &str) -> Arc<Outcome> {
@@ -40,12 +40,12 @@ fn outcome(body: &str) -> Arc<Outcome> {
 
 fn bytes(sealed: &Outcome) -> &[u8] {
     match sealed.body() {
-        Body::Kept(bytes) => bytes,
-        Body::Tombstone(_) => panic!("a sealed outcome is kept"),
+        OutcomeBody::Kept(bytes) => bytes,
+        OutcomeBody::Tombstone(_) => panic!("a sealed outcome is kept"),
     }
 }
 
-fn open(ring: &Keyring, id: KeyId, sealed: &Outcome) -> Result<(Outcome, Origin), Error> {
+fn open(ring: &Keyring, id: KeyId, sealed: &Outcome) -> Result<(Outcome, OutcomeOrigin), Error> {
     match seal::cover(id, sealed)? {
         Cover::Sealed(head) => seal::open(ring, id, &head),
         Cover::Plain => panic!("it is not sealed"),
@@ -67,7 +67,7 @@ impl Bench {
     }
 
     async fn ask(&self, id: KeyId) -> Result<Ruling, Error> {
-        let claim = Claim {
+        let claim = NewClaim {
             owner: Owner::random(),
             fingerprint: PAYLOAD,
             terms: Arc::new(Terms::default()),
@@ -136,18 +136,18 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
     ];
     (".{0,12}", proptest::collection::vec(any::<u8>(), 0..40), body).prop_map(|(kind, metadata, body)| {
         let outcome = match body.body() {
-            Body::Kept(bytes) => Outcome::new(kind, bytes.clone()),
-            Body::Tombstone(reason) => Outcome::tombstone(kind, reason.clone()),
+            OutcomeBody::Kept(bytes) => Outcome::new(kind, bytes.clone()),
+            OutcomeBody::Tombstone(reason) => Outcome::tombstone(kind, reason.clone()),
         };
         outcome.with_metadata(metadata)
     })
 }
 
-fn any_origin() -> impl Strategy<Value = Origin> {
+fn any_origin() -> impl Strategy<Value = OutcomeOrigin> {
     prop_oneof![
-        Just(Origin::Settled),
+        Just(OutcomeOrigin::Settled),
         (any::<[u8; 16]>(), any::<u64>()).prop_map(|(owner, fence)| {
-            Origin::Completed(Grant::from_parts(Owner::from_bytes(owner), Fence::new(fence)))
+            OutcomeOrigin::Completed(Grant::from_parts(Owner::from_bytes(owner), Fence::new(fence)))
         }),
     ]
 }
@@ -183,7 +183,7 @@ proptest! {
         let ring = ring("k1", 1);
         let nonces: std::collections::HashSet<Vec<u8>> = inputs.iter().map(|(body, fence, id)| {
             let outcome = Outcome::new("json", body.to_vec());
-            let sealed = seal::seal(ring.current(), record(*id), Origin::Completed(grant(*fence)), &outcome);
+            let sealed = seal::seal(ring.current(), record(*id), OutcomeOrigin::Completed(grant(*fence)), &outcome);
             // Head: format, origin, length, "k1", check, owner and fence.
             bytes(&sealed)[3 + 2 + 4 + 24..][..24].to_vec()
         }).collect();
@@ -282,7 +282,7 @@ async fn a_record_under_a_lost_key_is_listed_and_forgotten() {
     assert_eq!(listed.iter().map(Snapshot::phase).collect::<Vec<_>>(), [Phase::Done, Phase::Done]);
     let lost = bench.store.get(record(1)).await.expect("it is shown").expect("it is known");
     let State::Done(outcome) = &lost.record.state else { panic!("it is done") };
-    assert!(matches!(outcome.body(), Body::Tombstone(why) if why.contains("`k1`")), "{outcome:?}");
+    assert!(matches!(outcome.body(), OutcomeBody::Tombstone(why) if why.contains("`k1`")), "{outcome:?}");
     refused(bench.ask(record(1)).await, ErrorKind::Setup, &["`k1`"]);
     accepted(&bench.store.apply(record(1), Command::Forget(Force::No)).await);
     let forgotten = bench.store.get(record(1)).await.expect("it is shown").expect("a stub is left");

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::fingerprint::Fingerprint;
     use crate::key::Hint;
-    use crate::record::{Begin, Claim, Command, Fence, Owner, Terms};
+    use crate::record::{Begin, Command, Fence, NewClaim, Owner, Terms};
     use crate::time::Timestamp;
 
     fn id(number: usize) -> KeyId {
@@ -167,7 +167,7 @@ mod tests {
 
     /// A record that is identified by its fence.
     fn record(number: usize) -> Record {
-        let claim = Claim {
+        let claim = NewClaim {
             owner: Owner::random(),
             fingerprint: Fingerprint::from_bytes([1; 32]),
             terms: Arc::new(Terms::default()),

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use super::PostgresStore;
 use super::columns::{Swap, SwapColumns};
 use super::fault::Fault;
-use super::row::{self, RowError, Stored};
+use super::row::{self, PgRowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;
@@ -23,7 +23,7 @@ impl PostgresStore {
         command: &Command,
     ) -> Result<Option<Ruling>, Error> {
         let settings = Arc::clone(&self.shared.settings);
-        let explain = |error: RowError| Error::from(Fault::row(&settings.target, &error));
+        let explain = |error: PgRowError| Error::from(Fault::row(&settings.target, &error));
         let Some(Stored { record, version, now, .. }) = self.hold(transaction, id).await.map_err(explain)?
         else {
             return Ok(None);
@@ -41,7 +41,7 @@ impl PostgresStore {
                 judged_until: Timestamp::from_micros(i64::MAX as u64),
                 version: rand::random(),
                 record: changed,
-                wake: super::Shared::wakes(command),
+                wake: super::StoreShared::wakes(command),
                 invalidate: false,
             };
             let mut columns = SwapColumns::default();
@@ -58,7 +58,7 @@ impl PostgresStore {
         Ok(Some(ruling))
     }
 
-    async fn hold(&self, transaction: &mut PgConnection, id: KeyId) -> Result<Option<Stored>, RowError> {
+    async fn hold(&self, transaction: &mut PgConnection, id: KeyId) -> Result<Option<Stored>, PgRowError> {
         let query =
             self.shared.settings.query(&self.shared.settings.statements.lock).bind(id.as_bytes().as_slice());
         let row = query.fetch_optional(transaction).await?;

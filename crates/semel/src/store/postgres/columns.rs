@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::queue::Item;
 use crate::key::KeyId;
-use crate::record::{self, Claim, Command, Fence, Mode, Record, State, Terms};
+use crate::record::{self, Command, Fence, Mode, NewClaim, Record, State, Terms};
 use crate::time::Timestamp;
 
 /// The largest number of microseconds that a column holds and that can be added to a time.
@@ -61,7 +61,7 @@ impl TermsColumns {
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
 /// A record as its first claim creates it. Times are offsets from the claim.
-struct Fresh {
+struct NewRecord {
     state: i16,
     mode: i16,
     lease_for: i64,
@@ -70,8 +70,8 @@ struct Fresh {
     sweep_in: Option<i64>,
 }
 
-impl Fresh {
-    fn new(claim: &Claim) -> Self {
+impl NewRecord {
+    fn new(claim: &NewClaim) -> Self {
         // The rules compute a first claim at time zero; every time in it is then an offset.
         let mut fresh = None;
         let command = Command::Claim(claim.clone());
@@ -93,11 +93,11 @@ impl Fresh {
 pub(super) fn bind_alone<'q>(
     query: Query<'q>,
     id: &'q KeyId,
-    claim: &'q Claim,
+    claim: &'q NewClaim,
     version: i64,
     secret: Option<[u8; 32]>,
 ) -> Query<'q> {
-    let (fresh, terms) = (Fresh::new(claim), &claim.terms);
+    let (fresh, terms) = (NewRecord::new(claim), &claim.terms);
     query
         .bind(id.as_bytes().as_slice())
         .bind(version)
@@ -136,8 +136,8 @@ pub(super) struct ClaimColumns<'a> {
 }
 
 impl<'a> ClaimColumns<'a> {
-    pub(super) fn push(&mut self, id: &'a KeyId, claim: &'a Claim, version: i64) {
-        let fresh = Fresh::new(claim);
+    pub(super) fn push(&mut self, id: &'a KeyId, claim: &'a NewClaim, version: i64) {
+        let fresh = NewRecord::new(claim);
         self.ids.push(id.as_bytes());
         self.versions.push(version);
         self.states.push(fresh.state);

@@ -9,22 +9,22 @@ use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
 use super::fault::Fault;
-use super::row::RowError;
-use super::shared::Shared;
+use super::row::PgRowError;
+use super::shared::StoreShared;
 use crate::record::DecodeError;
 use crate::store::{Error, Wakeups};
 use crate::time::Timestamp;
 
 /// Grows with every forget and re-execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::store) struct Generation(pub(in crate::store) i64);
+pub(in crate::store) struct CopyGeneration(pub(in crate::store) i64);
 
 /// The state of copies at a time of the server's clock.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store) struct Copies {
     /// Identifies the records of this database.
     pub(in crate::store) store: [u8; 16],
-    pub(in crate::store) generation: Generation,
+    pub(in crate::store) generation: CopyGeneration,
     pub(in crate::store) now: Timestamp,
 }
 
@@ -67,27 +67,27 @@ impl PostgresStore {
     }
 }
 
-async fn keep(shared: &Shared) -> Result<(), sqlx::Error> {
+async fn keep(shared: &StoreShared) -> Result<(), sqlx::Error> {
     let id: [u8; 16] = rand::random();
     let query = shared.settings.query(&shared.settings.statements.keep_copies);
     shared.fetch(query.bind(id.as_slice())).await.map(drop)
 }
 
-fn first(rows: &[PgRow]) -> Result<Option<Copies>, RowError> {
+fn first(rows: &[PgRow]) -> Result<Option<Copies>, PgRowError> {
     let Some(row) = rows.first() else { return Ok(None) };
     let store: &[u8] = row.try_get(1)?;
     Ok(Some(Copies {
         store: store.try_into().map_err(|_| DecodeError::Damaged("copies"))?,
-        generation: Generation(row.try_get(0)?),
+        generation: CopyGeneration(row.try_get(0)?),
         now: Timestamp::from_micros(u64::try_from(row.try_get::<i64, _>(2)?).unwrap_or(0)),
     }))
 }
 
-fn settled(shared: &Shared, found: Result<Option<Copies>, RowError>) -> Result<Copies, Fault> {
+fn settled(shared: &StoreShared, found: Result<Option<Copies>, PgRowError>) -> Result<Copies, Fault> {
     let found = found.map_err(|error| explain(shared, &error))?;
     found.ok_or_else(|| explain(shared, &sqlx::Error::RowNotFound.into()))
 }
 
-fn explain(shared: &Shared, error: &RowError) -> Fault {
+fn explain(shared: &StoreShared, error: &PgRowError) -> Fault {
     Fault::row(&shared.settings.target, error)
 }

@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgDatabaseError;
 
-use super::row::RowError;
+use super::row::PgRowError;
 use crate::store::{Error, ErrorKind};
 
 /// A failed statement or connection.
@@ -173,10 +173,10 @@ impl Fault {
         )
     }
 
-    pub(super) fn row(target: &str, error: &RowError) -> Self {
+    pub(super) fn row(target: &str, error: &PgRowError) -> Self {
         match error {
-            RowError::Sql(error) => Self::statement(target, error),
-            RowError::Decode(error) => Self::corrupt(target, &error.to_string()),
+            PgRowError::Sql(error) => Self::statement(target, error),
+            PgRowError::Decode(error) => Self::corrupt(target, &error.to_string()),
         }
     }
 

@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep_until};
 use super::PostgresStore;
 use super::columns::{Swap, SwapColumns};
 use super::judge::next_edge;
-use super::row::{self, RowError};
-use super::shared::Shared;
+use super::row::{self, PgRowError};
+use super::shared::StoreShared;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Grant, Ruling};
 use crate::sync::Mutex;
@@ -28,7 +28,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(4), Duration::from_m
 /// A claim that its caller will commit or roll back, or has left behind. Created once the claim is won. After it is
 /// dropped, the claim is given back if nothing locks it and nothing came of it.
 pub(crate) struct Parting {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     id: KeyId,
     grant: Grant,
     lease_until: Instant,
@@ -37,13 +37,13 @@ pub(crate) struct Parting {
 /// Partings that the task has not seen yet.
 #[derive(Debug, Default)]
 pub(super) struct Parted {
-    fresh: Mutex<Vec<Look>>,
+    fresh: Mutex<Vec<ClaimLookup>>,
     came: Notify,
 }
 
 /// A claim to check.
 #[derive(Debug)]
-struct Look {
+struct ClaimLookup {
     id: KeyId,
     grant: Grant,
     lease_until: Instant,
@@ -62,15 +62,15 @@ impl Drop for Parting {
     fn drop(&mut self) {
         let pause = PAUSES.0;
         let (id, grant, lease_until) = (self.id, self.grant, self.lease_until);
-        let look = Look { id, grant, lease_until, at: Instant::now() + pause, pause };
+        let look = ClaimLookup { id, grant, lease_until, at: Instant::now() + pause, pause };
         self.shared.parted.fresh.lock().push(look);
         self.shared.parted.came.notify_one();
     }
 }
 
 /// Checks all partings of a store until its runtime ends.
-pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
-    let mut open: Vec<Look> = Vec::new();
+pub(super) async fn release_what_was_rolled_back(shared: Arc<StoreShared>) {
+    let mut open: Vec<ClaimLookup> = Vec::new();
     loop {
         open.append(&mut shared.parted.fresh.lock());
         let now = Instant::now();
@@ -85,7 +85,7 @@ pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
             () = shared.parted.came.notified() => continue,
         }
         let now = Instant::now();
-        let due: Vec<Look> = open.extract_if(.., |look| look.at <= now).collect();
+        let due: Vec<ClaimLookup> = open.extract_if(.., |look| look.at <= now).collect();
         let standing = match release(&shared, &due).await {
             Ok(standing) => standing,
             Err(error) => {
@@ -106,7 +106,7 @@ pub(super) async fn release_what_was_rolled_back(shared: Arc<Shared>) {
 }
 
 /// Releases unlocked claims, and returns those that are still locked.
-async fn release(shared: &Shared, due: &[Look]) -> Result<Vec<KeyId>, RowError> {
+async fn release(shared: &StoreShared, due: &[ClaimLookup]) -> Result<Vec<KeyId>, PgRowError> {
     let ids: Vec<&[u8]> = due.iter().map(|look| look.id.as_bytes().as_slice()).collect();
     let owners: Vec<&[u8]> = due.iter().map(|look| look.grant.owner.as_bytes().as_slice()).collect();
     let statements = &shared.settings.statements;
@@ -114,7 +114,7 @@ async fn release(shared: &Shared, due: &[Look]) -> Result<Vec<KeyId>, RowError> 
     let (mut columns, mut standing) = (SwapColumns::default(), Vec::new());
     for row in &rows {
         let (id, stored) = (row::id(row)?, row::stored(row)?);
-        let mine = |look: &&Look| look.id == id && look.grant.owner == stored.record.owner;
+        let mine = |look: &&ClaimLookup| look.id == id && look.grant.owner == stored.record.owner;
         let Some(look) = due.iter().find(mine) else { continue };
         let judged_until = next_edge(&stored.record, stored.now);
         let mut record = Some(stored.record);

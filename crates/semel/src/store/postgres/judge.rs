@@ -2,8 +2,8 @@
 
 use super::columns::Swap;
 use super::queue::Item;
-use super::row::{Answer, Stored};
-use super::shared::Shared;
+use super::row::{RowAnswer, Stored};
+use super::shared::StoreShared;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Record, Ruling};
 use crate::store::{Error, ErrorKind};
@@ -21,7 +21,7 @@ pub(super) struct Group {
 
 /// The known state of a key.
 #[derive(Debug)]
-pub(super) enum Judged {
+pub(super) enum KeyRuling {
     Nothing,
     Stored(Stored),
     /// The first command of the group, a claim, was inserted as the first of its key.
@@ -33,12 +33,12 @@ pub(super) enum Judged {
     },
 }
 
-impl Answer {
+impl RowAnswer {
     /// The state of a key after this answer; `version` is the version that its insert wrote.
-    pub(super) fn judged(self, version: i64) -> Judged {
+    pub(super) fn judged(self, version: i64) -> KeyRuling {
         match self {
-            Self::Stored(stored) => Judged::Stored(stored),
-            Self::Inserted { fence, floor, now } => Judged::Inserted { fence, floor, now, version },
+            Self::Stored(stored) => KeyRuling::Stored(stored),
+            Self::Inserted { fence, floor, now } => KeyRuling::Inserted { fence, floor, now, version },
         }
     }
 }
@@ -73,22 +73,24 @@ impl Group {
     }
 
     /// Applies the rules to every command. Answers all of them, or none if the record changes.
-    pub(super) fn judge(mut self, judged: Judged, shared: &Shared) -> Judgement {
+    pub(super) fn judge(mut self, judged: KeyRuling, shared: &StoreShared) -> Judgement {
         let mut fresh = Vec::new();
-        if let (Judged::Nothing, Some(first)) =
+        if let (KeyRuling::Nothing, Some(first)) =
             (&judged, self.items.iter().position(|item| matches!(item.command, Command::Claim(_))))
         {
             fresh = self.items.split_off(first);
         }
         let base = match judged {
-            Judged::Nothing => Base { record: None, version: 0, watched: false, now: Timestamp::default() },
-            Judged::Stored(stored) => Base {
+            KeyRuling::Nothing => {
+                Base { record: None, version: 0, watched: false, now: Timestamp::default() }
+            }
+            KeyRuling::Stored(stored) => Base {
                 record: Some(stored.record),
                 version: stored.version,
                 watched: stored.watched,
                 now: stored.now,
             },
-            Judged::Inserted { fence, floor, now, version } => {
+            KeyRuling::Inserted { fence, floor, now, version } => {
                 let record = self.inserted(fence, floor, now);
                 Base { record: Some(record), version, watched: false, now }
             }
@@ -118,7 +120,7 @@ impl Group {
         record
     }
 
-    fn apply(mut self, base: &Base, shared: &Shared) -> Judgement {
+    fn apply(mut self, base: &Base, shared: &StoreShared) -> Judgement {
         let mut record = base.record.clone();
         let (mut changed, mut wake, mut invalidate) = (false, false, false);
         let mut items = Vec::with_capacity(self.items.len());
@@ -153,7 +155,7 @@ impl Group {
                 _ => {}
             }
             if let Ruling::Accepted { .. } = ruling {
-                wake |= Shared::wakes(&item.command);
+                wake |= StoreShared::wakes(&item.command);
                 invalidate |= matches!(item.command, Command::Forget(_) | Command::Reexecute);
             }
             self.rulings.push(ruling);

@@ -10,13 +10,13 @@ use tokio::time::Instant;
 
 use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
 use super::fault::{Cure, Fate, Fault};
-use super::judge::{Group, Judged, Judgement};
-use super::link::Link;
-use super::queue::{Attempt, Item, Pace, Queue};
-use super::row::{self, Answer, Stored};
-use super::shared::Shared;
+use super::judge::{Group, Judgement, KeyRuling};
+use super::link::OwnConnection;
+use super::queue::{CommandQueue, Item, Pace, UncertainWrite};
+use super::row::{self, RowAnswer, Stored};
+use super::shared::StoreShared;
 use crate::key::KeyId;
-use crate::record::{Claim, Command, Ruling};
+use crate::record::{Command, NewClaim, Ruling};
 
 /// The most commands in one statement: enough for many syncs, and the wait of the first one is bounded.
 const BATCH: usize = 512;
@@ -38,26 +38,26 @@ pub(super) enum Lane {
 }
 
 #[derive(Debug)]
-pub(super) struct Runner {
+pub(super) struct LaneTask {
     pub(super) lane: Lane,
-    pub(super) shared: Arc<Shared>,
-    pub(super) queue: Arc<Queue>,
-    pub(super) link: Link,
+    pub(super) shared: Arc<StoreShared>,
+    pub(super) queue: Arc<CommandQueue>,
+    pub(super) link: OwnConnection,
     /// How many commands the next rounds take one by one, after a batch was refused.
     pub(super) alone: usize,
     /// The result of the last single claim; it selects the form of the next one.
-    pub(super) last: Found,
+    pub(super) last: LoneClaimResult,
     pub(super) failures: u32,
 }
 
 /// The result of a single claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum LoneClaimResult {
     Nothing,
     Record,
 }
 
-impl Runner {
+impl LaneTask {
     /// Works until the store is closed.
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
@@ -82,7 +82,11 @@ impl Runner {
             let alone = batch.len() == 1 && matches!(batch[0].command, Command::Claim(_));
             let result = self.round(&mut batch).await;
             let rest = batch.len();
-            pace = if alone && rest == 0 && self.last == Found::Nothing { Pace::Lone } else { Pace::Busy };
+            pace = if alone && rest == 0 && self.last == LoneClaimResult::Nothing {
+                Pace::Lone
+            } else {
+                Pace::Busy
+            };
             if let Err(fault) = &result {
                 self.failed(fault, &mut batch);
             }
@@ -202,15 +206,15 @@ impl Runner {
     async fn claim_alone(
         &mut self,
         id: KeyId,
-        claim: &Claim,
-    ) -> Result<Option<HashMap<KeyId, Judged>>, Fault> {
+        claim: &NewClaim,
+    ) -> Result<Option<HashMap<KeyId, KeyRuling>>, Fault> {
         let shared = Arc::clone(&self.shared);
         let version = rand::random();
         let query = shared.settings.query(&shared.settings.statements.claim_one);
         let query = columns::bind_alone(query, &id, claim, version, shared.given.digest());
         let rows = self.link.fetch(query).await?;
         let Some(row) = rows.first() else {
-            self.last = Found::Record;
+            self.last = LoneClaimResult::Record;
             return Ok(None);
         };
         let answer = row::inserted(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
@@ -218,11 +222,11 @@ impl Runner {
     }
 
     /// Inserts new records and reads the others. Inserted claims get their answer.
-    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, Judged>, Fault> {
+    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, KeyRuling>, Fault> {
         match batch {
             // Another command used the same key, so the next claims may be concurrent too.
-            [Item { refused: true, .. }] => self.last = Found::Record,
-            [Item { id, command: Command::Claim(claim), .. }] if self.last == Found::Nothing => {
+            [Item { refused: true, .. }] => self.last = LoneClaimResult::Record,
+            [Item { id, command: Command::Claim(claim), .. }] if self.last == LoneClaimResult::Nothing => {
                 if let Some(known) = self.claim_alone(*id, claim).await? {
                     return Ok(known);
                 }
@@ -230,7 +234,7 @@ impl Runner {
             _ => {}
         }
         let shared = Arc::clone(&self.shared);
-        let explain = |error: &row::RowError| Fault::row(&shared.settings.target, error);
+        let explain = |error: &row::PgRowError| Fault::row(&shared.settings.target, error);
         let mut versions = HashMap::new();
         let rows = {
             let mut columns = ClaimColumns::default();
@@ -251,8 +255,8 @@ impl Runner {
         for row in &rows {
             let id = row::id(row).map_err(|error| explain(&error))?;
             let answer = row::answer(row).map_err(|error| explain(&error))?;
-            if let Answer::Inserted { .. } = answer {
-                self.last = Found::Nothing;
+            if let RowAnswer::Inserted { .. } = answer {
+                self.last = LoneClaimResult::Nothing;
             }
             known.insert(id, answer.judged(versions.get(&id).copied().unwrap_or_default()));
         }
@@ -310,7 +314,7 @@ impl Runner {
         &mut self,
         batch: &[Item],
         wanted: impl Fn(&Item) -> bool,
-    ) -> Result<HashMap<KeyId, Judged>, Fault> {
+    ) -> Result<HashMap<KeyId, KeyRuling>, Fault> {
         let firsts = batch.chunk_by(|a, b| a.id == b.id).map(|group| &group[0]).filter(|item| wanted(item));
         let ids: Vec<&[u8]> = firsts.map(|item| item.id.as_bytes().as_slice()).collect();
         if ids.is_empty() {
@@ -319,16 +323,16 @@ impl Runner {
         let shared = Arc::clone(&self.shared);
         let rows =
             self.link.fetch(shared.settings.query(&shared.settings.statements.read).bind(&ids)).await?;
-        let mut known: HashMap<KeyId, Judged> = batch
+        let mut known: HashMap<KeyId, KeyRuling> = batch
             .chunk_by(|a, b| a.id == b.id)
             .filter(|group| wanted(&group[0]))
-            .map(|group| (group[0].id, Judged::Nothing))
+            .map(|group| (group[0].id, KeyRuling::Nothing))
             .collect();
         for row in &rows {
             let read =
-                |row| -> Result<(KeyId, Stored), row::RowError> { Ok((row::id(row)?, row::stored(row)?)) };
+                |row| -> Result<(KeyId, Stored), row::PgRowError> { Ok((row::id(row)?, row::stored(row)?)) };
             let (id, stored) = read(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
-            known.insert(id, Judged::Stored(stored));
+            known.insert(id, KeyRuling::Stored(stored));
         }
         Ok(known)
     }
@@ -375,7 +379,7 @@ impl Runner {
             }
             for (mut item, ruling) in group.items.into_iter().zip(group.rulings) {
                 if unknown {
-                    item.attempt = Some(Attempt { seen: swap.seen, version: swap.version, ruling });
+                    item.attempt = Some(UncertainWrite { seen: swap.seen, version: swap.version, ruling });
                 } else if failed.is_none()
                     && item.note_held(swap.seen) >= held_for
                     // Its own write with an unknown result may be what locks the record.

@@ -18,12 +18,12 @@ const OLDEST: i32 = 13;
 /// A connection of one task. Opened on first use, and closed after every failure that may have left it in an unknown
 /// state.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct OwnConnection {
     settings: Arc<Settings>,
     connection: Option<PgConnection>,
 }
 
-impl Link {
+impl OwnConnection {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self { settings, connection: None }
     }
@@ -123,20 +123,20 @@ pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) ->
     let version: i32 = row.try_get(1).map_err(|error| unreadable(&error))?;
     let commit: String = row.try_get(2).map_err(|error| unreadable(&error))?;
     let read_only: bool = row.try_get(3).map_err(|error| unreadable(&error))?;
-    accept(settings, &Facts { standby, version, commit, read_only })?;
+    accept(settings, &PostgresServerInfo { standby, version, commit, read_only })?;
     notice_failover(settings, connection).await;
     Ok(())
 }
 
 #[derive(Debug)]
-struct Facts {
+struct PostgresServerInfo {
     standby: bool,
     version: i32,
     commit: String,
     read_only: bool,
 }
 
-fn accept(settings: &Settings, facts: &Facts) -> Result<(), Fault> {
+fn accept(settings: &Settings, facts: &PostgresServerInfo) -> Result<(), Fault> {
     let (target, version) = (&settings.target, facts.version);
     if version < OLDEST {
         return Err(Fault::setup(format!(
@@ -193,7 +193,8 @@ mod tests {
 
     fn refused(version: i32, commit: &str) -> Option<String> {
         let builder = PostgresStore::builder("postgres://db.internal/app");
-        let facts = Facts { standby: false, version, commit: commit.to_owned(), read_only: false };
+        let facts =
+            PostgresServerInfo { standby: false, version, commit: commit.to_owned(), read_only: false };
         accept(&builder.settings().expect("a URL that can be read"), &facts)
             .err()
             .map(|fault| fault.to_string())

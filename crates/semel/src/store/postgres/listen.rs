@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::columns;
 use super::row;
-use super::shared::{Shared, TRUST};
+use super::shared::{StoreShared, TRUST};
 use crate::hex;
 use crate::key::KeyId;
 use crate::store::Trust;
@@ -40,7 +40,7 @@ pub(super) struct Pulse {
 }
 
 /// Listens until the runtime ends. `ready` is notified once it does.
-pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
+pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
     let mut ready = Some(ready);
     let mut pause = Duration::from_millis(10);
     loop {
@@ -74,20 +74,20 @@ pub(super) async fn listen(shared: Arc<Shared>, pulse: Arc<Pulse>, ready: onesho
     }
 }
 
-async fn connect(shared: &Shared, pool: &sqlx::PgPool) -> Result<PgListener, sqlx::Error> {
+async fn connect(shared: &StoreShared, pool: &sqlx::PgPool) -> Result<PgListener, sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
     listener.eager_reconnect(false);
     listener.listen(shared.channel()).await?;
     Ok(listener)
 }
 
-async fn hear(shared: &Arc<Shared>, pulse: &Pulse, listener: &mut PgListener) {
+async fn hear(shared: &Arc<StoreShared>, pulse: &Pulse, listener: &mut PgListener) {
     while let Ok(Some(notification)) = listener.try_recv().await {
         understand(shared, pulse, notification.payload());
     }
 }
 
-fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
+fn understand(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
     let Some((&kind, rest)) = payload.as_bytes().split_first() else { return };
     match kind {
         b'w' => {
@@ -130,7 +130,7 @@ fn understand(shared: &Arc<Shared>, pulse: &Pulse, payload: &str) {
     }
 }
 
-async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
+async fn acknowledge(shared: &StoreShared, nonce: [u8; 8]) {
     let payload = format!("a{:016x}{}", u64::from_be_bytes(nonce), shared.name());
     let query =
         shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
@@ -142,7 +142,7 @@ async fn acknowledge(shared: &Shared, nonce: [u8; 8]) {
 
 /// Proves that this process listens, while it has caches. Withdraws trust if it is not heard, or if the database has
 /// another secret.
-pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
+pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
         if let Err(fault) = shared.compare_secret().await {
@@ -179,7 +179,7 @@ pub(super) async fn beat(shared: Arc<Shared>, pulse: Arc<Pulse>) {
 }
 
 /// Written before it is sent: a forget waits for this process from then on.
-async fn appear(shared: &Shared, number: u64) -> Result<(), sqlx::Error> {
+async fn appear(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = columns::micros(TRUST);
     shared.appeared.store(true, Ordering::Release);
@@ -197,7 +197,7 @@ const HELD_LOOK: Duration = Duration::from_millis(20);
 /// Marks the records that callers wait for, so that other processes notify their changes. A record that is no longer
 /// in progress has already changed: its waiters are woken immediately. A record that a caller's transaction has
 /// locked cannot be marked without waiting for it in the server: it is checked again, while callers wait here.
-pub(super) async fn arm(shared: Arc<Shared>) {
+pub(super) async fn arm(shared: Arc<StoreShared>) {
     loop {
         let ids: Vec<KeyId> = shared.arms.lock().drain().collect();
         if ids.is_empty() {

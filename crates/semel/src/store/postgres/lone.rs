@@ -15,12 +15,12 @@ use tokio::time::{Instant, timeout};
 use super::builder::{Pooling, Settings};
 use super::columns;
 use super::fault::{Fate, Fault};
-use super::link::Link;
-use super::queue::{Item, Pace, Queue};
-use super::row::{self, Answer};
-use super::shared::Shared;
+use super::link::OwnConnection;
+use super::queue::{CommandQueue, Item, Pace};
+use super::row::{self, RowAnswer};
+use super::shared::StoreShared;
 use crate::key::KeyId;
-use crate::record::{self, Claim, Command, Fence, Ruling};
+use crate::record::{self, Command, Fence, NewClaim, Ruling};
 use crate::store::{Error, ErrorKind};
 
 /// When to retry to open the spare connection after the server refused it.
@@ -29,21 +29,21 @@ const KNOCK_AGAIN: Duration = Duration::from_secs(10);
 /// The spare connection. Opened after the first single claim.
 #[derive(Debug)]
 pub(super) struct Lone {
-    spare: Arc<Mutex<Link>>,
+    spare: Arc<Mutex<OwnConnection>>,
     not_before: crate::sync::Mutex<Option<Instant>>,
 }
 
 /// Permission for one claim to use the spare connection.
-pub(super) type Pass = OwnedMutexGuard<Link>;
+pub(super) type LonePermit = OwnedMutexGuard<OwnConnection>;
 
 impl Lone {
     pub(super) fn new(settings: &Arc<Settings>) -> Self {
-        let spare = Arc::new(Mutex::new(Link::new(Arc::clone(settings))));
+        let spare = Arc::new(Mutex::new(OwnConnection::new(Arc::clone(settings))));
         Self { spare, not_before: crate::sync::Mutex::default() }
     }
 
     /// The fast path, if it is free and useful.
-    pub(super) fn pass(self: &Arc<Self>, shared: &Shared, claims: &Queue) -> Option<Pass> {
+    pub(super) fn pass(self: &Arc<Self>, shared: &StoreShared, claims: &CommandQueue) -> Option<LonePermit> {
         if claims.pace() == Pace::Busy || shared.settings.pooling == Pooling::Transaction {
             return None;
         }
@@ -56,7 +56,7 @@ impl Lone {
     }
 
     /// Connects on the store's own thread, for later claims.
-    fn open(self: &Arc<Self>, shared: &Shared, mut pass: Pass) {
+    fn open(self: &Arc<Self>, shared: &StoreShared, mut pass: LonePermit) {
         let now = Instant::now();
         if self.not_before.lock().is_some_and(|not_before| now < not_before) {
             return;
@@ -84,7 +84,7 @@ impl Lone {
     }
 }
 
-enum Sent {
+enum InsertResult {
     Ruled(Ruling),
     /// The lane continues, with this state.
     Left {
@@ -95,17 +95,17 @@ enum Sent {
 
 /// Claims with a plain insert; through the lane if that was not enough.
 pub(super) async fn claim(
-    shared: Arc<Shared>,
-    claims: Arc<Queue>,
-    mut pass: Pass,
+    shared: Arc<StoreShared>,
+    claims: Arc<CommandQueue>,
+    mut pass: LonePermit,
     id: KeyId,
-    claim: Claim,
+    claim: NewClaim,
 ) -> Result<Ruling, Error> {
     let deadline = Instant::now() + shared.settings.patience;
     let command = Command::Claim(claim);
     let (fault, above) = match insert(&shared, &mut pass, id, &command).await {
-        Sent::Ruled(ruling) => return Ok(ruling),
-        Sent::Left { fault, above } => (fault, above),
+        InsertResult::Ruled(ruling) => return Ok(ruling),
+        InsertResult::Left { fault, above } => (fault, above),
     };
     let unheard = fault.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
     if let Some(fault) = fault
@@ -120,25 +120,25 @@ pub(super) async fn claim(
     answered.await.unwrap_or_else(|_| Err(closed()))
 }
 
-async fn insert(shared: &Shared, pass: &mut Pass, id: KeyId, command: &Command) -> Sent {
-    let Command::Claim(claim) = command else { return Sent::Left { fault: None, above: None } };
+async fn insert(shared: &StoreShared, pass: &mut LonePermit, id: KeyId, command: &Command) -> InsertResult {
+    let Command::Claim(claim) = command else { return InsertResult::Left { fault: None, above: None } };
     let query = shared.settings.query(&shared.settings.statements.claim_one);
     let query = columns::bind_alone(query, &id, claim, rand::random(), shared.given.digest());
     let rows = match pass.fetch(query).await {
         Ok(rows) => rows,
-        Err(fault) => return Sent::Left { fault: Some(fault), above: None },
+        Err(fault) => return InsertResult::Left { fault: Some(fault), above: None },
     };
     match rows.first().map(row::inserted) {
-        Some(Ok(Answer::Inserted { fence, floor, now })) if fence > floor => {
+        Some(Ok(RowAnswer::Inserted { fence, floor, now })) if fence > floor => {
             let below = Fence::new(fence.get().saturating_sub(1));
-            Sent::Ruled(record::apply(&mut None, command, now, below))
+            InsertResult::Ruled(record::apply(&mut None, command, now, below))
         }
         // As in the lane: no caller may get a fence that is not above the floor.
-        Some(Ok(Answer::Inserted { floor, .. })) => Sent::Left { fault: None, above: Some(floor) },
+        Some(Ok(RowAnswer::Inserted { floor, .. })) => InsertResult::Left { fault: None, above: Some(floor) },
         Some(Err(error)) => {
-            Sent::Left { fault: Some(Fault::row(&shared.settings.target, &error)), above: None }
+            InsertResult::Left { fault: Some(Fault::row(&shared.settings.target, &error)), above: None }
         }
-        _ => Sent::Left { fault: None, above: None },
+        _ => InsertResult::Left { fault: None, above: None },
     }
 }
 

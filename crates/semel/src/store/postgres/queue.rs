@@ -25,7 +25,7 @@ pub(super) struct Item {
     /// The fast path (of a single claim, of an owner's write) was tried and refused.
     pub(super) refused: bool,
     /// A write of it that may have happened.
-    pub(super) attempt: Option<Attempt>,
+    pub(super) attempt: Option<UncertainWrite>,
     /// The version of the record that another transaction has locked, and since when.
     pub(super) held: Option<(i64, Instant)>,
     /// It was granted below the floor; only a fence above this one is valid.
@@ -34,7 +34,7 @@ pub(super) struct Item {
 
 /// A write with an unknown result.
 #[derive(Clone, Debug)]
-pub(super) struct Attempt {
+pub(super) struct UncertainWrite {
     pub(super) seen: i64,
     pub(super) version: i64,
     pub(super) ruling: Ruling,
@@ -79,7 +79,7 @@ impl Item {
 
 /// Commands in the order of their arrival.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct CommandQueue {
     state: Mutex<Waiting>,
     arrived: Notify,
 }
@@ -101,7 +101,7 @@ pub(super) enum Pace {
     Lone,
 }
 
-impl Queue {
+impl CommandQueue {
     pub(super) fn push(&self, item: Item) -> Result<(), Error> {
         {
             let mut state = self.state.lock();

@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 
 /// The answer of a statement about one key.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum RowAnswer {
     /// There is a row.
     Stored(Stored),
     /// Our own insert was the first.
@@ -38,25 +38,25 @@ pub(super) struct Stored {
 
 /// Why a row could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RowError {
+pub(super) enum PgRowError {
     #[error(transparent)]
     Sql(#[from] sqlx::Error),
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
 
-pub(super) fn id(row: &PgRow) -> Result<KeyId, RowError> {
+pub(super) fn id(row: &PgRow) -> Result<KeyId, PgRowError> {
     Ok(KeyId::from_bytes(array(row.try_get(0)?, "id")?))
 }
 
-pub(super) fn stored(row: &PgRow) -> Result<Stored, RowError> {
-    let moment = |column: usize| -> Result<Timestamp, RowError> {
+pub(super) fn stored(row: &PgRow) -> Result<Stored, PgRowError> {
+    let moment = |column: usize| -> Result<Timestamp, PgRowError> {
         Ok(Timestamp::from_micros(unsigned(row.try_get(column)?, "time")?))
     };
-    let length = |column: usize| -> Result<Duration, RowError> {
+    let length = |column: usize| -> Result<Duration, PgRowError> {
         Ok(Duration::from_micros(unsigned(row.try_get(column)?, "terms")?))
     };
-    let count = |column: usize, name| -> Result<u32, RowError> {
+    let count = |column: usize, name| -> Result<u32, PgRowError> {
         let number: i64 = row.try_get(column)?;
         Ok(u32::try_from(number).map_err(|_| DecodeError::Damaged(name))?)
     };
@@ -109,11 +109,11 @@ pub(super) fn stored(row: &PgRow) -> Result<Stored, RowError> {
 }
 
 /// Reads a row of the claim statement.
-pub(super) fn answer(row: &PgRow) -> Result<Answer, RowError> {
+pub(super) fn answer(row: &PgRow) -> Result<RowAnswer, PgRowError> {
     let floor: Option<i64> = row.try_get(23)?;
     Ok(match floor {
-        None => Answer::Stored(stored(row)?),
-        Some(floor) => Answer::Inserted {
+        None => RowAnswer::Stored(stored(row)?),
+        Some(floor) => RowAnswer::Inserted {
             fence: Fence::new(unsigned(row.try_get(7)?, "fence")?),
             floor: Fence::new(unsigned(floor, "fence floor")?),
             now: Timestamp::from_micros(unsigned(row.try_get(22)?, "time")?),
@@ -122,8 +122,8 @@ pub(super) fn answer(row: &PgRow) -> Result<Answer, RowError> {
 }
 
 /// Reads the row of the statement that inserts a single claim.
-pub(super) fn inserted(row: &PgRow) -> Result<Answer, RowError> {
-    Ok(Answer::Inserted {
+pub(super) fn inserted(row: &PgRow) -> Result<RowAnswer, PgRowError> {
+    Ok(RowAnswer::Inserted {
         fence: Fence::new(unsigned(row.try_get(0)?, "fence")?),
         floor: Fence::new(unsigned(row.try_get(2)?, "fence floor")?),
         now: Timestamp::from_micros(unsigned(row.try_get(1)?, "time")?),

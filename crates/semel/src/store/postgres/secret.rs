@@ -7,14 +7,14 @@
 use sqlx::Row as _;
 
 use super::fault::{Cure, Fate, Fault};
-use super::shared::Shared;
+use super::shared::StoreShared;
 use crate::record::DecodeError;
 use crate::secret::Secret;
 use crate::store::given::{GivenSecret, Kept};
 use crate::store::{Error, ErrorKind};
 
 /// The secret for this process: the one that it has, or the stored one, or else `candidate`.
-pub(super) async fn give(shared: &Shared, candidate: &Secret) -> Result<Secret, Fault> {
+pub(super) async fn give(shared: &StoreShared, candidate: &Secret) -> Result<Secret, Fault> {
     let kept = keep(shared, shared.given.get().unwrap_or(candidate)).await?;
     let bytes = kept.try_into().map_err(|_| {
         let damaged = DecodeError::Damaged("secret");
@@ -25,7 +25,7 @@ pub(super) async fn give(shared: &Shared, candidate: &Secret) -> Result<Secret, 
 }
 
 /// Stores a secret if there is none, and reads the stored one.
-async fn keep(shared: &Shared, secret: &Secret) -> Result<Vec<u8>, Fault> {
+async fn keep(shared: &StoreShared, secret: &Secret) -> Result<Vec<u8>, Fault> {
     let statements = &shared.settings.statements;
     let kept: Result<Vec<u8>, sqlx::Error> = async {
         let read = || shared.fetch(shared.settings.query(&statements.read_secret));
@@ -44,7 +44,7 @@ fn refused(error: &Error) -> Fault {
     Fault::new(ErrorKind::SecretDiffers, error.to_string(), Fate::Undone, Cure::None)
 }
 
-impl Shared {
+impl StoreShared {
     /// Checks that the database has the secret of this process, and writes it back if there is none.
     pub(super) async fn compare_secret(&self) -> Result<Kept, Fault> {
         let Some(given) = self.given.get() else { return Ok(Kept::Same) };

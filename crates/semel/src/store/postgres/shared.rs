@@ -33,7 +33,7 @@ const CACHE_AGE: Duration = Duration::from_secs(10);
 pub(super) type ProcessId = [u8; 16];
 
 /// Shared by everything that belongs to one store.
-pub(super) struct Shared {
+pub(super) struct StoreShared {
     pub(super) settings: Arc<Settings>,
     /// For reads, listings and sweeps.
     pub(super) side: PgPool,
@@ -66,7 +66,7 @@ impl Trusted {
     }
 }
 
-impl Shared {
+impl StoreShared {
     pub(super) fn new(settings: Arc<Settings>, side: PgPool, runtime: tokio::runtime::Handle) -> Self {
         Self {
             settings,
@@ -255,7 +255,7 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for StoreShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("target", &self.settings.target).finish_non_exhaustive()
     }

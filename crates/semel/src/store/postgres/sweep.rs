@@ -4,8 +4,8 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use super::columns::moment;
 use super::fault::Fault;
-use super::row::{self, RowError, Stored};
-use super::shared::Shared;
+use super::row::{self, PgRowError, Stored};
+use super::shared::StoreShared;
 use crate::key::KeyId;
 use crate::record::{Fence, Sweep};
 use crate::store::Swept;
@@ -13,7 +13,7 @@ use crate::store::Swept;
 /// Rows in one transaction: short enough that no other statement waits for them.
 const STEP: usize = 500;
 
-pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault> {
+pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, Fault> {
     let explain = |error| Fault::statement(&shared.settings.target, &error);
     // Processes that crashed.
     shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await.map_err(explain)?;
@@ -39,7 +39,7 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Fault>
     Ok(swept)
 }
 
-async fn step(shared: &Shared, limit: usize) -> Result<(usize, Swept), RowError> {
+async fn step(shared: &StoreShared, limit: usize) -> Result<(usize, Swept), PgRowError> {
     let statements = &shared.settings.statements;
     let mut transaction = shared.side.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(shared.settings.limits())).execute(&mut *transaction).await?;
@@ -90,7 +90,11 @@ fn columns(rows: &[(KeyId, Stored)]) -> (Vec<&[u8]>, Vec<i64>) {
 /// Must be called before the rows are removed. A sequence is raised immediately, whatever the result of the
 /// transaction, and its position in the log is before the removal's: no crash preserves the removal and loses the
 /// floor.
-async fn raise_floor(shared: &Shared, transaction: &mut PgConnection, floor: Fence) -> Result<(), RowError> {
+async fn raise_floor(
+    shared: &StoreShared,
+    transaction: &mut PgConnection,
+    floor: Fence,
+) -> Result<(), PgRowError> {
     let statements = &shared.settings.statements;
     shared.settings.query(&statements.guard_floor).execute(&mut *transaction).await?;
     shared

@@ -28,7 +28,7 @@ pub(super) struct Timeouts {
 }
 
 /// A checked URL.
-pub(super) enum Address {
+pub(super) enum RedisAddress {
     One(Box<Client>),
     /// The client asks the sentinels again for every connection.
     Sentinel(Box<tokio::sync::Mutex<SentinelClient>>),
@@ -40,7 +40,7 @@ pub(super) enum Address {
 
 /// An open connection that many calls share.
 #[derive(Clone)]
-pub(super) enum Wire {
+pub(super) enum SharedConnection {
     One(MultiplexedConnection),
     Cluster(ClusterConnection),
 }
@@ -53,14 +53,14 @@ pub(super) struct Node {
 }
 
 /// The raw parts of a URL.
-struct Parts<'a> {
+struct UrlParts<'a> {
     scheme: &'a str,
     user: &'a str,
     hosts: Vec<&'a str>,
     path: &'a str,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> UrlParts<'a> {
     fn read(url: &'a str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -76,10 +76,10 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Address {
+impl RedisAddress {
     /// Parses a URL. Errors never contain a password.
     pub(super) fn parse(url: &str, certificates: Option<TlsCertificates>) -> Result<Self, Error> {
-        let parts = Parts::read(url).ok_or_else(|| {
+        let parts = UrlParts::read(url).ok_or_else(|| {
             setup("a Redis URL looks like redis://user:password@host:6379/0".to_owned(), None)
         })?;
         let bad = |error| {
@@ -147,7 +147,7 @@ impl Address {
         &self,
         timeouts: Timeouts,
         pushes: Option<UnboundedSender<PushInfo>>,
-    ) -> RedisResult<Wire> {
+    ) -> RedisResult<SharedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeouts.connect))
             .set_response_timeout(Some(timeouts.response))
@@ -158,11 +158,11 @@ impl Address {
         };
         match self {
             Self::One(client) => {
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Wire::One)
+                client.get_multiplexed_async_connection_with_config(&config).await.map(SharedConnection::One)
             }
             Self::Sentinel(sentinel) => {
                 let client = sentinel.lock().await.async_get_client().await?;
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Wire::One)
+                client.get_multiplexed_async_connection_with_config(&config).await.map(SharedConnection::One)
             }
             Self::Cluster { nodes, certificates } => {
                 let mut builder = ClusterClientBuilder::new(nodes.iter().cloned())
@@ -177,7 +177,7 @@ impl Address {
                 if let Some(pushes) = pushes {
                     builder = builder.push_sender(pushes);
                 }
-                builder.build()?.get_async_connection().await.map(Wire::Cluster)
+                builder.build()?.get_async_connection().await.map(SharedConnection::Cluster)
             }
         }
     }
@@ -190,11 +190,11 @@ enum SentinelUrl {
 }
 
 fn sentinel(
-    parts: &Parts<'_>,
+    parts: &UrlParts<'_>,
     secure: bool,
     certificates: Option<TlsCertificates>,
     node: impl Fn(&str, bool) -> Result<ConnectionInfo, Error>,
-) -> Result<Address, SentinelUrl> {
+) -> Result<RedisAddress, SentinelUrl> {
     let (service, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
     if service.is_empty() {
         return Err(SentinelUrl::NoName);
@@ -229,10 +229,10 @@ fn sentinel(
         }
     }
     let client = builder.build().map_err(SentinelUrl::Client)?;
-    Ok(Address::Sentinel(Box::new(tokio::sync::Mutex::new(client))))
+    Ok(RedisAddress::Sentinel(Box::new(tokio::sync::Mutex::new(client))))
 }
 
-impl Wire {
+impl SharedConnection {
     /// Sends a command, in a cluster to the node of its key.
     pub(super) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
         match self {
@@ -299,7 +299,7 @@ fn setup(message: String, source: Option<redis::RedisError>) -> Error {
     }
 }
 
-impl fmt::Debug for Wire {
+impl fmt::Debug for SharedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Wire")
     }

@@ -7,14 +7,14 @@ use redis::TlsCertificates;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::oneshot;
 
-use super::address::{Address, Timeouts, shown};
+use super::address::{RedisAddress, Timeouts, shown};
 use super::caches::Caches;
 use super::clock::ServerClock;
 use super::complete::Completions;
-use super::health::{self, Health};
+use super::health::{self, ServerHealth};
 use super::link::Link;
 use super::listen::listen;
-use super::listing::{Listing, Sweeper};
+use super::listing::{IdListing, Sweeper};
 use super::names::Names;
 use super::replicas::Replicas;
 #[cfg(all(test, feature = "testkit"))]
@@ -170,7 +170,7 @@ impl RedisBuilder {
         let names = Names::new(&self.prefix).map_err(|why| Error::new(ErrorKind::Setup, why))?;
         let certificates =
             self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
-        let address = Address::parse(&self.url, certificates)?;
+        let address = RedisAddress::parse(&self.url, certificates)?;
         let rules = Rules::new(address.dialect());
         #[cfg(all(test, feature = "testkit"))]
         let rules =
@@ -187,11 +187,11 @@ impl RedisBuilder {
             wakeups,
             caches: Caches::new(),
             clock: ServerClock::default(),
-            health: Health::new(self.on_store_loss),
+            health: ServerHealth::new(self.on_store_loss),
             given: GivenSecret::default(),
             guess: Guess::default(),
             completions: Completions::new(),
-            listing: Listing::default(),
+            listing: IdListing::default(),
             sweeper: Sweeper::default(),
         }))
     }

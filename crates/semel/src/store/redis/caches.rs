@@ -8,15 +8,15 @@ use crate::sync::Mutex;
 
 /// Caches of completed records. They are trusted while invalidations of other processes reach this one and all use
 /// the same secret.
-pub(super) struct Caches(Mutex<Known>);
+pub(super) struct Caches(Mutex<KnownCache>);
 
-struct Known {
+struct KnownCache {
     caches: Vec<Weak<dyn Invalidate>>,
     heard: Trust,
     agreed: bool,
 }
 
-impl Known {
+impl KnownCache {
     fn trust(&self) -> Trust {
         if self.agreed { self.heard } else { Trust::Unconfirmed }
     }
@@ -24,7 +24,7 @@ impl Known {
 
 impl Caches {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Known { caches: Vec::new(), heard: Trust::Unconfirmed, agreed: true }))
+        Self(Mutex::new(KnownCache { caches: Vec::new(), heard: Trust::Unconfirmed, agreed: true }))
     }
 
     pub(super) fn attach(&self, cache: Weak<dyn Invalidate>) {
@@ -60,7 +60,7 @@ impl Caches {
         drop(known);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Known)) {
+    fn change(&self, change: impl FnOnce(&mut KnownCache)) {
         let mut known = self.0.lock();
         change(&mut known);
         let caches = upgraded(&known.caches);

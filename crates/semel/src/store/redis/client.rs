@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use redis::{Cmd, TlsCertificates, Value};
 
-use super::address::{Address, Timeouts, shown};
-use super::error::Sent;
+use super::address::{RedisAddress, Timeouts, shown};
+use super::error::CallReach;
 use super::link::Link;
 use super::replicas::Replicas;
 use super::script::Dialect;
@@ -44,7 +44,7 @@ pub enum Effect {
     WritesDurably,
 }
 
-impl From<Effect> for Sent {
+impl From<Effect> for CallReach {
     fn from(effect: Effect) -> Self {
         match effect {
             Effect::Reads => Self::Read,
@@ -110,7 +110,7 @@ impl RedisClientBuilder {
     pub fn build(self) -> Result<RedisClient, Error> {
         let certificates =
             self.root_certificate.map(|pem| TlsCertificates { client_tls: None, root_cert: Some(pem) });
-        let address = Address::parse(&self.url, certificates)?;
+        let address = RedisAddress::parse(&self.url, certificates)?;
         // Within the response timeout.
         let replicas = Replicas::new(self.require_replicas, self.timeouts.response / 2);
         Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url), replicas })

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::error::Sent;
-use super::link::Numbered;
+use super::error::CallReach;
+use super::link::NumberedConnection;
 use super::{Shared, script};
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
@@ -58,7 +58,7 @@ impl Shared {
     /// Completes in a batch with concurrent completions.
     pub(super) async fn complete_together(
         self: &Arc<Self>,
-        numbered: Numbered,
+        numbered: NumberedConnection,
         id: KeyId,
         command: &Command,
     ) -> Result<Ruling, Error> {
@@ -112,7 +112,7 @@ impl Shared {
                 self.completions.apart.store(true, Ordering::Relaxed);
                 return Ok(vec![false; completions.len()]);
             }
-            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Write)),
+            Err(error) => return Err(self.link.failed(error, numbered.number, CallReach::Write)),
         };
         Ok(answer.into_iter().map(|done| done == Value::Int(1)).collect())
     }

@@ -6,7 +6,7 @@ use crate::store::{Error, ErrorKind};
 
 /// Whether the call could have changed anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum CallReach {
     /// Only read.
     Read,
     /// May have been executed, unless the server said that it was not.
@@ -58,7 +58,7 @@ const REPLIES: &[(&str, ErrorKind, &str)] = &[
     ("SEMELDAMAGED", ErrorKind::Corrupt, "the record is damaged"),
 ];
 
-pub(super) fn of(error: RedisError, sent: Sent) -> Error {
+pub(super) fn of(error: RedisError, sent: CallReach) -> Error {
     let (kind, message) = describe(&error, sent);
     Error::new(kind, message).with_source(error)
 }
@@ -71,7 +71,7 @@ pub(super) fn needs_new_connection(error: &RedisError) -> bool {
     wrong_server || error.is_unrecoverable_error() || error.is_io_error()
 }
 
-fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
+fn describe(error: &RedisError, sent: CallReach) -> (ErrorKind, String) {
     let known = code(error).and_then(|code| REPLIES.iter().find(|(known, ..)| *known == code));
     if let Some((code, kind, advice)) = known {
         return (*kind, format!("Redis answered {code}: {advice}"));
@@ -87,8 +87,8 @@ fn describe(error: &RedisError, sent: Sent) -> (ErrorKind, String) {
         return (ErrorKind::Unavailable, "the Redis server refuses connections: is it running?".to_owned());
     }
     match sent {
-        Sent::Read => (ErrorKind::Unavailable, format!("the Redis server did not answer: {error}")),
-        Sent::Write => {
+        CallReach::Read => (ErrorKind::Unavailable, format!("the Redis server did not answer: {error}")),
+        CallReach::Write => {
             (ErrorKind::Ambiguous, format!("the call was sent to Redis and no answer came: {error}"))
         }
     }

@@ -12,9 +12,9 @@ use super::Shared;
 use super::address::Node;
 use super::builder::OnStoreLoss;
 use super::clock::Tick;
-use super::error::Sent;
-use super::link::Numbered;
-use super::script::{Answer, Dialect};
+use super::error::CallReach;
+use super::link::NumberedConnection;
+use super::script::{Dialect, ScriptReply};
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::time::Timestamp;
@@ -23,15 +23,15 @@ use crate::time::Timestamp;
 const BEAT: Duration = Duration::from_secs(1);
 
 /// The known state of the server.
-pub(super) struct Health {
+pub(super) struct ServerHealth {
     on_loss: OnStoreLoss,
-    state: Mutex<State>,
+    state: Mutex<HealthState>,
     /// One caller checks a new connection, the others wait for its result.
     looking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct HealthState {
     /// The connection that was last checked.
     connection: u64,
     /// Why no claims are granted: the server's settings would lose them.
@@ -43,7 +43,7 @@ struct State {
     markers: HashMap<Vec<u8>, (Vec<u8>, u64)>,
 }
 
-impl Health {
+impl ServerHealth {
     pub(super) fn new(on_loss: OnStoreLoss) -> Self {
         Self { on_loss, state: Mutex::default(), looking: tokio::sync::Mutex::default() }
     }
@@ -80,12 +80,12 @@ impl Shared {
     }
 
     /// True if claims may use this connection immediately.
-    pub(super) fn is_introduced(&self, numbered: &Numbered) -> bool {
+    pub(super) fn is_introduced(&self, numbered: &NumberedConnection) -> bool {
         self.health.state.lock().connection == numbered.number
     }
 
     /// Checks a connection before its first claim.
-    pub(super) async fn introduce(&self, numbered: &mut Numbered) -> Result<(), Error> {
+    pub(super) async fn introduce(&self, numbered: &mut NumberedConnection) -> Result<(), Error> {
         if self.is_introduced(numbered) {
             return Ok(());
         }
@@ -100,10 +100,10 @@ impl Shared {
     }
 
     /// Reads the server's settings and stores the conclusions.
-    async fn examine(&self, numbered: &mut Numbered) -> Result<(), Error> {
+    async fn examine(&self, numbered: &mut NumberedConnection) -> Result<(), Error> {
         let nodes = match numbered.wire.primaries().await {
             Ok(nodes) => nodes,
-            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read)),
+            Err(error) => return Err(self.link.failed(error, numbered.number, CallReach::Read)),
         };
         let mut warnings = Vec::new();
         let mut unfit = None;
@@ -128,7 +128,7 @@ impl Shared {
         let mut publish = self.publish();
         publish.arg("");
         if let Err(error) = numbered.wire.query(&publish).await {
-            return Err(self.link.failed(error, numbered.number, Sent::Read));
+            return Err(self.link.failed(error, numbered.number, CallReach::Read));
         }
         let mut state = self.health.state.lock();
         if state.unfit != unfit {
@@ -147,7 +147,7 @@ impl Shared {
     /// How much memory all primaries use in total.
     pub(super) async fn used_bytes(&self) -> Result<u64, Error> {
         let mut numbered = self.link.wire().await?;
-        let failed = |error, number| self.link.failed(error, number, Sent::Read);
+        let failed = |error, number| self.link.failed(error, number, CallReach::Read);
         let nodes = numbered.wire.primaries().await.map_err(|error| failed(error, numbered.number))?;
         let mut bytes = 0_u64;
         for node in &nodes {
@@ -161,14 +161,14 @@ impl Shared {
         Ok(bytes)
     }
 
-    async fn facts(&self, numbered: &mut Numbered, node: &Node) -> Result<Facts, Error> {
+    async fn facts(&self, numbered: &mut NumberedConnection, node: &Node) -> Result<RedisServerInfo, Error> {
         let mut info = redis::cmd("INFO");
         info.arg("all");
         let text = match numbered.wire.query_node(info, node).await {
             Ok(text) => text,
-            Err(error) => return Err(self.link.failed(error, numbered.number, Sent::Read)),
+            Err(error) => return Err(self.link.failed(error, numbered.number, CallReach::Read)),
         };
-        let mut facts = Facts(fields(&text));
+        let mut facts = RedisServerInfo(fields(&text));
         for setting in ["maxmemory-policy", "save", "appendfsync", "min-replicas-to-write"] {
             let mut config = redis::cmd("CONFIG");
             config.arg("GET").arg(setting);
@@ -186,7 +186,7 @@ impl Shared {
 
     /// Increments the markers, and checks whether one went back since the last time and whether the secret is still
     /// the one of this process.
-    async fn beat(&self, numbered: &mut Numbered) -> Result<(), Error> {
+    async fn beat(&self, numbered: &mut NumberedConnection) -> Result<(), Error> {
         let mut lost_at = Timestamp::default();
         for key in self.names.markers(self.link.address().dialect()) {
             let mut beat = self.count(numbered, &key, "").await?;
@@ -226,11 +226,11 @@ impl Shared {
         state.lost_at = lost_at;
     }
 
-    async fn count(&self, numbered: &mut Numbered, key: &[u8], seen: &str) -> Result<Beat, Error> {
+    async fn count(&self, numbered: &mut NumberedConnection, key: &[u8], seen: &str) -> Result<Beat, Error> {
         let candidate: [u8; 16] = rand::random();
         let arguments = [b"beat".to_vec(), candidate.to_vec(), seen.as_bytes().to_vec()];
-        let answer = self.link.call(numbered, self.rules.marker(), key, &arguments, Sent::Write).await?;
-        let mut answer = Answer::new(answer)?;
+        let answer = self.link.call(numbered, self.rules.marker(), key, &arguments, CallReach::Write).await?;
+        let mut answer = ScriptReply::new(answer)?;
         Ok(Beat {
             id: answer.bytes()?,
             count: answer.number()?,
@@ -289,9 +289,9 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     }
 }
 
-struct Facts(HashMap<String, String>);
+struct RedisServerInfo(HashMap<String, String>);
 
-impl Facts {
+impl RedisServerInfo {
     fn of(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use redis::aio::ConnectionLike as _;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
-use super::address::{Address, Timeouts, Wire};
-use super::error::{self, Sent};
+use super::address::{RedisAddress, SharedConnection, Timeouts};
+use super::error::{self, CallReach};
 use super::script::Script;
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::time::instant;
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) struct Link {
-    address: Address,
+    address: RedisAddress,
     timeouts: Timeouts,
     open: Mutex<Open>,
     /// Held while opening. Never by a caller's own task, which may stop at any time.
@@ -25,15 +25,15 @@ pub(super) struct Link {
 
 #[derive(Default)]
 struct Open {
-    wire: Option<Wire>,
+    wire: Option<SharedConnection>,
     /// Counts connections, so that a late error of an old one does not close the new one.
     number: u64,
     failed: Option<(Instant, ErrorKind, String)>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Numbered {
-    pub(super) wire: Wire,
+pub(super) struct NumberedConnection {
+    pub(super) wire: SharedConnection,
     pub(super) number: u64,
 }
 
@@ -44,11 +44,11 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    pub(super) fn new(address: Address, timeouts: Timeouts) -> Self {
+    pub(super) fn new(address: RedisAddress, timeouts: Timeouts) -> Self {
         Self { address, timeouts, open: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
-    pub(super) fn address(&self) -> &Address {
+    pub(super) fn address(&self) -> &RedisAddress {
         &self.address
     }
 
@@ -57,13 +57,13 @@ impl Link {
     }
 
     /// The current connection, if there is one.
-    pub(super) fn at_hand(&self) -> Option<Numbered> {
+    pub(super) fn at_hand(&self) -> Option<NumberedConnection> {
         let open = self.open.lock();
-        open.wire.as_ref().map(|wire| Numbered { wire: wire.clone(), number: open.number })
+        open.wire.as_ref().map(|wire| NumberedConnection { wire: wire.clone(), number: open.number })
     }
 
     /// The connection, opened if there is none. A failure here means that nothing was sent.
-    pub(super) async fn wire(&self) -> Result<Numbered, Error> {
+    pub(super) async fn wire(&self) -> Result<NumberedConnection, Error> {
         if let Some(numbered) = self.at_hand() {
             return Ok(numbered);
         }
@@ -78,7 +78,7 @@ impl Link {
         }
         let limit = self.timeouts.connect;
         let opened = match tokio::time::timeout(limit, self.address.open(self.timeouts, None)).await {
-            Ok(opened) => opened.map_err(|error| error::of(error, Sent::Read)),
+            Ok(opened) => opened.map_err(|error| error::of(error, CallReach::Read)),
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!("the Redis server accepted no connection within {limit:?}"),
@@ -90,7 +90,7 @@ impl Link {
                 open.number += 1;
                 open.failed = None;
                 open.wire = Some(wire.clone());
-                Ok(Numbered { wire, number: open.number })
+                Ok(NumberedConnection { wire, number: open.number })
             }
             Err(error) => {
                 open.failed = Some((instant(), error.kind(), error.to_string()));
@@ -107,16 +107,16 @@ impl Link {
         }
     }
 
-    pub(super) async fn query(&self, command: &Cmd, sent: Sent) -> Result<Value, Error> {
+    pub(super) async fn query(&self, command: &Cmd, sent: CallReach) -> Result<Value, Error> {
         self.query_on(&mut self.wire().await?, command, sent).await
     }
 
     /// Sends one command over this connection.
     pub(super) async fn query_on(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         command: &Cmd,
-        sent: Sent,
+        sent: CallReach,
     ) -> Result<Value, Error> {
         numbered.wire.query(command).await.map_err(|error| self.failed(error, numbered.number, sent))
     }
@@ -125,33 +125,38 @@ impl Link {
     /// after the command's answer.
     pub(super) async fn query_then(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         command: Cmd,
         then: Option<&Cmd>,
-        sent: Sent,
-    ) -> Result<(Value, Option<Then>), Error> {
+        sent: CallReach,
+    ) -> Result<(Value, Option<ReadReply>), Error> {
         let answers = in_order(&mut numbered.wire, command, then).await;
         self.answered(answers, numbered.number, sent)
     }
 
     /// Interprets the answers of [`query_then`](Self::query_then).
-    fn answered(&self, answers: InOrder, number: u64, sent: Sent) -> Result<(Value, Option<Then>), Error> {
+    fn answered(
+        &self,
+        answers: InOrder,
+        number: u64,
+        sent: CallReach,
+    ) -> Result<(Value, Option<ReadReply>), Error> {
         let (answer, then) = answers.map_err(|error| self.failed(error, number, sent))?;
         Ok((answer, then.map(|then| self.read(then, number))))
     }
 
-    pub(super) fn read(&self, answer: RedisResult<Value>, number: u64) -> Then {
-        answer.map_err(|error| self.failed(error, number, Sent::Read))
+    pub(super) fn read(&self, answer: RedisResult<Value>, number: u64) -> ReadReply {
+        answer.map_err(|error| self.failed(error, number, CallReach::Read))
     }
 
     /// Calls a script by its SHA-1, or by its text if the server does not have it.
     pub(super) async fn call(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         script: &Script,
         key: &[u8],
         arguments: &[Vec<u8>],
-        sent: Sent,
+        sent: CallReach,
     ) -> Result<Value, Error> {
         self.call_then(numbered, script, key, arguments, None, sent).await.map(|(answer, _)| answer)
     }
@@ -159,13 +164,13 @@ impl Link {
     /// As `call`, with another command [after it](Self::query_then).
     pub(super) async fn call_then(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         script: &Script,
         key: &[u8],
         arguments: &[Vec<u8>],
         then: Option<&Cmd>,
-        sent: Sent,
-    ) -> Result<(Value, Option<Then>), Error> {
+        sent: CallReach,
+    ) -> Result<(Value, Option<ReadReply>), Error> {
         let arguments = || arguments.iter().map(Vec::as_slice);
         let answers = match in_order(&mut numbered.wire, script.by_sha(&[key], arguments()), then).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
@@ -177,7 +182,7 @@ impl Link {
     }
 
     /// Translates an error, and closes a broken connection.
-    pub(super) fn failed(&self, error: RedisError, number: u64, sent: Sent) -> Error {
+    pub(super) fn failed(&self, error: RedisError, number: u64, sent: CallReach) -> Error {
         if error::needs_new_connection(&error) {
             self.give_up(number);
         }
@@ -186,14 +191,14 @@ impl Link {
 }
 
 /// The answer to the read after a command. The command was executed, whatever the result of the read.
-pub(super) type Then = Result<Value, Error>;
+pub(super) type ReadReply = Result<Value, Error>;
 
 type InOrder = RedisResult<(Value, Option<RedisResult<Value>>)>;
 
-async fn in_order(wire: &mut Wire, command: Cmd, then: Option<&Cmd>) -> InOrder {
+async fn in_order(wire: &mut SharedConnection, command: Cmd, then: Option<&Cmd>) -> InOrder {
     let Some(then) = then else { return wire.query(&command).await.map(|answer| (answer, None)) };
     match wire {
-        Wire::One(connection) => {
+        SharedConnection::One(connection) => {
             let mut both = Pipeline::with_capacity(2);
             both.add_command(command).add_command(then.clone());
             let answers = connection.req_packed_commands(&both, 0, 2).await?;
@@ -202,7 +207,7 @@ async fn in_order(wire: &mut Wire, command: Cmd, then: Option<&Cmd>) -> InOrder 
             let mut next = || answers.next().unwrap_or_else(missing);
             Ok((next()?, Some(next())))
         }
-        Wire::Cluster(_) => {
+        SharedConnection::Cluster(_) => {
             let answer = wire.query(&command).await?;
             Ok((answer, Some(wire.query(then).await)))
         }

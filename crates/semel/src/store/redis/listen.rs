@@ -12,8 +12,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::MissedTickBehavior;
 
 use super::Shared;
-use super::address::Wire;
-use super::error::Sent;
+use super::address::SharedConnection;
+use super::error::CallReach;
 use super::secret::SECRET_IS_MISSING;
 use crate::key::KeyId;
 use crate::store::Trust;
@@ -61,7 +61,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
 
 struct Ear<'a> {
     shared: &'a Arc<Shared>,
-    wire: Wire,
+    wire: SharedConnection,
     /// Keys with a subscribed channel.
     keys: HashSet<KeyId>,
 }
@@ -128,8 +128,8 @@ impl Ear<'_> {
         for batch in left.chunks(BATCH) {
             let channels: Vec<Vec<u8>> = batch.iter().map(|id| self.shared.names.record(*id)).collect();
             match &mut self.wire {
-                Wire::One(connection) => connection.unsubscribe(&channels).await?,
-                Wire::Cluster(connection) => {
+                SharedConnection::One(connection) => connection.unsubscribe(&channels).await?,
+                SharedConnection::Cluster(connection) => {
                     for channel in &channels {
                         connection.sunsubscribe(channel).await?;
                     }
@@ -144,9 +144,9 @@ impl Ear<'_> {
 
     async fn subscribe(&mut self, channels: &[Vec<u8>]) -> RedisResult<()> {
         match &mut self.wire {
-            Wire::One(connection) => connection.subscribe(channels).await,
+            SharedConnection::One(connection) => connection.subscribe(channels).await,
             // Channels of different keys are on different shards.
-            Wire::Cluster(connection) => {
+            SharedConnection::Cluster(connection) => {
                 for channel in channels {
                     connection.ssubscribe(channel).await?;
                 }
@@ -210,8 +210,8 @@ impl Ear<'_> {
             }
             let (mut count, mut expire) = (redis::cmd("INCR"), redis::cmd("PEXPIRE"));
             // A lost confirmation delays the other process, at most for the maximum age of a cache entry.
-            if link.query(count.arg(&key), Sent::Write).await.is_ok() {
-                let _ = link.query(expire.arg(&key).arg(60_000), Sent::Write).await;
+            if link.query(count.arg(&key), CallReach::Write).await.is_ok() {
+                let _ = link.query(expire.arg(&key).arg(60_000), CallReach::Write).await;
             }
         });
     }

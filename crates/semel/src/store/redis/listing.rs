@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 
 use super::Shared;
 use super::address::Node;
-use super::error::Sent;
-use super::script::{Answer, Script, strange};
+use super::error::CallReach;
+use super::script::{Script, ScriptReply, strange};
 use crate::key::KeyId;
 use crate::store::{Error, Page, Scan, Snapshot, Swept};
 use crate::time::{Timestamp, instant};
@@ -31,11 +31,11 @@ const PAGE_READS: usize = 4096;
 
 /// The ids that the last walk found, so that not every page needs its own walk.
 #[derive(Debug, Default)]
-pub(super) struct Listing(tokio::sync::Mutex<Option<Window>>);
+pub(super) struct IdListing(tokio::sync::Mutex<Option<IdWindow>>);
 
 /// All ids above `after`, up to the last one here; without a limit if the walk found no more.
 #[derive(Debug)]
-struct Window {
+struct IdWindow {
     after: Option<KeyId>,
     ids: Vec<KeyId>,
     end: End,
@@ -53,7 +53,7 @@ enum End {
     Last,
 }
 
-impl Window {
+impl IdWindow {
     /// The ids after `after`, if this window contains them.
     fn following(&mut self, after: Option<KeyId>) -> Option<&[KeyId]> {
         let fresh = instant().saturating_duration_since(self.walked) < WINDOW_LIVES;
@@ -105,7 +105,7 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
     }
     let mut found = BTreeSet::new();
     let mut end = End::Last;
-    let mut walk = Walk::default();
+    let mut walk = KeyWalk::default();
     loop {
         let keys = walk.step(shared, STEP).await?;
         found.extend(keys.into_iter().filter(|id| after.is_none_or(|after| *id > after)));
@@ -119,7 +119,7 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
     }
     let ids: Vec<KeyId> = found.into_iter().collect();
     let first = first_of(&ids, end);
-    *window = Some(Window { after, ids, end, walked: instant(), handed_out: HashSet::new() });
+    *window = Some(IdWindow { after, ids, end, walked: instant(), handed_out: HashSet::new() });
     Ok(first)
 }
 
@@ -133,9 +133,9 @@ fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
 
 /// Reads records and preserves their order.
 async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
-    let answers = each(shared, ids, shared.rules.usual(), "read", Sent::Read).await?;
+    let answers = each(shared, ids, shared.rules.usual(), "read", CallReach::Read).await?;
     let snapshots = ids.iter().copied().zip(answers).map(|(id, answer)| {
-        let mut answer = Answer::new(answer)?;
+        let mut answer = ScriptReply::new(answer)?;
         let now = Timestamp::from_micros(answer.number()?);
         if answer.is_over() {
             return Ok((id, None));
@@ -151,7 +151,7 @@ async fn each(
     ids: &[KeyId],
     script: &Arc<Script>,
     command: &'static str,
-    sent: Sent,
+    sent: CallReach,
 ) -> Result<Vec<Value>, Error> {
     let numbered = shared.link.wire().await?;
     let mut calls = JoinSet::new();
@@ -173,13 +173,13 @@ async fn each(
 
 /// A walk over all keys of all shards.
 #[derive(Debug, Default)]
-struct Walk {
+struct KeyWalk {
     /// The shard and the position in it; `None` before the first step.
     at: Option<(usize, Vec<u8>)>,
     nodes: Vec<Node>,
 }
 
-impl Walk {
+impl KeyWalk {
     fn is_over(&self) -> bool {
         self.at.as_ref().is_some_and(|(node, _)| *node >= self.nodes.len())
     }
@@ -189,7 +189,7 @@ impl Walk {
         if self.at.is_none() {
             self.nodes = match numbered.wire.primaries().await {
                 Ok(nodes) => nodes,
-                Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read)),
+                Err(error) => return Err(shared.link.failed(error, numbered.number, CallReach::Read)),
             };
         }
         let (node, cursor) = self.at.clone().unwrap_or((0, b"0".to_vec()));
@@ -198,7 +198,7 @@ impl Walk {
         scan.arg(&cursor).arg("MATCH").arg(shared.names.records()).arg("COUNT").arg(count);
         let answer = match numbered.wire.query_node(scan, at).await {
             Ok(answer) => answer,
-            Err(error) => return Err(shared.link.failed(error, numbered.number, Sent::Read)),
+            Err(error) => return Err(shared.link.failed(error, numbered.number, CallReach::Read)),
         };
         let Value::Array(parts) = answer else { return Err(strange("is not a SCAN result")) };
         let mut parts = parts.into_iter();
@@ -220,7 +220,7 @@ pub(super) struct Sweeper(tokio::sync::Mutex<Round>);
 
 #[derive(Debug, Default)]
 struct Round {
-    walk: Walk,
+    walk: KeyWalk,
     /// Found by the last step, and not read yet.
     waiting: VecDeque<KeyId>,
 }
@@ -246,8 +246,8 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Error>
             round.waiting.drain(..count).collect()
         };
         looked_at += batch.len();
-        for answer in each(shared, &batch, shared.rules.when_full(), "sweep", Sent::Write).await? {
-            match Answer::new(answer)?.text()?.as_str() {
+        for answer in each(shared, &batch, shared.rules.when_full(), "sweep", CallReach::Write).await? {
+            match ScriptReply::new(answer)?.text()?.as_str() {
                 "removed" => swept.removed += 1,
                 "shrunk" => swept.shrunk += 1,
                 _ => {}

@@ -15,11 +15,11 @@ use redis::Value;
 use redis::aio::ConnectionLike as _;
 
 use super::Shared;
-use super::address::Wire;
-use super::error::Sent;
-use super::link::Numbered;
+use super::address::SharedConnection;
+use super::error::CallReach;
+use super::link::NumberedConnection;
 use super::script;
-use crate::record::{self, Begin, Claim, Command, Fence, Mode, Ruling, State, Win};
+use crate::record::{self, Begin, Command, Fence, Mode, NewClaim, Ruling, State, Win};
 use crate::store::Error;
 use crate::time::Timestamp;
 
@@ -39,11 +39,11 @@ impl Shared {
     /// A claim without the rules, if that is possible; `None` if they must decide.
     pub(super) async fn claim_plainly(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         key: &[u8],
         command: &Command,
     ) -> Result<Option<Ruling>, Error> {
-        let (Command::Claim(claim), Wire::One(connection)) = (command, &mut numbered.wire) else {
+        let (Command::Claim(claim), SharedConnection::One(connection)) = (command, &mut numbered.wire) else {
             return Ok(None);
         };
         if !self.may_be_plain(command) {
@@ -64,7 +64,7 @@ impl Shared {
         let answers = connection.req_packed_commands(&exchange, 0, exchange.len()).await;
         let mut answers = match answers {
             Ok(answers) => answers.into_iter().map(Value::extract_error),
-            Err(error) => return Err(self.link.failed(error, number, Sent::Write)),
+            Err(error) => return Err(self.link.failed(error, number, CallReach::Write)),
         };
         let (Some(before), Some(time), kept) = (answers.next(), answers.next(), answers.next()) else {
             return Err(script::strange("lacks an answer"));
@@ -75,7 +75,7 @@ impl Shared {
                 self.guess.scripts_only.store(true, Ordering::Relaxed);
                 return Ok(None);
             }
-            answers => answers.map_err(|error| self.link.failed(error, number, Sent::Write))?,
+            answers => answers.map_err(|error| self.link.failed(error, number, CallReach::Write))?,
         };
         let kept = kept.map(|kept| self.link.read(kept, number));
         let now = server_time(time)?;
@@ -99,14 +99,14 @@ impl Shared {
     /// A claim that is answered from the record.
     pub(super) async fn replay(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         key: &[u8],
-        claim: &Claim,
+        claim: &NewClaim,
     ) -> Result<Option<Ruling>, Error> {
         let mut get = redis::cmd("GET");
         get.arg(key);
         let secret = self.secret_query();
-        let (found, kept) = self.link.query_then(numbered, get, secret.as_ref(), Sent::Read).await?;
+        let (found, kept) = self.link.query_then(numbered, get, secret.as_ref(), CallReach::Read).await?;
         let (Value::BulkString(bytes), Some(now)) = (found, self.clock.now()) else { return Ok(None) };
         match replay(&bytes, now, claim)? {
             Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
@@ -116,7 +116,7 @@ impl Shared {
 }
 
 /// The outcome of a done record with the same payload, far from its end.
-fn replay(bytes: &[u8], now: Timestamp, claim: &Claim) -> Result<Option<Ruling>, Error> {
+fn replay(bytes: &[u8], now: Timestamp, claim: &NewClaim) -> Result<Option<Ruling>, Error> {
     let record = script::decode(bytes)?;
     let expires_in = record.expires_at.left(now.max(record.changed_at));
     Ok(match record.state {
@@ -178,7 +178,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn claim(mode: Mode) -> Command {
-        Command::Claim(Claim {
+        Command::Claim(NewClaim {
             owner: Owner::random(),
             fingerprint: Fingerprint::from_bytes([7; 32]),
             terms: Arc::new(Terms { mode, ..Terms::default() }),
@@ -240,7 +240,7 @@ mod tests {
         );
         assert!(matches!(other.apply(id, claim(Mode::Keyed)).await, Ok(Ruling::Busy { .. })));
         let Command::Claim(stranger) = claim(Mode::Keyed) else { unreachable!("it is a claim") };
-        let stranger = Claim { fingerprint: Fingerprint::from_bytes([8; 32]), ..stranger };
+        let stranger = NewClaim { fingerprint: Fingerprint::from_bytes([8; 32]), ..stranger };
         assert!(matches!(other.apply(id, Command::Claim(stranger)).await, Ok(Ruling::Conflict)));
     }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 
-use super::address::Wire;
-use super::error::Sent;
-use super::link::{Link, Numbered};
+use super::address::SharedConnection;
+use super::error::CallReach;
+use super::link::{Link, NumberedConnection};
 use crate::store::{Error, ErrorKind};
 
 /// Sends one WAIT for all writes that wait for replicas.
@@ -15,13 +15,13 @@ use crate::store::{Error, ErrorKind};
 pub(super) struct Replicas {
     required: usize,
     patience: Duration,
-    turn: tokio::sync::Mutex<Turn>,
+    turn: tokio::sync::Mutex<ReplicaWait>,
     written: AtomicU64,
 }
 
 /// Which writes the last WAIT covered, and how it ended.
 #[derive(Debug, Default)]
-struct Turn {
+struct ReplicaWait {
     connection: u64,
     covered: u64,
     acknowledged: usize,
@@ -44,7 +44,7 @@ impl Replicas {
     pub(super) async fn have_it(
         &self,
         link: &Link,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         key: &[u8],
     ) -> Result<(), Error> {
         if self.are_not_asked() {
@@ -52,12 +52,12 @@ impl Replicas {
         }
         let mine = self.written.fetch_add(1, Ordering::AcqRel) + 1;
         let mut turn = self.turn.lock().await;
-        let shards = matches!(numbered.wire, Wire::Cluster(_));
+        let shards = matches!(numbered.wire, SharedConnection::Cluster(_));
         if shards || turn.connection != numbered.number || turn.covered < mine {
             // Writes that were counted before this WAIT is sent were answered before: it covers them too.
             let covered = self.written.load(Ordering::Acquire);
             let acknowledged = self.wait(link, numbered, key).await?;
-            *turn = Turn { connection: numbered.number, covered, acknowledged };
+            *turn = ReplicaWait { connection: numbered.number, covered, acknowledged };
         }
         if turn.acknowledged < self.required {
             return Err(Error::new(
@@ -71,12 +71,12 @@ impl Replicas {
         Ok(())
     }
 
-    async fn wait(&self, link: &Link, numbered: &mut Numbered, key: &[u8]) -> Result<usize, Error> {
+    async fn wait(&self, link: &Link, numbered: &mut NumberedConnection, key: &[u8]) -> Result<usize, Error> {
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.required).arg(u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX));
         let answer = match &mut numbered.wire {
-            Wire::One(connection) => wait.query_async(connection).await,
-            Wire::Cluster(connection) => {
+            SharedConnection::One(connection) => wait.query_async(connection).await,
+            SharedConnection::Cluster(connection) => {
                 let route = Route::new(slot(key), SlotAddr::Master);
                 let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route));
                 let answer = connection.route_command(wait, routing).await;
@@ -85,7 +85,7 @@ impl Replicas {
         };
         match answer {
             Ok(acknowledged) => Ok(acknowledged),
-            Err(error) => Err(link.failed(error, numbered.number, Sent::Write)),
+            Err(error) => Err(link.failed(error, numbered.number, CallReach::Write)),
         }
     }
 }

@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 
 use crate::outcome::Outcome;
 use crate::record::{
-    Begin, Claim, Command, Epoch, Fence, Force, Grant, Phase, Record, Ruling, Settlement, State, Win,
+    Begin, Command, Epoch, Fence, Force, Grant, NewClaim, Phase, Record, Ruling, Settlement, State, Win,
     encode_outcome,
 };
 use crate::store::{Error, ErrorKind};
@@ -177,7 +177,7 @@ pub(super) fn completion(grant: &Grant, outcome: &Outcome, retention: Option<Dur
 }
 
 /// The record of a claim; the script fills in fence, counts and times.
-fn asked(claim: &Claim) -> Vec<u8> {
+fn asked(claim: &NewClaim) -> Vec<u8> {
     Record {
         state: match claim.begin {
             Begin::WithClaim => State::Begun,
@@ -217,7 +217,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> {
-    let mut answer = Answer::new(answer)?;
+    let mut answer = ScriptReply::new(answer)?;
     let word = answer.text()?;
     Ok(match word.as_str() {
         "won" => {
@@ -268,9 +268,9 @@ fn phase(word: &str) -> Result<Phase, Error> {
 }
 
 /// The members of a reply, one after the other.
-pub(super) struct Answer(std::vec::IntoIter<Value>);
+pub(super) struct ScriptReply(std::vec::IntoIter<Value>);
 
-impl Answer {
+impl ScriptReply {
     pub(super) fn new(answer: Value) -> Result<Self, Error> {
         match answer {
             Value::Array(members) => Ok(Self(members.into_iter())),

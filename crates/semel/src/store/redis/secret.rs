@@ -13,8 +13,8 @@
 use redis::{Cmd, Value};
 
 use super::Shared;
-use super::error::Sent;
-use super::link::{Numbered, Then};
+use super::error::CallReach;
+use super::link::{NumberedConnection, ReadReply};
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
@@ -51,7 +51,7 @@ impl Shared {
 
     /// The secret, once a process that has it has written it back. `None` once all processes have answered, or have
     /// been silent for longer than they may answer from their caches.
-    async fn ask_others(&self, numbered: &mut Numbered) -> Result<Option<Vec<u8>>, Error> {
+    async fn ask_others(&self, numbered: &mut NumberedConnection) -> Result<Option<Vec<u8>>, Error> {
         let mut told = self.tell_all(SECRET_IS_MISSING).await?;
         loop {
             let all = self.have_heard(&mut told).await?;
@@ -70,10 +70,10 @@ impl Shared {
     /// The ruling of a claim, given the secret that was read right after it.
     pub(super) async fn granted(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         key: &[u8],
         ruling: Ruling,
-        kept: Option<Then>,
+        kept: Option<ReadReply>,
     ) -> Result<Ruling, Error> {
         match kept.map(|kept| kept.map(|kept| self.given.compare(bytes(&kept)))) {
             None | Some(Ok(Kept::Same)) => Ok(ruling),
@@ -85,7 +85,7 @@ impl Shared {
     /// Gives back a claim that does not count, and returns why.
     async fn not_granted(
         &self,
-        numbered: &mut Numbered,
+        numbered: &mut NumberedConnection,
         key: &[u8],
         ruling: &Ruling,
         found: Result<Kept, Error>,
@@ -114,7 +114,7 @@ impl Shared {
     }
 
     /// Checks that the server has the secret of this process, and writes it back if there is none.
-    pub(super) async fn compare_secret(&self, numbered: &mut Numbered) -> Result<Kept, Error> {
+    pub(super) async fn compare_secret(&self, numbered: &mut NumberedConnection) -> Result<Kept, Error> {
         let Some(given) = self.given.get() else { return Ok(Kept::Same) };
         let mut kept = self.read_secret(numbered).await?;
         if kept.is_none() {
@@ -131,14 +131,14 @@ impl Shared {
         self.caches.set_agreed(self.given.found(kept, &self.name));
     }
 
-    async fn put_back(&self, numbered: &mut Numbered, secret: &Secret) -> Result<(), Error> {
+    async fn put_back(&self, numbered: &mut NumberedConnection, secret: &Secret) -> Result<(), Error> {
         let mut set = redis::cmd("SET");
         set.arg(self.names.secret()).arg(&secret.expose()[..]).arg("NX");
-        self.link.query_on(numbered, &set, Sent::Write).await.map(drop)
+        self.link.query_on(numbered, &set, CallReach::Write).await.map(drop)
     }
 
-    async fn read_secret(&self, numbered: &mut Numbered) -> Result<Option<Vec<u8>>, Error> {
-        let kept = self.link.query_on(numbered, &self.get_secret(), Sent::Read).await?;
+    async fn read_secret(&self, numbered: &mut NumberedConnection) -> Result<Option<Vec<u8>>, Error> {
+        let kept = self.link.query_on(numbered, &self.get_secret(), CallReach::Read).await?;
         Ok(bytes(&kept).map(<[u8]>::to_vec))
     }
 

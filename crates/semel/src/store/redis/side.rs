@@ -9,10 +9,10 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::builder::thread_failed;
-use super::error::Sent;
+use super::error::CallReach;
 use super::listen::listen;
 use super::script::Dialect;
-use super::{Call, RedisBuilder, Shared, begin};
+use super::{RedisBuilder, Shared, ThreadCall, begin};
 use crate::key::KeyId;
 use crate::store::{BoxFuture, Error, ErrorKind, Wakeups};
 
@@ -29,13 +29,13 @@ pub(in crate::store) enum Wake {
 pub(in crate::store) struct Side {
     shared: Arc<Shared>,
     patience: Duration,
-    calls: UnboundedSender<Call>,
+    calls: UnboundedSender<ThreadCall>,
     watched: UnboundedSender<KeyId>,
 }
 
 /// Ends the thread and all its tasks when it is dropped.
 #[derive(Debug)]
-pub(in crate::store) struct Running {
+pub(in crate::store) struct SideThread {
     _running: oneshot::Sender<()>,
 }
 
@@ -47,7 +47,7 @@ impl Side {
         space: &str,
         patience: Duration,
         wakeups: Wakeups,
-    ) -> Result<(Self, Running), Error> {
+    ) -> Result<(Self, SideThread), Error> {
         let shared = builder.beside(space, patience, wakeups)?;
         let (watched, watches) = unbounded_channel();
         let (calls, called) = unbounded_channel();
@@ -64,7 +64,7 @@ impl Side {
             });
         };
         std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
-        Ok((Self { shared, patience, calls, watched }, Running { _running: running }))
+        Ok((Self { shared, patience, calls, watched }, SideThread { _running: running }))
     }
 
     /// The URL without its password.
@@ -83,7 +83,7 @@ impl Side {
         self.run(async move {
             let mut get = redis::cmd("GET");
             get.arg(shared.names.record(id));
-            Ok(match shared.link.query(&get, Sent::Read).await? {
+            Ok(match shared.link.query(&get, CallReach::Read).await? {
                 Value::BulkString(bytes) => Some(bytes),
                 _ => None,
             })
@@ -125,7 +125,7 @@ impl Side {
             let mut publish = shared.publish();
             set.arg(&key).arg("").arg("PX").arg(1000);
             for command in [&set, get.arg(&key), del.arg(&key), publish.arg("")] {
-                shared.link.query(command, Sent::Read).await?;
+                shared.link.query(command, CallReach::Read).await?;
             }
             Ok(())
         })
@@ -165,7 +165,7 @@ impl Side {
 /// The change first, then its notification: a woken caller sees the change. Both are sent together.
 async fn change(shared: &Shared, id: KeyId, command: &Cmd, wake: Wake) -> Result<(), Error> {
     if wake == Wake::Nobody {
-        return shared.link.query(command, Sent::Write).await.map(drop);
+        return shared.link.query(command, CallReach::Write).await.map(drop);
     }
     let mut publish = redis::cmd(match shared.link.address().dialect() {
         Dialect::One => "PUBLISH",
@@ -174,8 +174,8 @@ async fn change(shared: &Shared, id: KeyId, command: &Cmd, wake: Wake) -> Result
     publish.arg(shared.names.record(id)).arg("");
     let (changed, told) = tokio::join!(
         biased;
-        shared.link.query(command, Sent::Write),
-        shared.link.query(&publish, Sent::Write),
+        shared.link.query(command, CallReach::Write),
+        shared.link.query(&publish, CallReach::Write),
     );
     changed.and(told).map(drop)
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use semel_testbed::Redis;
 
-use super::error::Sent;
+use super::error::CallReach;
 use super::script::COMPLETE;
 use super::{RedisStore, Shared};
 use crate::key::KeyId;
@@ -57,7 +57,7 @@ impl Timed {
         self.store.run(async move {
             let mut set = ::redis::cmd("SET");
             set.arg("now").arg(now.as_micros());
-            shared.link.query(&set, Sent::Write).await?;
+            shared.link.query(&set, CallReach::Write).await?;
             work(shared).await
         })
     }

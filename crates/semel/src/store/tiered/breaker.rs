@@ -8,7 +8,7 @@ use crate::store::Error;
 
 /// Open while Redis is unavailable. Every change is logged, and nothing else is.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(super) struct RedisBreaker {
     /// Counts the changes, so it is odd while closed: it begins open, until Redis has answered for the first time. It
     /// tells a call in which period it began, so that a late failure of an earlier period does not open the breaker
     /// again.
@@ -20,7 +20,7 @@ pub(super) struct Breaker {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period(u64);
 
-impl Breaker {
+impl RedisBreaker {
     /// The current period, if a call may use Redis now.
     pub(super) fn admit(&self) -> Option<Period> {
         let changes = self.changes.load(Ordering::Acquire);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn one_failure_opens_and_only_closing_closes() {
-        let breaker = Breaker::default();
+        let breaker = RedisBreaker::default();
         assert!(breaker.admit().is_none(), "nobody has heard Redis yet");
         breaker.close();
         let period = breaker.admit().expect("it was heard");
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_late_failure_of_an_earlier_period_changes_nothing() {
-        let breaker = Breaker::default();
+        let breaker = RedisBreaker::default();
         breaker.close();
         let earlier = breaker.admit().expect("closed");
         breaker.open(earlier, "redis", &away());

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use quick_cache::sync::Cache;
 
-use super::breaker::Breaker;
+use super::breaker::RedisBreaker;
 use super::counters::Counters;
 use super::view::{READ_EVERY, Views};
-use super::{Settings, TieredStore, Tiers, WON};
+use super::{TieredSettings, TieredStore, Tiers, WON};
 use crate::store::redis::Side;
 use crate::store::{Error, ErrorKind, Invalidate, PostgresBuilder, RedisBuilder, Store as _};
 
@@ -22,7 +22,7 @@ pub struct TieredBuilder {
     postgres: PostgresBuilder,
     redis: RedisBuilder,
     redis_patience: Duration,
-    settings: Settings,
+    settings: TieredSettings,
 }
 
 impl TieredBuilder {
@@ -31,7 +31,7 @@ impl TieredBuilder {
             postgres,
             redis,
             redis_patience: Duration::from_millis(250),
-            settings: Settings { busy_for: Duration::from_secs(1), copy_limit: 256 * 1024 },
+            settings: TieredSettings { busy_for: Duration::from_secs(1), copy_limit: 256 * 1024 },
         }
     }
 
@@ -72,7 +72,7 @@ impl TieredBuilder {
         let tiers = Arc::new(Tiers {
             postgres,
             redis,
-            breaker: Breaker::default(),
+            breaker: RedisBreaker::default(),
             views,
             counters: Counters::default(),
             won: Cache::new(WON),

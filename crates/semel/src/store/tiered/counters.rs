@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::breaker::Breaker;
+use super::breaker::RedisBreaker;
 
 /// Whether Redis is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn read(&self, breaker: &Breaker) -> TieredStats {
+    pub(super) fn read(&self, breaker: &RedisBreaker) -> TieredStats {
         let (breaker_opened, breaker_closed) = breaker.changes();
         let working = breaker.admit().is_some();
         TieredStats {

@@ -16,44 +16,51 @@ use std::sync::Arc;
 
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
-use crate::record::{Claim, Owner, Ruling};
-use crate::store::postgres::Generation;
+use crate::record::{NewClaim, Owner, Ruling};
+use crate::store::postgres::CopyGeneration;
 use crate::time::Timestamp;
 
 const FORMAT: u8 = 1;
 
 /// PostgreSQL's answer about a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct TieredEntry {
     /// The newest generation that was known before PostgreSQL was asked.
-    pub(super) generation: Generation,
+    pub(super) generation: CopyGeneration,
     /// Until when it may be used.
     pub(super) until: Timestamp,
     /// Until when the lease or the outcome is valid, if nothing changes.
     pub(super) standing_until: Timestamp,
     pub(super) fingerprint: Fingerprint,
-    pub(super) said: Said,
+    pub(super) said: CopiedState,
 }
 
 /// Busy or done; no other state is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum CopiedState {
     Busy { owner: Owner },
     Done(Arc<Outcome>),
 }
 
-impl Entry {
+impl TieredEntry {
     /// The answer to a claim at `now` under `generation`; `None` if PostgreSQL must be asked.
-    pub(super) fn ruling(&self, claim: &Claim, generation: Generation, now: Timestamp) -> Option<Ruling> {
+    pub(super) fn ruling(
+        &self,
+        claim: &NewClaim,
+        generation: CopyGeneration,
+        now: Timestamp,
+    ) -> Option<Ruling> {
         if self.generation != generation || now >= self.until || self.fingerprint != claim.fingerprint {
             return None;
         }
         let left = self.standing_until.left(now);
         match &self.said {
             // A repeat of its own claim: only PostgreSQL knows the fence.
-            Said::Busy { owner } if *owner == claim.owner => None,
-            Said::Busy { .. } => Some(Ruling::Busy { lease_left: left }),
-            Said::Done(outcome) => Some(Ruling::Replay { outcome: Arc::clone(outcome), expires_in: left }),
+            CopiedState::Busy { owner } if *owner == claim.owner => None,
+            CopiedState::Busy { .. } => Some(Ruling::Busy { lease_left: left }),
+            CopiedState::Done(outcome) => {
+                Some(Ruling::Replay { outcome: Arc::clone(outcome), expires_in: left })
+            }
         }
     }
 
@@ -64,11 +71,11 @@ impl Entry {
         out.extend(self.standing_until.as_micros().to_le_bytes());
         out.extend(self.fingerprint.as_bytes());
         match &self.said {
-            Said::Busy { owner } => {
+            CopiedState::Busy { owner } => {
                 out.push(0);
                 out.extend(owner.as_bytes());
             }
-            Said::Done(outcome) => {
+            CopiedState::Done(outcome) => {
                 out.push(1);
                 out.extend(outcome.encode());
             }
@@ -84,13 +91,13 @@ impl Entry {
         let (fingerprint, rest) = rest.split_first_chunk()?;
         let (kind, rest) = rest.split_first()?;
         Some(Self {
-            generation: Generation(i64::from_le_bytes(*generation)),
+            generation: CopyGeneration(i64::from_le_bytes(*generation)),
             until: Timestamp::from_micros(u64::from_le_bytes(*until)),
             standing_until: Timestamp::from_micros(u64::from_le_bytes(*standing_until)),
             fingerprint: Fingerprint::from_bytes(*fingerprint),
             said: match kind {
-                0 => Said::Busy { owner: Owner::from_bytes(rest.try_into().ok()?) },
-                1 => Said::Done(Arc::new(Outcome::decode(rest).ok()?)),
+                0 => CopiedState::Busy { owner: Owner::from_bytes(rest.try_into().ok()?) },
+                1 => CopiedState::Done(Arc::new(Outcome::decode(rest).ok()?)),
                 _ => return None,
             },
         })
@@ -105,10 +112,10 @@ mod tests {
 
     const PAYLOAD: Fingerprint = Fingerprint::from_bytes([7; 32]);
     const NOW: Timestamp = Timestamp::from_micros(1_000);
-    const PRESENT: Generation = Generation(5);
+    const PRESENT: CopyGeneration = CopyGeneration(5);
 
-    fn claim() -> Claim {
-        Claim {
+    fn claim() -> NewClaim {
+        NewClaim {
             owner: Owner::random(),
             fingerprint: PAYLOAD,
             terms: Arc::new(Terms::default()),
@@ -117,31 +124,31 @@ mod tests {
         }
     }
 
-    fn done() -> Entry {
-        Entry {
+    fn done() -> TieredEntry {
+        TieredEntry {
             generation: PRESENT,
             until: Timestamp::from_micros(2_000),
             standing_until: Timestamp::from_micros(2_000),
             fingerprint: PAYLOAD,
-            said: Said::Done(Arc::new(Outcome::new("text", "once").with_metadata("meta"))),
+            said: CopiedState::Done(Arc::new(Outcome::new("text", "once").with_metadata("meta"))),
         }
     }
 
-    fn busy(owner: Owner) -> Entry {
-        Entry { said: Said::Busy { owner }, ..done() }
+    fn busy(owner: Owner) -> TieredEntry {
+        TieredEntry { said: CopiedState::Busy { owner }, ..done() }
     }
 
     #[test]
     fn an_entry_reads_back_and_a_damaged_one_is_nothing() {
         for entry in [done(), busy(Owner::random())] {
             let bytes = entry.encode();
-            assert_eq!(Entry::decode(&bytes), Some(entry));
+            assert_eq!(TieredEntry::decode(&bytes), Some(entry));
             for end in 0..58 {
-                assert_eq!(Entry::decode(&bytes[..end]), None, "cut at {end}");
+                assert_eq!(TieredEntry::decode(&bytes[..end]), None, "cut at {end}");
             }
-            assert_eq!(Entry::decode(&[&[2], &bytes[1..]].concat()), None, "another format");
+            assert_eq!(TieredEntry::decode(&[&[2], &bytes[1..]].concat()), None, "another format");
         }
-        assert_eq!(Entry::decode(&[busy(Owner::random()).encode(), vec![0]].concat()), None);
+        assert_eq!(TieredEntry::decode(&[busy(Owner::random()).encode(), vec![0]].concat()), None);
     }
 
     #[test]
@@ -156,10 +163,10 @@ mod tests {
         let mine = claim();
         assert_eq!(busy(mine.owner).ruling(&mine, PRESENT, NOW), None, "its own claim");
         for entry in [done(), busy(Owner::random())] {
-            let other = Claim { fingerprint: Fingerprint::from_bytes([8; 32]), ..claim() };
+            let other = NewClaim { fingerprint: Fingerprint::from_bytes([8; 32]), ..claim() };
             assert_eq!(entry.ruling(&other, PRESENT, NOW), None, "another payload");
-            assert_eq!(entry.ruling(&claim(), Generation(6), NOW), None, "an old generation");
-            assert_eq!(entry.ruling(&claim(), Generation(4), NOW), None, "a generation not known yet");
+            assert_eq!(entry.ruling(&claim(), CopyGeneration(6), NOW), None, "an old generation");
+            assert_eq!(entry.ruling(&claim(), CopyGeneration(4), NOW), None, "a generation not known yet");
             assert_eq!(entry.ruling(&claim(), PRESENT, entry.until), None, "its end");
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::key::KeyId;
-use crate::store::postgres::{Copies, Generation};
+use crate::store::postgres::{Copies, CopyGeneration};
 use crate::store::{Invalidate, Trust};
 use crate::sync::Mutex;
 use crate::time::{Timestamp, instant};
@@ -19,15 +19,15 @@ pub(super) const READ_EVERY: Duration = Duration::from_secs(3);
 
 /// The data read from PostgreSQL.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View {
+pub(super) struct TieredView {
     copies: Copies,
     asked: Instant,
     answered: Instant,
 }
 
-impl View {
+impl TieredView {
     /// The stamp of a valid entry.
-    pub(super) fn generation(&self) -> Generation {
+    pub(super) fn generation(&self) -> CopyGeneration {
         self.copies.generation
     }
 
@@ -46,21 +46,21 @@ impl View {
 #[derive(Debug)]
 pub(super) struct Views {
     store: [u8; 16],
-    state: Mutex<State>,
+    state: Mutex<ViewState>,
     wanted: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct ViewState {
     trust: Trust,
-    view: Option<View>,
+    view: Option<TieredView>,
     /// Counts the invalidations. A view that was read before one and arrives after it is rejected.
     heard: u64,
 }
 
 /// A read that has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+pub(super) struct StartedRead {
     heard: u64,
     asked: Instant,
 }
@@ -68,25 +68,25 @@ pub(super) struct Reading {
 impl Views {
     /// Starts without a view. Only views of `store` are accepted.
     pub(super) fn new(store: [u8; 16]) -> Self {
-        let state = State { trust: Trust::Unconfirmed, view: None, heard: 0 };
+        let state = ViewState { trust: Trust::Unconfirmed, view: None, heard: 0 };
         Self { store, state: Mutex::new(state), wanted: Notify::new() }
     }
 
     /// The view that is certain now.
-    pub(super) fn current(&self) -> Option<View> {
+    pub(super) fn current(&self) -> Option<TieredView> {
         let state = self.state.lock();
-        let fresh = |view: &View| instant().saturating_duration_since(view.asked) < AGE;
+        let fresh = |view: &TieredView| instant().saturating_duration_since(view.asked) < AGE;
         state.view.filter(|view| state.trust == Trust::Confirmed && fresh(view))
     }
 
     /// Call it before PostgreSQL is asked. `None` while a view would not be used anyway.
-    pub(super) fn begin(&self) -> Option<Reading> {
+    pub(super) fn begin(&self) -> Option<StartedRead> {
         let state = self.state.lock();
-        (state.trust == Trust::Confirmed).then(|| Reading { heard: state.heard, asked: instant() })
+        (state.trust == Trust::Confirmed).then(|| StartedRead { heard: state.heard, asked: instant() })
     }
 
     /// Accepts PostgreSQL's answer.
-    pub(super) fn take(&self, reading: Reading, copies: Copies) {
+    pub(super) fn take(&self, reading: StartedRead, copies: Copies) {
         let mut state = self.state.lock();
         if state.heard != reading.heard {
             return self.wanted.notify_one();
@@ -99,7 +99,7 @@ impl Views {
             }
             return;
         }
-        state.view = Some(View { copies, asked: reading.asked, answered: instant() });
+        state.view = Some(TieredView { copies, asked: reading.asked, answered: instant() });
     }
 
     pub(super) fn drop_view(&self) {
@@ -139,7 +139,7 @@ mod tests {
     fn copies(generation: i64) -> Copies {
         Copies {
             store: [1; 16],
-            generation: Generation(generation),
+            generation: CopyGeneration(generation),
             now: Timestamp::from_micros(1_000_000_000),
         }
     }
@@ -156,7 +156,7 @@ mod tests {
         assert!(views.begin().is_none());
         views.trust(Trust::Confirmed);
         views.take(views.begin().expect("trusted"), copies(7));
-        assert_eq!(views.current().map(|view| view.generation()), Some(Generation(7)));
+        assert_eq!(views.current().map(|view| view.generation()), Some(CopyGeneration(7)));
         views.trust(Trust::Unconfirmed);
         assert!(views.current().is_none());
         views.trust(Trust::Confirmed);
@@ -177,7 +177,7 @@ mod tests {
     fn an_old_view_is_none() {
         let views = confirmed();
         let reading = views.begin().expect("trusted");
-        views.take(Reading { asked: reading.asked - AGE, ..reading }, copies(7));
+        views.take(StartedRead { asked: reading.asked - AGE, ..reading }, copies(7));
         assert!(views.current().is_none());
         views.take(reading, copies(7));
         assert!(views.current().is_some());
@@ -194,7 +194,7 @@ mod tests {
     fn the_clock_errs_to_the_safe_side() {
         let asked = instant();
         let answered = asked + Duration::from_secs(1);
-        let view = View { copies: copies(7), asked, answered };
+        let view = TieredView { copies: copies(7), asked, answered };
         let here = answered + Duration::from_secs(5);
         assert_eq!(view.earliest(here), Timestamp::from_micros(1_005_000_000));
         assert_eq!(view.latest(here), Timestamp::from_micros(1_006_000_000));

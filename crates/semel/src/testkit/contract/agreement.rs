@@ -10,8 +10,8 @@ use super::listing::scan_all;
 use super::sweeping::sweep_all;
 use crate::key::{Hint, KeyId};
 use crate::record::{
-    self, Begin, Claim, Command, Fence, Force, Grant, Mode, Owner, Phase, Record, Ruling, Settlement, State,
-    Sweep, Terms,
+    self, Begin, Command, Fence, Force, Grant, Mode, NewClaim, Owner, Phase, Record, Ruling, Settlement,
+    State, Sweep, Terms,
 };
 use crate::store::Snapshot;
 use crate::time::{Clock, Timestamp};
@@ -89,7 +89,7 @@ struct Run<'a> {
 
 /// The parts of a record that both sides must agree on.
 #[derive(Debug, PartialEq)]
-struct View {
+struct RecordView {
     phase: Phase,
     owner: Owner,
     fence: Fence,
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
     }
 
     /// The visible parts of a record: a stub is its fence and its owner, an expired record need not have its outcome.
-    fn view(&self, record: &Record, now: Timestamp) -> View {
+    fn view(&self, record: &Record, now: Timestamp) -> RecordView {
         let (phase, owner, fence) = (record.phase(now), record.owner, record.fence);
         let mut rest = record.clone();
         if phase == Phase::Expired {
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
                 *moment = Timestamp::default();
             }
         }
-        View { phase, owner, fence, rest: (phase != Phase::Vacant).then_some(rest) }
+        RecordView { phase, owner, fence, rest: (phase != Phase::Vacant).then_some(rest) }
     }
 
     /// Moves the clock, mostly to just before, at or just after a relevant time.
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn any_claim(&mut self, fingerprint: crate::fingerprint::Fingerprint) -> Claim {
+    fn any_claim(&mut self, fingerprint: crate::fingerprint::Fingerprint) -> NewClaim {
         let mode = self.dice.pick(&[Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Marked, Mode::Rerun]);
         let owner = match self.dice.below(5) {
             0 => new_owner(&mut self.dice),
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
         } else {
             Terms { grace: terms.grace * 3600, ..self.context.lasting(mode) }
         };
-        Claim {
+        NewClaim {
             owner,
             fingerprint,
             terms: terms.into(),

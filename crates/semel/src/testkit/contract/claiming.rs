@@ -7,7 +7,7 @@ use super::expecting::{
     OTHER_PAYLOAD, PAYLOAD, accepted, ask, ask_and_begin, ask_otherwise, busy, complete, lost, outcome, won,
 };
 use crate::key::Hint;
-use crate::record::{Begin, Claim, Command, Epoch, Force, Mode, Owner, Phase, Ruling, Terms};
+use crate::record::{Begin, Command, Epoch, Force, Mode, NewClaim, Owner, Phase, Ruling, Terms};
 use crate::time::Clock;
 
 /// The first claim of a key wins with the whole lease; the next gets the remaining time.
@@ -32,7 +32,7 @@ pub async fn claim_is_kept_as_it_was_made(context: &Context) {
     ] {
         let id = context.key();
         let terms = Terms { grace: Duration::ZERO, ..context.lasting(mode) };
-        let claim = Claim { hint: Hint::new(hint), begin, ..ask_otherwise(terms) };
+        let claim = NewClaim { hint: Hint::new(hint), begin, ..ask_otherwise(terms) };
         let win = context.win(id, &claim).await;
         let snapshot = context.get(id).await.expect("the store knows a claimed key");
         assert_eq!((snapshot.id, snapshot.phase()), (id, phase));
@@ -69,7 +69,7 @@ pub async fn repeated_claim_can_begin(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let claim = ask(terms);
     let first = context.win(id, &claim).await;
-    let again = context.win(id, &Claim { begin: Begin::WithClaim, ..claim }).await;
+    let again = context.win(id, &NewClaim { begin: Begin::WithClaim, ..claim }).await;
     assert_eq!(again.grant, first.grant);
     assert_eq!(context.phase(id).await, Phase::Begun);
 }
@@ -177,7 +177,7 @@ pub async fn fence_never_goes_back(context: &Context) {
 pub async fn fence_survives_a_clock_that_steps_back(context: &Context) {
     let (id, terms) = (context.key(), context.lasting(Mode::Marked));
     let owner = Owner::random();
-    let first = context.win(id, &Claim { owner, ..ask(terms) }).await;
+    let first = context.win(id, &NewClaim { owner, ..ask(terms) }).await;
     if let Some(clock) = context.manual_clock() {
         let day = 24 * 60 * 60 * 1_000_000;
         clock.set(crate::time::Timestamp::from_micros(clock.now().as_micros() - day));

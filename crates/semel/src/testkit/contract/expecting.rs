@@ -7,7 +7,7 @@ use super::context::Context;
 use crate::fingerprint::Fingerprint;
 use crate::key::{Hint, KeyId};
 use crate::outcome::Outcome;
-use crate::record::{Begin, Claim, Command, Grant, Mode, Owner, Phase, Record, Ruling, State, Terms, Win};
+use crate::record::{Begin, Command, Grant, Mode, NewClaim, Owner, Phase, Record, Ruling, State, Terms, Win};
 use crate::store::Snapshot;
 
 /// The payload of most cases, and another one.
@@ -26,8 +26,8 @@ pub(super) const PHASES: [Phase; 8] = [
 ];
 
 /// A claim by a new owner; its effect has not begun.
-pub(super) fn ask(terms: Terms) -> Claim {
-    Claim {
+pub(super) fn ask(terms: Terms) -> NewClaim {
+    NewClaim {
         owner: Owner::random(),
         fingerprint: PAYLOAD,
         terms: terms.into(),
@@ -37,13 +37,13 @@ pub(super) fn ask(terms: Terms) -> Claim {
 }
 
 /// As `ask`, begun with the claim.
-pub(super) fn ask_and_begin(terms: Terms) -> Claim {
-    Claim { begin: Begin::WithClaim, ..ask(terms) }
+pub(super) fn ask_and_begin(terms: Terms) -> NewClaim {
+    NewClaim { begin: Begin::WithClaim, ..ask(terms) }
 }
 
 /// As `ask`, with another payload.
-pub(super) fn ask_otherwise(terms: Terms) -> Claim {
-    Claim { fingerprint: OTHER_PAYLOAD, ..ask(terms) }
+pub(super) fn ask_otherwise(terms: Terms) -> NewClaim {
+    NewClaim { fingerprint: OTHER_PAYLOAD, ..ask(terms) }
 }
 
 pub(super) fn outcome(text: &str) -> Arc<Outcome> {
@@ -66,21 +66,21 @@ pub(super) fn writes(grant: Grant, outcome: &Arc<Outcome>) -> [Command; 6] {
 }
 
 /// A key in a known phase.
-pub(super) struct Placed {
+pub(super) struct KeyInPhase {
     pub(super) id: KeyId,
     /// The claim that brought it there.
-    pub(super) claim: Claim,
+    pub(super) claim: NewClaim,
     pub(super) grant: Grant,
     /// Its outcome, if it was completed.
     pub(super) outcome: Arc<Outcome>,
 }
 
 impl Context {
-    pub(super) async fn win(&self, id: KeyId, claim: &Claim) -> Win {
+    pub(super) async fn win(&self, id: KeyId, claim: &NewClaim) -> Win {
         won(self.apply(id, Command::Claim(claim.clone())).await)
     }
 
-    pub(super) async fn ask(&self, id: KeyId, claim: &Claim) -> Ruling {
+    pub(super) async fn ask(&self, id: KeyId, claim: &NewClaim) -> Ruling {
         self.apply(id, Command::Claim(claim.clone())).await
     }
 
@@ -90,15 +90,15 @@ impl Context {
     }
 
     /// Wins a new key and completes it.
-    pub(super) async fn done(&self, claim: &Claim, outcome: &Arc<Outcome>) -> Placed {
+    pub(super) async fn done(&self, claim: &NewClaim, outcome: &Arc<Outcome>) -> KeyInPhase {
         let id = self.key();
         let grant = self.win(id, claim).await.grant;
         accepted(self.apply(id, complete(grant, outcome)).await);
-        Placed { id, claim: claim.clone(), grant, outcome: Arc::clone(outcome) }
+        KeyInPhase { id, claim: claim.clone(), grant, outcome: Arc::clone(outcome) }
     }
 
     /// Brings a new key into a phase without letting time pass. The terms do not end, the mode is `marked`.
-    pub(super) async fn place(&self, phase: Phase) -> Placed {
+    pub(super) async fn place(&self, phase: Phase) -> KeyInPhase {
         let terms = self.lasting(Mode::Marked);
         let id = self.key();
         let claim = match phase {
@@ -126,7 +126,7 @@ impl Context {
             accepted(self.apply(id, command).await);
         }
         assert_eq!(self.phase(id).await, phase, "the phase the key was brought into");
-        Placed { id, claim, grant, outcome }
+        KeyInPhase { id, claim, grant, outcome }
     }
 }
 

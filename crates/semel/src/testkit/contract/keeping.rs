@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::context::{Context, Sharing};
 use super::expecting::{
-    OTHER_PAYLOAD, PAYLOAD, PHASES, Placed, accepted, ask, ask_and_begin, ask_otherwise, at_once, complete,
-    counted, lost, outcome, replayed, won, writes,
+    KeyInPhase, OTHER_PAYLOAD, PAYLOAD, PHASES, accepted, ask, ask_and_begin, ask_otherwise, at_once,
+    complete, counted, lost, outcome, replayed, won, writes,
 };
 use super::sweeping::sweep_all;
 use crate::outcome::Outcome;
@@ -188,7 +188,7 @@ pub async fn acknowledged_writes_survive(context: &Context) {
         );
         return;
     }
-    let mut placed: Vec<(Phase, Placed, _)> = Vec::new();
+    let mut placed: Vec<(Phase, KeyInPhase, _)> = Vec::new();
     for phase in PHASES {
         let made = context.place(phase).await;
         let record = context.record(made.id).await;

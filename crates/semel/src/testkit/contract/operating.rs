@@ -9,7 +9,7 @@ use super::expecting::{
     writes,
 };
 use crate::key::KeyId;
-use crate::record::{Claim, Command, Epoch, Force, Mode, Phase, Ruling, Settlement};
+use crate::record::{Command, Epoch, Force, Mode, NewClaim, Phase, Ruling, Settlement};
 use crate::store::{Invalidate, Trust};
 use crate::sync::Mutex;
 
@@ -174,7 +174,7 @@ async fn attach(context: &Context, number: usize) -> Arc<Cache> {
 
 async fn caches_are_cleaned(context: &Context, command: Command) {
     let caches = [attach(context, 0).await, attach(context, 1).await];
-    let claim: Claim = ask_and_begin(context.lasting(Mode::Marked));
+    let claim: NewClaim = ask_and_begin(context.lasting(Mode::Marked));
     let placed = context.done(&claim, &outcome("kept")).await;
     for number in 0..2 {
         let store = context.handle(number);

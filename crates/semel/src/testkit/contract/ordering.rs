@@ -9,7 +9,7 @@ use super::context::{Context, apply};
 use super::expecting::{ask, ask_otherwise, at_once, complete, outcome, timeless};
 use crate::key::KeyId;
 use crate::record::{
-    self, Begin, Claim, Command, Fence, Force, Grant, Mode, Phase, Record, Ruling, Settlement,
+    self, Begin, Command, Fence, Force, Grant, Mode, NewClaim, Phase, Record, Ruling, Settlement,
 };
 use crate::store::Store;
 use crate::time::{Clock, Timestamp};
@@ -28,11 +28,11 @@ pub async fn concurrent_commands_have_an_order(context: &Context) {
             act(context.handle(number), id, Arc::clone(&ticks), dice, claim)
         })
         .await;
-        let left: Vec<&[Event]> = histories.iter().map(Vec::as_slice).collect();
+        let left: Vec<&[TimedCall]> = histories.iter().map(Vec::as_slice).collect();
         let now = context.manual_clock().map_or(Timestamp::from_micros(1_000_000), Clock::now);
         let ends_as = context.phase(id).await;
         if !has_an_order(&left, None, now, ends_as) {
-            let mut events: Vec<&Event> = histories.iter().flatten().collect();
+            let mut events: Vec<&TimedCall> = histories.iter().flatten().collect();
             events.sort_by_key(|event| event.began);
             panic!("seed {seed}: no order of these gives these answers and ends as {ends_as:?}: {events:#?}");
         }
@@ -41,18 +41,18 @@ pub async fn concurrent_commands_have_an_order(context: &Context) {
 
 /// One call: command, answer and times, on a clock that ticks with every call's begin and end.
 #[derive(Debug)]
-struct Event {
+struct TimedCall {
     began: u64,
     command: Command,
     ruling: Ruling,
     ended: u64,
 }
 
-fn any_claim(context: &Context, seed: u64, number: usize) -> Claim {
+fn any_claim(context: &Context, seed: u64, number: usize) -> NewClaim {
     let mode = [Mode::Atomic, Mode::Keyed, Mode::Marked, Mode::Rerun][(seed % 4) as usize];
     let terms = context.lasting(mode);
     let claim = if number == 0 && seed.is_multiple_of(3) { ask_otherwise(terms) } else { ask(terms) };
-    Claim { begin: if seed.is_multiple_of(2) { Begin::WithClaim } else { Begin::Later }, ..claim }
+    NewClaim { begin: if seed.is_multiple_of(2) { Begin::WithClaim } else { Begin::Later }, ..claim }
 }
 
 /// Sends random commands with the grants it has won.
@@ -61,8 +61,8 @@ async fn act(
     id: KeyId,
     ticks: Arc<AtomicU64>,
     mut dice: Dice,
-    claim: Claim,
-) -> Vec<Event> {
+    claim: NewClaim,
+) -> Vec<TimedCall> {
     let mut events = Vec::new();
     let mut grant: Option<Grant> = None;
     for _ in 0..COMMANDS {
@@ -84,14 +84,14 @@ async fn act(
         if let Ruling::Won(win) = &ruling {
             grant = Some(win.grant);
         }
-        events.push(Event { began, command, ruling, ended });
+        events.push(TimedCall { began, command, ruling, ended });
     }
     events
 }
 
 /// True if the rules, starting from `record`, can give the remaining answers. Every actor's calls are in order; a
 /// call may come next if no other remaining call had ended before it began.
-fn has_an_order(left: &[&[Event]], record: Option<&Record>, now: Timestamp, ends_as: Phase) -> bool {
+fn has_an_order(left: &[&[TimedCall]], record: Option<&Record>, now: Timestamp, ends_as: Phase) -> bool {
     let Some(first_end) = left.iter().filter_map(|events| events.first()).map(|event| event.ended).min()
     else {
         return record.map_or(Phase::Vacant, |record| record.phase(now)) == ends_as;

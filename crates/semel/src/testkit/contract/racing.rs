@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::context::{Context, apply};
 use super::expecting::{accepted, ask, ask_and_begin, at_once, busy, complete, lost, outcome, replayed, won};
 use crate::key::KeyId;
-use crate::record::{Claim, Command, Mode, Phase, Ruling, Settlement};
+use crate::record::{Command, Mode, NewClaim, Phase, Ruling, Settlement};
 
 const MANY: usize = 64;
 
@@ -180,7 +180,7 @@ pub async fn one_key_through_many_lives(context: &Context) {
     assert_eq!(distinct.len(), all.len(), "two wins shared a fence");
 }
 
-async fn claim_at_once(context: &Context, id: KeyId, claim: impl Fn(usize) -> Claim) -> Vec<Ruling> {
+async fn claim_at_once(context: &Context, id: KeyId, claim: impl Fn(usize) -> NewClaim) -> Vec<Ruling> {
     at_once(MANY, |number| {
         let (store, command) = (context.handle(number), Command::Claim(claim(number)));
         async move { apply(&*store, id, command).await }
@@ -188,7 +188,7 @@ async fn claim_at_once(context: &Context, id: KeyId, claim: impl Fn(usize) -> Cl
     .await
 }
 
-async fn one_winner(context: &Context, id: KeyId, claim: impl Fn(usize) -> Claim) -> crate::record::Win {
+async fn one_winner(context: &Context, id: KeyId, claim: impl Fn(usize) -> NewClaim) -> crate::record::Win {
     let rulings = claim_at_once(context, id, claim).await;
     let (wins, others): (Vec<_>, Vec<_>) =
         rulings.into_iter().partition(|ruling| matches!(ruling, Ruling::Won(_)));

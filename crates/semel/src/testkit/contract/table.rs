@@ -6,7 +6,7 @@ use super::context::Context;
 use super::expecting::{
     OTHER_PAYLOAD, PAYLOAD, PHASES, accepted, ask, ask_otherwise, complete, lost, outcome, writes,
 };
-use crate::record::{Claim, Command, Fence, Force, Grant, Mode, Owner, Phase, Ruling, Settlement};
+use crate::record::{Command, Fence, Force, Grant, Mode, NewClaim, Owner, Phase, Ruling, Settlement};
 
 /// A ruling without its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub async fn claims_follow_the_table(context: &Context) {
         let ruling = context.ask(placed.id, &ask_otherwise(terms)).await;
         assert_eq!(says(&ruling), otherwise, "a claim with another payload on {phase:?}");
         let placed = context.place(phase).await;
-        let changed_mind = Claim { fingerprint: OTHER_PAYLOAD, ..placed.claim };
+        let changed_mind = NewClaim { fingerprint: OTHER_PAYLOAD, ..placed.claim };
         let ruling = context.ask(placed.id, &changed_mind).await;
         assert_eq!(says(&ruling), itself_otherwise, "a repeated claim with another payload on {phase:?}");
     }

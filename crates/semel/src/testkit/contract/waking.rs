@@ -4,7 +4,7 @@
 
 use super::context::{Context, apply};
 use super::expecting::{
-    Placed, accepted, ask, ask_and_begin, at_once, busy, complete, outcome, replayed, soon,
+    KeyInPhase, accepted, ask, ask_and_begin, at_once, busy, complete, outcome, replayed, soon,
 };
 use crate::record::{Command, Force, Mode, Phase, Ruling, Settlement};
 
@@ -116,7 +116,7 @@ pub async fn no_wakeup_is_lost_in_a_race(context: &Context) {
 }
 
 /// Brings a key into a phase, waits for it on one handle and changes it on the other.
-async fn wakes(context: &Context, phase: Phase, change: impl Fn(&Placed) -> Command) {
+async fn wakes(context: &Context, phase: Phase, change: impl Fn(&KeyInPhase) -> Command) {
     let placed = context.place(phase).await;
     let mut watch = context.handle(1).watch(placed.id);
     let waiter = tokio::spawn(async move { soon("the wake-up", watch.changed()).await });

@@ -9,20 +9,20 @@ use tokio::sync::watch;
 ///
 /// Dropping all of a test's clones does not open it: a partition lasts until it is healed.
 #[derive(Clone)]
-pub struct Gate {
-    state: Arc<watch::Sender<State>>,
+pub struct FaultGate {
+    state: Arc<watch::Sender<FaultGateState>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct FaultGateState {
     open: bool,
     waiting: usize,
 }
 
-impl Gate {
+impl FaultGate {
     /// A closed gate.
     pub fn closed() -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::default())) }
+        Self { state: Arc::new(watch::Sender::new(FaultGateState::default())) }
     }
 
     /// Lets all waiting and later calls through.
@@ -53,7 +53,7 @@ impl Gate {
 }
 
 /// Decrements the count, also for a dropped call.
-struct Waiting<'a>(&'a Gate);
+struct Waiting<'a>(&'a FaultGate);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
@@ -61,7 +61,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for FaultGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("state", &*self.state.borrow()).finish()
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Gate;
+use super::FaultGate;
 use crate::record::Command;
 use crate::store::ErrorKind;
 
@@ -12,7 +12,7 @@ use crate::store::ErrorKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "named after the command or method they stand for")]
 #[non_exhaustive]
-pub enum Call {
+pub enum StoreCall {
     Claim,
     Begin,
     Renew,
@@ -33,7 +33,7 @@ pub enum Call {
     RaiseMark,
 }
 
-impl Call {
+impl StoreCall {
     /// Every kind of call.
     pub const ALL: [Self; 18] = [
         Self::Claim,
@@ -108,15 +108,15 @@ impl When {
 /// [`FaultStore::deliver`](super::FaultStore::deliver).
 #[derive(Clone)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum InjectedFault {
     /// The call fails with this kind of error and is not executed.
     Refuse(ErrorKind),
     /// The call is executed and its reply lost: the caller gets [`ErrorKind::Ambiguous`].
     LoseReply,
     /// The call is not executed until the gate is opened.
-    HoldRequest(Gate),
+    HoldRequest(FaultGate),
     /// The call is executed; its reply arrives when the gate is opened.
-    HoldReply(Gate),
+    HoldReply(FaultGate),
     /// The call is executed this much later.
     Delay(Duration),
     /// Called right before the call is executed. May end the process.
@@ -128,7 +128,7 @@ pub enum Fault {
 /// A function that a test runs at a point of a call.
 pub type Hook = Arc<dyn Fn() + Send + Sync>;
 
-impl Fault {
+impl InjectedFault {
     /// A hook to be called before the call is executed.
     pub fn before(hook: impl Fn() + Send + Sync + 'static) -> Self {
         Self::Before(Arc::new(hook))
@@ -140,7 +140,7 @@ impl Fault {
     }
 }
 
-impl fmt::Debug for Fault {
+impl fmt::Debug for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refuse(kind) => write!(f, "Refuse({kind:?})"),
@@ -156,7 +156,7 @@ impl fmt::Debug for Fault {
 
 /// Whether wake-ups are delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Delivery {
+pub enum WakeUpDelivery {
     /// As the inner store sends them.
     #[default]
     Delivered,

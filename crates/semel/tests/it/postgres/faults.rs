@@ -15,7 +15,7 @@ use std::time::Duration;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Begin, Claim, Command, Grant, Owner, Ruling, Terms};
+use semel::record::{Begin, Command, Grant, NewClaim, Owner, Ruling, Terms};
 use semel::store::{PostgresStore, Store as _};
 use semel_testbed::Postgres;
 
@@ -25,8 +25,8 @@ fn key() -> KeyId {
     KeyId::from_bytes(Owner::random().as_bytes().to_owned())
 }
 
-fn claim() -> Claim {
-    Claim {
+fn claim() -> NewClaim {
+    NewClaim {
         owner: Owner::random(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         terms: Arc::new(Terms::default()),

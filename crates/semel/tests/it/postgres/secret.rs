@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use semel::record::{Begin, Claim, Command, Mode, Ruling, Terms};
+use semel::record::{Begin, Command, Mode, NewClaim, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store::{ErrorKind, Pooling, PostgresStore, Store};
 use semel::{Engine, Failure, Key, RunError};
@@ -36,7 +36,7 @@ fn records(server: &Postgres) -> String {
     server.sql("SELECT count(*) FROM semel.record WHERE state IN (2, 3)").expect("a healthy server")
 }
 
-async fn refused(store: &PostgresStore, claim: Claim) {
+async fn refused(store: &PostgresStore, claim: NewClaim) {
     let refused = store.apply(key(), Command::Claim(claim)).await.expect_err("the secret is another");
     assert_eq!(refused.kind(), ErrorKind::SecretDiffers, "{refused}");
 }
@@ -61,8 +61,8 @@ async fn a_claim_is_not_won_under_another_secret() {
         another_is_kept(&server);
         for mode in [Mode::Marked, Mode::Keyed, Mode::Rerun] {
             let terms = Arc::new(Terms { mode, ..Terms::default() });
-            refused(&store, Claim { terms: Arc::clone(&terms), ..claim() }).await;
-            refused(&store, Claim { terms, begin: Begin::Later, ..claim() }).await;
+            refused(&store, NewClaim { terms: Arc::clone(&terms), ..claim() }).await;
+            refused(&store, NewClaim { terms, begin: Begin::Later, ..claim() }).await;
         }
         let store = Arc::new(store);
         let crowd: Vec<_> = (0..50)

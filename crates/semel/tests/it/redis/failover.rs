@@ -85,7 +85,7 @@ async fn failover_loses_result() {
     let id = key();
     let second = Duration::from_secs(1);
     let terms = Terms { lease: second, in_flight_max: second * 2, ..Terms::default() };
-    let grant = won(ask(&store, id, &Claim { terms: Arc::new(terms), ..claim() }).await);
+    let grant = won(ask(&store, id, &NewClaim { terms: Arc::new(terms), ..claim() }).await);
     has(&replica, id).await;
     replication.hold(Direction::ToClient);
     accepted(store.apply(id, complete(grant, "lost")).await);
@@ -111,7 +111,7 @@ async fn failover_loses_result_of_a_keyed_effect() {
     let id = key();
     let second = Duration::from_secs(1);
     let terms = Terms { mode: Mode::Keyed, lease: second, in_flight_max: second * 2, ..Terms::default() };
-    let keyed = || Claim { terms: Arc::new(terms), ..claim() };
+    let keyed = || NewClaim { terms: Arc::new(terms), ..claim() };
     let grant = won(ask(&store, id, &keyed()).await);
     has(&replica, id).await;
     replication.hold(Direction::ToClient);
@@ -225,10 +225,10 @@ async fn split_brain() {
 }
 
 /// A claim that outlasts the test, so that who won what does not change with the time it takes.
-fn long_claim() -> Claim {
+fn long_claim() -> NewClaim {
     let hour = Duration::from_secs(3600);
     let terms = Terms { lease: hour, in_flight_max: hour, ..Terms::default() };
-    Claim { terms: Arc::new(terms), ..claim() }
+    NewClaim { terms: Arc::new(terms), ..claim() }
 }
 
 /// Claims ten at a time, and says what each was told.

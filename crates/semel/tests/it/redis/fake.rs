@@ -112,8 +112,8 @@ async fn error_map() {
 }
 
 /// A claim that needs no script.
-fn keyed() -> Claim {
-    Claim { terms: Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() }), ..claim() }
+fn keyed() -> NewClaim {
+    NewClaim { terms: Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() }), ..claim() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ async fn noscript() {
     server.restart().expect("it starts again");
     let outcome =
         eventually("a replay after the restart", async || ask(&store, id, &claim()).await.ok()).await;
-    assert_eq!(replayed(Ok(outcome)).body(), &semel::outcome::Body::Kept(b"once".to_vec()));
+    assert_eq!(replayed(Ok(outcome)).body(), &semel::outcome::OutcomeBody::Kept(b"once".to_vec()));
 }
 
 // redis_stall: a server that stands still for two seconds is an unknown fate, and the same owner learns it afterwards.
@@ -34,7 +34,7 @@ async fn redis_stall() {
     let second = Duration::from_secs(1);
     let terms = Arc::new(Terms { lease: second, in_flight_max: second, ..Terms::default() });
     let early = key();
-    won(ask(&store, early, &Claim { terms, ..claim() }).await);
+    won(ask(&store, early, &NewClaim { terms, ..claim() }).await);
     let (id, mine) = (key(), claim());
     server.pause().expect("it runs");
     let stall = tokio::time::sleep(2 * second);
@@ -92,7 +92,10 @@ async fn reply_desync() {
                 let (store, id) = (Arc::clone(&store), *id);
                 tokio::spawn(async move {
                     let outcome = replayed(ask(&store, id, &claim()).await);
-                    assert_eq!(outcome.body(), &semel::outcome::Body::Kept(id.to_string().into_bytes()));
+                    assert_eq!(
+                        outcome.body(),
+                        &semel::outcome::OutcomeBody::Kept(id.to_string().into_bytes())
+                    );
                 })
             })
             .collect();

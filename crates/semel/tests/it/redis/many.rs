@@ -64,7 +64,7 @@ async fn claim_and_complete(server: &Redis, store: &Arc<RedisStore>, many: usize
             let (store, id) = (Arc::clone(store), *id);
             tokio::spawn(async move {
                 let terms = Arc::new(Terms { mode: Mode::Keyed, ..Terms::default() });
-                let grant = won(ask(&store, id, &Claim { terms, ..claim() }).await);
+                let grant = won(ask(&store, id, &NewClaim { terms, ..claim() }).await);
                 accepted(store.apply(id, complete(grant, &id.to_string())).await);
                 // An owner that asks again gets the same answer, and one that comes too late gets another's.
                 accepted(store.apply(id, complete(grant, &id.to_string())).await);

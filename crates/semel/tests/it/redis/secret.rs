@@ -29,12 +29,12 @@ async fn given(store: &RedisStore) -> Secret {
     store.secret(Secret::random()).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn in_mode(mode: Mode, begin: Begin) -> Claim {
-    Claim { terms: Arc::new(Terms { mode, ..Terms::default() }), begin, ..claim() }
+fn in_mode(mode: Mode, begin: Begin) -> NewClaim {
+    NewClaim { terms: Arc::new(Terms { mode, ..Terms::default() }), begin, ..claim() }
 }
 
 /// By plain commands, and by the script.
-fn claims() -> [Claim; 3] {
+fn claims() -> [NewClaim; 3] {
     [
         in_mode(Mode::Keyed, Begin::WithClaim),
         in_mode(Mode::Marked, Begin::Later),
@@ -51,7 +51,11 @@ async fn behind(proxy: &FaultProxy) -> Arc<RedisStore> {
     Arc::new(store.unwrap_or_else(|error| panic!("{error}")))
 }
 
-fn send(store: &Arc<RedisStore>, id: KeyId, claim: &Claim) -> tokio::task::JoinHandle<Result<Ruling, Error>> {
+fn send(
+    store: &Arc<RedisStore>,
+    id: KeyId,
+    claim: &NewClaim,
+) -> tokio::task::JoinHandle<Result<Ruling, Error>> {
     let (store, claim) = (Arc::clone(store), claim.clone());
     tokio::spawn(async move { ask(&store, id, &claim).await })
 }

@@ -50,7 +50,7 @@ async fn redis_busy_ends_before_the_lease() {
     uses_copies(&store).await;
     let (id, lease) = (key(), Duration::from_secs(2));
     let terms = Terms { mode: Mode::Rerun, lease, in_flight_max: lease, ..Terms::default() };
-    let short = || Claim { terms: Arc::new(terms), ..claim() };
+    let short = || NewClaim { terms: Arc::new(terms), ..claim() };
     won(ask(&*store, id, &short()).await);
     busy(ask(&*store, id, &short()).await);
     tokio::time::sleep(lease + Duration::from_millis(50)).await;
@@ -86,7 +86,7 @@ async fn conflicts_are_asked_of_postgres() {
     let servers = Servers::start();
     let store = servers.ready().await;
     let id = key();
-    let other = || Claim { fingerprint: Fingerprint::from_bytes([8; 32]), ..claim() };
+    let other = || NewClaim { fingerprint: Fingerprint::from_bytes([8; 32]), ..claim() };
     let grant = win(&*store, id).await;
     for done in [false, true] {
         if done {
@@ -109,7 +109,7 @@ async fn a_copy_has_the_payload_of_the_claim() {
     let fingerprint = Fingerprint::from_bytes([8; 32]);
     let done = Command::Complete { grant, fingerprint, outcome: text("once"), retention: None };
     accepted(store.apply(id, done).await);
-    assert!(matches!(ask(&*store, id, &Claim { fingerprint, ..claim() }).await, Ok(Ruling::Conflict)));
+    assert!(matches!(ask(&*store, id, &NewClaim { fingerprint, ..claim() }).await, Ok(Ruling::Conflict)));
     assert_eq!(replayed(ask(&*store, id, &claim()).await), text("once"));
 }
 
@@ -121,10 +121,10 @@ async fn a_copy_stands_as_long_as_the_first_claim_says() {
     let (one, other) = (servers.ready().await, servers.ready().await);
     let id = key();
     let brief = Terms { grace: Duration::ZERO, ..*claim().terms };
-    let first = Claim { terms: brief.into(), ..claim() };
+    let first = NewClaim { terms: brief.into(), ..claim() };
     let long = Terms { grace: Duration::from_secs(3600), ..brief };
     assert!(matches!(ask(&*one, id, &first).await, Ok(Ruling::Won(_))));
-    let again = ask(&*other, id, &Claim { terms: long.into(), ..first.clone() }).await;
+    let again = ask(&*other, id, &NewClaim { terms: long.into(), ..first.clone() }).await;
     let Ok(Ruling::Won(win)) = again else { panic!("it is its own: {again:?}") };
     let fingerprint = first.fingerprint;
     let retention = Some(Duration::ZERO);
@@ -192,7 +192,7 @@ async fn a_copy_ends_with_its_retention() {
         memory: Duration::from_secs(3600),
         ..Terms::default()
     };
-    let short = || Claim { terms: Arc::new(terms), ..claim() };
+    let short = || NewClaim { terms: Arc::new(terms), ..claim() };
     let grant = won(ask(&*store, id, &short()).await);
     accepted(store.apply(id, complete(grant, "once")).await);
     let name = servers.entries().into_iter().find(|name| name.contains(&id.to_string()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
 use semel::outcome::Outcome;
-use semel::record::{Claim, Command, Phase, Ruling};
+use semel::record::{Command, NewClaim, Phase, Ruling};
 use semel::store::{PostgresStore, Store as _};
 use semel_testbed::FaultProxy;
 
@@ -44,7 +44,7 @@ async fn commit_unknown() {
     // A release said twice would be told that it lost: it is known by what it wrote.
     let id = key();
     let grant = match store
-        .apply(id, Command::Claim(Claim { fingerprint: Fingerprint::from_bytes([9; 32]), ..claim }))
+        .apply(id, Command::Claim(NewClaim { fingerprint: Fingerprint::from_bytes([9; 32]), ..claim }))
         .await
     {
         Ok(Ruling::Won(win)) => win.grant,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::record::{Begin, Claim, Command, Ruling, Terms};
+use semel::record::{Begin, Command, NewClaim, Ruling, Terms};
 use semel::store::{ErrorKind, PostgresStore, Store as _};
 
 use super::{claim, complete, eventually, key, open, rounds, server, win};
@@ -30,7 +30,7 @@ async fn bloat() {
             .map(|_| {
                 let (store, terms) = (Arc::clone(&store), Arc::clone(&terms));
                 tokio::spawn(async move {
-                    let claim = Claim { terms, begin: Begin::Later, ..claim() };
+                    let claim = NewClaim { terms, begin: Begin::Later, ..claim() };
                     assert!(matches!(store.apply(key(), Command::Claim(claim)).await, Ok(Ruling::Won(_))));
                 })
             })
