@@ -4,7 +4,7 @@
 //! # Layout
 //!
 //! - [`id`]: the ids of events, deliveries, dead letters and replay jobs.
-//! - [`event`]: events.
+//! - [`event`]: events and their ids.
 //! - [`delivery`]: one event for one target, and the only definition of its states and transitions.
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that send dead letters again.

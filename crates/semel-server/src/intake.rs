@@ -187,7 +187,7 @@ async fn later(
             Ok(Some(burst)) => break burst,
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(target: "semel", error = format!("{error:#}"), "buffer still unavailable")
+                tracing::debug!(target: "semel", error = format!("{error:#}"), "buffer still unavailable");
             }
         }
     };

@@ -147,7 +147,7 @@ impl Breaker {
                 }
             }
             (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Silent) | None) => {
-                *out = out.saturating_sub(1)
+                *out = out.saturating_sub(1);
             }
             (BreakerState::Closed, Some(DestinationHealth::Silent) | None)
             | (BreakerState::Open { .. }, _) => {}

@@ -345,7 +345,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         let out = self.is_overdue(context);
         match (&self.place, self.reading.since()) {
             (WirePlace::Head | WirePlace::Http2, Some(since)) => {
-                self.link.wait_since(since, RequestPart::Head)
+                self.link.wait_since(since, RequestPart::Head);
             }
             (WirePlace::Length(_) | WirePlace::Chunks(_), _) => {
                 // Like the time limit of a body: every `body_rate` bytes allow one more second.

@@ -331,7 +331,7 @@ impl ModelStep<'_> {
                 world.expired.add(run);
             }
             TriggerAction::DoneClaimExpires(generation) => {
-                *world.redis.claim_mut(generation) = ClaimState::Free
+                *world.redis.claim_mut(generation) = ClaimState::Free;
             }
             TriggerAction::ClaimRecordsEnd(generation) => {
                 world.left.claim_records_end -= 1;

@@ -266,7 +266,7 @@ impl ModelStep<'_> {
             _ => match why {
                 LookReason::BeforeAccept => self.go(caller, CallerStage::Accept),
                 LookReason::Busy if self.broken_by(TriggerMutant::RoundsBypassClaim) => {
-                    self.go(caller, CallerStage::Gate)
+                    self.go(caller, CallerStage::Gate);
                 }
                 LookReason::Busy => self.go(caller, CallerStage::Wait),
                 LookReason::Replay(run) => self.go(caller, CallerStage::LookUp(run)),
@@ -312,7 +312,7 @@ impl ModelStep<'_> {
             // The buffer was not asked, so the caller's run may be there.
             None if self.world.callers[at].alone => self.go(caller, CallerStage::Unavailable),
             None if self.broken_by(TriggerMutant::LedgerBeforeBuffer) => {
-                self.go(caller, CallerStage::LookLostBuffer)
+                self.go(caller, CallerStage::LookLostBuffer);
             }
             None => self.refuse(caller),
         }

@@ -157,7 +157,7 @@ fn store(config: &Config, add: &mut impl FnMut(&str)) {
     match &config.sealing {
         None => {
             add("[store.encryption]: not set; answers can be read from the store's files or a backup; add \
-             [[store.encryption.key]]")
+             [[store.encryption.key]]");
         }
         Some(sealing) if sealing.plain == Plain::Read => add(
             "[store.encryption] plain: read; unencrypted outcomes are accepted; set plain = \"refuse\" one \

@@ -200,7 +200,7 @@ pub async fn only_drawn_steps_are_possible(context: &LedgerContext) {
         let after = context.state(delivery).await;
         match state {
             DeliveryState::Dlq | DeliveryState::Blocked => {
-                assert_eq!((action, after), (ReplayAction::Run, DeliveryState::Replaying))
+                assert_eq!((action, after), (ReplayAction::Run, DeliveryState::Replaying));
             }
             DeliveryState::Done => assert_eq!((action, after), (ReplayAction::Skip, DeliveryState::Done)),
             other => assert_eq!((action, after), (ReplayAction::Conflict, other)),

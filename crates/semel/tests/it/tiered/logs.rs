@@ -72,12 +72,12 @@ fn breaker_logs_once_per_change() {
             let told = lines();
             assert_eq!(told.len(), 2 * outage - 1, "{told:?}");
             let (level, line) = &told[2 * outage - 2];
-            assert!(*level == Level::WARN && line.contains("away"), "{told:?}");
+            assert!(*level == Level::WARN && line.contains("Redis is unavailable"), "{told:?}");
             servers.redis.restart().expect("it starts again");
             notices(&store, Coordination::Working).await;
             eventually("the line", async || (lines().len() == 2 * outage).then_some(())).await;
             let (level, line) = &lines()[2 * outage - 1];
-            assert!(*level == Level::INFO && line.contains("back"), "{line}");
+            assert!(*level == Level::INFO && line.contains("Redis is available again"), "{line}");
         }
     });
 }
