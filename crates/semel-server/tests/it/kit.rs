@@ -6,6 +6,7 @@ mod sink;
 mod upstream;
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -26,7 +27,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Semel {
     child: Child,
     pub(crate) ready: String,
-    log: tempfile::NamedTempFile,
+    /// Without a name: no file is left, however the test ends.
+    log: std::fs::File,
 }
 
 /// The binary, with nothing of the environment that could change what it does.
@@ -62,7 +64,7 @@ impl Semel {
         let mut command = semel();
         command.args(["serve", "--admin", "127.0.0.1:0", "--listen", "127.0.0.1:0"]).args(args);
         command.stderr(Stdio::piped());
-        Self::spawn_with(command, tempfile::NamedTempFile::new().expect("a temporary file"))
+        Self::spawn_with(command, tempfile::tempfile().expect("a temporary file"))
     }
 
     /// Starts a server that may have so many files and connections open.
@@ -94,12 +96,12 @@ impl Semel {
 
     /// Starts a server by this command.
     pub(crate) fn spawn(mut command: Command) -> Self {
-        let log = tempfile::NamedTempFile::new().expect("a temporary file");
-        command.stderr(log.reopen().expect("the file can be opened again"));
+        let log = tempfile::tempfile().expect("a temporary file");
+        command.stderr(log.try_clone().expect("the file can be opened again"));
         Self::spawn_with(command, log)
     }
 
-    fn spawn_with(mut command: Command, log: tempfile::NamedTempFile) -> Self {
+    fn spawn_with(mut command: Command, log: std::fs::File) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let (tell, told) = mpsc::channel();
@@ -145,7 +147,11 @@ impl Semel {
 
     /// All it has logged.
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.log.path()).unwrap_or_default()
+        let length = self.log.metadata().expect("an open file").len();
+        let mut bytes = vec![0; usize::try_from(length).expect("a log fits into memory")];
+        // Not by the file's position: the server writes there.
+        self.log.read_exact_at(&mut bytes, 0).expect("the log can be read");
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Waits until it has logged this.

@@ -53,7 +53,7 @@ fn what_failed_is_replayed_with_a_plan() {
     let admin = semel.admin();
     let before = sink.calls();
     let (done, told) = replay(&semel, &["--status", "failed", "--limit", "100", "--dry-run"]);
-    assert!(done && told.contains("5 in all: 5 to run, 0 to skip, 0 in conflict"), "{told}");
+    assert!(done && told.contains("5 in total: 5 to run, 0 to skip, 0 in conflict"), "{told}");
     assert_eq!(sink.calls(), before, "a plan sends nothing");
     let (done, told) = replay(&semel, &["--status", "failed", "--limit", "100"]);
     assert!(done && told.contains("done: 5 of 5 replayed, 0 failed again"), "{told}");

@@ -130,7 +130,7 @@ fn what_happens_to_a_stream_is_counted() {
     add("2");
     wait::until("it begins anew", PATIENCE, || sink.effects().len() == 2).unwrap();
     assert!(counted("began_anew") >= 1.0);
-    assert!(semel.log().contains("the consumer group was gone"), "{}", semel.log());
+    assert!(semel.log().contains("the consumer group was missing"), "{}", semel.log());
     // Redis goes away and comes back: it heals by itself.
     redis.kill();
     redis.restart().unwrap();
