@@ -5,9 +5,9 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), semel_check::Error> {
-//! use semel_check::{Options, Runner, suite};
+//! use semel_check::{RunOptions, Runner, suite};
 //!
-//! let runner = Runner::new(Options::new("http://127.0.0.1:8080"))?;
+//! let runner = Runner::new(RunOptions::new("http://127.0.0.1:8080"))?;
 //! let report = runner.run(&[suite("ietf").expect("it is built in")], &|_| {}).await?;
 //! assert!(report.is_good(), "{:?}", report.failed_cases());
 //! # Ok(())

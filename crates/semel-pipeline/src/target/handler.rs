@@ -11,13 +11,13 @@ type HandlerFn = dyn Fn(DeliveryCall) -> BoxFuture<'static, DeliveryOutcome> + S
 /// A target that is a function of the program.
 ///
 /// ```
-/// use semel_pipeline::target::{Call, Handler, Outcome};
+/// use semel_pipeline::target::{DeliveryCall, Handler, DeliveryOutcome};
 ///
-/// let crm = Handler::new(async |call: Call| {
+/// let crm = Handler::new(async |call: DeliveryCall| {
 ///     if call.payload().is_empty() {
-///         return Outcome::refused("there is nothing in it");
+///         return DeliveryOutcome::refused("there is nothing in it");
 ///     }
-///     Outcome::done()
+///     DeliveryOutcome::done()
 /// });
 /// ```
 pub struct Handler {

@@ -9,14 +9,14 @@
 //! use semel::store::EmbeddedStore;
 //! use semel::time::ManualClock;
 //! use semel_pipeline::ledger::EmbeddedLedger;
-//! use semel_pipeline::testkit::contract::Context;
+//! use semel_pipeline::testkit::contract::LedgerContext;
 //!
-//! async fn fresh() -> Context {
+//! async fn fresh() -> LedgerContext {
 //!     let folder = tempfile::tempdir().expect("a folder for the test");
 //!     let clock = ManualClock::default();
 //!     let store = EmbeddedStore::builder(folder.path()).clock(clock.clone()).open().expect("it can be opened");
 //!     let ledger = EmbeddedLedger::open(Arc::new(store)).await.expect("it can be opened");
-//!     Context::new(Arc::new(ledger)).clock(clock).keep(folder)
+//!     LedgerContext::new(Arc::new(ledger)).clock(clock).keep(folder)
 //! }
 //!
 //! semel_pipeline::ledger_tests!(fresh);

@@ -7,11 +7,11 @@
 /// still occur only once. An excluded element is removed from its array, so the following ones move up.
 ///
 /// ```
-/// use semel::canonical::{Exclusions, Limits, canonicalize};
+/// use semel::canonical::{Exclusions, CanonicalLimits, canonicalize};
 ///
 /// let exclusions = Exclusions::new(["/meta/sent_at"])?;
 /// let mut out = Vec::new();
-/// canonicalize(br#"{"meta": {"sent_at": 17, "to": "x"}}"#, Limits::DEFAULT, &exclusions, &mut out)?;
+/// canonicalize(br#"{"meta": {"sent_at": 17, "to": "x"}}"#, CanonicalLimits::DEFAULT, &exclusions, &mut out)?;
 /// assert_eq!(out, br#"{"meta":{"to":"x"}}"#);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -14,13 +14,13 @@ use super::{CanonicalLimits, string};
 /// Writes canonical JSON and reuses its scratch space.
 ///
 /// ```
-/// use semel::canonical::{Canonicalizer, Exclusions, Limits};
+/// use semel::canonical::{Canonicalizer, Exclusions, CanonicalLimits};
 ///
 /// let mut canonicalizer = Canonicalizer::new();
 /// let mut out = Vec::new();
 /// for body in [br#"{"b":1,"a":2}"#, br#"{"a":2,"b":1}"#] {
 ///     out.clear();
-///     canonicalizer.write(body, Limits::DEFAULT, &Exclusions::none(), &mut out)?;
+///     canonicalizer.write(body, CanonicalLimits::DEFAULT, &Exclusions::none(), &mut out)?;
 ///     assert_eq!(out, br#"{"a":2,"b":1}"#);
 /// }
 /// # Ok::<(), semel::canonical::CanonicalError>(())

@@ -3,12 +3,12 @@
 //! ```
 //! # use std::sync::Arc;
 //! use semel::store::MemoryStore;
-//! use semel::testkit::fault::{Call, Fault, FaultStore, When};
+//! use semel::testkit::fault::{StoreCall, InjectedFault, FaultStore, When};
 //!
 //! let store = FaultStore::new(Arc::new(MemoryStore::new()));
 //! // The second complete from here on is executed, but its caller never learns of it.
-//! store.script(Call::Complete, When::Nth(2), Fault::LoseReply);
-//! assert_eq!(store.calls(Call::Complete), 0);
+//! store.script(StoreCall::Complete, When::Nth(2), InjectedFault::LoseReply);
+//! assert_eq!(store.calls(StoreCall::Complete), 0);
 //! ```
 
 mod gate;
