@@ -1,18 +1,4 @@
-//! The tester: checks over the wire whether an API is idempotent.
-//!
-//! A **storyboard** is a YAML file of phases and steps: requests, values captured from their answers, and checks on one or several
-//! answers. The built-in **suites** are storyboards too, and can be read as documentation.
-//!
-//! ```no_run
-//! # async fn example() -> Result<(), semel_check::Error> {
-//! use semel_check::{RunOptions, Runner, suite};
-//!
-//! let runner = Runner::new(RunOptions::new("http://127.0.0.1:8080"))?;
-//! let report = runner.run(&[suite("ietf").expect("it is built in")], &|_| {}).await?;
-//! assert!(report.is_good(), "{:?}", report.failed_cases());
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 //!
 //! # Layout
 //!

@@ -1,8 +1,4 @@
-//! The HTTP surface of Semel: a request with a key happens once.
-//!
-//! A [`Guard`] wraps any `tower` service: as a [`SemelLayer`] in your own service, or in the gateway in front of another one. It
-//! executes a request with a new `Idempotency-Key` and stores the answer. A request with the same key gets the stored answer, byte for
-//! byte.
+#![doc = include_str!("../README.md")]
 //!
 //! # Layout
 //!

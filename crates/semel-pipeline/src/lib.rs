@@ -1,5 +1,4 @@
-//! The asynchronous surface of Semel: an event that is accepted once is delivered once per target. Failed deliveries
-//! are retried, become dead letters, and can be replayed.
+#![doc = include_str!("../README.md")]
 //!
 //! # Layout
 //!

@@ -1,28 +1,4 @@
-//! Makes effects happen once.
-//!
-//! A [`Key`] names an effect. The caller that claims the key runs the effect and stores its outcome. Every other
-//! caller gets that outcome: retries, duplicates and concurrent calls, also after a crash.
-//!
-//! ```
-//! use semel::store::MemoryStore;
-//! use semel::{Engine, FailureExt, Key};
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # async fn charge_card(cents: u64, key: String) -> Result<String, std::io::Error> { Ok("receipt".into()) }
-//! let engine = Engine::builder(MemoryStore::new()).build()?;
-//! let (account, order_id, cents) = ("acct_1", "order-42", 1200);
-//!
-//! let answer = engine
-//!     .once(Key::new("charge").scope(account).value(order_id))
-//!     .fingerprint(&cents)
-//!     .run(async move |attempt| charge_card(cents, attempt.derived_key("acquirer").to_string()).await.unknown())
-//!     .await?;
-//!
-//! assert_eq!((answer.value.as_str(), answer.replayed), ("receipt", false));
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 //!
 //! # Layout
 //!
