@@ -200,7 +200,6 @@ mod tests {
 
     #[test]
     fn a_number_at_or_below_the_mark_is_refused_by_both_policies() {
-        // W3
         for gaps in [Gaps::Strict, Gaps::Lenient] {
             let marks = Marks::new(gaps);
             for n in 1..=3 {
@@ -214,7 +213,6 @@ mod tests {
 
     #[test]
     fn strict_wants_every_number_in_its_turn() {
-        // W3
         let marks = Marks::new(Gaps::Strict);
         assert_eq!(marks.advance(b"s", 0), Advance::OutOfOrder { expected: 1, got: 0 });
         assert_eq!(marks.advance(b"s", 2), Advance::OutOfOrder { expected: 1, got: 2 });
@@ -230,7 +228,6 @@ mod tests {
 
     #[test]
     fn lenient_allows_gaps_but_not_going_back() {
-        // W3
         let marks = Marks::new(Gaps::Lenient);
         accepted(marks.advance(b"s", 10));
         accepted(marks.advance(b"s", 12));
@@ -261,7 +258,6 @@ mod tests {
 
     #[test]
     fn take_back_restores_what_was_there_and_never_lowers_a_later_mark() {
-        // W5
         let marks = Marks::new(Gaps::Lenient);
         let first = accepted(marks.advance(b"s", 4));
         marks.take_back(b"s", first);
@@ -285,7 +281,6 @@ mod tests {
 
     #[test]
     fn an_evicted_key_looks_new_to_the_window_and_is_refused_by_the_mark() {
-        // W3
         let window = Window::new(3).unwrap();
         let marks = Marks::new(Gaps::Strict);
         let key = |n| WindowKey::derive(b"s", n, b"operation");
@@ -299,7 +294,6 @@ mod tests {
 
     #[test]
     fn one_of_many_threads_gets_each_number() {
-        // W3
         let marks = Marks::new(Gaps::Lenient);
         let accepted = || (1..=2_000).filter(|n| matches!(marks.advance(b"s", *n), Advance::Accepted(_)));
         let mut taken: Vec<u64> = std::thread::scope(|scope| {

@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn halves_of_two_keys_are_not_a_third() {
-        // W4: what a reader gets that is overtaken between its two loads.
+        // What a reader gets that is overtaken between its two loads.
         let key = |low: u64, high: u64| WindowKey::from(u128::from(high) << 64 | u128::from(low));
         let seed = Seed::random();
         let halves = |key| seed.sketch(key, 100).halves;

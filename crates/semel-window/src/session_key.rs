@@ -75,7 +75,6 @@ mod tests {
     /// `int.from_bytes(blake3(session + struct.pack("<Q", sequence) + operation).digest()[:16], "little")`.
     #[test]
     fn keys_match_an_independent_implementation() {
-        // W1
         let long: Vec<u8> = (0..=255).cycle().take(2048).collect();
         let vectors: [(&[u8], u64, &[u8], u128); 5] = [
             (b"", 0, b"", 0xa885_262d_c5ac_b8c0_3149_5673_91a9_e071),

@@ -1,4 +1,4 @@
-//! R16: every kind of check, holding and not holding.
+//! Every kind of check, holding and not holding.
 
 use semel_check::{CheckOutcome, Grade};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! R16: parallel dispatch is simultaneous, by the server's own log.
+//! Parallel dispatch is simultaneous, by the server's own log.
 
 use std::sync::Arc;
 use std::time::Duration;

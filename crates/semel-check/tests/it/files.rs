@@ -1,4 +1,4 @@
-//! R16: what is wrong with a file is told with its place; what is odd is mentioned.
+//! What is wrong with a file is told with its place; what is odd is mentioned.
 
 use semel_check::{Grade, Reason, SUITES, Storyboard, suite, template};
 

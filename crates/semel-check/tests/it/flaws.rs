@@ -1,4 +1,4 @@
-//! R16: APIs with known flaws fail exactly the cases they should.
+//! APIs with known flaws fail exactly the cases they should.
 
 use semel_check::{Grade, Report, RunOptions, Runner, suite};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! R16, R17: AdCP storyboards over MCP.
+//! AdCP storyboards over MCP.
 
 use semel_check::{Extraction, Grade, Reason, Report, RunOptions, Runner, Storyboard, suite};
 use serde_json::json;

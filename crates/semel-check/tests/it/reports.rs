@@ -1,4 +1,4 @@
-//! R16: reports for people, programs and build servers; secrets in none.
+//! Reports for people, programs and build servers; secrets in none.
 
 use semel_check::{Paint, Report, RunOptions, Runner, Storyboard, Verbosity, json, junit, pretty};
 use serde_json::{Value, json as value};

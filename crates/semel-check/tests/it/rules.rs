@@ -1,4 +1,4 @@
-//! R16: captures, values, cascades, gates, levels, invariants.
+//! Captures, values, cascades, gates, levels, invariants.
 
 use std::sync::Arc;
 

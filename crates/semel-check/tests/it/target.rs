@@ -1,4 +1,4 @@
-//! R16: targets that cannot be used are said to be so; wrong tokens are graded.
+//! Targets that cannot be used are said to be so; wrong tokens are graded.
 
 use std::net::TcpListener as StdListener;
 

@@ -1,4 +1,4 @@
-//! Asks a service what became of a request (R11).
+//! Asks a service what became of a request.
 
 use http::StatusCode;
 use serde::de::DeserializeOwned;

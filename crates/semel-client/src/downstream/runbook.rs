@@ -175,7 +175,6 @@ mod tests {
         ])
     }
 
-    // R14
     #[test]
     fn a_runbook_reads_by_people() {
         let text = book().to_string();
@@ -187,7 +186,6 @@ mod tests {
         assert!(Runbook::default().to_string().contains("[[downstream]]"));
     }
 
-    // R14
     #[test]
     fn a_runbook_reads_by_programs() {
         let json = serde_json::to_value(book()).unwrap();

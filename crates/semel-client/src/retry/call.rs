@@ -15,7 +15,7 @@ pub struct Call {
     pub(super) story: StoryIds,
 }
 
-/// The ids that tie together everything said about one action, wherever they are known (P12).
+/// The ids that tie together everything said about one action, wherever they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the log field of its name")]
 pub struct StoryIds {

@@ -42,7 +42,7 @@ fn variants() -> Vec<(&'static str, Request<Body>)> {
     ]
 }
 
-// X17, X18, X19, X25, X26: every part of the request counts, and two endpoints under one key are a conflict.
+// Every part of the request counts, and two endpoints under one key are a conflict.
 #[tokio::test]
 async fn every_part_of_a_request_counts() {
     for (what, request) in variants() {
@@ -60,7 +60,7 @@ async fn every_part_of_a_request_counts() {
     }
 }
 
-// X19: the whole body, not a prefix of it.
+// The whole body, not a prefix of it.
 #[tokio::test]
 async fn the_last_byte_of_a_large_body_counts() {
     let body = |last: u8| {
@@ -129,7 +129,7 @@ async fn header_rules_are_settings() {
     assert_eq!(kit.upstream.last().headers["accept-encoding"], "gzip");
 }
 
-// R5, X26, conflict_answer: the same words whatever the first request or its answer was.
+// Conflict_answer: the same words whatever the first request or its answer was.
 #[tokio::test]
 async fn the_answer_tells_nothing_of_the_first_request() {
     let mut answers = Vec::new();
@@ -146,7 +146,7 @@ async fn the_answer_tells_nothing_of_the_first_request() {
     assert!(answers.iter().all(|answer| *answer == answers[0]));
 }
 
-// R5, X4: on every path: hot cache, in flight, done, in doubt, bound.
+// On every path: hot cache, in flight, done, in doubt, bound.
 #[tokio::test]
 async fn on_every_path() {
     let hot = {
@@ -209,7 +209,7 @@ async fn json_compares_values_and_exact_bytes() {
     }
 }
 
-// X20: an envelope whose id changes with every try is the same request where the route leaves the id out.
+// An envelope whose id changes with every try is the same request where the route leaves the id out.
 #[tokio::test]
 async fn excluded_members_do_not_count() {
     let exclude = Fingerprinting::Json(Exclusions::new(["/id", "/params/_meta"]).unwrap());
@@ -251,7 +251,7 @@ async fn what_has_no_json_form() {
     }
 }
 
-// R1: a malformed request gets the same answer whether or not its key exists.
+// A malformed request gets the same answer whether or not its key exists.
 #[tokio::test]
 async fn a_malformed_request_learns_nothing_of_the_key() {
     let kit = json_kit();

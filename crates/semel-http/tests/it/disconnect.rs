@@ -13,7 +13,7 @@ use semel_http::{Body, BoxError};
 
 use crate::kit::{Kit, Upstream, eventually, gated, post, post_body};
 
-// X1: gone while the effect runs.
+// Gone while the effect runs.
 #[tokio::test]
 async fn gone_mid_effect() {
     let (upstream, gate) = gated();
@@ -31,7 +31,7 @@ async fn gone_mid_effect() {
     assert_eq!(kit.upstream.calls(), 1);
 }
 
-// X1: gone at every single step, from the first poll to the last.
+// Gone at every single step, from the first poll to the last.
 #[tokio::test]
 async fn gone_at_any_poll() {
     let mut polls = 0;
@@ -71,7 +71,7 @@ async fn polled<F: Future + Unpin>(call: &mut F) -> bool {
     std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *call).poll(context).is_ready())).await
 }
 
-// X12, X13: gone while the outcome is being written.
+// Gone while the outcome is being written.
 #[tokio::test]
 async fn gone_mid_complete() {
     let kit = Kit::new(Upstream::counting());

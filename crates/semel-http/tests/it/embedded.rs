@@ -42,7 +42,7 @@ async fn answers_survive_a_restart() {
     assert_eq!(upstream.calls(), 2);
 }
 
-// X6: 200 at once, one call, the same bytes for all.
+// 200 at once, one call, the same bytes for all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_hundred_at_once() {
     let folder = tempfile::tempdir().unwrap();

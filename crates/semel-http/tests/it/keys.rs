@@ -153,7 +153,7 @@ async fn key_in_the_body() {
     assert_eq!(kit.upstream.last().body, Bytes::from_static(br#"{"meta":{}}"#), "passed on whole");
 }
 
-// X20, X27: what changes with every try does not count.
+// What changes with every try does not count.
 #[tokio::test]
 async fn key_from_content() {
     let exclude = semel::canonical::Exclusions::new(["/sent_at"]).unwrap();

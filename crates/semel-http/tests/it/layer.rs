@@ -96,7 +96,7 @@ enum Leaving {
     HalfClose,
 }
 
-// X1, disconnect_mid_effect, half_close: the effect and its record finish, the retry replays.
+// Disconnect_mid_effect, half_close: the effect and its record finish, the retry replays.
 #[tokio::test]
 async fn a_client_that_leaves_changes_nothing() {
     for leaving in [Leaving::Fin, Leaving::Reset, Leaving::HalfClose] {

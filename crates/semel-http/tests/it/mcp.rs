@@ -1,4 +1,4 @@
-//! The profile `adcp-mcp` before an agent that knows nothing of idempotency (R17): every line of its description.
+//! The profile `adcp-mcp` before an agent that knows nothing of idempotency: every line of its description.
 
 mod any_tool;
 mod bodies;

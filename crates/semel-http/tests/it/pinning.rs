@@ -135,7 +135,7 @@ async fn the_upstream_steers() {
     assert_eq!(kit.send(post("k")).await.text(), "call 2");
 }
 
-// R2: a replay never refreshes what it replays.
+// A replay never refreshes what it replays.
 #[tokio::test]
 async fn a_replay_does_not_renew_the_retention() {
     let kit = Kit::route(Upstream::counting(), |route| route.memory(std::time::Duration::ZERO));

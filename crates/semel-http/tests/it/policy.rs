@@ -71,7 +71,7 @@ fn sentences() {
     }
 }
 
-// R7: a profile that promises bounds binds its routes.
+// A profile that promises bounds binds its routes.
 #[test]
 fn retention_within_the_profile() {
     let mut profile = Profile::ietf();

@@ -7,7 +7,6 @@ use semel_http::observe::AnswerOutcome;
 
 use crate::kit::{Kit, Upstream, post, with};
 
-// X15, X16
 #[tokio::test]
 async fn repeated_headers_and_binary_bodies_survive() {
     let binary: Vec<u8> = (0..=255).cycle().take(3000).collect();

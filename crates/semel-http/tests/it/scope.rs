@@ -70,7 +70,7 @@ async fn header_and_single_tenant() {
     assert!(kit.send(as_who("Bearer a")).await.is_replay());
 }
 
-// R10: two ways to say who asks never meet, whatever values they are given.
+// Two ways to say who asks never meet, whatever values they are given.
 #[tokio::test]
 async fn schemes_do_not_alias() {
     let kit = scoped(Scope::default());

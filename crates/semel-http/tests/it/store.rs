@@ -94,7 +94,7 @@ async fn begin_comes_after_the_claim_and_before_the_call() {
     assert_eq!(calls, [2, 1, 1], "a replay asks once");
 }
 
-// X8, claim_reply_lost, publish_reply_lost: a lost reply is asked for again, by the same owner.
+// Claim_reply_lost, publish_reply_lost: a lost reply is asked for again, by the same owner.
 #[tokio::test]
 async fn lost_replies_change_nothing() {
     for call in [StoreCall::Claim, StoreCall::Begin, StoreCall::Complete] {
@@ -107,7 +107,7 @@ async fn lost_replies_change_nothing() {
     }
 }
 
-// F3: complete never lands: the upstream's answer with Idempotency-Stored: false, and the key ends in doubt.
+// Complete never lands: the upstream's answer with Idempotency-Stored: false, and the key ends in doubt.
 #[tokio::test]
 async fn complete_never_lands() {
     let short = Duration::from_millis(200);
@@ -209,7 +209,7 @@ async fn a_late_release_frees_nothing() {
     assert_eq!((again.text(), again.is_replay()), ("call 2", true));
 }
 
-// X9: a heartbeat keeps a claim whose call is longer than its lease. On the machine's clock, like the heartbeat.
+// A heartbeat keeps a claim whose call is longer than its lease. On the machine's clock, like the heartbeat.
 #[tokio::test]
 async fn a_call_longer_than_its_lease_keeps_its_claim() {
     let engine = semel::Engine::builder(semel::store::MemoryStore::new()).build().unwrap();
@@ -230,7 +230,7 @@ async fn a_call_longer_than_its_lease_keeps_its_claim() {
     assert_eq!(upstream.calls(), 1);
 }
 
-// X11, zombie_effect: an owner that stands still between claim and begin holds the key for a lease, not for a retention;
+// Zombie_effect: an owner that stands still between claim and begin holds the key for a lease, not for a retention;
 // when it goes on it does not call, and answers with the winner's outcome.
 #[tokio::test]
 async fn stopped_between_claim_and_begin() {
@@ -276,7 +276,7 @@ async fn a_lost_wake_up_only_delays() {
     assert_eq!((first.await.unwrap().text(), second.await.unwrap().text()), ("call 1", "call 1"));
 }
 
-// X13: whatever a handler does, no claim is left behind.
+// Whatever a handler does, no claim is left behind.
 #[tokio::test]
 async fn every_way_out_ends_the_claim() {
     type Way = (&'static str, fn() -> crate::kit::Reply, Phase);
@@ -306,7 +306,7 @@ fn status(status: u16) -> Response<Body> {
     Response::builder().status(status).body(Body::empty()).unwrap()
 }
 
-// X25: two services on one store do not share keys.
+// Two services on one store do not share keys.
 #[tokio::test]
 async fn namespaces_are_apart() {
     let kit = Kit::new(Upstream::counting());

@@ -41,7 +41,7 @@ fn pieces(pieces: Vec<Result<&'static str, &'static str>>) -> Body {
     Body::stream(Pieces(receiver))
 }
 
-// X14, response_too_large: the caller gets it all, the key says that it was not kept, and nothing runs again.
+// Response_too_large: the caller gets it all, the key says that it was not kept, and nothing runs again.
 #[tokio::test]
 async fn too_large() {
     let large: Bytes = vec![b'x'; 10 << 20].into();

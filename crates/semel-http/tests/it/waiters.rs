@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::kit::{Kit, Upstream, eventually, gated, is_proof, post};
 
-// X6, X7, stampede: one effect, every answer the same, none an error.
+// Stampede: one effect, every answer the same, none an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn stampede() {
     let count = if is_proof() { 10_000 } else { 500 };
@@ -40,7 +40,7 @@ async fn stampede() {
     assert_eq!((kit.upstream.calls(), replays), (1, count - 1));
 }
 
-// X21, hot_key_isolation: a key that is held holds nobody else up.
+// Hot_key_isolation: a key that is held holds nobody else up.
 #[tokio::test]
 async fn other_keys_go_on() {
     let (upstream, gate) = gated();

@@ -1,4 +1,4 @@
-//! The published policy (R7).
+//! The published policy.
 
 use http::Request;
 use semel_http::guard::WellKnownPolicy;

@@ -1,4 +1,4 @@
-//! `semel check`: the gateway passes every suite of the profile it serves (R16), and the command's own manners.
+//! `semel check`: the gateway passes every suite of the profile it serves, and the command's own manners.
 
 mod shop;
 
@@ -127,7 +127,7 @@ fn the_gateway_passes_ucp() {
     passes("ucp", &[]);
 }
 
-// R17: the sample agent knows nothing of idempotency. Behind the gateway it conforms, without it it does not.
+// The sample agent knows nothing of idempotency. Behind the gateway it conforms, without it it does not.
 #[test]
 fn the_sample_agent_conforms_behind_the_gateway_and_not_without_it() {
     let (_agent, upstream) = crate::mcp::start_agent(Duration::from_millis(20));

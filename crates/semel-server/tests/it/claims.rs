@@ -106,7 +106,7 @@ fn a_release_frees_the_key_and_can_be_repeated() {
     assert_eq!(step(&admin, &won, "begin", "").expect(409)["code"], "lost");
 }
 
-// G4: a loser waits, pushed, and gets the outcome.
+// A loser waits, pushed, and gets the outcome.
 #[test]
 fn a_waiting_claim_gets_the_outcome() {
     let semel = Semel::start(&["--store", "memory:"]);
@@ -137,7 +137,7 @@ fn a_worker_that_vanished_is_taken_over_or_in_doubt_as_its_mode_says() {
         .unwrap_or_else(|_| panic!("{last}"));
         if after == "won" {
             assert!(last["fence"].as_u64() > won["fence"].as_u64());
-            // R12: the same key for the receiver.
+            // The same key for the receiver.
             assert_eq!(last["derived_key"], won["derived_key"]);
             assert_eq!(last["attempt"], 2);
             assert_eq!(step(&admin, &won, "complete", r#"{"outcome": 1}"#).expect(409)["code"], "lost");
@@ -148,7 +148,7 @@ fn a_worker_that_vanished_is_taken_over_or_in_doubt_as_its_mode_says() {
     }
 }
 
-// R1: what cannot be used is refused before the store is touched.
+// What cannot be used is refused before the store is touched.
 #[test]
 fn bad_requests_are_refused_with_a_reason() {
     let semel = Semel::start(&["--store", "memory:"]);

@@ -1,4 +1,4 @@
-//! P13, G18: the drills, as anybody runs them.
+//! The drills, as anybody runs them.
 
 use serde_json::Value;
 
@@ -43,39 +43,33 @@ fn every_plain_drill_passes_and_says_what_it_checked() {
     }
 }
 
-// G18
 #[test]
 fn a_cold_gate_burst_goes_through_three_processes_by_default() {
     let checks = passes("cold-gate-burst");
     assert!(has(&checks, "through 3 processes") && has(&checks, "the gate closed"), "{checks:?}");
 }
 
-// G13
 #[test]
 fn a_drainer_is_killed_with_runs_in_its_hands() {
     assert!(has(&passes("drainer-killed"), "killed while it held runs"));
 }
 
-// G5
 #[test]
 fn a_winner_crashes_while_others_wait() {
     assert!(has(&passes("winner-crashes"), "were waiting for it when it was killed"));
 }
 
-// G7
 #[test]
 fn a_publish_is_lost_wherever_the_run_is() {
     let checks = passes("publish-lost");
     assert!(has(&checks, "in the ledger when") && has(&checks, "in the buffer when"), "{checks:?}");
 }
 
-// G15
 #[test]
 fn a_key_is_reset_while_its_run_is_drained() {
     assert!(has(&passes("reset-while-draining"), "a drainer holds the run"));
 }
 
-// G6
 #[test]
 fn redis_goes_at_claim_at_wait_and_at_accept() {
     let checks = passes("redis-down");
@@ -86,7 +80,6 @@ fn redis_goes_at_claim_at_wait_and_at_accept() {
     }
 }
 
-// G13
 #[test]
 fn the_database_goes_while_it_is_drained_to() {
     assert!(has(&passes("database-down"), "no attempt was used up"));

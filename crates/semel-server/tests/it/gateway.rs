@@ -19,9 +19,9 @@ fn a_request_with_a_key_happens_once() {
     assert_eq!((second.status, second.header("idempotent-replayed")), (201, Some("true")));
     assert_eq!(first.body, second.body);
     assert_eq!(upstream.calls("order-1"), 1);
-    // R5: another payload.
+    // Another payload.
     assert_eq!(gateway.post("/pay", "{\"other\": 1}").expect(422)["code"], "conflict");
-    // R10: another principal has keys of its own.
+    // Another principal has keys of its own.
     let other = semel.gateway().with("authorization", "Bearer b").with("idempotency-key", "order-1");
     assert_eq!(other.post("/pay", "{}").header("idempotent-replayed"), None);
     assert_eq!(upstream.calls("order-1"), 2);
@@ -32,7 +32,6 @@ fn a_request_with_a_key_happens_once() {
     assert_eq!(metric(&admin, "semel_requests_total{outcome=\"replayed\"}"), 1.0);
     assert_eq!(metric(&admin, "semel_requests_total{outcome=\"conflict\"}"), 1.0);
     assert_eq!(metric(&admin, "semel_events_total{event=\"won\"}"), 2.0);
-    // F4
     assert!((metric(&admin, "semel_replay_ratio") - 1.0 / 3.0).abs() < 1e-6);
     let found = admin.get("/v1/keys?hint=order-1&phase=done").expect(200);
     assert_eq!(found["items"].as_array().unwrap().len(), 2);
@@ -49,7 +48,7 @@ fn a_request_with_a_key_happens_once() {
     assert_eq!(upstream.calls("order-1"), 2);
 }
 
-// R7: the policy is published.
+// The policy is published.
 #[test]
 fn the_policy_is_published() {
     let upstream = Upstream::start();

@@ -1,4 +1,4 @@
-//! The profile `adcp-mcp`: the sample agent behind the real binary (R17).
+//! The profile `adcp-mcp`: the sample agent behind the real binary.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,7 +177,7 @@ fn a_gateway_killed_mid_call_is_at_least_once() {
     }
 }
 
-// R7: what cannot be promised does not start.
+// What cannot be promised does not start.
 #[test]
 fn bounds_hold_at_start() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! `semel runbook` (R14).
+//! `semel runbook`.
 
 use serde_json::Value;
 
 use crate::kit::semel;
 
-// R14: readable where none of the secrets are, and never with one.
+// Readable where none of the secrets are, and never with one.
 #[test]
 fn the_runbook_is_printed_without_any_secret() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ fn without_an_upstream_there_is_only_the_admin_side() {
     let missing = admin.get("/nope").expect(404);
     assert_eq!((missing["code"].as_str(), missing["status"].as_u64()), (Some("not_found"), Some(404)));
     assert_eq!(admin.get("/v1/claims").expect(405)["code"], "method_not_allowed");
-    // R6: a store that forgets says so.
+    // A store that forgets says so.
     semel.logged("all keys are forgotten when this process ends");
 }
 
@@ -88,7 +88,7 @@ fn keys_are_neither_labels_nor_logged_whole() {
     }
 }
 
-// P12: one line of JSON for each event, with the fields that tell its story.
+// One line of JSON for each event, with the fields that tell its story.
 #[test]
 fn logs_are_json_with_the_known_fields() {
     let upstream = Upstream::start();

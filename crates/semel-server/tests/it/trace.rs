@@ -92,7 +92,7 @@ fn a_request_is_a_span_and_the_upstream_its_child() {
     assert_eq!(spans.len(), 2);
 }
 
-// P12: an attempt to deliver is a span of the event's trace, and the target's parent.
+// An attempt to deliver is a span of the event's trace, and the target's parent.
 #[test]
 fn an_attempt_is_a_span_of_the_events_trace() {
     let (sink, (url, collected)) = (Sink::start(), collector());

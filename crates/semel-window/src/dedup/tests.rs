@@ -63,7 +63,7 @@ fn blind() -> Seed {
 }
 
 proptest! {
-    // W2, W5: whatever is recorded and forgotten, the window answers like the model and holds what it holds,
+    // Whatever is recorded and forgotten, the window answers like the model and holds what it holds,
     // with a good seed and with one that sends every key the same way.
     #[test]
     fn the_window_is_the_model(capacity in 1_usize..40, seeing in any::<bool>(), steps in steps()) {
@@ -93,7 +93,6 @@ proptest! {
 
 #[test]
 fn capacity_zero_is_an_error_with_a_sentence() {
-    // W2
     let error = Window::new(0).unwrap_err();
     assert_eq!(error, WindowError::ZeroCapacity);
     assert!(error.to_string().contains("at least 1"), "{error}");
@@ -108,7 +107,6 @@ fn a_capacity_that_cannot_be_had_is_an_error() {
 
 #[test]
 fn a_capacity_of_three_holds_exactly_the_last_three() {
-    // W2
     let window = Window::new(3).unwrap();
     assert!(window.is_empty());
     for n in 0..100 {
@@ -122,7 +120,6 @@ fn a_capacity_of_three_holds_exactly_the_last_three() {
 
 #[test]
 fn seeing_a_key_again_does_not_renew_it() {
-    // W2
     let window = Window::new(2).unwrap();
     assert!(window.check_and_record(key(1)));
     assert!(window.check_and_record(key(2)));
@@ -134,7 +131,6 @@ fn seeing_a_key_again_does_not_renew_it() {
 
 #[test]
 fn a_window_of_one_works() {
-    // W2
     let window = Window::new(1).unwrap();
     for n in 0..10 {
         assert!(window.check_and_record(key(n)));
@@ -148,7 +144,6 @@ fn a_window_of_one_works() {
 
 #[test]
 fn a_key_taken_back_leaves_room_and_brings_nobody_back() {
-    // W5
     let window = Window::new(3).unwrap();
     for n in 1..=4 {
         assert!(window.check_and_record(key(n)));
@@ -164,7 +159,6 @@ fn a_key_taken_back_leaves_room_and_brings_nobody_back() {
 
 #[test]
 fn a_long_run_never_misses_a_repeat_and_stays_in_bounds() {
-    // W2, W4
     let capacity = 10_000;
     let window = Window::new(capacity).unwrap();
     let derive = |n: u64| WindowKey::derive(b"session", n, b"operation");
@@ -183,7 +177,6 @@ fn a_long_run_never_misses_a_repeat_and_stays_in_bounds() {
 
 #[test]
 fn a_hundred_thousand_entries_take_less_than_four_megabytes() {
-    // W4
     let window = Window::default();
     assert_eq!(window.capacity(), 100_000);
     assert!(window.memory() < 4_000_000, "{} bytes", window.memory());
@@ -191,7 +184,6 @@ fn a_hundred_thousand_entries_take_less_than_four_megabytes() {
 
 #[test]
 fn of_many_threads_with_the_same_keys_exactly_one_is_first() {
-    // W2, W4
     const KEYS: usize = 20_000;
     let window = Window::new(KEYS).unwrap();
     let firsts: Vec<AtomicUsize> = (0..KEYS).map(|_| AtomicUsize::new(0)).collect();
@@ -215,7 +207,7 @@ fn of_many_threads_with_the_same_keys_exactly_one_is_first() {
 
 #[test]
 fn threads_that_overflow_the_window_leave_exactly_its_capacity() {
-    // W2, W4: each thread brings its own keys, so every key is new once, and the last ones must be held.
+    // Each thread brings its own keys, so every key is new once, and the last ones must be held.
     const CAPACITY: usize = 64;
     const EACH: u64 = 50_000;
     let window = Window::new(CAPACITY).unwrap();
@@ -244,7 +236,7 @@ fn threads_that_overflow_the_window_leave_exactly_its_capacity() {
 
 #[test]
 fn chosen_keys_do_not_crowd_one_corner_of_the_table() {
-    // W4: patterns that a plain remainder, shift or exclusive-or of the key would send to one home.
+    // Patterns that a plain remainder, shift or exclusive-or of the key would send to one home.
     type Pattern = (&'static str, fn(u128) -> u128);
     let patterns: [Pattern; 6] = [
         ("counting", |n| n),
@@ -266,7 +258,7 @@ fn chosen_keys_do_not_crowd_one_corner_of_the_table() {
 
 #[test]
 fn keys_that_crowd_are_slow_but_exact() {
-    // W2: more keys with one home than an overflow count can count. Shows too that the test above can fail.
+    // More keys with one home than an overflow count can count. Shows too that the test above can fail.
     const CAPACITY: usize = 2_000;
     let window = Window::with_seed(CAPACITY, blind()).unwrap();
     let mut model = Model::new(CAPACITY);
@@ -284,7 +276,6 @@ fn keys_that_crowd_are_slow_but_exact() {
 
 #[test]
 fn a_reader_beside_a_writer_sees_what_is_held() {
-    // W2, W4
     const CAPACITY: u64 = 4_096;
     const KEYS: u64 = 300_000;
     let window = Window::new(CAPACITY as usize).unwrap();

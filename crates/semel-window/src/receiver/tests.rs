@@ -39,7 +39,6 @@ async fn fail(receiver: &Receiver, sequence: u64) -> ReceiveError<&'static str> 
 
 #[tokio::test]
 async fn each_operation_is_applied_once_and_in_its_turn() {
-    // W3, W5
     let receiver = strict(&Arc::default());
     let ledger = Ledger::default();
     assert!(matches!(ledger.send(&receiver, 2).await, Received::Gap { expected: 1, got: 2 }));
@@ -54,7 +53,6 @@ async fn each_operation_is_applied_once_and_in_its_turn() {
 
 #[tokio::test]
 async fn lenient_takes_gaps_and_refuses_what_it_skipped() {
-    // W3
     let receiver = Receiver::builder(MemoryStore::new(), Gaps::Lenient).build().unwrap();
     let ledger = Ledger::default();
     for n in [5, 9, 7, 10] {
@@ -65,7 +63,6 @@ async fn lenient_takes_gaps_and_refuses_what_it_skipped() {
 
 #[tokio::test]
 async fn a_key_that_left_the_window_is_refused_by_the_mark() {
-    // W3
     let receiver = Receiver::builder(MemoryStore::new(), Gaps::Strict).window(3).build().unwrap();
     let ledger = Ledger::default();
     for n in 1..=10 {
@@ -79,7 +76,6 @@ async fn a_key_that_left_the_window_is_refused_by_the_mark() {
 
 #[tokio::test]
 async fn marks_survive_a_restart() {
-    // W5
     let store = Arc::default();
     let ledger = Ledger::default();
     for n in 1..=3 {
@@ -94,7 +90,6 @@ async fn marks_survive_a_restart() {
 
 #[tokio::test]
 async fn marks_survive_on_disk() {
-    // W5
     let folder = tempfile::tempdir().unwrap();
     let start = || {
         let store = semel::store::EmbeddedStore::open(folder.path()).unwrap();
@@ -114,7 +109,6 @@ async fn marks_survive_on_disk() {
 
 #[tokio::test]
 async fn a_failed_apply_takes_back_mark_and_entry() {
-    // W5
     let store = Arc::default();
     let receiver = strict(&store);
     let ledger = Ledger::default();
@@ -129,7 +123,6 @@ async fn a_failed_apply_takes_back_mark_and_entry() {
 
 #[tokio::test]
 async fn a_panic_or_a_dropped_caller_takes_back_too() {
-    // W5
     let receiver = Arc::new(strict(&Arc::default()));
     let panicking = Arc::clone(&receiver);
     let panicked = tokio::spawn(async move {
@@ -159,7 +152,6 @@ async fn a_panic_or_a_dropped_caller_takes_back_too() {
 
 #[tokio::test]
 async fn idle_sessions_leave_memory_and_come_back_with_their_marks() {
-    // W3, W5
     let receiver = Receiver::builder(MemoryStore::new(), Gaps::Strict).idle_sessions(160).build().unwrap();
     let count = AtomicU64::new(0);
     for round in 1..=2 {
@@ -182,7 +174,7 @@ async fn idle_sessions_leave_memory_and_come_back_with_their_marks() {
 
 #[tokio::test]
 async fn a_joined_mark_is_read_after_a_restart_and_after_an_unclear_failure() {
-    // W5: the transaction raises the mark itself; once it commits but its answer is lost.
+    // The transaction raises the mark itself; once it commits but its answer is lost.
     let disk = Arc::new(MemoryStore::new());
     let ledger = Ledger::default();
     let commit = async |receiver: &Receiver, n: u64, answer: Result<(), &'static str>| {
@@ -207,7 +199,6 @@ async fn a_joined_mark_is_read_after_a_restart_and_after_an_unclear_failure() {
 
 #[tokio::test]
 async fn an_apply_that_did_not_join_has_its_mark_raised_after_it() {
-    // W5
     let disk = Arc::default();
     let receiver = strict(&disk);
     let apply = async |_| Ok::<_, Infallible>(Joined::Unmarked(()));
@@ -217,7 +208,6 @@ async fn an_apply_that_did_not_join_has_its_mark_raised_after_it() {
 
 #[tokio::test]
 async fn one_session_goes_one_at_a_time_and_others_do_not_wait() {
-    // W5
     let receiver = Receiver::builder(MemoryStore::new(), Gaps::Strict).idle_sessions(0).build();
     let receiver = Arc::new(receiver.unwrap());
     let (release, released) = oneshot::channel::<()>();
@@ -249,7 +239,6 @@ async fn one_session_goes_one_at_a_time_and_others_do_not_wait() {
 
 #[tokio::test]
 async fn old_numbers_are_refused_while_a_new_one_is_applied() {
-    // W3
     let receiver = strict(&Arc::default());
     let ledger = Ledger::default();
     let _ = ledger.send(&receiver, 1).await;
@@ -262,7 +251,6 @@ async fn old_numbers_are_refused_while_a_new_one_is_applied() {
 
 #[test]
 fn blocking_callers_on_many_threads_apply_each_operation_once() {
-    // W2, W5
     let receiver = strict(&Arc::default());
     let applied: Vec<AtomicUsize> = (0..=200).map(|_| AtomicUsize::new(0)).collect();
     std::thread::scope(|scope| {
@@ -284,7 +272,6 @@ fn blocking_callers_on_many_threads_apply_each_operation_once() {
 
 #[tokio::test]
 async fn reload_sees_what_another_process_applied() {
-    // W5
     let store = Arc::default();
     let (here, there) = (strict(&store), strict(&store));
     let ledger = Ledger::default();
@@ -310,7 +297,6 @@ async fn names_keep_receivers_of_one_store_apart() {
 
 #[test]
 fn a_window_of_nothing_is_refused() {
-    // W2
     let refused = Receiver::builder(MemoryStore::new(), Gaps::Strict).window(0).build();
     assert!(refused.is_err_and(|error| error.to_string().contains("at least 1")));
 }

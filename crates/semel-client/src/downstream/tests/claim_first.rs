@@ -1,4 +1,4 @@
-//! R11: claim, then call; after a crash ask, then call.
+//! Claim, then call; after a crash ask, then call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +118,7 @@ async fn the_first_attempt_is_not_asked_about() {
     assert_eq!((*world.provider.calls.lock(), *world.provider.asked.lock()), (1, 0));
 }
 
-// R11, the whole matrix: where the owner was lost, and what the provider says when it is asked.
+// The whole matrix: where the owner was lost, and what the provider says when it is asked.
 #[tokio::test]
 async fn a_lost_owner_leaves_one_effect() {
     for crash in [Crash::BeforeCall, Crash::AfterCall] {
@@ -211,7 +211,7 @@ async fn a_call_that_fails_says_how() {
     assert_eq!((answer.value.as_str(), *world.provider.calls.lock()), ("receipt 1", 1), "asked, and found");
 }
 
-// R11: the id is the same on every attempt, other for every provider, and made of nothing a caller sent.
+// The id is the same on every attempt, other for every provider, and made of nothing a caller sent.
 #[tokio::test]
 async fn the_reserved_id_is_fixed_by_the_claim() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! R13: what a provider says is scrubbed of the caller's key and of all that can be turned back into it.
+//! What a provider says is scrubbed of the caller's key and of all that can be turned back into it.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! P3: the breaker.
+//! The breaker.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -57,7 +57,7 @@ fn refusals_and_limits_do_not_open_it() {
     assert_eq!(destination.state().circuit, Circuit::Closed);
 }
 
-// P3: deferring while the breaker is open consumes no attempts.
+// Deferring while the breaker is open consumes no attempts.
 #[test]
 fn an_open_breaker_burns_no_attempts() {
     let (clock, destinations) = clocked(Limits::default());

@@ -1,4 +1,4 @@
-//! P3: the budget for retries.
+//! The budget for retries.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn budget_only() -> Limits {
     Limits { failure_calls: u32::MAX, ..Limits::default() }
 }
 
-// P3: everything fails, everybody wants to try twice more, and the destination gets at most 1.2 times the traffic.
+// Everything fails, everybody wants to try twice more, and the destination gets at most 1.2 times the traffic.
 #[test]
 fn a_storm_is_amplified_by_a_fifth_at_most() {
     for per_second in [100, 1_000, 5_000] {

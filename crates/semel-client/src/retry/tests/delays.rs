@@ -1,4 +1,4 @@
-//! P1, P2: how long the pauses are.
+//! How long the pauses are.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn the_later_of_the_two_counts() {
 }
 
 proptest! {
-    // P2: never below what the server asked for, never above the cap, jitter upwards only.
+    // Never below what the server asked for, never above the cap, jitter upwards only.
     #[test]
     fn delays_keep_their_bounds(
         attempt in 1u32..100,

@@ -1,4 +1,4 @@
-//! P2: `Retry-After` in all its forms.
+//! `Retry-After` in all its forms.
 
 use proptest::prelude::*;
 

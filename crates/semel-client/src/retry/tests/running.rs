@@ -1,4 +1,4 @@
-//! P1, P2, P12: operations on their way through their attempts.
+//! Operations on their way through their attempts.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -48,7 +48,7 @@ async fn run(call: &Call, statuses: &[u16]) -> Result<u16, Error<Signal>> {
     Retry::default().run(call, |signal: &Signal| signal.judge(repeat), answers(statuses)).await
 }
 
-// P1: it sees which attempt it is, and of how many.
+// It sees which attempt it is, and of how many.
 #[tokio::test(start_paused = true)]
 async fn the_operation_sees_its_attempt() {
     let seen = Mutex::new(Vec::new());
@@ -73,7 +73,7 @@ async fn the_operation_sees_its_attempt() {
     assert!(begun.elapsed() <= ms(750), "two pauses of at most 250 and 500 ms");
 }
 
-// P1: it is cancelled at its timeout, which is to say dropped.
+// It is cancelled at its timeout, which is to say dropped.
 #[tokio::test(start_paused = true)]
 async fn the_operation_is_cancelled_at_its_timeout() {
     struct Dropped<'a>(&'a AtomicU32);
@@ -103,7 +103,7 @@ async fn the_operation_is_cancelled_at_its_timeout() {
     assert!(error.last.is_none() && error.fate == TryFate::Unknown);
 }
 
-// P2: without a key, a timeout is the end of it.
+// Without a key, a timeout is the end of it.
 #[tokio::test(start_paused = true)]
 async fn without_a_key_the_unknown_is_not_retried() {
     let tries = AtomicU32::new(0);
@@ -148,7 +148,7 @@ fn busy(after: Duration) -> impl Fn(&Duration) -> Verdict {
     move |_| Verdict::InFlight { after: Some(after) }
 }
 
-// P2: an in-flight answer is asked for again after its hint, and not before.
+// An in-flight answer is asked for again after its hint, and not before.
 #[tokio::test(start_paused = true)]
 async fn an_effect_in_flight_is_asked_for_again() {
     let begun = Instant::now();
@@ -160,7 +160,7 @@ async fn an_effect_in_flight_is_asked_for_again() {
     assert!(took >= secs(6) && took <= ms(6_600 + 10), "{took:?}");
 }
 
-// P2: a hint beyond the deadline fails fast and is passed on.
+// A hint beyond the deadline fails fast and is passed on.
 #[tokio::test(start_paused = true)]
 async fn a_hint_beyond_the_deadline_fails_fast() {
     let begun = Instant::now();
@@ -211,7 +211,7 @@ async fn endless_settings_do_not_overflow() {
     assert!(retry.delay(u32::MAX, Some(most)).wait <= Duration::from_secs(40 * 365 * 24 * 60 * 60));
 }
 
-// P3: held back by its breaker, a call is not made at all, and says when to come back.
+// Held back by its breaker, a call is not made at all, and says when to come back.
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_lets_nothing_through() {
     let (clock, destinations) = clocked(Limits::default());
@@ -244,7 +244,7 @@ async fn an_open_breaker_lets_nothing_through() {
     assert_eq!(tries.load(Ordering::SeqCst), before + 1);
 }
 
-// P3: a spent budget drops the retry at once, with the last error.
+// A spent budget drops the retry at once, with the last error.
 #[tokio::test(start_paused = true)]
 async fn a_spent_budget_drops_retries() {
     let limits = Limits { failure_calls: u32::MAX, retries_per_second: 0, ..Limits::default() };
@@ -261,7 +261,7 @@ async fn a_spent_budget_drops_retries() {
     assert!((1_150..=1_200).contains(&sent), "{sent}");
 }
 
-// P12: every decision is told, with the key's first eight characters and the ids of its action.
+// Every decision is told, with the key's first eight characters and the ids of its action.
 #[tokio::test(start_paused = true)]
 async fn every_decision_is_told() {
     let notes = Arc::new(Notes::default());

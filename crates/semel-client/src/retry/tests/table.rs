@@ -1,4 +1,4 @@
-//! P2: the whole table, written down a second time.
+//! The whole table, written down a second time.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const fn hinted(after: Duration) -> Hints {
     Hints { after: Some(after), advice: None }
 }
 
-// P2: every kind, for a call that may be repeated and for one that may not.
+// Every kind, for a call that may be repeated and for one that may not.
 #[test]
 fn every_outcome_has_its_verdict() {
     use Verdict::{Fatal, InFlight, Retry, RetryOnce, Success, Unknown};
@@ -84,7 +84,7 @@ fn the_table_is_in_order_and_its_names_are_its_own() {
     }
 }
 
-// P2: "a request sent without a key whose outcome is unknown is not retried", whatever the table says elsewhere.
+// "a request sent without a key whose outcome is unknown is not retried", whatever the table says elsewhere.
 #[test]
 fn what_may_have_happened_is_never_repeated_without_a_key() {
     for row in TABLE {
@@ -95,7 +95,7 @@ fn what_may_have_happened_is_never_repeated_without_a_key() {
     }
 }
 
-// P2: a server's own word beats its status, but not what is done.
+// A server's own word beats its status, but not what is done.
 #[test]
 fn vendor_hints_beat_the_status() {
     let told = |advice| Hints { after: Some(secs(1)), advice: Some(advice) };
@@ -113,7 +113,7 @@ fn vendor_hints_beat_the_status() {
     }
 }
 
-// P3: what the breaker is fed.
+// What the breaker is fed.
 #[test]
 fn the_breaker_is_told_of_silence_and_5xx_alone() {
     for signal in [Signal::not_sent(), Signal::timed_out(), Signal::cut()] {

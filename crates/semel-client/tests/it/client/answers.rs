@@ -1,4 +1,4 @@
-//! P5: what goes out and what comes back.
+//! What goes out and what comes back.
 
 use http::HeaderName;
 use semel_client::client::{AnswerDecodeError, Client, Conflicts, Error, Request, Sent};
@@ -18,7 +18,7 @@ struct Receipt {
     id: String,
 }
 
-// P5, P12: everything a service is told.
+// Everything a service is told.
 #[tokio::test]
 async fn a_request_carries_what_it_should() {
     let server = Server::script([ok()]).await;
@@ -82,7 +82,7 @@ async fn a_request_that_may_not_be_repeated_has_a_connection_of_its_own() {
     assert_eq!(server.seen().iter().map(|seen| seen.connection).collect::<Vec<_>>(), [0, 1, 2]);
 }
 
-// P2: a 409 is a success where the call creates what is absent; elsewhere it is refused, and not asked for again.
+// A 409 is a success where the call creates what is absent; elsewhere it is refused, and not asked for again.
 #[tokio::test]
 async fn a_conflict_is_what_the_call_makes_of_it() {
     let server = Server::script([say(409, &[], "exists")]).await;
@@ -165,7 +165,7 @@ async fn answers_can_be_read_another_way() {
     assert_eq!(server.count(), 3);
 }
 
-// R13: no form of a request that is printed shows its key or token.
+// No form of a request that is printed shows its key or token.
 #[tokio::test]
 async fn keys_and_tokens_are_not_printed() {
     let server = Server::script([Act::Cut(answer(500, &[], ""))]).await;

@@ -1,4 +1,4 @@
-//! P12: what is logged of a call.
+//! What is logged of a call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &span::Id) {}
 }
 
-// P5, P12, R13: attempt, latency, status, class and all ids; of the key eight characters.
+// Attempt, latency, status, class and all ids; of the key eight characters.
 #[tokio::test]
 async fn every_try_is_logged_with_its_story() {
     let lines = Lines::default();

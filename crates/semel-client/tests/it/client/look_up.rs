@@ -1,4 +1,4 @@
-//! R11: what a service's answer says of an earlier attempt.
+//! What a service's answer says of an earlier attempt.
 
 use semel_client::client::Request;
 use semel_client::downstream::Reconciled;
@@ -12,7 +12,7 @@ struct Charge {
     id: String,
 }
 
-// R11: found, no record, and everything else is ambiguous: 5xx, the network, a malformed body.
+// Found, no record, and everything else is ambiguous: 5xx, the network, a malformed body.
 #[tokio::test]
 async fn only_a_clear_answer_is_one() {
     let table = [

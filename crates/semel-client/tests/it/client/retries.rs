@@ -1,4 +1,4 @@
-//! P1, P2, P3 over real sockets.
+//! P3 over real sockets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn stopped(result: Result<semel_client::client::Response, Error>) -> semel_clien
     }
 }
 
-// P2: 503 once, then well; both with the same key and the same id, and told apart by their number.
+// 503 once, then well; both with the same key and the same id, and told apart by their number.
 #[tokio::test]
 async fn a_503_is_tried_again_with_the_same_key() {
     let server = Server::script([say(503, &[], ""), ok()]).await;
@@ -31,7 +31,7 @@ async fn a_503_is_tried_again_with_the_same_key() {
     assert_eq!((seen[0].header("semel-attempt"), seen[1].header("semel-attempt")), (Some("1"), Some("2")));
 }
 
-// P2: the answer of the first try is cut. With a key it is asked for again; without, it is not, and that is said.
+// The answer of the first try is cut. With a key it is asked for again; without, it is not, and that is said.
 #[tokio::test]
 async fn a_cut_answer_is_asked_for_again_only_with_a_key() {
     let cut = || Act::Cut(answer(200, &[], "0123456789")[..30].to_owned());
@@ -52,7 +52,7 @@ async fn a_cut_answer_is_asked_for_again_only_with_a_key() {
     assert_eq!(client(&server).send(&put.repeatable()).await.unwrap().status, 200);
 }
 
-// P1, P2: the answer comes late. The first try is cancelled at its timeout, the next has the same key.
+// The answer comes late. The first try is cancelled at its timeout, the next has the same key.
 #[tokio::test]
 async fn a_late_answer_is_asked_for_again_only_with_a_key() {
     let late = || Act::Late(Duration::from_secs(30), answer(200, &[], "late"));
@@ -67,7 +67,7 @@ async fn a_late_answer_is_asked_for_again_only_with_a_key() {
     assert_eq!(server.count(), 1);
 }
 
-// P2: a date two seconds ahead of the answer's own is two seconds, whatever this machine's clock says.
+// A date two seconds ahead of the answer's own is two seconds, whatever this machine's clock says.
 #[tokio::test]
 async fn retry_after_as_a_date_is_waited_for() {
     let dated = say(
@@ -82,7 +82,7 @@ async fn retry_after_as_a_date_is_waited_for() {
     assert_eq!(server.count(), 2);
 }
 
-// P2: without a date of its own it is counted by the client's clock; beyond the deadline it fails fast and says so.
+// Without a date of its own it is counted by the client's clock; beyond the deadline it fails fast and says so.
 #[tokio::test]
 async fn retry_after_beyond_the_deadline_is_passed_on() {
     let clock = ManualClock::at(Timestamp::from_micros(784_111_777_000_000));
@@ -95,7 +95,7 @@ async fn retry_after_beyond_the_deadline_is_passed_on() {
     assert_eq!(server.count(), 1);
 }
 
-// P2: somebody works on the same key: asked again after the hint, with that key.
+// Somebody works on the same key: asked again after the hint, with that key.
 #[tokio::test]
 async fn in_flight_is_asked_for_again_with_the_same_key() {
     let problem = r#"{"code":"in_flight","retryable":true}"#;
@@ -109,7 +109,7 @@ async fn in_flight_is_asked_for_again_with_the_same_key() {
     assert_eq!(keys, [Some("derived-key-1".to_owned()), Some("derived-key-1".to_owned())]);
 }
 
-// P2: a server's own word beats its status.
+// A server's own word beats its status.
 #[tokio::test]
 async fn should_retry_is_obeyed() {
     let server = Server::script([say(503, &[("x-should-retry", "false")], "")]).await;
@@ -119,7 +119,7 @@ async fn should_retry_is_obeyed() {
     assert_eq!(client(&server).send(&keyed()).await.unwrap().status, 200);
 }
 
-// P3: a destination that is down is left alone, and the client says when to come back.
+// A destination that is down is left alone, and the client says when to come back.
 #[tokio::test]
 async fn a_destination_that_is_down_is_left_alone() {
     let server = Server::script([say(500, &[], "")]).await;

@@ -84,7 +84,6 @@ fn answers(seen: &Seen) -> Vec<Step> {
     }]
 }
 
-// R4
 #[tokio::test]
 async fn the_short_way_says_what_the_usual_way_says() {
     let upstream = Upstream::start(answers).await;

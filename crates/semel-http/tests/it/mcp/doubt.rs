@@ -152,7 +152,7 @@ async fn a_probe_settles_doubt() {
     }
 }
 
-// keyed: the agent gets a derived key in the arguments, the same on every attempt, and never the caller's (R12).
+// keyed: the agent gets a derived key in the arguments, the same on every attempt, and never the caller's.
 #[tokio::test]
 async fn a_derived_key_takes_the_place_of_the_callers() {
     let (_, answer) = doubtful().swap_remove(0);

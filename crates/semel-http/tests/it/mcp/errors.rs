@@ -51,7 +51,7 @@ async fn a_conflict_leaks_nothing() {
     }
 }
 
-// R5: a conflict is found while the first call runs, too.
+// A conflict is found while the first call runs, too.
 #[tokio::test]
 async fn in_flight_and_conflict_while_it_runs() {
     for (accept, _) in ONLY {
@@ -115,7 +115,7 @@ async fn expired() {
     }
 }
 
-// R8: a limit is told with a hint and is never pinned: the same key runs when there is room again.
+// A limit is told with a hint and is never pinned: the same key runs when there is room again.
 #[tokio::test]
 async fn rate_limited_is_not_pinned() {
     for (accept, _) in ONLY {
@@ -191,7 +191,7 @@ async fn unreachable_is_told_and_released() {
     }
 }
 
-// R10: without a credential there is no scope, and it is said how to do without.
+// Without a credential there is no scope, and it is said how to do without.
 #[tokio::test]
 async fn scope_missing() {
     for accept in FORMS {

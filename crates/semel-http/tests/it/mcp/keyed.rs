@@ -295,7 +295,7 @@ async fn capabilities_say_what_the_gateway_does() {
     }
 }
 
-// R7: the same is published by the gateway itself.
+// The same is published by the gateway itself.
 #[tokio::test]
 async fn the_policy_is_published() {
     let bench = Bench::new();

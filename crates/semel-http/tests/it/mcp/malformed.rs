@@ -1,4 +1,4 @@
-//! Raw bodies that are not what they should be: each has a defined answer, and none leaves a record (R1, R15).
+//! Raw bodies that are not what they should be: each has a defined answer, and none leaves a record.
 
 use serde_json::json;
 

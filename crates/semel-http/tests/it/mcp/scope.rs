@@ -1,4 +1,4 @@
-//! R10: whose key it is: the principal, and the account it acts for.
+//! Whose key it is: the principal, and the account it acts for.
 
 use serde_json::{Value, json};
 

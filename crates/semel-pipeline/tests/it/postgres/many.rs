@@ -21,7 +21,7 @@ struct Lane {
     ended: Vec<EventId>,
 }
 
-// P6: order keys, across processes
+// Order keys, across processes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_keys_hold_across_processes() {
     const KEYS: usize = 12;
@@ -100,7 +100,7 @@ async fn order_keys_hold_across_processes() {
     }
 }
 
-// P6: fair, across processes
+// Fair, across processes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backlog_of_one_tenant_delays_nobody() {
     let server = Postgres::start().expect("a server");
@@ -125,7 +125,7 @@ async fn a_backlog_of_one_tenant_delays_nobody() {
     }
 }
 
-// G12: a change that comes in the moment in which its run arrives is refused, or kept. It once read a run that it had not
+// A change that comes in the moment in which its run arrives is refused, or kept. It once read a run that it had not
 // locked, and wrote over a change of somebody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn changes_that_race_with_the_arrival_of_their_run_all_stand() {

@@ -94,7 +94,6 @@ fn letter(cause: Cause) -> Letter {
     }
 }
 
-// P8
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_read_and_not_acknowledged_comes_again_after_a_broken_connection() {
     let redis = Redis::start().expect("a Redis");
@@ -228,7 +227,6 @@ async fn a_rejected_message_is_moved_once_with_every_byte() {
     assert!(moved.contains(&sent[0]) && moved.contains("dedupe_key 0 payload {}"), "{moved}");
 }
 
-// P9
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_is_mirrored_once_however_often_it_is_tried() {
     let redis = Redis::start().expect("a Redis");
@@ -245,7 +243,7 @@ async fn a_letter_is_mirrored_once_however_often_it_is_tried() {
     assert_eq!(redis.tell(&["XLEN", "orders.dlq"]).expect("it runs").text(), "2");
 }
 
-// G17: one slot
+// One slot
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_on_a_cluster() {
     let cluster = RedisCluster::start().expect("a cluster");

@@ -16,7 +16,7 @@ fn semel_dlq(semel: &Semel, args: &[&str]) -> (bool, String) {
     (output.status.success(), text.into_owned())
 }
 
-// P6, P9: every attempt is kept, the letters are grouped, given up, restored, and all of it is in the audit log.
+// Every attempt is kept, the letters are grouped, given up, restored, and all of it is in the audit log.
 #[test]
 fn a_stopped_target_leaves_dead_letters() {
     let (mut gone, there) = (Sink::start(), Sink::start());
@@ -68,7 +68,7 @@ fn a_stopped_target_leaves_dead_letters() {
     assert_eq!(count(&admin, "dlq"), 3);
 }
 
-// P2: what would be refused again is not tried again.
+// What would be refused again is not tried again.
 #[test]
 fn a_refusal_is_not_retried() {
     let sink = Sink::start();
@@ -88,7 +88,7 @@ fn a_refusal_is_not_retried() {
     assert_eq!(sink.calls(), 1);
 }
 
-// P6: `blocked` keeps whatever comes later with the same order key.
+// `blocked` keeps whatever comes later with the same order key.
 #[test]
 fn a_blocked_delivery_holds_its_order_key() {
     let sink = Sink::start();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Bench, count, event, publish, target};
 use crate::kit::{PATIENCE, Sink, metric, run};
 
-// P7, P11, P12: once for each target that wants it, with every header of the contract.
+// Once for each target that wants it, with every header of the contract.
 #[test]
 fn events_are_delivered_to_those_that_want_them() {
     let (orders, all) = (Sink::start(), Sink::start());
@@ -60,7 +60,7 @@ fn events_are_delivered_to_those_that_want_them() {
     assert!((metric(&admin, "semel_breaker_state{target=\"all\",state=\"closed\"}") - 1.0).abs() < 0.1);
 }
 
-/// The story of an action, by each of its ids (P12).
+/// The story of an action, by each of its ids.
 fn shown(semel: &crate::kit::Semel, id: &str, attempt_request: &str) {
     let admin = semel.admin();
     let event = admin.get(&format!("/v1/events/{id}")).expect(200);

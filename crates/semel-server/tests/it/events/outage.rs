@@ -34,7 +34,7 @@ fn a_target_that_comes_back_gets_what_waits() {
     assert!(seen[0].header("semel-attempt").parse::<u32>().unwrap() >= 3);
 }
 
-// P3: attempts are not burned while the breaker is open; an outage amplifies load by no more than a fifth.
+// Attempts are not burned while the breaker is open; an outage amplifies load by no more than a fifth.
 #[test]
 fn an_outage_burns_no_attempts_and_amplifies_little() {
     let sink = Sink::start();
@@ -71,7 +71,7 @@ fn short_outage(more: &str) -> (Sink, Bench, crate::kit::Semel) {
     (sink, bench, semel)
 }
 
-// P3: with few events and quick retries the usual breaker has too little to judge by; one that is told so has enough.
+// With few events and quick retries the usual breaker has too little to judge by; one that is told so has enough.
 #[test]
 fn a_breaker_that_judges_by_less_saves_the_first_events_of_an_outage() {
     let (sink, _bench, semel) = short_outage("");

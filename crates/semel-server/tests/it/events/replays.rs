@@ -44,7 +44,7 @@ fn metric_of(admin: &Http, letters: usize) -> bool {
     counts.sum::<u64>() == letters as u64
 }
 
-// P10: a plan first, then a canary, then the rest; the original key is kept.
+// A plan first, then a canary, then the rest; the original key is kept.
 #[test]
 fn what_failed_is_replayed_with_a_plan() {
     let sink = Sink::start();
@@ -68,7 +68,7 @@ fn what_failed_is_replayed_with_a_plan() {
     assert!(done && told.contains("0 of 0 replayed"), "{told}");
 }
 
-// P10: by id, by event and target; what is done is skipped; re-execute wants a reason; as-new is an event of its own.
+// By id, by event and target; what is done is skipped; re-execute wants a reason; as-new is an event of its own.
 #[test]
 fn letters_and_events_are_replayed_by_name_in_every_mode() {
     let sink = Sink::start();
@@ -97,7 +97,7 @@ fn letters_and_events_are_replayed_by_name_in_every_mode() {
     assert!(audit.contains("lost at the target"), "{audit}");
 }
 
-// P10: what fails again pauses the job by itself; after k failed replays a letter is parked.
+// What fails again pauses the job by itself; after k failed replays a letter is parked.
 #[test]
 fn a_job_whose_canary_fails_pauses_itself_and_letters_are_parked() {
     let sink = Sink::start();

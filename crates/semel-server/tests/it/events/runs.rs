@@ -88,7 +88,7 @@ fn what_cannot_be_triggered_is_refused_in_plain_words() {
     assert_eq!(sink.calls(), 0);
 }
 
-// G12: changed, rescheduled and cancelled, in the ledger and in the buffer, by API and command.
+// Changed, rescheduled and cancelled, in the ledger and in the buffer, by API and command.
 #[test]
 fn runs_are_full_citizens_in_the_buffer_too() {
     let (redis, sink) = (Redis::start().unwrap(), Sink::start());
@@ -141,7 +141,6 @@ fn runs_are_full_citizens_in_the_buffer_too() {
     assert_eq!(sink.calls(), 0);
 }
 
-// G9
 #[test]
 fn a_caller_may_wait_for_its_run() {
     let sink = Sink::start();
@@ -171,7 +170,7 @@ fn a_caller_may_wait_for_its_run() {
     assert_ne!(late["status"], "done", "{late}");
 }
 
-// G6, G10: a server starts without the buffer's Redis, and begins to buffer when it is there
+// A server starts without the buffer's Redis, and begins to buffer when it is there
 #[test]
 fn a_redis_that_is_away_at_the_start_holds_nobody_up() {
     let (redis, sink) = (Redis::start().unwrap(), Sink::start());

@@ -28,7 +28,7 @@ fn config(folder: &tempfile::TempDir, postgres: &Postgres, redis: &Redis, sink: 
     file
 }
 
-// P8, P9, poison_loop, producer_duplicate: consumers killed again and again, 1 % poison, 5 % duplicates.
+// Poison_loop, producer_duplicate: consumers killed again and again, 1 % poison, 5 % duplicates.
 #[test]
 fn a_stream_is_delivered_once_and_poison_is_set_aside() {
     let (messages, servers) = if in_full() { (100_000, 4) } else { (1_500, 2) };

@@ -25,7 +25,7 @@ async fn crowd(receiver: &Receiver) {
 
 #[tokio::test]
 async fn a_crash_between_apply_and_mark_applies_again_and_then_never() {
-    // W5: the mark cannot be raised, then the process is gone.
+    // The mark cannot be raised, then the process is gone.
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
     refuse(&store, StoreCall::RaiseMark);
@@ -42,7 +42,6 @@ async fn a_crash_between_apply_and_mark_applies_again_and_then_never() {
 
 #[tokio::test]
 async fn an_owed_mark_is_paid_before_anything_else() {
-    // W5
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
     refuse(&store, StoreCall::RaiseMark);
@@ -61,7 +60,7 @@ async fn an_owed_mark_is_paid_before_anything_else() {
 
 #[tokio::test]
 async fn a_mark_that_was_kept_unheard_is_raised_again_without_harm() {
-    // W5: the store did it, but its answer was lost.
+    // The store did it, but its answer was lost.
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
     store.script(StoreCall::RaiseMark, When::Nth(1), InjectedFault::LoseReply);
@@ -74,7 +73,6 @@ async fn a_mark_that_was_kept_unheard_is_raised_again_without_harm() {
 
 #[tokio::test]
 async fn a_caller_dropped_while_the_mark_is_raised_leaves_it_owed() {
-    // W5
     let (store, receiver) = shaky();
     let ledger = Ledger::default();
     let gate = FaultGate::closed();
@@ -90,7 +88,6 @@ async fn a_caller_dropped_while_the_mark_is_raised_leaves_it_owed() {
 
 #[tokio::test]
 async fn a_store_that_cannot_be_read_lets_nothing_through() {
-    // W5
     let (store, receiver) = shaky();
     refuse(&store, StoreCall::ReadMark);
     let applied = AtomicBool::new(false);
@@ -106,7 +103,7 @@ async fn a_store_that_cannot_be_read_lets_nothing_through() {
 
 #[tokio::test]
 async fn the_window_covers_for_a_store_that_lost_its_marks() {
-    // W5: the session leaves memory, the store forgets; what this process applied is still refused.
+    // The session leaves memory, the store forgets; what this process applied is still refused.
     let (_store, receiver) = shaky();
     let ledger = Ledger::default();
     // An apply function that says it committed the mark, and did not: the store never had it.

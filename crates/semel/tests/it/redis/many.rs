@@ -86,7 +86,7 @@ async fn claim_and_complete(server: &Redis, store: &Arc<RedisStore>, many: usize
     took
 }
 
-// F5: first claims need no script, and completions of many share one
+// First claims need no script, and completions of many share one
 #[tokio::test(flavor = "multi_thread")]
 async fn many_completions_share_a_script() {
     let server = server();

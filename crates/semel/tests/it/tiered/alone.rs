@@ -1,4 +1,4 @@
-//! G6: Redis is not there from the start. A sample of the contract, a case or two from each of its groups.
+//! Redis is not there from the start. A sample of the contract, a case or two from each of its groups.
 
 use super::*;
 

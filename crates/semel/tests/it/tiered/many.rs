@@ -58,13 +58,13 @@ async fn stampede(servers: &Servers, order: &'static str) {
     }
 }
 
-// G4, stampede
+// Stampede
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_callers_on_two_engines_have_one_effect() {
     stampede(&Servers::start(), "order-1").await;
 }
 
-// G6: the same without Redis.
+// The same without Redis.
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_callers_have_one_effect_without_redis() {
     let servers = Servers::start();

@@ -1,4 +1,4 @@
-//! Redis away (G6), its word lost (G7), Redis frozen; PostgreSQL killed.
+//! Redis away, its word lost, Redis frozen; PostgreSQL killed.
 
 use semel::store::ErrorKind;
 use semel_testbed::redis::Persistence;
@@ -6,7 +6,7 @@ use semel_testbed::{Direction, FaultProxy};
 
 use super::*;
 
-// G6: counted, and gone on without it.
+// Counted, and gone on without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_down_at_claim() {
     let servers = Servers::start();
@@ -32,7 +32,7 @@ async fn redis_down_at_claim() {
     }
 }
 
-// G6: Redis goes while somebody waits. PostgreSQL wakes it.
+// Redis goes while somebody waits. PostgreSQL wakes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_down_at_wait() {
     let servers = Servers::start();
@@ -77,7 +77,7 @@ async fn waiters_from_an_outage_are_subscribed_afterwards() {
     tokio::time::timeout(Duration::from_secs(20), watch.changed()).await.expect("woken");
 }
 
-// G7: PostgreSQL has the outcome and Redis was never told. The next caller finds it in PostgreSQL.
+// PostgreSQL has the outcome and Redis was never told. The next caller finds it in PostgreSQL.
 #[tokio::test(flavor = "multi_thread")]
 async fn publish_lost() {
     let servers = Servers::start();
