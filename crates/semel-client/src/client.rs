@@ -124,7 +124,7 @@ impl Client {
 
     /// Sends a request, with retries, all under the same key.
     ///
-    /// Dropping the future closes the connection of the try under way; what was sent may still take effect.
+    /// Dropping the future closes the connection of the current try. A request that was sent may still take effect.
     ///
     /// # Errors
     /// The answer that is not a success, or why there is none; and whether anything may have happened.
@@ -156,7 +156,7 @@ impl Client {
     }
 
     /// Sends a request once, whatever comes of it. It asks neither budget nor breaker and logs nothing: that is for
-    /// whoever keeps its own attempts, with [`judge_sent`](Self::judge_sent) for the verdict.
+    /// callers that count their own attempts, with [`judge_sent`](Self::judge_sent) for the verdict.
     ///
     /// Dropping the future closes the connection; what was sent may still take effect.
     pub async fn send_once(&self, request: &Request) -> Sent {
@@ -208,7 +208,7 @@ impl Client {
             Ok(message) => message,
             Err(lost) => return Sent::NotSent(lost),
         };
-        // On a connection that was used before, a server that closes it just now leaves the outcome unknown. Whoever may
+        // On a connection that was used before, a server that closes it just now leaves the outcome unknown. A call that may
         // not repeat a call cannot bear that.
         let ride = match request.repeat() {
             Repeat::Safe => pool::ConnectionChoice::Any,

@@ -40,7 +40,7 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 pub struct Window {
     capacity: usize,
     table: WindowTable,
-    /// The only lock. Whoever writes to `table` holds it.
+    /// The only lock. Every write to `table` holds it.
     order: Mutex<Order>,
 }
 

@@ -28,7 +28,7 @@ impl Seed {
         Self(seed)
     }
 
-    /// Sketches a key for a table of so many buckets.
+    /// Sketches a key for a table with this number of buckets.
     #[inline]
     pub(super) fn sketch(&self, key: WindowKey, buckets: usize) -> Sketch {
         let (low, high) = (key.as_u128() as u64, (key.as_u128() >> 64) as u64);

@@ -93,7 +93,7 @@ impl WindowTable {
     pub(super) fn find(&self, key: &Sketch) -> Option<Place> {
         let mut bucket = key.home;
         for _ in 0..self.words.len() {
-            // Acquire: whoever sees the tag sees the key.
+            // Acquire: a thread that sees the tag sees the key.
             let word = self.words[bucket].load(Ordering::Acquire);
             let mut matches = zero_tags(word ^ (ONES * u64::from(key.tag)));
             while matches != 0 {

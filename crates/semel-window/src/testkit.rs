@@ -75,7 +75,7 @@ pub async fn dropped_calls_leave_no_lock_behind(store: &dyn MarkStore) {
     }
 }
 
-/// Polls a call so many times, letting others run in between, and drops it.
+/// Polls a call `polls` times, letting others run in between, and drops it.
 async fn drop_after<T>(polls: usize, call: impl Future<Output = T>) {
     let mut call = std::pin::pin!(call);
     for _ in 0..polls {

@@ -125,7 +125,7 @@ impl ServiceConnector {
             None => config.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // Early data can be replayed by whoever is between.
+        // An attacker on the network can send early data again.
         config.enable_early_data = false;
         let name = ServerName::try_from(address.host.to_string()).map_err(|_| ClientBuildError::Host)?;
         Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)), link_local })

@@ -102,7 +102,7 @@ pub enum Error<E> {
         /// Why.
         reason: String,
     },
-    /// Asking took so long that the claim may no longer stand. Nothing was sent. Ask again.
+    /// The lookup took longer than the claim is valid. Nothing was sent. Try again.
     #[error("asking {provider} took longer than the claim surely stands, so nothing was sent")]
     OutOfTime {
         /// Who.

@@ -1,4 +1,4 @@
-//! Which downstream uses which pattern, for whoever is on call.
+//! Which downstream uses which pattern, for the person on call.
 
 use std::fmt;
 

@@ -67,7 +67,7 @@ enum BreakerState {
         since: Timestamp,
         until: Timestamp,
     },
-    /// How many are under way, and how many came back well. One more may be out than came back, so that every wave is
+    /// Number of probes in progress, and number of successful ones. One more may be out than came back, so that every wave is
     /// twice the one before and nobody is run over as soon as it stands.
     HalfOpen {
         out: u32,

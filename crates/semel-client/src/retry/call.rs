@@ -4,7 +4,7 @@ use super::destination::Destination;
 use super::table::Repeat;
 use semel::key::Hint;
 
-/// What a retried call is, for the decision whether to repeat it and for whoever reads about it later.
+/// Describes a retried call: for the decision whether to repeat it, and for logs.
 #[derive(Clone, Debug)]
 #[must_use = "a call does nothing until a policy runs it"]
 pub struct Call {
@@ -15,7 +15,7 @@ pub struct Call {
     pub(super) story: StoryIds,
 }
 
-/// The ids that tie together everything said about one action, wherever they are known.
+/// The known ids of one action, for logs and traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the log field of its name")]
 pub struct StoryIds {

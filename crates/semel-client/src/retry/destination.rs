@@ -26,9 +26,9 @@ pub struct Limits {
     pub retry_percent: u32,
     /// Retries a second that are always granted.
     pub retries_per_second: u32,
-    /// The breaker opens where so many of a hundred calls failed …
+    /// Percentage of failed calls at which the circuit breaker opens.
     pub failure_percent: u32,
-    /// … of at least so many.
+    /// Minimum number of calls before the circuit breaker can open.
     pub failure_calls: u32,
     /// How long it stays open at first; doubled with every probe that fails.
     pub rest: Duration,
@@ -117,12 +117,12 @@ struct DestinationTotals {
 pub enum Admit {
     /// It may. Say by the permit how it ended.
     Go(Permit),
-    /// The breaker is open. Whoever can wait comes back then, and has used up no attempt.
+    /// The circuit breaker is open until then. The call used up no attempt.
     Wait {
         /// When to ask again.
         until: Timestamp,
     },
-    /// The budget for retries is spent. Whoever answers somebody gives up; whoever can wait comes back then.
+    /// The retry budget is spent until then. A caller that has to answer now gives up; one that can wait tries again then.
     Spent {
         /// When to ask again.
         until: Timestamp,

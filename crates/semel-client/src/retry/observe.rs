@@ -1,4 +1,4 @@
-//! What was decided after a try, told to logs and to whoever asks.
+//! Reports the decision after each try to logs and observers.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;

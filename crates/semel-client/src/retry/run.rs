@@ -141,7 +141,7 @@ impl Retry {
     /// Runs `operation` until it succeeds or is given up. It is told which attempt it is, and is cancelled (dropped) at
     /// its timeout. `classify` says of its errors what is to be done: a [`Verdict`], or a judged [`Signal`].
     ///
-    /// Dropping the future cancels the try that is under way; what that had sent may still take effect.
+    /// Dropping the future cancels the current try. A request that was sent may still take effect.
     ///
     /// # Errors
     /// Why it was given up, with the last error and whether anything may have happened.

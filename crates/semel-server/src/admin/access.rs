@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq as _;
 use super::answer::Refusal;
 use crate::config::{AdminListener, AdminToken, Role};
 
-/// Checks requests. Made anew when the config is read anew.
+/// Checks requests. Created again on every reload of the configuration.
 pub(crate) struct Access {
     tokens: Vec<(blake3::Hash, Caller)>,
     hosts: Hosts,
@@ -64,7 +64,7 @@ impl Right {
 }
 
 impl Caller {
-    /// Whoever is on the machine, where there are no tokens.
+    /// Any caller on the machine, if there are no tokens.
     fn local() -> Self {
         Self { name: "local".to_owned(), tenant: None, role: Role::Admin }
     }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(needed(Method::DELETE, "/v1/other"), Some(Right::Administrate));
     }
 
-    // cross_tenant: whoever is confined to a tenant cannot name another.
+    // A token of one tenant cannot name another.
     #[test]
     fn a_confined_token_publishes_for_its_own_tenant() {
         let of = |tenant: Option<&str>| Caller {

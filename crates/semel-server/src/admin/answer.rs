@@ -288,7 +288,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
     let reason = reason.trim();
     if reason.is_empty() {
-        Err(Refusal::bad("reason: say why, for whoever reads the audit log"))
+        Err(Refusal::bad("reason: required for the audit log"))
     } else {
         Ok(reason)
     }

@@ -387,7 +387,7 @@ async fn edit(
         id: EventId::new(EventKind::Event, now),
         tenant: letter.tenant.clone(),
         event_type: needed("type", asked.r#type, letter.event_type.as_ref())?,
-        // A copy is never the same as another: whoever edits means this one.
+        // Two copies are never the same: an edit means this one.
         dedupe: None,
         payload: asked.payload.get().to_owned().into(),
         content_type: "application/json".to_owned(),

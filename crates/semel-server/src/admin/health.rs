@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// So long an answer stands: whoever asks more often does not load the store more.
+/// How long an answer is reused, so that frequent health checks do not load the store.
 const PROBE_MAX_AGE: Duration = Duration::from_millis(500);
 
 /// Knows whether claims work.

@@ -28,7 +28,7 @@ use super::schema::OneOf;
 const MAX_PAGE: usize = 1_000;
 /// Pages that one request looks through for keys that fit a filter of ours.
 const PAGES: usize = 20;
-/// Beyond so many keys in doubt, the number no longer matters.
+/// The maximum number of keys in doubt that are counted.
 const COUNT_TO: u64 = 100_000;
 
 pub(super) fn routes(api: &mut Api) {

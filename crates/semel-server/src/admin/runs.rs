@@ -330,7 +330,7 @@ struct RunDetails {
     payload: Option<Box<RawValue>>,
 }
 
-/// How a run is shown, whoever asks.
+/// How a run is shown to every caller.
 struct View<'a> {
     run: &'a NewEvent,
     version: u64,
@@ -452,7 +452,7 @@ async fn patch(
     view(pipeline, located, id, &caller).await
 }
 
-/// 404 where the run is another tenant's: whoever is confined to one does not learn of others.
+/// 404 if the run belongs to another tenant: a token of one tenant must not learn about others.
 async fn own(pipeline: &Pipeline, id: EventId, caller: &Caller) -> Result<(), Refusal> {
     let Some(tenant) = &caller.tenant else { return Ok(()) };
     let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;

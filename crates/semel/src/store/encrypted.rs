@@ -51,8 +51,8 @@ pub use self::keyring::{Keyring, KeyringError, SealingKey};
 
 /// Seals outcomes before the inner store stores them.
 ///
-/// - **What it promises** and what not is in `docs/reference/encryption.md`. Whoever reads the store's files, dumps or network
-///   learns no outcome; whoever changes them cannot make one up or move one to another key.
+/// - **What it promises** and what not is in `docs/reference/encryption.md`. A reader of the store's files, dumps or network
+///   learns no outcome; a writer cannot forge one or move one to another key.
 /// - **A missing or wrong key is an error** that names the key's id. The effect is never run again for it.
 /// - **[`rotate`](Self::rotate)** changes the ring without interrupting calls.
 /// - `run_in` and `run_in_transaction` take this store instead of the inner one.

@@ -43,7 +43,7 @@ pub(super) async fn accept(shared: &Arc<Shared>, events: Vec<NewEvent>) -> Resul
         return Ok(Vec::new());
     }
     for event in &events {
-        // Whoever sends what cannot be kept fails alone.
+        // A call with data that cannot be stored fails alone.
         intake::check(event)?;
     }
     let (answer, answered) = oneshot::channel();

@@ -24,7 +24,7 @@ const BACKSTOP: Duration = Duration::from_secs(5);
 /// As [`BACKSTOP`], where nothing is heard of other processes.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What is said of the outbox, by whoever publishes.
+/// The notification of a publisher about its outbox.
 const OUTBOX: &str = "outbox";
 
 /// Who waits for news, and who carries them.

@@ -1,6 +1,6 @@
-//! The ledger's tables: made and migrated when a ledger is opened, by whoever comes first.
+//! The ledger's tables. The first process that opens a ledger creates and migrates them.
 //!
-//! Whoever migrates holds an advisory lock for the length of that transaction, which a transaction pooler keeps too.
+//! The migration holds an advisory lock for the length of its transaction, so it also works behind a transaction pooler.
 //! `ledger_format` in `meta` is what the tables are; `ledger_serves` is the oldest format whose binaries can still work on
 //! them, so that an additive migration leaves running ones alone.
 

@@ -13,7 +13,7 @@ use super::values::micros;
 use crate::ledger::Error;
 use crate::ledger::sql::{Columns, Database as _, FromRow};
 
-/// So many events are looked at for each that may be removed.
+/// Number of events examined for each event that may be removed.
 const LOOKS: i64 = 20;
 
 /// $1 from where, $2 keep, $3 how many to look at, $4 how many to remove. The first column is where it stopped looking,
