@@ -287,11 +287,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 /// A reason for what is done by hand.
 pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
     let reason = reason.trim();
-    if reason.is_empty() {
-        Err(Refusal::bad("reason: required for the audit log"))
-    } else {
-        Ok(reason)
-    }
+    if reason.is_empty() { Err(Refusal::bad("reason: required for the audit log")) } else { Ok(reason) }
 }
 
 /// Parses a body. An empty one counts as `{}`.

@@ -356,8 +356,7 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
     }
     let reason = wanted.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
     if mode == ReplayMode::ReExecute && reason.is_none() {
-        let detail =
-            "reason: re-execute makes effects happen again; a reason is required for the audit log";
+        let detail = "reason: re-execute makes effects happen again; a reason is required for the audit log";
         return Err(Refusal::bad(detail));
     }
     let job = NewJob {
