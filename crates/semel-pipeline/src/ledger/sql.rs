@@ -18,9 +18,10 @@ use bytes::Bytes;
 use semel::time::Timestamp;
 
 use super::{BoxFuture, DeliveryFilter, Error, EventFilter, LetterFilter, Page, Paged};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, DeliveryState};
 use crate::event::Origin;
-use crate::id::{EventId, EventKind};
+use crate::id::{EventId, EventKind, JobId, LetterId};
+use crate::letter::Status;
 
 /// A database that holds a ledger, inside one call.
 pub(super) trait Database {
@@ -322,21 +323,42 @@ impl FromRow for () {
     }
 }
 
-impl FromRow for i64 {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.integer()
-    }
+/// Reads what one column holds.
+macro_rules! from_column {
+    ($($what:ty: $columns:ident => $read:expr;)*) => {$(
+        impl FromRow for $what {
+            fn read<C: Columns>($columns: &mut C) -> Result<Self, C::Error> {
+                $read
+            }
+        }
+    )*};
 }
 
-impl FromRow for [u8; 16] {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.id()
-    }
+from_column! {
+    i64: columns => columns.integer();
+    u64: columns => columns.count();
+    String: columns => columns.text();
+    [u8; 16]: columns => columns.id();
+    Option<i64>: columns => columns.integer_or_none();
+    Option<[u8; 16]>: columns => columns.id_or_none();
+    Option<Duration>: columns => columns.duration_or_none();
+    DeliveryState: columns => columns.name(DeliveryState::from_name);
+    Option<DeliveryState>: columns => columns.name_or_none(DeliveryState::from_name);
+    Status: columns => columns.name(Status::from_name);
+    EventId: columns => columns.event_id();
+    LetterId: columns => columns.id().map(LetterId::from_bytes);
+    JobId: columns => columns.id().map(JobId::from_bytes);
 }
 
 impl<A: FromRow, B: FromRow> FromRow for (A, B) {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
         Ok((A::read(columns)?, B::read(columns)?))
+    }
+}
+
+impl<A: FromRow, B: FromRow, D: FromRow> FromRow for (A, B, D) {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        Ok((A::read(columns)?, B::read(columns)?, D::read(columns)?))
     }
 }
 

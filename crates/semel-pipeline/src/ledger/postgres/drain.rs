@@ -10,7 +10,7 @@ use super::runs;
 use crate::event::{Event, NewEvent};
 use crate::id::EventId;
 use crate::ledger::rules::{self, Cancelled};
-use crate::ledger::sql::{Columns, FromRow, bigint, reading};
+use crate::ledger::sql::{bigint, reading};
 use crate::ledger::{Arrival, AuditLine, Drained, DrainedRun, Error, Patch, RunAction};
 use crate::letter::{Cause, Signature};
 
@@ -144,19 +144,10 @@ SELECT $2, e.tenant, e.id, $3, $4, e.event_type, e.content_type, e.headers, $5, 
   statement_timestamp(), statement_timestamp()
 FROM event AS e WHERE e.id = $1";
 
-/// A delivery and its target.
-struct Aside([u8; 16], String);
-
-impl FromRow for Aside {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.text()?))
-    }
-}
-
 async fn lose_key(db: &mut Db<'_>, run: &NewEvent, winner: EventId) -> Result<(), Fault> {
     let error = rules::lost_key(winner);
     let query = db.query(SET_ASIDE).bind(run.id.to_bytes()).bind(error.as_str());
-    for Aside(delivery, target) in db.fetch(query).await? {
+    for (delivery, target) in db.fetch::<([u8; 16], String)>(query).await? {
         let signature = Signature::of(Some(&target), Cause::NonRetryable, None, &error);
         let query = db
             .query(WRITE_LETTER)

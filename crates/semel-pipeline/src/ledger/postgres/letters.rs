@@ -9,7 +9,7 @@ use super::values::{check_text, integer, plain};
 use crate::delivery::DeliveryState;
 use crate::event::NewEvent;
 use crate::id::LetterId;
-use crate::ledger::sql::{Columns, Database as _, FromRow, letters, not_found, reading, to_json};
+use crate::ledger::sql::{Database as _, letters, not_found, reading, to_json};
 use crate::ledger::{Answer, AuditLine, Error, LetterFilter, Letters, Page, Paged, rules};
 use crate::letter::{Cause, FailureGroup, Letter, LetterStory, NewLetter, Signature, Status};
 
@@ -122,15 +122,7 @@ pub(super) async fn put(db: &mut Db<'_>, letters: &[NewLetter]) -> Result<Vec<Le
 const HOLD: &str = r"
 SELECT l.status, (SELECT d.state FROM delivery AS d WHERE d.id = l.delivery) FROM letter AS l WHERE l.id = $1 FOR UPDATE";
 
-struct Held(Status, Option<DeliveryState>);
-
-impl FromRow for Held {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.name(Status::from_name)?, columns.name_or_none(DeliveryState::from_name)?))
-    }
-}
-
-async fn hold(db: &mut Db<'_>, id: LetterId) -> Result<Held, Fault> {
+async fn hold(db: &mut Db<'_>, id: LetterId) -> Result<(Status, Option<DeliveryState>), Fault> {
     Ok(db.first(HOLD, &[id.to_bytes().into()]).await?.ok_or_else(|| not_found("dead letter", id))?)
 }
 
@@ -140,7 +132,7 @@ const RESTORE: &str = "UPDATE letter SET status = 'pending', failed_replays = 0,
      WHERE id = $1";
 
 async fn discard(db: &mut Db<'_>, id: LetterId, line: &AuditLine) -> Result<(), Fault> {
-    let Held(status, _) = hold(db, id).await?;
+    let (status, _) = hold(db, id).await?;
     if rules::discard(id, status)?.is_none() {
         return Ok(());
     }
@@ -149,7 +141,7 @@ async fn discard(db: &mut Db<'_>, id: LetterId, line: &AuditLine) -> Result<(), 
 }
 
 async fn restore(db: &mut Db<'_>, id: LetterId, line: &AuditLine) -> Result<(), Fault> {
-    let Held(status, state) = hold(db, id).await?;
+    let (status, state) = hold(db, id).await?;
     if rules::restore(id, status, state)?.is_none() {
         return Ok(());
     }
@@ -174,15 +166,6 @@ SELECT $2, e.tenant, e.id, $3, $4, e.event_type, CASE WHEN e.origin = 'stream' T
   statement_timestamp(), statement_timestamp()
 FROM event AS e WHERE e.id = $1";
 
-/// The letter that was made of an event, if one was.
-struct CopyOfEvent(Option<LetterId>);
-
-impl FromRow for CopyOfEvent {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.id_or_none().map(|id| Self(id.map(LetterId::from_bytes)))
-    }
-}
-
 const TOUCH: &str = "UPDATE letter SET updated_at = statement_timestamp() WHERE id = $1";
 
 async fn edit(db: &mut Db<'_>, id: LetterId, copy: &NewEvent, line: &AuditLine) -> Result<LetterId, Fault> {
@@ -190,9 +173,9 @@ async fn edit(db: &mut Db<'_>, id: LetterId, copy: &NewEvent, line: &AuditLine) 
     let target = rules::target_of_copy(copy)?;
     let batch = Batch::new(db.shared, std::slice::from_ref(copy));
     if intake::write(db, &batch).await?.is_empty() {
-        let found: Option<CopyOfEvent> =
+        let found: Option<Option<[u8; 16]>> =
             db.first(COPY_OF_EVENT, &[copy.id.to_bytes().into(), id.to_bytes().into()]).await?;
-        let CopyOfEvent(made) = found.ok_or_else(rules::key_of_copy_is_taken)?;
+        let made = found.ok_or_else(rules::key_of_copy_is_taken)?.map(LetterId::from_bytes);
         return made.ok_or_else(|| rules::id_of_copy_is_taken(copy.id).into());
     }
     let made = db.shared.ids.letter();

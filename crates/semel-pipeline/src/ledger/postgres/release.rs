@@ -14,7 +14,7 @@ use super::statements::NEXT_ITEMS;
 use crate::delivery::DeliveryState;
 use crate::id::{EventId, JobId, LetterId};
 use crate::ledger::rules::{self, verdict};
-use crate::ledger::sql::{Columns, Database as _, FromRow, Value, bigint, jobs, reading};
+use crate::ledger::sql::{Database as _, Value, bigint, jobs, reading};
 use crate::letter::Status;
 use crate::replay::{ItemState, JobItem, JobRecord, JobState, ReplayAction, ReplayMode};
 
@@ -92,13 +92,10 @@ pub(super) async fn release(
 /// Releases these items, or says why not. Answers how many were released.
 async fn release_some(db: &mut Db<'_>, job: &JobRecord, items: &[(i64, JobItem)]) -> Result<u64, Fault> {
     let ids = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
-    let states: Vec<InState<DeliveryState>> = db.rows(STANDING, &[Value::Ids(ids)]).await?;
-    let states: HashMap<[u8; 16], DeliveryState> =
-        states.into_iter().map(|InState(id, state)| (id, state)).collect();
+    let states: HashMap<[u8; 16], DeliveryState> = db.rows(STANDING, &[Value::Ids(ids)]).await?.into_iter().collect();
     let ids = items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
-    let letters: Vec<InState<Status>> = db.rows(LETTERS, &[Value::Ids(ids)]).await?;
     let letters: HashMap<[u8; 16], Status> =
-        letters.into_iter().map(|InState(id, status)| (id, status)).collect();
+        db.rows(LETTERS, &[Value::Ids(ids)]).await?.into_iter().collect();
     let mut fates = Vec::with_capacity(items.len());
     let (mut replays, mut again, mut as_new) = (Vec::new(), Vec::new(), Vec::new());
     for (place, item) in items {
@@ -150,21 +147,6 @@ async fn release_some(db: &mut Db<'_>, job: &JobRecord, items: &[(i64, JobItem)]
     }
     write(db, job.new.id, &fates).await?;
     Ok(fates.iter().filter(|fate| fate.state == ItemState::Released).count() as u64)
-}
-
-/// An id, and in which state or status what it names is.
-struct InState<T>([u8; 16], T);
-
-impl FromRow for InState<DeliveryState> {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.name(DeliveryState::from_name)?))
-    }
-}
-
-impl FromRow for InState<Status> {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.name(Status::from_name)?))
-    }
 }
 
 /// Accepts events that repeat those of `items` for their targets, each under a key of its own.

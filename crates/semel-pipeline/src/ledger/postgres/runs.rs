@@ -13,7 +13,7 @@ use super::values::{check_text, micros};
 use crate::delivery::{DeliveryState, DeliveryStep, Impossible};
 use crate::event::{Event, Generation};
 use crate::id::EventId;
-use crate::ledger::sql::{Columns, Database as _, FromRow, bigint, not_found, reading, runs, to_json};
+use crate::ledger::sql::{Database as _, bigint, not_found, reading, runs, to_json};
 use crate::ledger::{Answer, AuditLine, Change, Error, Ledger, Reset, Runs, rules};
 use crate::replay::ItemState;
 
@@ -96,15 +96,7 @@ pub(super) async fn hold(db: &mut Db<'_>, id: EventId) -> Result<Option<Event>, 
     reading::event(db, id).await
 }
 
-struct Held([u8; 16], DeliveryState);
-
-impl FromRow for Held {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.id()?, columns.name(DeliveryState::from_name)?))
-    }
-}
-
-async fn deliveries(db: &mut Db<'_>, id: EventId) -> Result<Vec<Held>, Fault> {
+async fn deliveries(db: &mut Db<'_>, id: EventId) -> Result<Vec<([u8; 16], DeliveryState)>, Fault> {
     db.rows(HOLD_DELIVERIES, &[id.to_bytes().into()]).await
 }
 
@@ -118,7 +110,7 @@ pub(super) async fn change(
     // Before anything is written: a caller may go on after a refusal.
     rules::change(&mut event, change, version)?;
     if let Some(delay) = change.delay {
-        rules::check_not_started(deliveries(db, id).await?.iter().map(|Held(_, state)| *state))?;
+        rules::check_not_started(deliveries(db, id).await?.iter().map(|(_, state)| *state))?;
         db.execute(db.query(PUT_OFF).bind(id.to_bytes()).bind(micros(delay))).await?;
     }
     let query = db
@@ -146,12 +138,9 @@ pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Re
     let all: Vec<[u8; 16]> = db.rows(DELIVERY_IDS, &[id.to_bytes().into()]).await?;
     db.execute(db.query(LOCK_LANES_OF).bind(all)).await?;
     let all = deliveries(db, id).await?;
-    let cancelled: Vec<[u8; 16]> = all
-        .iter()
-        .filter(|Held(_, state)| state.after(DeliveryStep::Cancel).is_ok())
-        .map(|Held(id, _)| *id)
-        .collect();
-    if let ([Held(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
+    let cancelled: Vec<[u8; 16]> =
+        all.iter().filter(|(_, state)| state.after(DeliveryStep::Cancel).is_ok()).map(|(id, _)| *id).collect();
+    if let ([(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
         return Err(Error::from(Impossible { state: *state, step: DeliveryStep::Cancel }).into());
     }
     db.execute(db.query(CANCEL).bind(cancelled.as_slice())).await?;

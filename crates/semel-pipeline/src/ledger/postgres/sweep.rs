@@ -11,7 +11,7 @@ use super::fault::Fault;
 use super::link::{Shape, Shared};
 use super::values::micros;
 use crate::ledger::Error;
-use crate::ledger::sql::{Columns, Database as _, FromRow};
+use crate::ledger::sql::Database as _;
 
 /// Number of events examined for each event that may be removed.
 const LOOKS: i64 = 20;
@@ -86,17 +86,7 @@ pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result
     Ok(swept)
 }
 
-/// Where it stopped, and how many it removed.
-struct Swept(Option<i64>, u64);
-
-impl FromRow for Swept {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.integer_or_none()?, columns.count()?))
-    }
-}
-
 async fn events(db: &mut Db<'_>, (keep, limit, from): (i64, i64, i64)) -> Result<(Option<i64>, u64), Fault> {
     let with = [from.into(), keep.into(), limit.saturating_mul(LOOKS).into(), limit.into()];
-    let swept: Option<Swept> = db.first(SWEEP_EVENTS, &with).await?;
-    Ok(swept.map_or((None, 0), |Swept(next, swept)| (next, swept)))
+    Ok(db.first(SWEEP_EVENTS, &with).await?.unwrap_or_default())
 }

@@ -1,16 +1,13 @@
 //! Looking: events, deliveries, the audit log, numbers.
 
-use std::time::Duration;
-
 use semel::key::KeyId;
 
 use super::page::{before, exactly};
-use super::{Columns, Database, FromRow, Value, not_found};
-use crate::delivery::{self, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
+use super::{Database, Value, not_found};
+use crate::delivery::{self, Delivery, DeliveryAttempt, DeliveryHistory};
 use crate::event::Event;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{AuditLine, Audited, DeliveryFilter, EventFilter, Page, Paged, Totals};
-use crate::letter::Status;
 
 /// Whether an item has what a filter asks for.
 pub(crate) fn is_wanted<T: PartialEq>(wanted: Option<&T>, has: &T) -> bool {
@@ -144,37 +141,10 @@ pub(crate) async fn audit_log<D: Database>(
     db.page(sql, &with, page, |number, _| number.to_string(), |_| true).await
 }
 
-struct DeliveryTotal(String, DeliveryState, u64);
-
-impl FromRow for DeliveryTotal {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.text()?, columns.name(DeliveryState::from_name)?, columns.count()?))
-    }
-}
-
-struct LetterTotal(Status, u64);
-
-impl FromRow for LetterTotal {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        Ok(Self(columns.name(Status::from_name)?, columns.count()?))
-    }
-}
-
-impl FromRow for Option<Duration> {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.duration_or_none()
-    }
-}
-
 pub(crate) async fn totals<D: Database>(db: &mut D) -> Result<Totals, D::Fault> {
-    let deliveries: Vec<DeliveryTotal> = db.rows(D::SQL.delivery_totals, &[]).await?;
-    let letters: Vec<LetterTotal> = db.rows(D::SQL.letter_totals, &[]).await?;
     Ok(Totals {
-        deliveries: deliveries
-            .into_iter()
-            .map(|DeliveryTotal(target, state, n)| (target, state, n))
-            .collect(),
+        deliveries: db.rows(D::SQL.delivery_totals, &[]).await?,
         oldest_due: db.first(D::SQL.oldest_due, &[]).await?.flatten(),
-        letters: letters.into_iter().map(|LetterTotal(status, n)| (status, n)).collect(),
+        letters: db.rows(D::SQL.letter_totals, &[]).await?,
     })
 }

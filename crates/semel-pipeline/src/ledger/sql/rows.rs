@@ -14,24 +14,6 @@ use crate::ledger::{AuditLine, Audited};
 use crate::letter::{Cause, Letter, Signature, SourceMessage, Status};
 use crate::replay::{Counts, ItemState, JobItem, JobRecord, JobState, NewJob, ReplayMode, ReplayPace};
 
-impl FromRow for EventId {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.event_id()
-    }
-}
-
-impl FromRow for LetterId {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.id().map(Self::from_bytes)
-    }
-}
-
-impl FromRow for JobId {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        columns.id().map(Self::from_bytes)
-    }
-}
-
 impl FromRow for Event {
     fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
         let id = columns.event_id()?;
