@@ -92,7 +92,8 @@ pub(super) async fn release(
 /// Releases these items, or says why not. Answers how many were released.
 async fn release_some(db: &mut Db<'_>, job: &JobRecord, items: &[(i64, JobItem)]) -> Result<u64, Fault> {
     let ids = items.iter().map(|(_, item)| item.delivery.to_bytes()).collect();
-    let states: HashMap<[u8; 16], DeliveryState> = db.rows(STANDING, &[Value::Ids(ids)]).await?.into_iter().collect();
+    let states: HashMap<[u8; 16], DeliveryState> =
+        db.rows(STANDING, &[Value::Ids(ids)]).await?.into_iter().collect();
     let ids = items.iter().filter_map(|(_, item)| item.letter.map(LetterId::to_bytes)).collect();
     let letters: HashMap<[u8; 16], Status> =
         db.rows(LETTERS, &[Value::Ids(ids)]).await?.into_iter().collect();

@@ -138,8 +138,11 @@ pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Re
     let all: Vec<[u8; 16]> = db.rows(DELIVERY_IDS, &[id.to_bytes().into()]).await?;
     db.execute(db.query(LOCK_LANES_OF).bind(all)).await?;
     let all = deliveries(db, id).await?;
-    let cancelled: Vec<[u8; 16]> =
-        all.iter().filter(|(_, state)| state.after(DeliveryStep::Cancel).is_ok()).map(|(id, _)| *id).collect();
+    let cancelled: Vec<[u8; 16]> = all
+        .iter()
+        .filter(|(_, state)| state.after(DeliveryStep::Cancel).is_ok())
+        .map(|(id, _)| *id)
+        .collect();
     if let ([(_, state), ..], true) = (all.as_slice(), cancelled.is_empty()) {
         return Err(Error::from(Impossible { state: *state, step: DeliveryStep::Cancel }).into());
     }
