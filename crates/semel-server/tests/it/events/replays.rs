@@ -83,7 +83,7 @@ fn letters_and_events_are_replayed_by_name_in_every_mode() {
     let (done, told) = replay(&semel, &["--event-id", event, "--targets", "all", "--dry-run"]);
     assert!(done && told.contains("0 to run, 1 to skip"), "it is done: {told}");
     let (done, told) = replay(&semel, &["--event-id", event, "--targets", "all", "--mode", "re-execute"]);
-    assert!(!done && told.contains("say why"), "{told}");
+    assert!(!done && told.contains("a reason is required"), "{told}");
     let args =
         ["--event-id", event, "--targets", "all", "--mode", "re-execute", "--reason", "lost at the target"];
     let (done, told) = replay(&semel, &args);
