@@ -19,7 +19,14 @@ struct Restartable {
     gateway: String,
     admin: String,
     hook: String,
-    _semel: Arc<Mutex<Option<Semel>>>,
+    semel: Arc<Mutex<Option<Semel>>>,
+}
+
+// The thread of the hook holds the server too, and never ends.
+impl Drop for Restartable {
+    fn drop(&mut self) {
+        self.semel.lock().take();
+    }
 }
 
 fn free_port() -> u16 {
@@ -61,7 +68,7 @@ fn restartable(folder: &Path, config: &str) -> Restartable {
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         }
     });
-    Restartable { gateway, admin, hook, _semel: shared }
+    Restartable { gateway, admin, hook, semel: shared }
 }
 
 fn passes(profile: &str, skipped: &[&str]) {

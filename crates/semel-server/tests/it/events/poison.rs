@@ -73,6 +73,13 @@ impl Killer {
     }
 }
 
+// The threads of the target hold the server too, and never end.
+impl Drop for Killer {
+    fn drop(&mut self) {
+        self.shared.seen.lock().server = None;
+    }
+}
+
 impl Shared {
     fn answer(&self, stream: &TcpStream) -> Option<()> {
         let mut reader = BufReader::new(stream);

@@ -40,6 +40,13 @@ impl Gateway {
         *self.running.lock() = Running::Without(upstream.to_owned());
     }
 
+    /// Ends it and removes its folder. Threads that never end hold this value, so dropping it is not enough.
+    pub(super) fn end(&self) {
+        *self.running.lock() = Running::Not;
+        // A failure shows at the end of all tests: no file may be left.
+        let _ = std::fs::remove_dir_all(self.folder.path());
+    }
+
     fn run(&self) -> Semel {
         Semel::with_config(&self.folder.path().join("semel.toml"), &[])
     }

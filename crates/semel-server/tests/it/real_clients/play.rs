@@ -153,6 +153,12 @@ fn behind(client: &Client, keys: Keys) -> (Arc<World>, Arc<Fake>, String) {
     (world, fake, upstream)
 }
 
+impl Drop for Play {
+    fn drop(&mut self) {
+        self.world.gateway.end();
+    }
+}
+
 impl Play {
     fn start(client: &Client, keys: Keys, settings: &str) -> Self {
         let (world, fake, upstream) = behind(client, keys);
