@@ -138,7 +138,7 @@ impl Admin {
                     operation = "login",
                     address = address.map(tracing::field::display),
                     outcome,
-                    "a login failed: the token is not known"
+                    "login failed: unknown token"
                 );
             }
         }
@@ -160,12 +160,12 @@ impl Admin {
             let _ = self.health.probe().await;
             match keys::count_in_doubt(&self.engine).await {
                 Ok(count) => self.metrics.in_doubt(count),
-                Err(error) => tracing::debug!(target: "semel", %error, "keys in doubt were not counted"),
+                Err(error) => tracing::debug!(target: "semel", %error, "cannot count keys in doubt"),
             }
             if let Some(pipeline) = &self.pipeline {
                 match pipeline.ledger.totals().await {
                     Ok(totals) => self.metrics.deliveries().counted(totals),
-                    Err(error) => tracing::debug!(target: "semel", %error, "deliveries were not counted"),
+                    Err(error) => tracing::debug!(target: "semel", %error, "cannot count deliveries"),
                 }
                 pipeline.intake.count().await;
             }

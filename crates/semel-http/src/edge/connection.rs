@@ -1,5 +1,6 @@
 //! One connection, from its first byte to its last.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ pub(super) async fn serve<S, B>(
     link.wait_since(Instant::now(), RequestPart::Head);
     let shaken = tokio::select! {
         shaken = tokio::time::timeout(patience.head, handshake) => shaken,
-        () = link.evicted() => return evicted(&peer),
+        () = link.evicted() => return evicted(peer.address),
     };
     let stream = match shaken {
         Ok(Ok(Ok(stream))) => stream,
@@ -115,11 +116,11 @@ async fn speak<IO, S, B>(
         Some(WireProtocol::Http1) => Some(WireProtocol::Http1),
         None => tokio::select! {
             protocol = wire.sniff() => protocol,
-            () = link.evicted() => return evicted(&peer),
+            () = link.evicted() => return evicted(peer.address),
             () = told(&mut draining) => None,
         },
     };
-    let peer_of_log = peer.clone();
+    let address = peer.address;
     let ending = shared.ending.clone();
     let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer, ending };
     let io = TokioIo::new(wire);
@@ -141,7 +142,7 @@ async fn speak<IO, S, B>(
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
-                () = link.evicted() => return evicted(&peer_of_log),
+                () = link.evicted() => return evicted(address),
                 () = told(&mut draining) => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -161,9 +162,9 @@ async fn speak<IO, S, B>(
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => ended,
-                () = link.evicted() => return evicted(&peer_of_log),
+                () = link.evicted() => return evicted(address),
                 () = link.flooded() => {
-                    tracing::warn!(peer = %peer_of_log.address, "connection closed: too many streams abandoned");
+                    tracing::warn!(peer = %address, "connection closed: too many streams abandoned");
                     return;
                 }
                 () = told(&mut draining) => {
@@ -174,13 +175,13 @@ async fn speak<IO, S, B>(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(peer = %peer_of_log.address, %error, "connection ended");
+        tracing::debug!(peer = %address, %error, "connection ended");
     }
 }
 
 /// A new connection gets the slot of this one.
-fn evicted(peer: &Peer) {
-    tracing::debug!(peer = %peer.address, "connection closed for a new one");
+fn evicted(address: SocketAddr) {
+    tracing::debug!(peer = %address, "connection closed for a new one");
 }
 
 /// Returns when the listener closes.

@@ -142,7 +142,7 @@ impl From<store::Error> for Refusal {
             refusal.retry_after = error.retry_after().or(Some(Duration::from_secs(1)));
             return refusal;
         }
-        tracing::warn!(target: "semel", %error, "the store did not do what the admin side asked");
+        tracing::warn!(target: "semel", %error, "store request of the admin API failed");
         let mut refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", error.to_string());
         refusal.retry_after = Some(Duration::from_secs(1));
         refusal

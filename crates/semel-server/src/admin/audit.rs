@@ -53,7 +53,7 @@ pub(super) async fn write_refused(
             user = caller.name,
             operation = action,
             error = error.detail(),
-            "the audit log has the change and not that it was refused"
+            "audit entry not updated: the change was refused"
         );
     }
 }

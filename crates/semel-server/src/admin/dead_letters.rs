@@ -322,7 +322,7 @@ async fn change(
         dlq_id = %id,
         reason,
         outcome = "done",
-        "a dead letter was changed by hand"
+        "dead letter changed by an operator"
     );
     let status = pipeline.ledger.letter(id).await?.map(|story| story.letter.status);
     Answer::ok(DeadLetterChange { id, action, status })
@@ -419,7 +419,7 @@ async fn edit(
         copy = %made,
         reason,
         outcome = "done",
-        "an edited copy of a dead letter was made"
+        "edited copy of a dead letter created"
     );
     let result = EditResult { id: made, copy_of: id, event_id: event, status: Status::Pending };
     Ok(Answer::new(StatusCode::CREATED, result))

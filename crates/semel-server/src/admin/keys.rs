@@ -352,7 +352,7 @@ impl Action<'_> {
             after,
             reason = self.reason,
             outcome,
-            "a record was changed by hand"
+            "record changed by an operator"
         );
     }
 }

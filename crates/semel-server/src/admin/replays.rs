@@ -386,7 +386,7 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
         items = job.counts.total,
         reason = job.new.reason,
         outcome = "made",
-        "a replay job was made"
+        "replay job created"
     );
     Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, ReplayJob::new(&job))))
 }
@@ -574,7 +574,7 @@ async fn order(
         replay_id = %id,
         reason,
         outcome = "done",
-        "a replay job was told"
+        "replay job changed by an operator"
     );
     Answer::ok(ReplayJob::new(&job))
 }

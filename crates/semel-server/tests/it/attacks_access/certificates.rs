@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::admin_tls::certificates;
-use crate::kit::{Semel, semel};
+use crate::kit::{Semel, Upstream, semel};
 
 fn config(folder: &Path, client_ca: &str) -> std::path::PathBuf {
     let file = folder.join("semel.toml");
@@ -52,4 +52,40 @@ fn a_client_without_a_certificate_gets_nothing() {
     assert!(!health.status.success() && health.stdout.is_empty(), "{health:?}");
     let half = semel().args(["keys", "list", "--admin-cert", "x.pem"]).output().unwrap();
     assert_eq!(half.status.code(), Some(2), "a certificate needs its key");
+}
+
+#[test]
+fn a_client_without_a_certificate_does_not_reach_the_gateway() {
+    let (server, clients, strangers) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for folder in [&server, &clients, &strangers] {
+        certificates(folder.path(), "IP:127.0.0.1");
+    }
+    let path = |folder: &tempfile::TempDir, name: &str| folder.path().join(name).display().to_string();
+    let (upstream, file) = (Upstream::start(), server.path().join("semel.toml"));
+    let config = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
+         [gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\nscope = \"single-tenant\"\n\
+         tls = {{ cert = \"{}\", key = \"{}\", client_ca = \"{}\" }}\n",
+        upstream.url(),
+        path(&server, "cert.pem"),
+        path(&server, "key.pem"),
+        path(&clients, "ca.pem"),
+    );
+    std::fs::write(&file, config).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let pay = |key: &str, identity: Option<&tempfile::TempDir>| {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--noproxy", "*", "-o", "/dev/null", "-w", "%{http_code}", "-d", "{}"]);
+        curl.args(["--cacert", &path(&server, "ca.pem"), "-H", &format!("Idempotency-Key: {key}")]);
+        if let Some(folder) = identity {
+            curl.args(["--cert", &path(folder, "cert.pem"), "--key", &path(folder, "key.pem")]);
+        }
+        let output = curl.arg(format!("{}/orders", semel.gateway_url())).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(pay("known", Some(&clients)), "201");
+    assert_eq!(pay("none", None), "000", "no certificate");
+    assert_eq!(pay("stranger", Some(&strangers)), "000", "a certificate of another authority");
+    assert_eq!(["known", "none", "stranger"].map(|key| upstream.calls(key)), [1, 0, 0]);
 }

@@ -50,9 +50,9 @@ fn guessing_tokens_is_logged_and_slowed_down_for_one_address_only() {
 
     assert!(metric(&admin, "semel_admin_logins_refused_total{reason=\"unknown\"}") >= 20.0);
     assert!(metric(&admin, "semel_admin_logins_refused_total{reason=\"throttled\"}") >= 1.0);
-    semel.logged("a login failed");
+    semel.logged("login failed: unknown token");
     let log = semel.log();
-    let line = log.lines().find(|line| line.contains("a login failed")).unwrap();
+    let line = log.lines().find(|line| line.contains("login failed: unknown token")).unwrap();
     assert!(line.contains("\"WARN\"") && line.contains("127.0.0.1"), "{line}");
     assert!(!log.contains("a-guess") && !log.contains(TOKEN), "{log}");
 }
