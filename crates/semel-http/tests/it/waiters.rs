@@ -1,5 +1,5 @@
 //! Duplicates while the first call runs: stampede, owner_dies_with_waiters, waiter_deadline, waiter_leaves,
-//! waiter_caps, X7, X9, X21.
+//! waiter_caps.
 
 use std::sync::Arc;
 use std::time::Duration;

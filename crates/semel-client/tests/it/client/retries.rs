@@ -1,4 +1,4 @@
-//! P3 over real sockets.
+//! Retries of the client over real sockets.
 
 use std::sync::Arc;
 use std::time::Duration;
