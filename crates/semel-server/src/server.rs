@@ -119,7 +119,7 @@ impl Server {
         let waiters = &records.waiters;
         let caps =
             WaiterCaps { per_key: waiters.per_key, per_scope: waiters.per_scope, in_all: waiters.in_all };
-        let engine = Engine::over(store)
+        let engine = Engine::builder(store)
             .secret(secret.clone())
             .hot_cache(records.hot_cache, Duration::from_secs(10))
             .waiter_caps(caps)
