@@ -41,7 +41,7 @@ mod caller;
 mod columns;
 #[cfg(feature = "redis")]
 mod copies;
-mod fault;
+mod error;
 mod guard;
 mod judge;
 mod lane;
@@ -62,16 +62,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection as _, Row as _};
+use semel_postgres::PostgresError;
+pub use semel_postgres::{AsyncCommit, Pooling};
+use sqlx::Row as _;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
+pub use self::builder::PostgresBuilder;
 use self::builder::Settings;
-pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
 #[cfg(feature = "redis")]
 pub(super) use self::copies::{Copies, CopyGeneration};
-use self::fault::Fault;
 use self::lane::{Lane, LaneTask, LoneClaimResult};
 use self::link::OwnConnection;
 use self::listen::Pulse;
@@ -147,8 +147,9 @@ impl PostgresStore {
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
-                    let fault =
-                        Fault::setup(format!("no runtime can be started for the PostgreSQL store: {error}"));
+                    let fault = PostgresError::setup(format!(
+                        "no runtime can be started for the PostgreSQL store: {error}"
+                    ));
                     drop(told.send(Err(fault)));
                     return;
                 }
@@ -194,7 +195,7 @@ impl PostgresStore {
     async fn on_thread<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Fault>> + Send + 'static,
+        F: Future<Output = Result<T, PostgresError>> + Send + 'static,
     {
         match self.shared.runtime.spawn(work).await {
             Ok(result) => result.map_err(Error::from),
@@ -203,29 +204,10 @@ impl PostgresStore {
     }
 }
 
-async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
+async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
     let mut link = OwnConnection::new(Arc::clone(&settings));
-    schema::prepare(link.connect().await?, &settings.schema, &settings.target).await?;
-    let checked = Arc::clone(&settings);
-    let side = PgPoolOptions::new()
-        .max_connections(settings.connections)
-        .acquire_timeout(settings.patience)
-        .test_before_acquire(false)
-        .before_acquire(|connection, known| {
-            Box::pin(async move {
-                // A connection that was in use recently is alive; an idle one may have lost its server.
-                Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
-            })
-        })
-        .after_connect(move |connection, _| {
-            let settings = Arc::clone(&checked);
-            Box::pin(async move {
-                link::check(&settings, connection)
-                    .await
-                    .map_err(|fault| sqlx::Error::Configuration(fault.to_string().into()))
-            })
-        })
-        .connect_lazy_with(settings.options.clone());
+    schema::MIGRATION.apply(link.connect().await?, &settings).await?;
+    let side = semel_postgres::pool(&settings.connection);
     let shared = Arc::new(StoreShared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
     let (claims, writes) = (Arc::new(CommandQueue::default()), Arc::new(CommandQueue::default()));
     let lone = Arc::new(Lone::new(&settings));
@@ -326,14 +308,14 @@ impl Store for PostgresStore {
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
-            get(&shared, id).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+            get(&shared, id).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
-            scan(&shared, query).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+            scan(&shared, query).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
@@ -366,7 +348,7 @@ impl Store for PostgresStore {
             let rows = shared.fetch(query).await;
             let bytes =
                 rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
-            let bytes = bytes.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let bytes = bytes.map_err(|error| shared.settings.explain(&error))?;
             Ok(u64::try_from(bytes).ok())
         }))
     }
@@ -386,7 +368,7 @@ impl MarkStore for PostgresStore {
             let query = shared.settings.query(&shared.settings.statements.read_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
             let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
-            let value = value.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let value = value.map_err(|error| shared.settings.explain(&error))?;
             Ok(value.map(|value| u64::try_from(value).unwrap_or(0)))
         }))
     }
@@ -395,13 +377,13 @@ impl MarkStore for PostgresStore {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.on_thread(async move {
             let Ok(value) = i64::try_from(value) else {
-                return Err(Fault::setup("a high-water mark in PostgreSQL must be below 2^63"));
+                return Err(PostgresError::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };
             let query = shared.settings.query(&shared.settings.statements.raise_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
             let stands =
                 rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
-            let stands = stands.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let stands = stands.map_err(|error| shared.settings.explain(&error))?;
             Ok(u64::try_from(stands).unwrap_or(0))
         }))
     }

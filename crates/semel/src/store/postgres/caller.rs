@@ -6,7 +6,6 @@ use sqlx::PgConnection;
 
 use super::PostgresStore;
 use super::columns::{Swap, SwapColumns};
-use super::fault::Fault;
 use super::row::{self, PgRowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
@@ -23,7 +22,7 @@ impl PostgresStore {
         command: &Command,
     ) -> Result<Option<Ruling>, Error> {
         let settings = Arc::clone(&self.shared.settings);
-        let explain = |error: PgRowError| Error::from(Fault::row(&settings.target, &error));
+        let explain = |error: PgRowError| Error::from(settings.explain_row(&error));
         let Some(Stored { record, version, now, .. }) = self.hold(transaction, id).await.map_err(explain)?
         else {
             return Ok(None);
@@ -67,6 +66,6 @@ impl PostgresStore {
 
     /// Translates the error of Semel's statement in the caller's transaction.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> Error {
-        Fault::statement(&self.shared.settings.target, error).into()
+        self.shared.settings.explain(error).into()
     }
 }

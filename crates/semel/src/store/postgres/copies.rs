@@ -4,11 +4,11 @@
 //! (`number`). Every forget and re-execute begins a new generation in its own transaction, in every process, with or
 //! without copies. Without a store in front there is no row and no cost.
 
+use semel_postgres::PostgresError;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
-use super::fault::Fault;
 use super::row::PgRowError;
 use super::shared::StoreShared;
 use crate::record::DecodeError;
@@ -83,11 +83,11 @@ fn first(rows: &[PgRow]) -> Result<Option<Copies>, PgRowError> {
     }))
 }
 
-fn settled(shared: &StoreShared, found: Result<Option<Copies>, PgRowError>) -> Result<Copies, Fault> {
+fn settled(shared: &StoreShared, found: Result<Option<Copies>, PgRowError>) -> Result<Copies, PostgresError> {
     let found = found.map_err(|error| explain(shared, &error))?;
     found.ok_or_else(|| explain(shared, &sqlx::Error::RowNotFound.into()))
 }
 
-fn explain(shared: &StoreShared, error: &PgRowError) -> Fault {
-    Fault::row(&shared.settings.target, error)
+fn explain(shared: &StoreShared, error: &PgRowError) -> PostgresError {
+    shared.settings.explain_row(error)
 }

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use semel_postgres::Subscription;
 use sqlx::Row as _;
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::columns;
 use super::row;
@@ -44,13 +44,8 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
     let mut ready = Some(ready);
     let mut pause = Duration::from_millis(10);
     loop {
-        let options = shared.settings.options.clone();
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(shared.settings.patience)
-            .connect_lazy_with(options);
-        match connect(&shared, &pool).await {
-            Ok(mut listener) => {
+        match Subscription::open(&shared.settings, shared.channel()).await {
+            Ok(mut subscription) => {
                 pause = Duration::from_millis(10);
                 // Messages from before the connection were missed.
                 shared.wakeups.wake_all();
@@ -59,31 +54,24 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
                     let _ = ready.send(());
                 }
                 tokio::select! {
-                    () = hear(&shared, &pulse, &mut listener) => {}
+                    () = hear(&shared, &pulse, &mut subscription) => {}
                     () = pulse.deaf.notified() => {}
                 }
+                subscription.close().await;
                 *pulse.until.lock() = None;
                 shared.trust(Trust::Unconfirmed);
                 tracing::warn!(target = %shared.settings.target, "wake-ups are lost: reconnecting, waiters poll");
             }
             Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
-        let _ = timeout(Duration::from_millis(200), pool.close()).await;
         sleep(pause + pause.mul_f64(rand::random())).await;
         pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
-async fn connect(shared: &StoreShared, pool: &sqlx::PgPool) -> Result<PgListener, sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
-    listener.eager_reconnect(false);
-    listener.listen(shared.channel()).await?;
-    Ok(listener)
-}
-
-async fn hear(shared: &Arc<StoreShared>, pulse: &Pulse, listener: &mut PgListener) {
-    while let Ok(Some(notification)) = listener.try_recv().await {
-        understand(shared, pulse, notification.payload());
+async fn hear(shared: &Arc<StoreShared>, pulse: &Pulse, subscription: &mut Subscription) {
+    while let Some(payload) = subscription.next().await {
+        understand(shared, pulse, &payload);
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use semel_postgres::PostgresError;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::error::ambiguous;
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
 use crate::store::{Error, ErrorKind};
@@ -69,6 +71,12 @@ impl Item {
         };
         self.held = Some((version, since));
         now - since
+    }
+
+    /// Answers with an error, which is ambiguous if the command may have been executed.
+    pub(super) fn fail(self, error: &PostgresError) {
+        let error = if self.unheard { ambiguous(error) } else { error.clone().into() };
+        self.tell(Err(error));
     }
 
     pub(super) fn tell(self, result: Result<Ruling, Error>) {

@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use semel_postgres::PostgresError;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row as _};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::builder::{Pooling, Settings};
-use super::fault::Fault;
+use super::Pooling;
+use super::builder::Settings;
 use super::guard::Parted;
 use super::judge::Group;
 use super::link;
@@ -229,8 +230,8 @@ impl StoreShared {
     }
 
     /// Waits until every process with caches has dropped the forgotten key, or may no longer answer from its caches.
-    async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
-        let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
+    async fn wait_for_caches(&self, nonce: i64) -> Result<(), PostgresError> {
+        let explain = |error: sqlx::Error| self.settings.explain(&error);
         let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
         let rows = self.fetch(query).await.map_err(explain)?;
         let mut others = HashSet::new();
