@@ -209,7 +209,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
     schema::MIGRATION.apply(link.connect().await?, &settings).await?;
     let side = semel_postgres::pool(&settings.connection);
     let shared = Arc::new(StoreShared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
-    let (claims, writes) = (Arc::new(CommandQueue::default()), Arc::new(CommandQueue::default()));
+    let (claims, writes) = (Arc::new(CommandQueue::new()), Arc::new(CommandQueue::new()));
     let lone = Arc::new(Lone::new(&settings));
     let lanes =
         [(Lane::Claims, &claims, link), (Lane::Writes, &writes, OwnConnection::new(Arc::clone(&settings)))];

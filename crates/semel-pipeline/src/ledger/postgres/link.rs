@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use semel::batch::Batcher;
 use semel::key::KeyId;
 use semel::store::Pooling;
-use semel::together::Together;
 use semel_postgres::{Execution, PostgresError, PostgresSettings, Remedy};
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
@@ -19,7 +19,7 @@ use super::database::Db;
 use super::fault::{Fault, store_error};
 use super::ids::Ids;
 use super::intake;
-use super::join::Joint;
+use super::join;
 use super::listen::News;
 use crate::ledger::{BoxFuture, Error, KeyState};
 
@@ -30,8 +30,8 @@ pub(super) struct Shared {
     pub(super) pool: PgPool,
     pub(super) news: News,
     pub(super) ids: Ids,
-    pub(super) joint: Joint,
-    pub(super) finds: Arc<Together<KeyId, Result<KeyState, Error>>>,
+    pub(super) accepts: join::AcceptBatcher,
+    pub(super) finds: Arc<Batcher<KeyId, Result<KeyState, Error>>>,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
     /// For heartbeats alone: see [`call_apart`](Self::call_apart).
@@ -67,8 +67,8 @@ impl Shared {
             news: News::new(settings.schema.name()),
             settings,
             ids: Ids::default(),
-            joint: Joint::default(),
-            finds: Together::new(intake::FIND_TOGETHER),
+            accepts: join::batcher(),
+            finds: Batcher::new(intake::FIND_TOGETHER),
             swept: AtomicI64::new(0),
             heartbeats: Mutex::new(None),
         })

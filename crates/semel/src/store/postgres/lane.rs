@@ -63,13 +63,12 @@ impl LaneTask {
         let mut waiting: Vec<Item> = Vec::new();
         let mut pace = Pace::Busy;
         loop {
-            self.queue.take(&mut waiting, BATCH);
-            if self.queue.is_closed() {
+            if !self.queue.items.take(&mut waiting, BATCH) {
                 break;
             }
             if waiting.is_empty() {
                 self.queue.rest(pace);
-                self.queue.arrival().await;
+                self.queue.items.arrival().await;
                 continue;
             }
             let before = waiting.len();
@@ -102,7 +101,7 @@ impl LaneTask {
                     tokio::select! {
                         () = self.pause(Duration::from_millis(1)) => {}
                         // A new command is not affected by it.
-                        () = queue.arrival() => {}
+                        () = queue.items.arrival() => {}
                     }
                 }
                 Err(fault) if fault.remedy == Remedy::None => {}

@@ -9,13 +9,13 @@ use redis::Value;
 use super::error::CallReach;
 use super::link::NumberedConnection;
 use super::{Shared, script};
+use crate::batch::Batcher;
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::store::{Error, ErrorKind};
-use crate::together::Together;
 
 /// Maximum size of a batch. A script blocks all other commands, at this size for about 0.5 ms.
-const TOGETHER: usize = 64;
+const BATCH: usize = 64;
 
 /// A larger outcome is sent alone.
 const LARGE: usize = 4096;
@@ -26,7 +26,7 @@ const BUSY: usize = 16;
 /// Completions of this process that wait for a batch.
 #[derive(Debug)]
 pub(super) struct Completions {
-    waiting: Arc<Together<Completing, Result<bool, Error>>>,
+    waiting: Arc<Batcher<Completing, Result<bool, Error>>>,
     /// Set if the server accepts only one key per call.
     apart: AtomicBool,
 }
@@ -40,7 +40,7 @@ struct Completing {
 
 impl Completions {
     pub(super) fn new() -> Self {
-        Self { waiting: Together::new(TOGETHER), apart: AtomicBool::new(false) }
+        Self { waiting: Batcher::new(BATCH), apart: AtomicBool::new(false) }
     }
 }
 
@@ -67,12 +67,12 @@ impl Shared {
         };
         let arguments = script::completion(grant, outcome, *retention);
         let shared = Arc::clone(self);
-        let carry = move |completions: Vec<Completing>| {
+        let send = move |completions: Vec<Completing>| {
             let shared = Arc::clone(&shared);
             async move { shared.complete_all(&completions).await }
         };
         let completing = Completing { key: self.names.record(id), arguments };
-        match self.completions.waiting.ask(completing, carry).await {
+        match self.completions.waiting.ask(completing, send).await {
             Some(Ok(true)) => Ok(Ruling::Accepted { lease_left: Duration::ZERO }),
             Some(Ok(false)) => self.apply_shortly(numbered, id, command).await,
             Some(Err(error)) => Err(error),
