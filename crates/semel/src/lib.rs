@@ -19,6 +19,9 @@
 //! | `testkit` | the contract suite and the fault-injecting store, for authors of stores and tests of handlers | no |
 
 /// For the other crates of Semel; not part of the public interface.
+#[doc(hidden)]
+pub mod backoff;
+/// For the other crates of Semel; not part of the public interface.
 #[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
 #[doc(hidden)]
 pub mod batch;

@@ -57,6 +57,7 @@ use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Wakeups, Watch,
 };
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::secret::Secret;
@@ -108,7 +109,7 @@ struct Announcement {
     /// Asks how many processes received it.
     heard: ::redis::Cmd,
     until: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// The state that calls and background tasks share.
@@ -332,7 +333,7 @@ impl Shared {
             listeners,
             heard,
             until: instant() + CACHES_LIVE,
-            pause: Duration::from_micros(200),
+            backoff: Backoff::new(Duration::from_micros(200), Duration::from_millis(20)),
         })
     }
 
@@ -344,8 +345,7 @@ impl Shared {
         if heard >= told.listeners || instant() >= told.until {
             return Ok(true);
         }
-        tokio::time::sleep(told.pause).await;
-        told.pause = (told.pause * 2).min(Duration::from_millis(20));
+        told.backoff.wait().await;
         Ok(false)
     }
 

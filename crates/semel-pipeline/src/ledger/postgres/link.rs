@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use semel::backoff::Backoff;
 use semel::batch::Batcher;
 use semel::key::KeyId;
 use semel::store::Pooling;
@@ -113,7 +114,7 @@ impl Shared {
     {
         let deadline = Instant::now() + self.settings.patience;
         let mut repeated = false;
-        let mut pause = Duration::from_millis(2);
+        let mut backoff = Backoff::new(Duration::from_millis(3), Duration::from_millis(375));
         loop {
             let trouble = match self.once(shape, arguments, &work).await {
                 Ok(answer) => return Ok(Called { answer, repeated }),
@@ -125,13 +126,12 @@ impl Shared {
             let trouble = if shape == Shape::Read { trouble.not_executed() } else { trouble };
             repeated |= trouble.execution == Execution::Unknown;
             let may_repeat = !(repeated && shape == Shape::TransactionOnce);
-            let wait = pause + pause.mul_f64(rand::random());
+            let wait = backoff.next_wait();
             if !may_repeat || trouble.remedy == Remedy::None || Instant::now() + wait >= deadline {
                 return Err(store_error(if repeated { self.unknown() } else { trouble }));
             }
             tracing::debug!(%trouble, "the ledger tries again");
             sleep(wait).await;
-            pause = (pause * 2).min(Duration::from_millis(250));
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use semel::backoff::Backoff;
 use semel::store::Pooling;
 use semel_postgres::Subscription;
 use tokio::sync::Notify;
@@ -125,14 +126,14 @@ pub(super) async fn speak(shared: Weak<Shared>) {
 
 /// Listens to the other processes, as long as the ledger lives.
 pub(super) async fn listen(shared: Weak<Shared>) {
-    let mut pause = Duration::from_millis(10);
+    let mut backoff = Backoff::new(Duration::from_millis(15), Duration::from_millis(1500));
     loop {
         let Some(alive) = shared.upgrade() else { return };
         let (settings, channel) = (Arc::clone(&alive.settings), alive.news.channel.clone());
         drop(alive);
         match Subscription::open(&settings, &channel).await {
             Ok(mut subscription) => {
-                pause = Duration::from_millis(10);
+                backoff.reset();
                 // Notifications from before the connection were missed.
                 if let Some(alive) = shared.upgrade() {
                     alive.news.arrive();
@@ -145,7 +146,6 @@ pub(super) async fn listen(shared: Weak<Shared>) {
             }
             Err(error) => tracing::debug!(%error, "cannot listen yet"),
         }
-        sleep(pause + pause.mul_f64(rand::random())).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        backoff.wait().await;
     }
 }

@@ -15,6 +15,7 @@ use super::link::OwnConnection;
 use super::queue::{CommandQueue, Item, Pace, UncertainWrite};
 use super::row::{self, RowAnswer, Stored};
 use super::shared::StoreShared;
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{Command, NewClaim, Ruling};
 
@@ -39,25 +40,48 @@ pub(super) enum Lane {
 
 #[derive(Debug)]
 pub(super) struct LaneTask {
-    pub(super) lane: Lane,
-    pub(super) shared: Arc<StoreShared>,
-    pub(super) queue: Arc<CommandQueue>,
-    pub(super) link: OwnConnection,
+    lane: Lane,
+    shared: Arc<StoreShared>,
+    queue: Arc<CommandQueue>,
+    link: OwnConnection,
     /// How many commands the next rounds take one by one, after a batch was refused.
-    pub(super) alone: usize,
+    alone: usize,
     /// The result of the last single claim; it selects the form of the next one.
-    pub(super) last: LoneClaimResult,
-    pub(super) failures: u32,
+    last: LoneClaimResult,
+    failures: u32,
+    /// Waits after a round in which other processes were faster.
+    contended: Backoff,
+    /// Waits after a failed round.
+    failing: Backoff,
 }
 
 /// The result of a single claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LoneClaimResult {
+enum LoneClaimResult {
     Nothing,
     Record,
 }
 
 impl LaneTask {
+    pub(super) fn new(
+        lane: Lane,
+        shared: Arc<StoreShared>,
+        queue: Arc<CommandQueue>,
+        link: OwnConnection,
+    ) -> Self {
+        Self {
+            lane,
+            shared,
+            queue,
+            link,
+            alone: 0,
+            last: LoneClaimResult::Nothing,
+            failures: 0,
+            contended: Backoff::new(Duration::from_micros(1500), Duration::from_millis(24)),
+            failing: Backoff::new(Duration::from_millis(6), Duration::from_millis(96)),
+        }
+    }
+
     /// Works until the store is closed.
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
@@ -94,29 +118,28 @@ impl LaneTask {
             waiting = batch;
             self.give_up(&mut waiting, result.as_ref().err());
             match result {
-                Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
+                Ok(()) if rest == 0 || waiting.len() < before => {
+                    self.failures = 0;
+                    self.contended.reset();
+                    self.failing.reset();
+                }
                 // Other processes were faster repeatedly: pause.
                 Ok(()) => {
-                    let queue = Arc::clone(&self.queue);
+                    self.failures += 1;
                     tokio::select! {
-                        () = self.pause(Duration::from_millis(1)) => {}
+                        () = self.contended.wait() => {}
                         // A new command is not affected by it.
-                        () = queue.items.arrival() => {}
+                        () = self.queue.items.arrival() => {}
                     }
                 }
                 Err(fault) if fault.remedy == Remedy::None => {}
-                Err(_) => self.pause(Duration::from_millis(4)).await,
+                Err(_) => {
+                    self.failures += 1;
+                    self.failing.wait().await;
+                }
             }
         }
         self.link.close().await;
-    }
-
-    /// Grows with every failure and has jitter.
-    async fn pause(&mut self, first: Duration) {
-        self.failures = self.failures.saturating_add(1);
-        let longest = first.saturating_mul(1 << self.failures.min(5)).as_micros() as u64;
-        let pause = Duration::from_micros(longest / 2 + rand::random_range(0..=longest / 2));
-        tokio::time::sleep(pause).await;
     }
 
     fn failed(&mut self, fault: &PostgresError, batch: &mut Vec<Item>) {

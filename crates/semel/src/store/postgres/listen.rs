@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::columns;
 use super::row;
 use super::shared::{StoreShared, TRUST};
+use crate::backoff::Backoff;
 use crate::hex;
 use crate::key::KeyId;
 use crate::store::Trust;
@@ -42,11 +43,11 @@ pub(super) struct Pulse {
 /// Listens until the runtime ends. `ready` is notified once it does.
 pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
     let mut ready = Some(ready);
-    let mut pause = Duration::from_millis(10);
+    let mut backoff = Backoff::new(Duration::from_millis(15), Duration::from_millis(1500));
     loop {
         match Subscription::open(&shared.settings, shared.channel()).await {
             Ok(mut subscription) => {
-                pause = Duration::from_millis(10);
+                backoff.reset();
                 // Messages from before the connection were missed.
                 shared.wakeups.wake_all();
                 pulse.listening.notify_one();
@@ -64,8 +65,7 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
             }
             Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
-        sleep(pause + pause.mul_f64(rand::random())).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        backoff.wait().await;
     }
 }
 
