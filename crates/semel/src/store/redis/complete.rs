@@ -46,7 +46,7 @@ impl Completions {
 
 impl Shared {
     /// True if a command is a completion that should be batched.
-    pub(super) fn goes_together(self: &Arc<Self>, command: &Command) -> bool {
+    pub(super) fn is_batched(self: &Arc<Self>, command: &Command) -> bool {
         let small = matches!(command, Command::Complete { outcome, .. } if outcome.size() <= LARGE);
         // Every call holds one, a claim two.
         small
@@ -56,14 +56,14 @@ impl Shared {
     }
 
     /// Completes in a batch with concurrent completions.
-    pub(super) async fn complete_together(
+    pub(super) async fn complete_in_batch(
         self: &Arc<Self>,
-        numbered: NumberedConnection,
+        numbered: &mut NumberedConnection,
         id: KeyId,
         command: &Command,
     ) -> Result<Ruling, Error> {
         let Command::Complete { grant, outcome, retention, .. } = command else {
-            return self.apply_shortly(numbered, id, command).await;
+            return self.execute(numbered, &self.names.record(id), command).await;
         };
         let arguments = script::completion(grant, outcome, *retention);
         let shared = Arc::clone(self);
@@ -74,7 +74,7 @@ impl Shared {
         let completing = Completing { key: self.names.record(id), arguments };
         match self.completions.waiting.ask(completing, send).await {
             Some(Ok(true)) => Ok(Ruling::Accepted { lease_left: Duration::ZERO }),
-            Some(Ok(false)) => self.apply_shortly(numbered, id, command).await,
+            Some(Ok(false)) => self.execute(numbered, &self.names.record(id), command).await,
             Some(Err(error)) => Err(error),
             None => {
                 Err(Error::new(ErrorKind::Ambiguous, "the thread of the Redis store ended during a call"))

@@ -27,8 +27,8 @@ use crate::time::Timestamp;
 const EDGE: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// True if it is worth trying.
-    pub(super) fn may_be_plain(&self, command: &Command) -> bool {
+    /// True if a claim without a script is worth trying.
+    pub(super) fn may_skip_script(&self, command: &Command) -> bool {
         let Command::Claim(claim) = command else { return false };
         // If it is written late, a claim whose effect has begun would be in doubt instead of free.
         let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     /// A claim without the rules, if that is possible; `None` if they must decide.
-    pub(super) async fn claim_plainly(
+    pub(super) async fn claim_without_script(
         &self,
         numbered: &mut NumberedConnection,
         key: &[u8],
@@ -46,7 +46,7 @@ impl Shared {
         let (Command::Claim(claim), SharedConnection::One(connection)) = (command, &mut numbered.wire) else {
             return Ok(None);
         };
-        if !self.may_be_plain(command) {
+        if !self.may_skip_script(command) {
             return Ok(None);
         }
         if let Some(refusal) = self.refusal() {
