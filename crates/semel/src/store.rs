@@ -9,6 +9,7 @@ mod embedded;
 #[cfg(feature = "encryption")]
 mod encrypted;
 mod error;
+mod forward;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod given;
 #[cfg(any(feature = "postgres", feature = "redis"))]
