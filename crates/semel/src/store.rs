@@ -66,7 +66,7 @@ pub use self::redis::{
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};
 #[cfg(any(feature = "embedded", feature = "postgres"))]
-pub(crate) use self::wraps::Veil;
+pub(crate) use self::wraps::OutcomeTransform;
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 pub use self::wraps::Wraps;
 use crate::key::KeyId;

@@ -166,7 +166,7 @@ impl PostgresStore {
                         for queue in queues {
                             queue.close();
                         }
-                        tokio::join!(leave(&shared), lone.close());
+                        tokio::join!(remove_process(&shared), lone.close());
                     }
                     Err(fault) => drop(told.send(Err(fault))),
                 }
@@ -184,7 +184,7 @@ impl PostgresStore {
     }
 
     /// Executes a command in a lane's next batch.
-    async fn in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
+    async fn run_in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
         let deadline = Instant::now() + self.shared.settings.patience;
         queue.push(Item::new(id, command, deadline, answer))?;
@@ -192,7 +192,7 @@ impl PostgresStore {
     }
 
     /// Runs `work` on the store's own runtime.
-    async fn on_thread<T, F>(&self, work: F) -> Result<T, Error>
+    async fn run_on_thread<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, PostgresError>> + Send + 'static,
@@ -222,7 +222,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
         let pulse = Arc::new(Pulse::default());
         let (ready, listening) = oneshot::channel();
         tokio::spawn(listen::listen(Arc::clone(&shared), Arc::clone(&pulse), ready));
-        tokio::spawn(listen::beat(Arc::clone(&shared), pulse));
+        tokio::spawn(listen::send_heartbeats(Arc::clone(&shared), pulse));
         tokio::spawn(listen::arm(Arc::clone(&shared)));
         // Without it waiters poll, so the store can start.
         let _ = timeout(settings.patience, listening).await;
@@ -231,7 +231,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
 }
 
 /// Tells other processes not to wait for this one any more.
-async fn leave(shared: &StoreShared) {
+async fn remove_process(shared: &StoreShared) {
     let left = async {
         if shared.appeared.load(Ordering::Acquire) {
             let query = shared.settings.query(&shared.settings.statements.leave);
@@ -275,13 +275,13 @@ impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
             match command {
-                Command::Claim(claim) => match self.lone.pass(&self.shared, &self.claims) {
+                Command::Claim(claim) => match self.lone.try_permit(&self.shared, &self.claims) {
                     Some(pass) => {
                         let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
                         let work = lone::claim(shared, claims, pass, id, claim);
                         Inline::new(self.shared.runtime.clone(), work).await
                     }
-                    None => self.in_lane(&self.claims, id, Command::Claim(claim)).await,
+                    None => self.run_in_lane(&self.claims, id, Command::Claim(claim)).await,
                 },
                 Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
                     let (lone, patience) = (Arc::clone(&self.lone), self.shared.settings.patience);
@@ -289,36 +289,36 @@ impl Store for PostgresStore {
                         lone.end(patience).await;
                         Ok(())
                     };
-                    self.on_thread(ended).await?;
-                    self.in_lane(&self.claims, id, command).await
+                    self.run_on_thread(ended).await?;
+                    self.run_in_lane(&self.claims, id, command).await
                 }
                 Command::Begin(_)
                 | Command::Renew(_)
                 | Command::Complete { .. }
                 | Command::Release(_)
                 | Command::Bind(_)
-                | Command::Abandon(_) => self.in_lane(&self.writes, id, command).await,
+                | Command::Abandon(_) => self.run_in_lane(&self.writes, id, command).await,
             }
         })
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             get(&shared, id).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             scan(&shared, query).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move { sweep::sweep(&shared, limit).await }))
+        Box::pin(self.run_on_thread(async move { sweep::sweep(&shared, limit).await }))
     }
 
     fn watch(&self, id: KeyId) -> Watch {
@@ -333,14 +333,14 @@ impl Store for PostgresStore {
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move { secret::give(&shared, &candidate).await }))
+        Box::pin(self.run_on_thread(async move { secret::give(&shared, &candidate).await }))
     }
 
     /// The size of the table of records with its indexes. PostgreSQL gives room back to the system only with
     /// `VACUUM FULL`; until then it counts, although new records use it.
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.used_bytes);
             let rows = shared.fetch(query).await;
             let bytes =
@@ -361,7 +361,7 @@ impl Store for PostgresStore {
 impl MarkStore for PostgresStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.read_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
             let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
@@ -372,7 +372,7 @@ impl MarkStore for PostgresStore {
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let Ok(value) = i64::try_from(value) else {
                 return Err(PostgresError::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };

@@ -188,8 +188,8 @@ impl Shared {
         let (answer, kept) =
             self.link.call_then(numbered, script, key, &arguments, secret.as_ref(), CallReach::Write).await?;
         let ruling = script::ruling(command, answer)?;
-        self.guess.saw(&ruling);
-        self.granted(numbered, key, ruling, kept).await
+        self.guess.note(&ruling);
+        self.confirm_grant(numbered, key, ruling, kept).await
     }
 
     /// Answers a claim with the rules, but refuses it if it would be won.
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     async fn get(&self, id: KeyId) -> Result<Option<Snapshot>, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let key = self.names.record(id);
         let script = self.rules.usual();
         let answer =
@@ -224,7 +224,7 @@ impl Shared {
     async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
         self.caches.invalidate(id);
         let mut told = self.tell_all(id).await?;
-        while !self.have_heard(&mut told).await? {}
+        while !self.all_confirmed(&mut told).await? {}
         Ok(())
     }
 
@@ -246,7 +246,7 @@ impl Shared {
     /// True if every process has received a message. If not, this waits a moment before it returns.
     ///
     /// A process that does not answer is waited for until everything it caches is too old to be used.
-    async fn have_heard(&self, told: &mut Announcement) -> Result<bool, Error> {
+    async fn all_confirmed(&self, told: &mut Announcement) -> Result<bool, Error> {
         let heard = number(&self.link.query(&told.heard, CallReach::Write).await?);
         if heard >= told.listeners || instant() >= told.until {
             return Ok(true);
@@ -274,18 +274,18 @@ impl Shared {
     }
 
     async fn raise_mark(&self, mark: MarkId, value: u64) -> Result<u64, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let key = self.names.mark(mark);
         let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
         let answer =
             self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, CallReach::Write).await?;
-        self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        self.replicas.wait_for_replicas(&self.link, &mut numbered, &key).await?;
         mark_value(&answer)
     }
 }
 
 fn mark_value(value: &Value) -> Result<u64, Error> {
-    let Value::BulkString(digits) = value else { return Err(script::strange("is not a mark")) };
+    let Value::BulkString(digits) = value else { return Err(script::unexpected_reply("is not a mark")) };
     let number = str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
     number.ok_or_else(|| Error::new(ErrorKind::Corrupt, "a mark is not a number"))
 }

@@ -23,7 +23,8 @@ impl PostgresStore {
     ) -> Result<Option<Ruling>, Error> {
         let settings = Arc::clone(&self.shared.settings);
         let explain = |error: PgRowError| Error::from(settings.explain_row(&error));
-        let Some(Stored { record, version, now, .. }) = self.hold(transaction, id).await.map_err(explain)?
+        let Some(Stored { record, version, now, .. }) =
+            self.lock_record(transaction, id).await.map_err(explain)?
         else {
             return Ok(None);
         };
@@ -40,7 +41,7 @@ impl PostgresStore {
                 judged_until: Timestamp::from_micros(i64::MAX as u64),
                 version: rand::random(),
                 record: changed,
-                wake: super::StoreShared::wakes(command),
+                wake: super::StoreShared::wakes_waiters(command),
                 invalidate: false,
             };
             let mut columns = SwapColumns::default();
@@ -57,7 +58,11 @@ impl PostgresStore {
         Ok(Some(ruling))
     }
 
-    async fn hold(&self, transaction: &mut PgConnection, id: KeyId) -> Result<Option<Stored>, PgRowError> {
+    async fn lock_record(
+        &self,
+        transaction: &mut PgConnection,
+        id: KeyId,
+    ) -> Result<Option<Stored>, PgRowError> {
         let query =
             self.shared.settings.query(&self.shared.settings.statements.lock).bind(id.as_bytes().as_slice());
         let row = query.fetch_optional(transaction).await?;

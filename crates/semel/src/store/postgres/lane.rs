@@ -91,7 +91,7 @@ impl LaneTask {
                 break;
             }
             if waiting.is_empty() {
-                self.queue.rest(pace);
+                self.queue.note_pace(pace);
                 self.queue.items.arrival().await;
                 continue;
             }
@@ -315,7 +315,7 @@ impl LaneTask {
                     };
                     let ruling = Ruling::Accepted { lease_left };
                     shared.announce(item.id, &item.command, &ruling);
-                    item.tell(Ok(ruling));
+                    item.answer(Ok(ruling));
                 }
                 None => {
                     item.refused = true;
@@ -388,7 +388,7 @@ impl LaneTask {
         let unknown = failed.as_ref().is_some_and(|fault| fault.execution == Execution::Unknown);
         for group in groups {
             if written.contains_key(&group.id) {
-                shared.written(group);
+                shared.answer_written(group);
                 continue;
             }
             let swap = group.swap.expect("only groups with a change are swapped");
@@ -404,7 +404,7 @@ impl LaneTask {
                     && !item.unheard
                     && matches!(item.command, Command::Claim(_))
                 {
-                    item.tell(Ok(Ruling::Busy { lease_left: HELD_HINT }));
+                    item.answer(Ok(Ruling::Busy { lease_left: HELD_HINT }));
                     continue;
                 }
                 batch.push(item);

@@ -55,7 +55,7 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
                     let _ = ready.send(());
                 }
                 tokio::select! {
-                    () = hear(&shared, &pulse, &mut subscription) => {}
+                    () = receive(&shared, &pulse, &mut subscription) => {}
                     () = pulse.deaf.notified() => {}
                 }
                 subscription.close().await;
@@ -69,13 +69,13 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
     }
 }
 
-async fn hear(shared: &Arc<StoreShared>, pulse: &Pulse, subscription: &mut Subscription) {
+async fn receive(shared: &Arc<StoreShared>, pulse: &Pulse, subscription: &mut Subscription) {
     while let Some(payload) = subscription.next().await {
-        understand(shared, pulse, &payload);
+        handle_notification(shared, pulse, &payload);
     }
 }
 
-fn understand(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
+fn handle_notification(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
     let Some((&kind, rest)) = payload.as_bytes().split_first() else { return };
     match kind {
         b'w' => {
@@ -101,7 +101,7 @@ fn understand(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
         b'a' => {
             let Some((nonce, process)) = rest.split_at_checked(16) else { return };
             if let (Some(nonce), Some(process)) = (hex::read::<8>(nonce), hex::read(process)) {
-                shared.acks.hear(i64::from_be_bytes(nonce), process);
+                shared.acks.receive(i64::from_be_bytes(nonce), process);
             }
         }
         b'h' => {
@@ -130,7 +130,7 @@ async fn acknowledge(shared: &StoreShared, nonce: [u8; 8]) {
 
 /// Proves that this process listens, while it has caches. Withdraws trust if it is not heard, or if the database has
 /// another secret.
-pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
+pub(super) async fn send_heartbeats(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
         if let Err(fault) = shared.compare_secret().await {
@@ -140,7 +140,7 @@ pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
             number += 1;
             pulse.sent.lock().retain(|_, sent| sent.elapsed() < TRUST);
             pulse.sent.lock().insert(number, Instant::now());
-            if let Err(error) = appear(&shared, number).await {
+            if let Err(error) = announce_process(&shared, number).await {
                 tracing::debug!(%error, "could not send the heartbeat of the listener");
             }
         }
@@ -167,7 +167,7 @@ pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
 }
 
 /// Written before it is sent: a forget waits for this process from then on.
-async fn appear(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
+async fn announce_process(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = columns::micros(TRUST);
     shared.appeared.store(true, Ordering::Release);

@@ -45,7 +45,11 @@ impl Lone {
     }
 
     /// The fast path, if it is free and useful.
-    pub(super) fn pass(self: &Arc<Self>, shared: &StoreShared, claims: &CommandQueue) -> Option<LonePermit> {
+    pub(super) fn try_permit(
+        self: &Arc<Self>,
+        shared: &StoreShared,
+        claims: &CommandQueue,
+    ) -> Option<LonePermit> {
         if claims.pace() == Pace::Busy || shared.settings.pooling == Pooling::Transaction {
             return None;
         }

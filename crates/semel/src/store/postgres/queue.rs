@@ -77,10 +77,10 @@ impl Item {
     /// Answers with an error, which is ambiguous if the command may have been executed.
     pub(super) fn fail(self, error: &PostgresError) {
         let error = if self.unheard { ambiguous(error) } else { error.clone().into() };
-        self.tell(Err(error));
+        self.answer(Err(error));
     }
 
-    pub(super) fn tell(self, result: Result<Ruling, Error>) {
+    pub(super) fn answer(self, result: Result<Ruling, Error>) {
         // The caller may have been dropped; the command is valid anyway.
         drop(self.answer.send(result));
     }
@@ -123,7 +123,7 @@ impl CommandQueue {
     }
 
     /// Records the result of the last round, before the lane waits for more.
-    pub(super) fn rest(&self, pace: Pace) {
+    pub(super) fn note_pace(&self, pace: Pace) {
         self.lone.store(pace == Pace::Lone, Ordering::SeqCst);
         // A command that came before is seen here; a later one resets the pace itself.
         if self.items.len() > 0 {

@@ -112,14 +112,14 @@ impl StoreShared {
     }
 
     /// True if callers may wait for the change of this command.
-    pub(super) fn wakes(command: &Command) -> bool {
+    pub(super) fn wakes_waiters(command: &Command) -> bool {
         !matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_))
     }
 
     /// Notifies the waiters and caches of this process. Must be called once a change is durable, before it is
     /// answered.
     pub(super) fn announce(&self, id: KeyId, command: &Command, ruling: &Ruling) {
-        if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes(command) {
+        if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes_waiters(command) {
             return;
         }
         if matches!(command, Command::Forget(_) | Command::Reexecute) {
@@ -188,14 +188,14 @@ impl StoreShared {
     }
 
     /// Answers a group whose change is committed. A forget is answered only once every cache has confirmed it.
-    pub(super) fn written(self: &Arc<Self>, group: Group) {
+    pub(super) fn answer_written(self: &Arc<Self>, group: Group) {
         let Group { items, rulings, swap, .. } = group;
         for (item, ruling) in items.iter().zip(&rulings) {
             self.announce(item.id, &item.command, ruling);
         }
         let tell = move || {
             for (item, ruling) in items.into_iter().zip(rulings) {
-                item.tell(Ok(ruling));
+                item.answer(Ok(ruling));
             }
         };
         match swap {
@@ -215,17 +215,17 @@ impl StoreShared {
     }
 
     /// Answers a command whose write has happened although its connection broke.
-    pub(super) fn settled(&self, item: Item, ruling: Ruling) {
+    pub(super) fn answer_known_write(&self, item: Item, ruling: Ruling) {
         self.announce(item.id, &item.command, &ruling);
         let forgets = matches!(item.command, Command::Forget(_) | Command::Reexecute);
         if !forgets || !matches!(ruling, Ruling::Accepted { .. }) {
-            item.tell(Ok(ruling));
+            item.answer(Ok(ruling));
             return;
         }
         // Confirmations were not counted while the result was unknown; no cache entry lives longer than this.
         self.runtime.spawn(async move {
             tokio::time::sleep(CACHE_AGE).await;
-            item.tell(Ok(ruling));
+            item.answer(Ok(ruling));
         });
     }
 
@@ -279,7 +279,7 @@ impl Acks {
         self.heard.lock().remove(&nonce);
     }
 
-    pub(super) fn hear(&self, nonce: i64, process: ProcessId) {
+    pub(super) fn receive(&self, nonce: i64, process: ProcessId) {
         if let Some(heard) = self.heard.lock().get_mut(&nonce) {
             heard.insert(process);
         }

@@ -93,7 +93,7 @@ impl Shared {
     }
 
     async fn try_complete_all(&self, completions: &[Completing]) -> Result<Vec<bool>, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let keys: Vec<&[u8]> = completions.iter().map(|completing| completing.key.as_slice()).collect();
         let arguments =
             || completions.iter().flat_map(|completing| completing.arguments.iter().map(Vec::as_slice));
@@ -106,7 +106,7 @@ impl Shared {
         };
         let answer = match answer {
             Ok(Value::Array(answer)) if answer.len() == completions.len() => answer,
-            Ok(_) => return Err(script::strange("is not an answer to each completion")),
+            Ok(_) => return Err(script::unexpected_reply("is not an answer to each completion")),
             // Nothing was done: a cluster of one server, or a proxy in front of many.
             Err(error) if error.code() == Some("CROSSSLOT") => {
                 self.completions.apart.store(true, Ordering::Relaxed);

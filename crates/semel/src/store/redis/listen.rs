@@ -194,7 +194,7 @@ impl Ear<'_> {
         tokio::spawn(async move {
             let link = &shared.link;
             if id == SECRET_IS_MISSING
-                && let Ok(mut numbered) = link.wire().await
+                && let Ok(mut numbered) = link.connection().await
             {
                 // Without it, the asking process creates a new one, and this process finds that out.
                 let _ = shared.compare_secret(&mut numbered).await;

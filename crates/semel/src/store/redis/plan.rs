@@ -58,7 +58,7 @@ pub(super) fn apply(store: &RedisStore, id: KeyId, command: Command) -> BoxFutur
 }
 
 fn no_ruling() -> Error {
-    script::strange("lacks a ruling")
+    script::unexpected_reply("lacks a ruling")
 }
 
 impl Shared {
@@ -72,8 +72,10 @@ impl Shared {
         if Arc::strong_count(self) > QUEUED / 2 {
             return None;
         }
-        let numbered =
-            self.link.at_hand().filter(|numbered| matches!(numbered.wire, SharedConnection::One(_)))?;
+        let numbered = self
+            .link
+            .open_connection()
+            .filter(|numbered| matches!(numbered.wire, SharedConnection::One(_)))?;
         let short = match command {
             Command::Claim(_) => {
                 let refused = self.refusal().or_else(|| self.given.refusal(&self.name));
@@ -82,7 +84,7 @@ impl Shared {
             Command::Forget(_) | Command::Reexecute => false,
             _ => true,
         };
-        (short && self.replicas.are_not_asked()).then_some(numbered)
+        (short && self.replicas.are_ignored()).then_some(numbered)
     }
 
     /// The steps of a command over the caller's connection, or of the store's thread.
@@ -113,7 +115,7 @@ impl Shared {
             (Step::Batch, _) => return self.complete_in_batch(numbered, id, command).await.map(Some),
             _ => return self.execute(numbered, &key, command).await.map(Some),
         };
-        Ok(ruling.inspect(|ruling| self.guess.saw(ruling)))
+        Ok(ruling.inspect(|ruling| self.guess.note(ruling)))
     }
 
     /// Sends a command from the store's thread.
@@ -127,7 +129,7 @@ impl Shared {
                 return self.apply_without_winning(id, &command, refusal).await;
             }
         }
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let mut ruling = None;
         for step in self.steps(&command, None).into_iter().flatten() {
             if is_claim && step == Step::Script {
@@ -141,7 +143,7 @@ impl Shared {
         let ruling = ruling.ok_or_else(no_ruling)?;
         if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
             let key = self.names.record(id);
-            self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+            self.replicas.wait_for_replicas(&self.link, &mut numbered, &key).await?;
         }
         if let (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) = (&command, &ruling) {
             self.tell_caches(id).await?;

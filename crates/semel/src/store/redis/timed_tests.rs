@@ -70,7 +70,7 @@ impl Store for Timed {
             match &command {
                 // As in a batch.
                 Command::Complete { .. } => {
-                    let mut numbered = shared.link.wire().await?;
+                    let mut numbered = shared.link.connection().await?;
                     shared.complete_in_batch(&mut numbered, id, &command).await
                 }
                 _ => shared.apply(id, command).await,
