@@ -42,6 +42,6 @@ mod sync;
 pub mod testkit;
 pub mod time;
 
-pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
+pub use engine::{Answer, AnyError, Attempt, Engine, Failure, FailureExt, RunError};
 pub use key::Key;
 pub use record::Mode;

@@ -69,7 +69,7 @@ fn health_tells_the_truth_about_a_dead_store() {
     assert_eq!(admin.post("/v1/claims", r#"{"namespace": "n", "key": "k"}"#).expect(200)["status"], "won");
 }
 
-// metrics_cardinality, R13: nothing that a caller sends becomes a label or a log line.
+// metrics_cardinality: nothing that a caller sends becomes a label or a log line.
 #[test]
 fn keys_are_neither_labels_nor_logged_whole() {
     let upstream = Upstream::start();

@@ -5,13 +5,69 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Args;
 use semel_check::{
     Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, json, junit, pretty,
     suite, template,
 };
 use serde_json::Value;
 
-use crate::cli::{CheckArgs, ReportFormat};
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Storyboards to run
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Built-in suite: ietf, stripe, stripe-v2, ucp, adcp, adcp-idempotency, runs; can be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Vec<String>,
+    /// URL of the API, or of the MCP endpoint
+    #[arg(long, value_name = "URL")]
+    pub(crate) target: Option<String>,
+    /// Bearer token; sent unchanged if it names a scheme (`Basic …`)
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_AUTH", hide_env_values = true)]
+    pub(crate) auth: Option<String>,
+    /// Token of a second principal, for cases about isolation
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_OTHER_AUTH", hide_env_values = true)]
+    pub(crate) other_auth: Option<String>,
+    /// Override a value of the files' `context`; parsed as JSON if it is JSON
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Shell command that restarts the target, for cases about crashes; it must return when the target is up again
+    #[arg(long, value_name = "CMD")]
+    pub(crate) restart: Option<String>,
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t = ReportFormat::Pretty)]
+    pub(crate) format: ReportFormat,
+    /// For each failed case, show the harm to a client, how to fix it, the request and the answer
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Timeout for an answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: u64,
+    /// PEM certificates to trust instead of the public roots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// List the built-in suites
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print a suite instead of running it
+    #[arg(long, requires = "suite")]
+    pub(crate) print: bool,
+    /// Write NAME.yaml, a storyboard to start from
+    #[arg(long, value_name = "NAME")]
+    pub(crate) new: Option<String>,
+}
+
+/// The format of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// For humans
+    Pretty,
+    /// For programs
+    Json,
+    /// For CI servers
+    Junit,
+}
 
 /// A case failed.
 const FAILED: u8 = 1;
