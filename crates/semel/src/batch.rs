@@ -1,7 +1,7 @@
 //! Batches concurrent calls of one process. There is no timer: a single call is sent immediately, and while one batch is
 //! in progress the next one fills.
 //!
-//! A [`Batcher`] starts a task while calls wait, because it belongs to no runtime of its own. A [`BatchQueue`] has one
+//! A `Batcher` starts a task while calls wait, because it belongs to no runtime of its own. A `BatchQueue` has one
 //! consumer that lives as long as its store: a thread, or a task with its own connection.
 
 #[cfg(any(feature = "embedded", feature = "postgres"))]

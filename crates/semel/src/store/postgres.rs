@@ -72,7 +72,7 @@ pub use self::builder::PostgresBuilder;
 use self::builder::Settings;
 #[cfg(feature = "redis")]
 pub(super) use self::copies::{Copies, CopyGeneration};
-use self::lane::{Lane, LaneTask};
+use self::lane::{Lane, LaneTask, LoneClaimResult};
 use self::link::OwnConnection;
 use self::listen::Pulse;
 use self::lone::Lone;
@@ -215,7 +215,8 @@ async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
         [(Lane::Claims, &claims, link), (Lane::Writes, &writes, OwnConnection::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(LaneTask::new(lane, shared, queue, link).run());
+        let last = LoneClaimResult::Nothing;
+        tokio::spawn(LaneTask { lane, shared, queue, link, alone: 0, last, failures: 0 }.run());
     }
     tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {

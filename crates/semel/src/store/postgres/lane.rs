@@ -40,52 +40,31 @@ pub(super) enum Lane {
 
 #[derive(Debug)]
 pub(super) struct LaneTask {
-    lane: Lane,
-    shared: Arc<StoreShared>,
-    queue: Arc<CommandQueue>,
-    link: OwnConnection,
+    pub(super) lane: Lane,
+    pub(super) shared: Arc<StoreShared>,
+    pub(super) queue: Arc<CommandQueue>,
+    pub(super) link: OwnConnection,
     /// How many commands the next rounds take one by one, after a batch was refused.
-    alone: usize,
+    pub(super) alone: usize,
     /// The result of the last single claim; it selects the form of the next one.
-    last: LoneClaimResult,
-    failures: u32,
-    /// Waits after a round in which other processes were faster.
-    contended: Backoff,
-    /// Waits after a failed round.
-    failing: Backoff,
+    pub(super) last: LoneClaimResult,
+    pub(super) failures: u32,
 }
 
 /// The result of a single claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoneClaimResult {
+pub(super) enum LoneClaimResult {
     Nothing,
     Record,
 }
 
 impl LaneTask {
-    pub(super) fn new(
-        lane: Lane,
-        shared: Arc<StoreShared>,
-        queue: Arc<CommandQueue>,
-        link: OwnConnection,
-    ) -> Self {
-        Self {
-            lane,
-            shared,
-            queue,
-            link,
-            alone: 0,
-            last: LoneClaimResult::Nothing,
-            failures: 0,
-            contended: Backoff::new(Duration::from_micros(1500), Duration::from_millis(24)),
-            failing: Backoff::new(Duration::from_millis(6), Duration::from_millis(96)),
-        }
-    }
-
     /// Works until the store is closed.
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
         let mut pace = Pace::Busy;
+        let mut contended = Backoff::new(Duration::from_micros(1500), Duration::from_millis(24));
+        let mut failing = Backoff::new(Duration::from_millis(6), Duration::from_millis(96));
         loop {
             if !self.queue.items.take(&mut waiting, BATCH) {
                 break;
@@ -120,14 +99,14 @@ impl LaneTask {
             match result {
                 Ok(()) if rest == 0 || waiting.len() < before => {
                     self.failures = 0;
-                    self.contended.reset();
-                    self.failing.reset();
+                    contended.reset();
+                    failing.reset();
                 }
                 // Other processes were faster repeatedly: pause.
                 Ok(()) => {
                     self.failures += 1;
                     tokio::select! {
-                        () = self.contended.wait() => {}
+                        () = contended.wait() => {}
                         // A new command is not affected by it.
                         () = self.queue.items.arrival() => {}
                     }
@@ -135,7 +114,7 @@ impl LaneTask {
                 Err(fault) if fault.remedy == Remedy::None => {}
                 Err(_) => {
                     self.failures += 1;
-                    self.failing.wait().await;
+                    failing.wait().await;
                 }
             }
         }
