@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Args;
 use semel_check::{
-    Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, json, junit, pretty,
-    suite, template,
+    BodyFormat, Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, html,
+    json, junit, markdown, pretty, suite, template,
 };
 use serde_json::Value;
 
@@ -32,6 +32,21 @@ pub(crate) struct CheckArgs {
     /// Override a value of the files' `context`; parsed as JSON if it is JSON
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Path of the request that creates something; the same as --set path=PATH
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// Header of every request; can be repeated
+    #[arg(long, value_name = "NAME: VALUE")]
+    pub(crate) header: Vec<String>,
+    /// Header that carries the key [default: Idempotency-Key]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) key_header: Option<String>,
+    /// How bodies are sent: as JSON, as a form, or the text of --set body=TEXT as it is
+    #[arg(long, value_enum, default_value_t = BodyKind::Json)]
+    pub(crate) body: BodyKind,
+    /// Content type of raw bodies
+    #[arg(long, value_name = "TYPE", default_value = "text/plain")]
+    pub(crate) content_type: String,
     /// Shell command that restarts the target, for cases about crashes; it must return when the target is up again
     #[arg(long, value_name = "CMD")]
     pub(crate) restart: Option<String>,
@@ -67,6 +82,21 @@ pub(crate) enum ReportFormat {
     Json,
     /// For CI servers
     Junit,
+    /// For pull requests
+    Markdown,
+    /// One page for a ticket, with a timeline of each failure
+    Html,
+}
+
+/// How bodies are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BodyKind {
+    /// application/json
+    Json,
+    /// application/x-www-form-urlencoded
+    Form,
+    /// As it is, with --content-type
+    Raw,
 }
 
 /// A case failed.
@@ -125,6 +155,22 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         options.set.insert(name.to_owned(), value);
     }
+    if let Some(path) = &args.path {
+        options.set.insert("path".to_owned(), Value::String(path.clone()));
+    }
+    for header in &args.header {
+        let Some((name, value)) = header.split_once(':') else {
+            // The text may be a credential.
+            return Err(Error::Setting("--header: expected 'NAME: VALUE'".to_owned()));
+        };
+        options.headers.push((name.trim().to_owned(), value.trim().to_owned()));
+    }
+    options.key_header.clone_from(&args.key_header);
+    options.body_format = match args.body {
+        BodyKind::Json => BodyFormat::Json,
+        BodyKind::Form => BodyFormat::Form,
+        BodyKind::Raw => BodyFormat::Raw(args.content_type.clone()),
+    };
     let runner = Runner::new(options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Setting(format!("cannot start the runtime: {error}")))?;
@@ -140,6 +186,8 @@ fn told(report: &Report, args: &CheckArgs) -> String {
     match args.format {
         ReportFormat::Json => format!("{}\n", json(report)),
         ReportFormat::Junit => junit(report),
+        ReportFormat::Markdown => markdown(report),
+        ReportFormat::Html => html(report),
         ReportFormat::Pretty => {
             let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if coloured { Paint::Coloured } else { Paint::Plain };
