@@ -52,12 +52,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use semel::batch::Batcher;
 use semel::key::KeyId;
 use semel::record::{Fence, Terms};
 use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind, RedisClient};
 use semel::time::Timestamp;
-use semel::together::Together;
 
 pub use self::entry::{Buffered, BufferedRun, Unreadable};
 use self::put::Putting;
@@ -73,7 +73,7 @@ pub struct Buffer {
     /// The maximum number of runs of one tenant.
     capacity: u64,
     scripts: BufferScripts,
-    puts: Arc<Together<Putting, Result<Put, Error>>>,
+    puts: Arc<Batcher<Putting, Result<Put, Error>>>,
     /// How long a claim on a key can last: a later put of its owner is refused.
     longest_claim: Duration,
 }
@@ -183,7 +183,7 @@ pub struct Depth {
 impl Buffer {
     /// A buffer on this Redis with a key prefix.
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
-        let puts = Together::new(put::TOGETHER);
+        let puts = Batcher::new(put::BATCH);
         let Terms { in_flight_max: longest_claim, .. } = Terms::default();
         Self { client, prefix: prefix.into(), capacity, scripts: BufferScripts::new(), puts, longest_claim }
     }

@@ -34,6 +34,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use semel::backoff::Backoff;
 use semel::engine::{Acquired, Completed, RunError, Running};
 use semel::key::{KeyError, KeyId};
 use semel::outcome::{Outcome, OutcomeBody};
@@ -61,8 +62,8 @@ const UNCLAIMED: Fence = Fence::new(0);
 /// The `retry_after` of a trigger that could not be placed in any round.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The first and the longest pause between two checks of a run that a drainer has leased.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+/// The waits between two checks of a run that a drainer has leased.
+const CHECKS: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(250));
 
 const AWAITED: &str = "the buffer's Redis has not answered since the start";
 
@@ -634,7 +635,7 @@ impl Triggers {
     /// Moves a buffered run into the ledger; waits for a drainer that has leased it. Returns true if it is still in
     /// the buffer, which is so if Redis does not answer.
     async fn promote(&self, burst: &Burst, tenant: &str, id: EventId) -> Result<bool, TriggerError> {
-        let (until, mut pause) = (Instant::now() + self.wait, PAUSE.0);
+        let (until, mut checks) = (Instant::now() + self.wait, CHECKS);
         loop {
             match self.transfer(burst).move_one(tenant, id, None).await {
                 Ok(Moved::Arrived | Moved::Missing) => return Ok(false),
@@ -646,8 +647,7 @@ impl Triggers {
                     return Ok(true);
                 }
             }
-            tokio::time::sleep(pause).await;
-            pause = pause.mul_f64(1.7).min(PAUSE.1);
+            checks.wait().await;
         }
     }
 
@@ -678,7 +678,7 @@ impl Triggers {
     /// [`TriggerError::TimedOut`] if the owner still holds the claim after `wait`.
     async fn await_claim(&self, burst: &Burst, claim: KeyId) -> Result<(), TriggerError> {
         one(&self.counters.waited);
-        let (until, mut pause) = (Instant::now() + self.wait, PAUSE.0);
+        let (until, mut checks) = (Instant::now() + self.wait, CHECKS);
         loop {
             let found = self.open(burst.claims.store().get(claim).await).flatten();
             match found.map(|found| found.phase()) {
@@ -689,8 +689,7 @@ impl Triggers {
                 Some(_) if Instant::now() >= until => return Err(self.timed_out(RETRY_AFTER)),
                 Some(_) => {}
             }
-            tokio::time::sleep(pause).await;
-            pause = pause.mul_f64(1.7).min(PAUSE.1);
+            checks.wait().await;
         }
     }
 

@@ -10,7 +10,7 @@ pub use self::builder::ReceiverBuilder;
 use self::session::{MarkKnowledge, Session, Sessions};
 use super::marks::{Advance, Gaps};
 use super::{ForgetResult, Window, WindowKey};
-use semel::engine::block_on::block_on;
+use semel::block_on::block_on;
 use semel::store::{self, MarkId, MarkStore};
 
 /// Applies each operation of each session once, in the order of its sequence numbers.

@@ -14,7 +14,7 @@ use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 
 /// The most runs in one script call: this number blocks the server for about 0.6 ms.
-pub(super) const TOGETHER: usize = 64;
+pub(super) const BATCH: usize = 64;
 
 /// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at the same time.
 const ANNOUNCEMENTS: usize = 5;

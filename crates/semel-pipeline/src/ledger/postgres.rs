@@ -37,14 +37,13 @@ use std::time::Duration;
 
 use semel::key::KeyId;
 use semel::store::Pooling;
-use sqlx::ConnectOptions as _;
+use semel_postgres::{PostgresError, PostgresSettings};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use self::builder::PostgresLedgerBuilder;
-use self::builder::Settings;
 use self::database::Db;
-use self::fault::{Fault, Trouble};
+use self::fault::Fault;
 use self::link::{Shape, Shared};
 use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
@@ -92,15 +91,10 @@ impl PostgresLedger {
         PostgresLedgerBuilder::new(url.as_ref())
     }
 
-    async fn start(settings: Settings) -> Result<Self, Trouble> {
+    async fn start(settings: PostgresSettings) -> Result<Self, PostgresError> {
         // Tables may have to be made, by us or by somebody we wait for: that is not the patience of a call.
         let prepared = timeout(settings.patience.max(OPENING), prepare(&settings)).await;
-        prepared.unwrap_or_else(|_| {
-            Err(Trouble::unavailable(format!(
-                "{} cannot be reached: nobody answers; check host and port in the URL",
-                settings.target
-            )))
-        })?;
+        prepared.unwrap_or_else(|_| Err(PostgresError::unreachable(&settings.target)))?;
         let pooling = settings.pooling;
         let shared = Shared::new(settings);
         let mut tasks = Vec::new();
@@ -131,11 +125,8 @@ impl PostgresLedger {
 /// How long opening may take, where a call's patience is shorter.
 const OPENING: Duration = Duration::from_secs(15);
 
-async fn prepare(settings: &Settings) -> Result<(), Trouble> {
-    let connected = settings.options.connect().await;
-    let mut connection = connected.map_err(|error| Trouble::of(&settings.target, &error).uncommitted())?;
-    link::check(settings, &mut connection).await?;
-    schema::prepare(&mut connection, &settings.schema, &settings.target).await.map_err(Trouble::uncommitted)
+async fn prepare(settings: &PostgresSettings) -> Result<(), PostgresError> {
+    schema::MIGRATION.apply(&mut semel_postgres::connect(settings).await?, settings).await
 }
 
 impl Intake for PostgresLedger {

@@ -7,11 +7,10 @@
 
 use std::time::Duration;
 
-use rand::RngExt as _;
 use semel::store::ErrorKind;
 use tokio::time::Instant;
 
-use super::{Burst, PAUSE, Triggers};
+use super::{Burst, CHECKS, Triggers};
 use crate::buffer::{Buffered, BufferedRun, Patched};
 use crate::event::{Dedupe, Event};
 use crate::id::EventId;
@@ -131,7 +130,7 @@ impl Triggers {
         version: Option<u64>,
     ) -> Result<Option<Box<Event>>, DeskError> {
         let until = Instant::now() + PATIENCE;
-        let mut pause = PAUSE.0;
+        let mut checks = CHECKS;
         loop {
             let buffer = match self.burst_at_hand() {
                 Ok(None) => Ok(BufferLook::Elsewhere),
@@ -141,11 +140,7 @@ impl Triggers {
             match buffer {
                 Ok(BufferLook::Done) => return Ok(None),
                 Ok(BufferLook::Later) if Instant::now() >= until => return Err(DeskError::InTransit),
-                Ok(BufferLook::Later) => {
-                    let jitter = pause.mul_f64(rand::rng().random_range(0.0..1.0));
-                    tokio::time::sleep(pause + jitter).await;
-                    pause = pause.mul_f64(1.7).min(PAUSE.1);
-                }
+                Ok(BufferLook::Later) => checks.wait().await,
                 Ok(BufferLook::Elsewhere) => {
                     let id = self.ledger.resolve(id).await?.unwrap_or(id);
                     return Ok(self.in_ledger(id, action, version).await?);

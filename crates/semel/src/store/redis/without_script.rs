@@ -27,8 +27,8 @@ use crate::time::Timestamp;
 const EDGE: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// True if it is worth trying.
-    pub(super) fn may_be_plain(&self, command: &Command) -> bool {
+    /// True if a claim without a script is worth trying.
+    pub(super) fn may_skip_script(&self, command: &Command) -> bool {
         let Command::Claim(claim) = command else { return false };
         // If it is written late, a claim whose effect has begun would be in doubt instead of free.
         let may_be_in_doubt = claim.terms.mode == Mode::Marked && claim.begin == Begin::WithClaim;
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     /// A claim without the rules, if that is possible; `None` if they must decide.
-    pub(super) async fn claim_plainly(
+    pub(super) async fn claim_without_script(
         &self,
         numbered: &mut NumberedConnection,
         key: &[u8],
@@ -46,7 +46,7 @@ impl Shared {
         let (Command::Claim(claim), SharedConnection::One(connection)) = (command, &mut numbered.wire) else {
             return Ok(None);
         };
-        if !self.may_be_plain(command) {
+        if !self.may_skip_script(command) {
             return Ok(None);
         }
         if let Some(refusal) = self.refusal() {
@@ -67,7 +67,7 @@ impl Shared {
             Err(error) => return Err(self.link.failed(error, number, CallReach::Write)),
         };
         let (Some(before), Some(time), kept) = (answers.next(), answers.next(), answers.next()) else {
-            return Err(script::strange("lacks an answer"));
+            return Err(script::unexpected_reply("lacks an answer"));
         };
         let (before, time) = match before.and_then(|before| Ok((before, time?))) {
             // Nothing was written. Not every new server supports NX together with GET.
@@ -87,10 +87,10 @@ impl Shared {
                 (lease_left >= win.lease_left / 2).then_some(Ruling::Won(Win { lease_left, ..win }))
             }
             Value::BulkString(before) => replay(&before, now, claim)?,
-            _ => return Err(script::strange("is neither a record nor nothing")),
+            _ => return Err(script::unexpected_reply("is neither a record nor nothing")),
         };
         match ruling {
-            Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
+            Some(ruling) => self.confirm_grant(numbered, key, ruling, kept).await.map(Some),
             // The rules are applied next, and check the secret.
             None => Ok(None),
         }
@@ -109,7 +109,7 @@ impl Shared {
         let (found, kept) = self.link.query_then(numbered, get, secret.as_ref(), CallReach::Read).await?;
         let (Value::BulkString(bytes), Some(now)) = (found, self.clock.now()) else { return Ok(None) };
         match replay(&bytes, now, claim)? {
-            Some(ruling) => self.granted(numbered, key, ruling, kept).await.map(Some),
+            Some(ruling) => self.confirm_grant(numbered, key, ruling, kept).await.map(Some),
             None => Ok(None),
         }
     }
@@ -130,7 +130,7 @@ fn replay(bytes: &[u8], now: Timestamp, claim: &NewClaim) -> Result<Option<Rulin
 /// Seconds and microseconds, as TIME returns them.
 fn server_time(time: Value) -> Result<Timestamp, Error> {
     let (seconds, micros): (u64, u64) =
-        redis::from_redis_value(time).map_err(|_| script::strange("lacks a time"))?;
+        redis::from_redis_value(time).map_err(|_| script::unexpected_reply("lacks a time"))?;
     Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
 }
 
@@ -153,7 +153,7 @@ impl Guess {
     }
 
     /// Records the result of a claim. Concurrent calls may lose an update, which does no harm: it is an estimate.
-    pub(super) fn saw(&self, ruling: &Ruling) {
+    pub(super) fn note(&self, ruling: &Ruling) {
         let share = self.share.load(Ordering::Relaxed);
         let share = match ruling {
             Ruling::Replay { .. } => share + (Self::WHOLE - share) / 8,
