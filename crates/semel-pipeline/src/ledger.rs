@@ -15,8 +15,8 @@
 mod embedded;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
-pub(crate) mod rules;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod rules;
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 mod sql;
 
@@ -138,6 +138,24 @@ pub enum Patch {
     Cancel,
     /// It has lost its key. Written by earlier versions; a reset ends the generation of the key now.
     DropKey,
+}
+
+impl Patch {
+    /// Applies the change to a buffered run. A cancellation does not change the run itself.
+    ///
+    /// # Errors
+    /// Why the change cannot be applied: the run stays as it was.
+    pub fn apply(&self, run: &mut NewEvent) -> Result<(), String> {
+        match self {
+            Self::Change(change) => {
+                run.notes.apply(change)?;
+                run.delay = change.delay.unwrap_or(run.delay);
+            }
+            Self::Cancel => {}
+            Self::DropKey => run.dedupe = None,
+        }
+        Ok(())
+    }
 }
 
 /// Something to do to a run.

@@ -7,14 +7,14 @@ use anyhow::Context as _;
 use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{self, ErrorKind, RedisClient, RedisStore};
-use semel_pipeline::buffer::{Buffer, Depth};
-use semel_pipeline::drainer::{DrainCounters, DrainPace, Drainer};
-use semel_pipeline::gate::Gate;
 use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
 use semel_pipeline::target::TargetRegistry;
-use semel_pipeline::trigger::{Burst, Triggers};
+use semel_triggers::buffer::{Buffer, Depth};
+use semel_triggers::drainer::{DrainCounters, DrainPace, Drainer};
+use semel_triggers::gate::Gate;
+use semel_triggers::trigger::{Burst, Triggers};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 

@@ -22,17 +22,8 @@ pub(crate) enum Cancelled {
 
 /// Applies changes to a buffered run, in order. Answers whether it was cancelled, and names the changes that cannot be applied.
 pub(crate) fn patch(run: &mut NewEvent, changes: &[Patch]) -> (Cancelled, Vec<String>) {
-    let (mut cancelled, mut refused) = (Cancelled::No, Vec::new());
-    for change in changes {
-        match change {
-            Patch::Change(change) => match run.notes.apply(change) {
-                Ok(()) => run.delay = change.delay.unwrap_or(run.delay),
-                Err(why) => refused.push(why),
-            },
-            Patch::Cancel => cancelled = Cancelled::Yes,
-            Patch::DropKey => run.dedupe = None,
-        }
-    }
+    let refused = changes.iter().filter_map(|change| change.apply(run).err()).collect();
+    let cancelled = if changes.contains(&Patch::Cancel) { Cancelled::Yes } else { Cancelled::No };
     (cancelled, refused)
 }
 

@@ -1,7 +1,5 @@
-//! The crate from outside: every ledger held to the contract, sources and buffers with real servers.
+//! The crate from outside: every ledger held to the contract, sources with real servers.
 
-#[cfg(feature = "redis")]
-mod burst;
 #[cfg(all(feature = "embedded", feature = "testkit"))]
 mod embedded;
 #[cfg(all(feature = "postgres", feature = "testkit"))]

@@ -12,7 +12,7 @@ use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{self, AuditLine, Change, EventFilter};
-use semel_pipeline::trigger::{DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
+use semel_triggers::trigger::{DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semel_pipeline::gate::Why;
+use semel_triggers::gate::Why;
 
 use super::{gauge, head};
 use crate::intake::RunningIntake;

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use super::{Burst, PAUSE, Triggers};
 use crate::buffer::{Buffered, BufferedRun, Patched};
-use crate::event::{Dedupe, Event};
-use crate::id::EventId;
-use crate::ledger::{AuditLine, Change, Error, Patch, RunAction, rules};
 use crate::transfer::{DrainError, Moved};
+use semel_pipeline::event::{Dedupe, Event};
+use semel_pipeline::id::EventId;
+use semel_pipeline::ledger::{AuditLine, Change, Error, Patch, RunAction};
 
 /// How long a caller waits for a run that a drainer has leased.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -245,7 +245,7 @@ async fn find_buffered(
 
 /// Shows changes that were acknowledged during the move, and that the drainer has not written to the ledger yet.
 fn show_pending(event: &mut Event, buffered: &BufferedRun) {
-    for patch in rules::behind(&buffered.changes, event.changes) {
+    for patch in buffered.changes.iter().skip(usize::try_from(event.changes).unwrap_or(usize::MAX)) {
         // A change that cannot be applied is refused when it arrives.
         if let Patch::Change(change) = patch
             && event.new.notes.apply(change).is_ok()

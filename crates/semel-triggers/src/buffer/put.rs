@@ -10,8 +10,8 @@ use semel::store::{Effect, Error, ErrorKind};
 use tokio::task::JoinSet;
 
 use super::{Buffer, Put, entry, hex, key_name, millis, script};
-use crate::event::{Accepted, NewEvent};
-use crate::id::EventId;
+use semel_pipeline::event::{Accepted, NewEvent};
+use semel_pipeline::id::EventId;
 
 /// The most runs in one script call: this number blocks the server for about 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
@@ -41,7 +41,7 @@ impl Putting {
         };
         let (id, fence) = (run.id.to_string(), fence.get().to_string());
         let arguments =
-            [id.into(), entry::encode(run), key.into(), print.into(), lifetime.into(), fence.into()];
+            [id.into(), entry::encode_run(run), key.into(), print.into(), lifetime.into(), fence.into()];
         Self { tenant: run.tenant.clone(), id: run.id, arguments }
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use semel_pipeline::buffer::BufferedRun;
-use semel_pipeline::drainer::{DrainCounters, DrainPace, DrainTurn, Drainer};
 use semel_pipeline::event::{Accepted, NewEvent, Notes};
 use semel_pipeline::ledger::{Change, DrainedRun, LetterFilter, Page};
 use semel_pipeline::letter::Cause;
 use semel_pipeline::replay::{ReplayAction, ReplayMode, Selection};
-use semel_pipeline::trigger::RunLocation;
 use semel_testbed::Redis;
+use semel_triggers::buffer::BufferedRun;
+use semel_triggers::drainer::{DrainCounters, DrainPace, DrainTurn, Drainer};
+use semel_triggers::trigger::RunLocation;
 
 use super::{Ground, SHUT, ask, run};
 
@@ -209,7 +209,6 @@ fn calls(redis: &Redis) -> u64 {
 }
 
 // the database is away while it drains: attempts are not burned, nothing is lost, and it goes on by itself
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_burns_no_attempts() {
     use semel_pipeline::ledger::{Ledger, PostgresLedger};
@@ -251,7 +250,6 @@ async fn a_database_that_is_away_burns_no_attempts() {
 }
 
 // a lease is renewed while the ledger takes its time, so that nobody else drains the same runs
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_ledger_costs_no_lease() {
     use semel_pipeline::ledger::{Ledger, PostgresLedger};

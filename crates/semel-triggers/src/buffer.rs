@@ -62,9 +62,9 @@ use semel::together::Together;
 pub use self::entry::{Buffered, BufferedRun, Unreadable};
 use self::put::Putting;
 use self::script::BufferScripts;
-use crate::event::{Accepted, Generation, NewEvent};
-use crate::id::{EventId, EventKind};
-pub use crate::ledger::Patch;
+use semel_pipeline::event::{Accepted, Generation, NewEvent};
+use semel_pipeline::id::{EventId, EventKind};
+pub use semel_pipeline::ledger::Patch;
 
 /// The burst buffer of one deployment, on one Redis.
 pub struct Buffer {
@@ -390,7 +390,7 @@ impl Buffer {
         version: Option<u64>,
     ) -> Result<Patched, Error> {
         let id = id.to_string();
-        let patch_bytes = patch.encode();
+        let patch_bytes = entry::encode_change(patch);
         let version = version.map_or_else(|| "-1".to_owned(), |version| version.to_string());
         let arguments: [&[u8]; 3] = [id.as_bytes(), &patch_bytes, version.as_bytes()];
         let answer = self.call(&self.scripts.patch, tenant, &arguments, Effect::WritesDurably).await?;
@@ -542,7 +542,7 @@ impl Buffer {
                 b"lost" => Acked::Lost,
                 b"changed" => {
                     let patches =
-                        Patch::read_all(&changes).map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
+                        entry::decode_changes(&changes).map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
                     Acked::Changed(patches)
                 }
                 _ => return Err(script::strange()),

@@ -46,11 +46,11 @@ use tokio::time::Instant;
 pub use self::desk::{DeskError, RunKey, RunLocation};
 use crate::buffer::{Buffer, Put};
 use crate::drainer::{DrainCounters, DrainPace};
-use crate::event::{Accepted, Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use crate::gate::{Decision, Gate};
-use crate::id::{EventId, EventKind};
-use crate::ledger::{self, KeyHolder, KeyState, Ledger};
 use crate::transfer::{DrainError, Moved, Transfer};
+use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent, Notes, Origin, Trace};
+use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::ledger::{self, KeyHolder, KeyState, Ledger};
 
 /// How often a trigger restarts because its key was reset, expired or got another owner meanwhile.
 const ROUNDS: usize = 10;
@@ -89,6 +89,24 @@ pub struct RunRequest {
     pub notes: Notes,
     /// The ids that connect it to traces and requests of other systems.
     pub trace: Trace,
+}
+
+impl RunRequest {
+    /// A run of `target` with this JSON payload; everything else is empty.
+    pub fn json(target: impl Into<String>, payload: impl Into<Bytes>) -> Self {
+        Self {
+            principal: String::new(),
+            tenant: String::new(),
+            target: target.into(),
+            payload: payload.into(),
+            content_type: "application/json".to_owned(),
+            key: None,
+            lifetime: None,
+            delay: Duration::ZERO,
+            notes: Notes::default(),
+            trace: Trace::default(),
+        }
+    }
 }
 
 /// The result of a trigger.

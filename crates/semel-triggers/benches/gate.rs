@@ -1,34 +1,28 @@
 //! A burst of triggers with the gate on, against the same burst without a gate and without Redis: how many are accepted a second,
 //! and what that costs PostgreSQL.
 //!
-//! `cargo bench -p semel-pipeline --all-features --bench gate` prints, `-- --check` also fails where a goal is missed. Both sides take turns on
+//! `cargo bench -p semel-triggers --all-features --bench gate` prints, `-- --check` also fails where a goal is missed. Both sides take turns on
 //! the same servers, and each begins when those have written down what the turn before left them; after each turn
 //! everything is drained, and both must have left the same number of rows.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the real clock")]
-
-#[allow(dead_code, reason = "shared with the benches that deliver")]
-mod local;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use rustix::time::{ClockId, clock_gettime};
 use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{RedisClient, RedisStore};
-use semel_pipeline::buffer::Buffer;
-use semel_pipeline::drainer::{DrainCounters, DrainPace, Drainer};
-use semel_pipeline::event::{Notes, Trace};
-use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::ledger::{EventFilter, Ledger, Page, PostgresLedger};
-use semel_pipeline::trigger::{Burst, RunRequest, Triggers};
 use semel_testbed::{Postgres, Redis};
+use semel_triggers::buffer::Buffer;
+use semel_triggers::drainer::{DrainCounters, DrainPace, Drainer};
+use semel_triggers::gate::{Gate, GateMode, Limit};
+use semel_triggers::trigger::{Burst, RunRequest, Triggers};
 use tokio::runtime::Runtime;
-
-use self::local::cpu_of_this_process;
 
 /// As the binary has it.
 #[global_allocator]
@@ -184,18 +178,19 @@ async fn rest(postgres: &Postgres, redis: &Redis) {
     }
 }
 
+/// The CPU time of this process so far.
+fn cpu_of_this_process() -> Duration {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(spent.tv_sec.unsigned_abs(), u32::try_from(spent.tv_nsec).unwrap_or(0))
+}
+
 fn ask(tenant: &str, number: u64) -> RunRequest {
     RunRequest {
         principal: "bench".to_owned(),
         tenant: tenant.to_owned(),
-        target: "crm".to_owned(),
-        payload: Bytes::from(format!("{{\"order\":{number}}}")),
-        content_type: "application/json".to_owned(),
         key: Some(format!("order-{number}")),
-        lifetime: None,
         delay: Duration::from_secs(3600),
-        notes: Notes::default(),
-        trace: Trace::default(),
+        ..RunRequest::json("crm", format!("{{\"order\":{number}}}"))
     }
 }
 

@@ -8,10 +8,10 @@ use semel::secret::Secret;
 use semel::time::Timestamp;
 use semel_testbed::fuzz::Fuzz;
 
-use super::entry::{BufferedRun, encode};
-use crate::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
-use crate::id::{EventId, EventKind};
-use crate::ledger::{Change, Patch};
+use super::entry::{BufferedRun, encode_change, encode_run};
+use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
+use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::ledger::{Change, Patch};
 
 fn run() -> NewEvent {
     let payload = Bytes::from_static(b"{\"n\":1}");
@@ -41,7 +41,7 @@ fn run() -> NewEvent {
 fn fuzz_buffered_run() {
     let keyless = NewEvent { dedupe: None, ..run() };
     let fuzz = Fuzz::new("buffered_run", include_str!("../../fuzz/buffered_run.seeds"));
-    let fuzz = fuzz.seed(encode(&run())).seed(encode(&keyless));
+    let fuzz = fuzz.seed(encode_run(&run())).seed(encode_run(&keyless));
     fuzz.tokens(&["\"id\":", "\"dedupe\":", "null", "[]", "{\"secs\":1,\"nanos\":0}", "\"generation\":"])
         .run(|input| {
             let read = BufferedRun::read(&Bytes::copy_from_slice(input), &Bytes::new(), None);
@@ -49,7 +49,7 @@ fn fuzz_buffered_run() {
             let read = read.map_err(|unreadable| {
                 unreadable.why.split(" at line").next().unwrap_or_default().to_owned()
             })?;
-            let again = BufferedRun::read(&encode(&read.run).into(), &Bytes::new(), None);
+            let again = BufferedRun::read(&encode_run(&read.run).into(), &Bytes::new(), None);
             assert_eq!(again.as_ref(), Ok(&read), "what is written can be read");
             Ok::<_, String>((read.run.dedupe.is_some(), read.run.payload.is_empty()))
         });
@@ -58,14 +58,15 @@ fn fuzz_buffered_run() {
 #[test]
 fn fuzz_buffered_changes() {
     let change = Patch::Change(Change { add_tags: vec!["x".to_owned()], ..Change::default() });
-    let bytes = Bytes::from(encode(&run()));
+    let bytes = Bytes::from(encode_run(&run()));
     let fuzz = Fuzz::new("buffered_changes", include_str!("../../fuzz/buffered_changes.seeds"));
-    let fuzz = fuzz.seed(change.encode()).seed([change.encode(), change.encode()].concat());
+    let fuzz =
+        fuzz.seed(encode_change(&change)).seed([encode_change(&change), encode_change(&change)].concat());
     fuzz.tokens(&["\"increment\":{\"n\":1}", "\"tags\":[\"x\"]", "null"]).run(|input| {
         let read = BufferedRun::read(&bytes, &Bytes::copy_from_slice(input), None);
         let read = read
             .map_err(|unreadable| unreadable.why.split(" at line").next().unwrap_or_default().to_owned())?;
-        let written: Vec<u8> = read.changes.iter().flat_map(Patch::encode).collect();
+        let written: Vec<u8> = read.changes.iter().flat_map(encode_change).collect();
         let again = BufferedRun::read(&bytes, &written.into(), None);
         assert_eq!(again.as_ref(), Ok(&read), "what is written can be read");
         Ok::<_, String>((read.changes.len().min(4), read.current().cancelled))

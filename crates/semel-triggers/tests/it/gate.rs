@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_pipeline::gate::{Decision, Gate, GateMode, Limit, Why};
 use semel_testbed::{Redis, RedisCluster};
+use semel_triggers::gate::{Decision, Gate, GateMode, Limit, Why};
 
 use super::buffer_at;
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use semel::key::KeyId;
 use semel::record::Fence;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::buffer::{Acked, Buffer, Leased, LeasedOne, Patched, Put};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
 use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::{Redis, RedisCluster};
+use semel_triggers::buffer::{Acked, Buffer, Leased, LeasedOne, Patched, Put};
 
 use super::{buffer_at, run};
 
@@ -131,7 +131,7 @@ async fn a_lease_that_is_over_is_given_back_and_its_owner_refused() {
     let now = (again.tenant.as_str(), again.token.as_str());
     assert_eq!(buffer.renew(now, &[run.id], LEASE).await.expect("Redis answers"), [true]);
     assert_eq!(buffer.ack(now, run.id, 0).await.expect("Redis answers"), Acked::Gone);
-    assert_eq!(buffer.depth("t").await.expect("Redis answers"), semel_pipeline::buffer::Depth::default());
+    assert_eq!(buffer.depth("t").await.expect("Redis answers"), semel_triggers::buffer::Depth::default());
     assert_eq!(buffer.find("t", first(&run)).await.expect("Redis answers"), None, "no ghost keeps the key");
 }
 

@@ -13,14 +13,14 @@ use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{EmbeddedStore, RedisClient, RedisStore};
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::buffer::Buffer;
-use semel_pipeline::drainer::{DrainPace, Drainer};
 use semel_pipeline::event::{Dedupe, Event, NewEvent, Notes, Origin, Trace};
-use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{AuditLine, EmbeddedLedger, EventFilter, Ledger, Page};
-use semel_pipeline::trigger::{Burst, RunRequest, Triggers};
 use semel_testbed::Redis;
+use semel_triggers::buffer::Buffer;
+use semel_triggers::drainer::{DrainPace, Drainer};
+use semel_triggers::gate::{Gate, GateMode, Limit};
+use semel_triggers::trigger::{Burst, RunRequest, Triggers};
 
 /// A buffer for a thousand runs of a tenant.
 fn buffer_at(url: &str) -> Arc<Buffer> {
@@ -123,14 +123,8 @@ fn ask(tenant: &str, key: Option<&str>, payload: &'static str) -> RunRequest {
     RunRequest {
         principal: "p".to_owned(),
         tenant: tenant.to_owned(),
-        target: "crm".to_owned(),
-        payload: Bytes::from_static(payload.as_bytes()),
-        content_type: "application/json".to_owned(),
         key: key.map(str::to_owned),
-        lifetime: None,
-        delay: Duration::ZERO,
-        notes: Notes::default(),
-        trace: Trace::default(),
+        ..RunRequest::json("crm", payload)
     }
 }
 

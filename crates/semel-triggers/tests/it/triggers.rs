@@ -9,15 +9,15 @@ use semel::engine::Acquired;
 use semel::key::Hint;
 use semel::record::{Begin, Command, Fence, Mode, NewClaim, Owner, Ruling, Terms};
 use semel::secret::Secret;
-use semel_pipeline::buffer::Put;
 use semel_pipeline::event::{Accepted, Dedupe};
-use semel_pipeline::gate::{Gate, GateMode, Limit};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error};
-use semel_pipeline::trigger::{
+use semel_testbed::Redis;
+use semel_triggers::buffer::Put;
+use semel_triggers::gate::{Gate, GateMode, Limit};
+use semel_triggers::trigger::{
     DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered, Triggers,
 };
-use semel_testbed::Redis;
 
 use super::{Ground, SHUT, WIDE, ask, line, triggers};
 

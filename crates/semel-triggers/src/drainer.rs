@@ -11,9 +11,9 @@ use rand::RngExt as _;
 use tokio::sync::watch;
 
 use crate::buffer::Buffer;
-use crate::ledger::Ledger;
 pub use crate::transfer::{DrainCounters, DrainError};
 use crate::transfer::{PAUSES, Transfer, count};
+use semel_pipeline::ledger::Ledger;
 
 /// The speed of a drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

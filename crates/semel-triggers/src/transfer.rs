@@ -20,10 +20,10 @@ use semel::store::{self, Error as StoreError};
 use semel::time::{Clock as _, SystemClock};
 
 use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
-use crate::event::NewEvent;
-use crate::id::{EventId, LetterId};
-use crate::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
-use crate::letter::{Cause, NewLetter, SourceMessage};
+use semel_pipeline::event::NewEvent;
+use semel_pipeline::id::{EventId, LetterId};
+use semel_pipeline::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
+use semel_pipeline::letter::{Cause, NewLetter, SourceMessage};
 
 /// Pauses while the ledger or Redis fails, and before a refused run is retried.
 pub(crate) const PAUSES: [Duration; 6] = [

@@ -16,10 +16,9 @@ use semel::key::{Hint, KeyId};
 use semel::time::Timestamp;
 
 use super::{hex, unhex};
-use crate::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
-use crate::id::EventId;
-use crate::ledger::Patch;
-use crate::ledger::rules::{self, Cancelled};
+use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
+use semel_pipeline::id::EventId;
+use semel_pipeline::ledger::Patch;
 
 /// A buffered run as it was accepted, and its later changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,24 +70,22 @@ impl From<&str> for Wrong {
     }
 }
 
-impl Patch {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let text = serde_json::to_vec(self).expect("a patch is plain data");
-        let length = u32::try_from(text.len()).expect("a patch is far below 4 GiB").to_le_bytes();
-        [&length[..], &text].concat()
-    }
+pub(super) fn encode_change(change: &Patch) -> Vec<u8> {
+    let text = serde_json::to_vec(change).expect("a change is plain data");
+    let length = u32::try_from(text.len()).expect("a change is far below 4 GiB").to_le_bytes();
+    [&length[..], &text].concat()
+}
 
-    pub(super) fn read_all(mut bytes: &[u8]) -> Result<Vec<Self>, String> {
-        let mut patches = Vec::new();
-        while !bytes.is_empty() {
-            let (length, rest) = bytes.split_first_chunk::<4>().ok_or("a change is cut off")?;
-            let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "a change is too long")?;
-            let (text, rest) = rest.split_at_checked(length).ok_or("a change is cut off")?;
-            patches.push(serde_json::from_slice(text).map_err(|error| format!("a change: {error}"))?);
-            bytes = rest;
-        }
-        Ok(patches)
+pub(super) fn decode_changes(mut bytes: &[u8]) -> Result<Vec<Patch>, String> {
+    let mut changes = Vec::new();
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk::<4>().ok_or("a change is cut off")?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "a change is too long")?;
+        let (text, rest) = rest.split_at_checked(length).ok_or("a change is cut off")?;
+        changes.push(serde_json::from_slice(text).map_err(|error| format!("a change: {error}"))?);
+        bytes = rest;
     }
+    Ok(changes)
 }
 
 /// Empty members are omitted: Redis stores every byte, and most runs have little.
@@ -151,7 +148,7 @@ fn is_first(generation: &Generation) -> bool {
     *generation == Generation::FIRST
 }
 
-pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
+pub(super) fn encode_run(run: &NewEvent) -> Vec<u8> {
     let dedupe = run.dedupe.as_ref().map(|dedupe| EntryKey {
         id: dedupe.id,
         hint: dedupe.hint.clone(),
@@ -186,7 +183,7 @@ pub(super) fn encode(run: &NewEvent) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &Bytes) -> Result<NewEvent, Wrong> {
+fn decode_run(bytes: &Bytes) -> Result<NewEvent, Wrong> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or("it is cut off")?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "its head is too long")?;
     let (text, _) = rest.split_at_checked(length).ok_or("it is cut off")?;
@@ -241,17 +238,20 @@ impl BufferedRun {
         expires_at: Option<Timestamp>,
     ) -> Result<Self, Unreadable> {
         let unreadable = |Wrong { why, newer_format }| Unreadable { bytes: run.clone(), why, newer_format };
-        let mut read = decode(run).map_err(unreadable)?;
+        let mut read = decode_run(run).map_err(unreadable)?;
         if let Some(dedupe) = &mut read.dedupe {
             dedupe.expires_at = expires_at;
         }
-        Ok(Self { run: read, changes: Patch::read_all(changes).map_err(|why| unreadable(why.into()))? })
+        Ok(Self { run: read, changes: decode_changes(changes).map_err(|why| unreadable(why.into()))? })
     }
 
     /// The run with its changes applied.
     pub fn current(mut self) -> Buffered {
-        let (cancelled, _) = rules::patch(&mut self.run, &self.changes);
-        Buffered { run: self.run, cancelled: cancelled == Cancelled::Yes }
+        for change in &self.changes {
+            // The ledger refuses the same changes when the run arrives, and the drainer reports them.
+            let _ = change.apply(&mut self.run);
+        }
+        Buffered { run: self.run, cancelled: self.changes.contains(&Patch::Cancel) }
     }
 }
 
@@ -260,8 +260,8 @@ mod tests {
     use semel::secret::Secret;
 
     use super::*;
-    use crate::id::EventKind;
-    use crate::ledger::Change;
+    use semel_pipeline::id::EventKind;
+    use semel_pipeline::ledger::Change;
 
     fn run() -> NewEvent {
         let payload = Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#);
@@ -307,7 +307,7 @@ mod tests {
         };
         for run in [run, full, bare] {
             let read =
-                BufferedRun::read(&Bytes::from(encode(&run)), &Bytes::new(), None).expect("it is whole");
+                BufferedRun::read(&Bytes::from(encode_run(&run)), &Bytes::new(), None).expect("it is whole");
             assert_eq!((read.run, read.changes.len()), (run, 0));
         }
     }
@@ -326,7 +326,7 @@ mod tests {
         let read = |bytes: &Bytes| BufferedRun::read(bytes, &Bytes::new(), None).expect("it is whole").run;
         let run = read(&first);
         assert_eq!(read(&unnamed), run, "before formats were named, they were of the first");
-        assert_eq!(encode(&run), first, "this version writes format 1");
+        assert_eq!(encode_run(&run), first, "this version writes format 1");
         assert_eq!((run.tenant.as_str(), run.event_type.as_str()), ("acme", "crm"));
         assert_eq!(run.payload, Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#));
         assert_eq!((run.delay, run.notes.tags), (Duration::from_millis(1500), vec!["x".to_owned()]));
@@ -358,9 +358,9 @@ mod tests {
             Patch::Change(wrong),
             Patch::DropKey,
         ];
-        let bytes: Vec<u8> = patches.iter().flat_map(Patch::encode).collect();
-        let read =
-            BufferedRun::read(&Bytes::from(encode(&run())), &Bytes::from(bytes), None).expect("it is whole");
+        let bytes: Vec<u8> = patches.iter().flat_map(encode_change).collect();
+        let read = BufferedRun::read(&Bytes::from(encode_run(&run())), &Bytes::from(bytes), None)
+            .expect("it is whole");
         assert_eq!(read.changes.len(), patches.len());
         let read = read.current();
         assert_eq!(read.run.notes.metadata.get("n").map(String::as_str), Some("9007199254740995"));
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_is_unreadable_and_keeps_its_bytes() {
-        let whole = encode(&run());
+        let whole = encode_run(&run());
         for length in [0, 3, 4, 20, 200] {
             let cut = Bytes::copy_from_slice(&whole[..length]);
             let unreadable = BufferedRun::read(&cut, &Bytes::new(), None).expect_err("it is cut off");
