@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
+use semel_pipeline::ledger::Ledger;
 use tokio::sync::watch;
 
 use crate::buffer::Buffer;
 pub use crate::transfer::{DrainCounters, DrainError};
 use crate::transfer::{PAUSES, Transfer, count};
-use semel_pipeline::ledger::Ledger;
 
 /// The speed of a drainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use semel::store::{self, Error as StoreError};
 use semel::time::{Clock as _, SystemClock};
-
-use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
 use semel_pipeline::event::NewEvent;
 use semel_pipeline::id::{EventId, LetterId};
 use semel_pipeline::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
 use semel_pipeline::letter::{Cause, NewLetter, SourceMessage};
+
+use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
 
 /// Pauses while the ledger or Redis fails, and before a refused run is retried.
 pub(crate) const PAUSES: [Duration; 6] = [

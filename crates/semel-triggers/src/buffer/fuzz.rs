@@ -6,12 +6,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use semel::secret::Secret;
 use semel::time::Timestamp;
-use semel_testbed::fuzz::Fuzz;
-
-use super::entry::{BufferedRun, encode_change, encode_run};
 use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{Change, Patch};
+use semel_testbed::fuzz::Fuzz;
+
+use super::change::encode_change;
+use super::format::{BufferedRun, encode_run};
 
 fn run() -> NewEvent {
     let payload = Bytes::from_static(b"{\"n\":1}");

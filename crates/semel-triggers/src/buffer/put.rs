@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use semel::record::Fence;
-use semel::store::redis_driver::Value;
+use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind};
-use tokio::task::JoinSet;
-
-use super::{Buffer, Put, entry, hex, key_name, millis, script};
 use semel_pipeline::event::{Accepted, NewEvent};
 use semel_pipeline::id::EventId;
+use tokio::task::JoinSet;
+
+use super::{Buffer, Put, answer, format, key_name, millis};
 
 /// The most runs in one script call: this number blocks the server for about 0.6 ms.
 pub(super) const TOGETHER: usize = 64;
@@ -34,19 +34,62 @@ impl Putting {
         let (key, print, lifetime) = match &run.dedupe {
             Some(dedupe) => (
                 key_name(dedupe.id, dedupe.generation.unwrap_or_default()),
-                hex(dedupe.fingerprint.as_bytes()),
+                format::hex(dedupe.fingerprint.as_bytes()),
                 dedupe.lifetime.map_or_else(|| "-1".to_owned(), |lifetime| millis(lifetime).to_string()),
             ),
             None => (String::new(), String::new(), "-1".to_owned()),
         };
         let (id, fence) = (run.id.to_string(), fence.get().to_string());
         let arguments =
-            [id.into(), entry::encode_run(run), key.into(), print.into(), lifetime.into(), fence.into()];
+            [id.into(), format::encode_run(run), key.into(), print.into(), lifetime.into(), fence.into()];
         Self { tenant: run.tenant.clone(), id: run.id, arguments }
     }
 }
 
-pub(super) async fn put(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
+impl Buffer {
+    /// Buffers a run, in a batch with concurrent runs of this process. Refused if its key is already taken, with or
+    /// without the same payload, or if the claim on its key with this fence was taken over.
+    ///
+    /// # Errors
+    /// Redis does not answer, or is full.
+    pub async fn put(self: &Arc<Self>, run: &NewEvent, fence: Fence) -> Result<Put, Error> {
+        let buffer = Arc::clone(self);
+        let carry = move |runs| {
+            let buffer = Arc::clone(&buffer);
+            async move { put_batch(&buffer, runs).await }
+        };
+        self.puts.ask(Putting::of(run, fence), carry).await.unwrap_or_else(|| {
+            Err(Error::new(ErrorKind::Ambiguous, "the buffer's runtime ended before it answered"))
+        })
+    }
+
+    /// Adds a tenant to the list of those with buffered runs.
+    async fn announce(&self, tenant: &str) -> Result<(), Error> {
+        self.call_on_list(&self.scripts.announce, &[tenant.as_bytes()]).await.map(drop)
+    }
+
+    /// Records the tenants of runs.
+    async fn note_whose(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
+        let mut note = cmd("HSET");
+        note.arg(self.whose());
+        for (tenant, run) in runs {
+            note.arg(run.to_string()).arg(tenant);
+        }
+        self.client.query(&note, Effect::Writes).await.map(drop)
+    }
+
+    /// Removes the records of the tenants of runs that left the buffer.
+    pub(super) async fn forget_whose(&self, runs: &[EventId]) -> Result<(), Error> {
+        let mut forget = cmd("HDEL");
+        forget.arg(self.whose());
+        for run in runs {
+            forget.arg(run.to_string());
+        }
+        self.client.query(&forget, Effect::Writes).await.map(drop)
+    }
+}
+
+async fn put_batch(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
     let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
     // On one connection this is written before a run can be drained, so that its drainer finds the entry to remove.
     let (noted, mut answers) = tokio::join!(buffer.note_whose(&whose), each_tenant(buffer, runs));
@@ -98,7 +141,7 @@ async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put
             }
         }
     }
-    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(script::strange()))).collect()
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(answer::strange()))).collect()
 }
 
 async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) -> Result<Vec<Put>, Error> {
@@ -121,22 +164,22 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
         let why = "the tenant left the list of the buffer as often as it was announced; nothing was buffered";
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
-    let Value::Array(words) = answer else { return Err(script::strange()) };
+    let Value::Array(words) = answer else { return Err(answer::strange()) };
     if words.len() != runs.len() {
-        return Err(script::strange());
+        return Err(answer::strange());
     }
     let read = |(word, (_, run)): (&Value, &(usize, Putting))| {
         if *word == Value::Int(1) {
             return Ok(Put::Accepted(Accepted::First(run.id)));
         }
-        let (word, id) = script::word(word)?;
+        let (word, id) = answer::word(word)?;
         match (word.as_str(), id.parse()) {
             ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
             ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
             ("full", _) => Ok(Put::Full),
             ("expired", _) => Ok(Put::Expired),
             ("taken over", _) => Ok(Put::TakenOver),
-            _ => Err(script::strange()),
+            _ => Err(answer::strange()),
         }
     };
     words.iter().zip(runs).map(read).collect()

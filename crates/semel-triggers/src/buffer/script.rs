@@ -1,12 +1,9 @@
-//! The scripts of the buffer, and their answers.
+//! The scripts of the buffer.
 //!
 //! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is
 //! `id` or `id@generation`; it contains only ids, numbers and hex, so the bars separate.
 
-use semel::store::redis_driver::Value;
-use semel::store::{Error, ErrorKind, RedisScript};
-
-use super::Blob;
+use semel::store::RedisScript;
 
 /// The beginning of all scripts.
 const COMMON: &str = "
@@ -344,39 +341,4 @@ impl BufferScripts {
             turn: RedisScript::new(TURN),
         }
     }
-}
-
-/// The error for an answer that is not the script's.
-pub(super) fn strange() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the Redis server answered in a way that the burst buffer does not know: does another version of Semel share its keys?",
-    )
-}
-
-/// A word and what it is about.
-pub(super) fn word(answer: &Value) -> Result<(String, String), Error> {
-    let Value::Array(parts) = answer else { return Err(strange()) };
-    let text = |at: usize| match parts.get(at) {
-        Some(Value::BulkString(text)) => String::from_utf8(text.clone()).map_err(|_| strange()),
-        Some(Value::SimpleString(text)) => Ok(text.clone()),
-        _ => Err(strange()),
-    };
-    Ok((text(0)?, text(1)?))
-}
-
-/// Exactly `N` byte strings.
-pub(super) fn blobs<const N: usize>(parts: Vec<Value>) -> Result<[Blob; N], Error> {
-    let read = |part| match part {
-        Value::BulkString(bytes) => Ok(Blob::from(bytes)),
-        Value::SimpleString(text) => Ok(Blob::from(text)),
-        Value::Int(number) => Ok(Blob::from(number.to_string())),
-        _ => Err(strange()),
-    };
-    let parts: Vec<Blob> = parts.into_iter().map(read).collect::<Result<_, _>>()?;
-    parts.try_into().map_err(|_| strange())
-}
-
-pub(super) fn number(text: &Blob) -> Result<u64, Error> {
-    std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or_else(strange)
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use semel::store::ErrorKind;
+use semel_pipeline::event::{Dedupe, Event};
+use semel_pipeline::id::EventId;
+use semel_pipeline::ledger::{AuditLine, Change, Error, Patch, RunAction};
 use tokio::time::Instant;
 
 use super::{Burst, PAUSE, Triggers};
 use crate::buffer::{Buffered, BufferedRun, Patched};
 use crate::transfer::{DrainError, Moved};
-use semel_pipeline::event::{Dedupe, Event};
-use semel_pipeline::id::EventId;
-use semel_pipeline::ledger::{AuditLine, Change, Error, Patch, RunAction};
 
 /// How long a caller waits for a run that a drainer has leased.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -14,11 +14,11 @@ use bytes::Bytes;
 use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 use semel::time::Timestamp;
-
-use super::{hex, unhex};
 use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::Patch;
+
+use super::change::decode_changes;
 
 /// A buffered run as it was accepted, and its later changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,24 +68,6 @@ impl From<&str> for Wrong {
     fn from(why: &str) -> Self {
         why.to_owned().into()
     }
-}
-
-pub(super) fn encode_change(change: &Patch) -> Vec<u8> {
-    let text = serde_json::to_vec(change).expect("a change is plain data");
-    let length = u32::try_from(text.len()).expect("a change is far below 4 GiB").to_le_bytes();
-    [&length[..], &text].concat()
-}
-
-pub(super) fn decode_changes(mut bytes: &[u8]) -> Result<Vec<Patch>, String> {
-    let mut changes = Vec::new();
-    while !bytes.is_empty() {
-        let (length, rest) = bytes.split_first_chunk::<4>().ok_or("a change is cut off")?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "a change is too long")?;
-        let (text, rest) = rest.split_at_checked(length).ok_or("a change is cut off")?;
-        changes.push(serde_json::from_slice(text).map_err(|error| format!("a change: {error}"))?);
-        bytes = rest;
-    }
-    Ok(changes)
 }
 
 /// Empty members are omitted: Redis stores every byte, and most runs have little.
@@ -255,13 +237,35 @@ impl BufferedRun {
     }
 }
 
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).expect("four bits are a digit"));
+        }
+    }
+    text
+}
+
+pub(super) fn unhex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[at * 2..at * 2 + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use semel::secret::Secret;
-
-    use super::*;
     use semel_pipeline::id::EventKind;
     use semel_pipeline::ledger::Change;
+
+    use super::super::change::encode_change;
+    use super::*;
 
     fn run() -> NewEvent {
         let payload = Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#);
