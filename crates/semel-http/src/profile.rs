@@ -13,6 +13,7 @@
 //! assert_eq!(mine.telling(Situation::Conflict).status, StatusCode::CONFLICT);
 //! ```
 
+#[cfg(feature = "mcp")]
 mod adcp_mcp;
 mod ietf;
 mod stripe;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, Response};
 
+#[cfg(feature = "mcp")]
 pub use self::adcp_mcp::ADCP_MUTATING_TOOLS;
 use crate::body::Body;
 use crate::codec::Codec;
@@ -90,7 +92,14 @@ pub struct KeyLength {
 
 impl Profile {
     /// The names of the built-in profiles.
-    pub const NAMES: [&'static str; 5] = ["ietf", "stripe", "stripe-v2", "ucp", "adcp-mcp"];
+    pub const NAMES: &'static [&'static str] = &[
+        "ietf",
+        "stripe",
+        "stripe-v2",
+        "ucp",
+        #[cfg(feature = "mcp")]
+        "adcp-mcp",
+    ];
 
     /// The built-in profile of this name.
     #[must_use]
@@ -100,6 +109,7 @@ impl Profile {
             "stripe" => Some(Self::stripe()),
             "stripe-v2" => Some(Self::stripe_v2()),
             "ucp" => Some(Self::ucp()),
+            #[cfg(feature = "mcp")]
             "adcp-mcp" => Some(Self::adcp_mcp()),
             _ => None,
         }

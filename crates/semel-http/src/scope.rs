@@ -223,6 +223,7 @@ impl Principal {
 
     /// How an upstream identifies the sender of these headers: the principal if the scope finds one, else the credential, which may be
     /// absent.
+    #[cfg(feature = "mcp")]
     pub(crate) fn of_caller(scope: &Scope, headers: &HeaderMap) -> Self {
         match scope.principal(headers) {
             Ok(Some(principal)) => principal,

@@ -28,7 +28,7 @@ use self::log::AccessLog;
 pub(crate) use self::requests::Requests;
 use self::story::{REQUEST_ID, RequestIds};
 use crate::config;
-use crate::otlp::Exporter;
+use crate::telemetry::otlp::Exporter;
 
 /// A gateway whose routes can be changed while it runs.
 pub(crate) struct Gateway {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::Method;
 use parking_lot::Mutex;
 use semel::Engine;
 
@@ -11,12 +10,10 @@ use super::shortcut::{Plainly, Recent};
 use super::{Guard, GuardedRoute, Inner};
 use crate::call::ProbeCaller;
 use crate::capacity::{Capacity, CapacityLimits};
-use crate::codec::{Codec, KeyedTools};
 use crate::limits::Limiter;
-use crate::mcp::tools::Tools;
 use crate::observe::AnswerObserver;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
-use crate::profile::{ADCP_MUTATING_TOOLS, Profile};
+use crate::profile::Profile;
 use crate::scope::Scope;
 use crate::well_known;
 
@@ -172,15 +169,8 @@ impl GuardBuilder {
             WellKnownPolicy::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
             WellKnownPolicy::Nothing => None,
         };
-        let tools = match &profile.codec {
-            Codec::Http => None,
-            Codec::Mcp { tools } => {
-                if routes.iter().chain([&fallback]).any(|route| route.guards(&Method::POST)) {
-                    log_guarded_tools(tools);
-                }
-                Some(Tools::new(tools))
-            }
-        };
+        #[cfg(feature = "mcp")]
+        let tools = super::mcp::tools(&profile.codec, routes.iter().chain([&fallback]));
         let scope = scope.unwrap_or_else(|| profile.scope());
         let of = |number, mut policy: RoutePolicy| {
             // Headers that identify the principal are the same in all requests of one principal.
@@ -204,6 +194,7 @@ impl GuardBuilder {
         let inner = Inner {
             engine,
             profile,
+            #[cfg(feature = "mcp")]
             tools,
             namespace,
             scope,
@@ -219,23 +210,6 @@ impl GuardBuilder {
             recent: Recent::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
-    }
-}
-
-/// Logs at start which tool calls are guarded.
-fn log_guarded_tools(tools: &KeyedTools) {
-    match tools {
-        KeyedTools::Listed => tracing::info!(
-            target: "semel",
-            tools = ADCP_MUTATING_TOOLS.join(", "),
-            "these tools need an idempotency_key, and so does a tool whose schema in tools/list requires it; calls of \
-             other tools are guarded if they carry one"
-        ),
-        KeyedTools::Named(names) => tracing::info!(
-            target: "semel",
-            tools = names.join(", "),
-            "these tools need an idempotency_key; calls of other tools are guarded if they carry one"
-        ),
     }
 }
 

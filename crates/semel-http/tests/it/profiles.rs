@@ -270,7 +270,7 @@ async fn a_profile_of_ones_own() {
 
 #[test]
 fn every_situation_is_told_in_every_profile() {
-    for profile in Profile::NAMES.map(|name| Profile::named(name).unwrap()) {
+    for profile in Profile::NAMES.iter().map(|name| Profile::named(name).unwrap()) {
         for situation in Situation::ALL {
             let answer = profile.tell(&Problem::from(situation));
             assert!(answer.status().is_client_error() || answer.status().is_server_error(), "{situation:?}");

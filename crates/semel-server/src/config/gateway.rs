@@ -234,7 +234,7 @@ fn flag<T>(
 
 fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).ok_or_else(|| {
-        let hint = meant(name, Profile::NAMES)
+        let hint = meant(name, Profile::NAMES.iter().copied())
             .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
         format!("expected one of {}, found {name:?}{hint}", Profile::NAMES.join(", "))
     })

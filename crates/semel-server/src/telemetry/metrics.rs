@@ -12,8 +12,8 @@ use semel_http::capacity::Capacity;
 use semel_http::observe::AnswerCounters;
 
 use crate::descriptors::{self, DescriptorBudget};
-use crate::otlp::Exporter;
 use crate::pipeline::Pipeline;
+use crate::telemetry::otlp::Exporter;
 
 mod deliveries;
 mod intake;
@@ -238,7 +238,7 @@ impl Metrics {
             "counter",
             "Log lines dropped because the output was too slow.",
         );
-        let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::logs::dropped());
+        let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::telemetry::logs::dropped());
         if let Some(exporter) = self.exporter.get() {
             head(
                 &mut text,

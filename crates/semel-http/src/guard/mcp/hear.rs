@@ -7,14 +7,14 @@ use http::header::HeaderMap;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::read::{Read, ReadDecision, ReadStop, Resumed, read, read_until};
+use super::super::read::{Read, ReadDecision, ReadStop, Resumed, read, read_until};
 use crate::body::{Body, BoxError};
 use crate::mcp::call::{is_events, judge};
 use crate::mcp::sse::{self, SseEvent, SseReader};
 
 /// When to stop reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
+pub(in crate::guard) enum Until {
     /// When the answer was read.
     Answer,
     /// When the answer or any other event was read.
@@ -22,7 +22,7 @@ pub(super) enum Until {
 }
 
 /// The result of looking for the answer to a message.
-pub(super) enum Hearing {
+pub(in crate::guard) enum Hearing {
     Heard(Box<Heard>),
     /// The answer was not found. Carries everything that was read.
     Not(Body, NoAnswer),
@@ -31,7 +31,7 @@ pub(super) enum Hearing {
 
 /// Why no answer was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoAnswer {
+pub(in crate::guard) enum NoAnswer {
     TooLarge,
     Late,
     /// The body ended, or is not an answer.
@@ -41,8 +41,8 @@ pub(super) enum NoAnswer {
 }
 
 /// An answer that was found.
-pub(super) struct Heard {
-    pub(super) message: Bytes,
+pub(in crate::guard) struct Heard {
+    pub(in crate::guard) message: Bytes,
     spoken: AnswerPlace,
 }
 
@@ -59,7 +59,7 @@ enum AnswerPlace {
 
 impl Heard {
     /// The body, unchanged.
-    pub(super) fn into_body(self) -> Body {
+    pub(in crate::guard) fn into_body(self) -> Body {
         match self.spoken {
             AnswerPlace::Alone(trailers) => Body::with_trailers(self.message, trailers),
             AnswerPlace::Among { read, mut rest, .. } => {
@@ -70,7 +70,7 @@ impl Heard {
     }
 
     /// The body with this message replaced by another.
-    pub(super) fn with(self, message: &RawValue) -> Body {
+    pub(in crate::guard) fn with(self, message: &RawValue) -> Body {
         let message = message.get().as_bytes();
         match self.spoken {
             AnswerPlace::Alone(trailers) => Body::with_trailers(Bytes::copy_from_slice(message), trailers),
@@ -86,7 +86,7 @@ impl Heard {
 }
 
 /// Reads a body until the answer to `id` is found in it.
-pub(super) async fn hear(
+pub(in crate::guard) async fn hear(
     headers: &HeaderMap,
     body: Body,
     id: &RawValue,

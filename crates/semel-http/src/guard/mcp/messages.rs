@@ -16,10 +16,12 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::admit::{Admission, Admitted, declared_length, keep_room, key_to_replace, no_room, too_large};
+use super::super::admit::{
+    Admission, Admitted, declared_length, keep_room, key_to_replace, no_room, too_large,
+};
+use super::super::read::{Read, ReadDecision, ReadStop, read_until};
+use super::super::{Inner, name_upstream};
 use super::hear::{Hearing, Until, hear};
-use super::read::{Read, ReadDecision, ReadStop, read_until};
-use super::{Inner, name_upstream};
 use crate::body::Body;
 use crate::capacity::BodyRoom;
 use crate::codec::Asked;
@@ -28,12 +30,11 @@ use crate::mcp::call::{Form, JudgedAnswer, changed, judge};
 use crate::mcp::json::{Object, raw, text_of};
 use crate::mcp::request::{self, McpMessage, ToolCall};
 use crate::mcp::tools::{AskedTools, Learned, List, Needs, ToolPage, Tools};
-use crate::mcp::{CAPABILITIES, KEY};
+use crate::mcp::{CAPABILITIES, KEY, capability};
 use crate::policy::{FORM_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
-use crate::well_known;
 
 /// Timeout for listing the tools of the upstream.
 const ASK: Duration = Duration::from_secs(5);
@@ -54,7 +55,7 @@ static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
 });
 
 /// What the guard looks for in the answer to a message that is passed on.
-pub(super) enum WatchedReply {
+pub(in crate::guard) enum WatchedReply {
     Nothing,
     /// The list of tools that the caller gets: the guard learns which of them need a key.
     Tools {
@@ -68,7 +69,7 @@ pub(super) enum WatchedReply {
 }
 
 impl WatchedReply {
-    pub(super) fn prepare(&self, request: &mut Request<Body>) {
+    pub(in crate::guard) fn prepare(&self, request: &mut Request<Body>) {
         if let Self::Capabilities { .. } = self {
             // The guard can extend an answer only if the answer is not compressed.
             request.headers_mut().remove(ACCEPT_ENCODING);
@@ -146,7 +147,7 @@ fn announces_support(policy: &RoutePolicy) -> bool {
 
 impl Inner {
     /// All checks of a message that do not need the store.
-    pub(super) async fn admit_message(
+    pub(in crate::guard) async fn admit_message(
         &self,
         tools: &Tools,
         policy: &RoutePolicy,
@@ -345,7 +346,7 @@ impl Inner {
     }
 
     /// Inspects the answer to a message that was passed on.
-    pub(super) async fn watch(
+    pub(in crate::guard) async fn watch(
         &self,
         policy: &RoutePolicy,
         watch: WatchedReply,
@@ -375,7 +376,7 @@ impl Inner {
             WatchedReply::Capabilities { id }
                 if judge(&heard.message, &id) == Some(JudgedAnswer::Success) =>
             {
-                let said = raw(&well_known::capability(policy));
+                let said = raw(&capability(policy));
                 let changed = changed(&heard.message, |payload| {
                     let mut adcp = payload.object("adcp").unwrap_or_default();
                     adcp.set("idempotency", said.clone());

@@ -11,17 +11,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::api::Charges;
 use self::tally::Tally;
-use crate::cli::{DemoArgs, ServeArgs};
+use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, parse_duration};
 use crate::misused::Misused;
-use crate::serve::Server;
-use crate::signals::Signals;
-use crate::{logs, signals::Wish};
+use crate::server::Server;
+use crate::signals::{Signals, Wish};
+use crate::telemetry::logs;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Stop after this time [default: run until Ctrl-C]
+    #[arg(long = "for", value_name = "DURATION")]
+    pub(crate) length: Option<String>,
+    /// Listen address of the gateway; port 0 selects a free port
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// Listen address of the admin API; port 0 selects a free port
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) admin: String,
+    /// Print only one line of JSON at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// The demo's routes; its store and ports are flags.
 const CONFIG: &str = r#"

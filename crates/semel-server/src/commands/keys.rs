@@ -1,15 +1,88 @@
 //! `semel keys`: inspects keys of a running server and settles those in doubt.
 
 use anyhow::Context as _;
+use clap::Subcommand;
 use http::Method;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::remote::{Pages, QueryString, encode, get, members, print, send, write_line};
 use crate::admin::keys::{ForgetRequest, SettleRequest};
-use crate::cli::{KeysCommand, Remote};
+use crate::cli::Remote;
 use crate::client::AdminClient;
 use crate::misused::Misused;
-use crate::remote::{Pages, QueryString, encode, get, members, print, send, write_line};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// List keys, or find one by namespace, scope and value
+    List {
+        /// Only keys in this phase: claimed, begun, lapsed, in_doubt, done, bound, expired, vacant
+        #[arg(long)]
+        phase: Option<String>,
+        /// Only keys whose value begins with this; eight characters are stored
+        #[arg(long)]
+        hint: Option<String>,
+        /// Find one key: its namespace
+        #[arg(long, requires = "key")]
+        namespace: Option<String>,
+        /// Find one key: its scope; repeat it for several parts
+        #[arg(long, requires = "key")]
+        scope: Vec<String>,
+        /// Find one key: its value
+        #[arg(long, requires = "namespace")]
+        key: Option<String>,
+        /// Maximum number of keys
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one key
+    Show {
+        /// The key's id, 32 hex characters
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Remove a record: the next call with its key runs again
+    Forget {
+        /// The key's id, 32 hex characters
+        id: String,
+        /// Reason, for the audit log
+        #[arg(long)]
+        reason: String,
+        /// Even if it is claimed or in doubt
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Settle a key in doubt
+    #[command(group = clap::ArgGroup::new("fate").required(true).args(["run", "outcome"]))]
+    Settle {
+        /// The key's id, 32 hex characters
+        id: String,
+        /// The effect did not happen: the same request may run again
+        #[arg(long)]
+        run: bool,
+        /// The effect happened, with this outcome: JSON; {"status": 201, "body": …} for a gateway's answer
+        #[arg(long, value_name = "JSON")]
+        outcome: Option<String>,
+        /// Reason, for the audit log
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Write every key as one line of JSON
+    Export {
+        /// Only keys in this phase
+        #[arg(long)]
+        phase: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
 
 const PATH: &str = "/v1/keys";
 
@@ -17,12 +90,7 @@ const PATH: &str = "/v1/keys";
 ///
 /// # Errors
 /// The server cannot be reached, or refuses.
-pub(crate) fn run(command: KeysCommand) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(execute(command))
-}
-
-async fn execute(command: KeysCommand) -> anyhow::Result<()> {
+pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
     match command {
         KeysCommand::List { phase, hint, namespace, scope, key, limit, remote } => {
             let mut query = QueryString::default();

@@ -5,13 +5,99 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Args;
 use semel_check::{
-    Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, json, junit, pretty,
-    suite, template,
+    BodyFormat, Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, html,
+    json, junit, markdown, pretty, suite, template,
 };
 use serde_json::Value;
 
-use crate::cli::{CheckArgs, ReportFormat};
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Storyboards to run
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Built-in suite: ietf, stripe, stripe-v2, ucp, adcp, adcp-idempotency, runs; can be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Vec<String>,
+    /// URL of the API, or of the MCP endpoint
+    #[arg(long, value_name = "URL")]
+    pub(crate) target: Option<String>,
+    /// Bearer token; sent unchanged if it names a scheme (`Basic …`)
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_AUTH", hide_env_values = true)]
+    pub(crate) auth: Option<String>,
+    /// Token of a second principal, for cases about isolation
+    #[arg(long, value_name = "TOKEN", env = "SEMEL_CHECK_OTHER_AUTH", hide_env_values = true)]
+    pub(crate) other_auth: Option<String>,
+    /// Override a value of the files' `context`; parsed as JSON if it is JSON
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Path of the request that creates something; the same as --set path=PATH
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// Header of every request; can be repeated
+    #[arg(long, value_name = "NAME: VALUE")]
+    pub(crate) header: Vec<String>,
+    /// Header that carries the key [default: Idempotency-Key]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) key_header: Option<String>,
+    /// How bodies are sent: as JSON, as a form, or the text of --set body=TEXT as it is
+    #[arg(long, value_enum, default_value_t = BodyKind::Json)]
+    pub(crate) body: BodyKind,
+    /// Content type of raw bodies
+    #[arg(long, value_name = "TYPE", default_value = "text/plain")]
+    pub(crate) content_type: String,
+    /// Shell command that restarts the target, for cases about crashes; it must return when the target is up again
+    #[arg(long, value_name = "CMD")]
+    pub(crate) restart: Option<String>,
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t = ReportFormat::Pretty)]
+    pub(crate) format: ReportFormat,
+    /// For each failed case, show the harm to a client, how to fix it, the request and the answer
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Timeout for an answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: u64,
+    /// PEM certificates to trust instead of the public roots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// List the built-in suites
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print a suite instead of running it
+    #[arg(long, requires = "suite")]
+    pub(crate) print: bool,
+    /// Write NAME.yaml, a storyboard to start from
+    #[arg(long, value_name = "NAME")]
+    pub(crate) new: Option<String>,
+}
+
+/// The format of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// For humans
+    Pretty,
+    /// For programs
+    Json,
+    /// For CI servers
+    Junit,
+    /// For pull requests
+    Markdown,
+    /// One page for a ticket, with a timeline of each failure
+    Html,
+}
+
+/// How bodies are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BodyKind {
+    /// application/json
+    Json,
+    /// application/x-www-form-urlencoded
+    Form,
+    /// As it is, with --content-type
+    Raw,
+}
 
 /// A case failed.
 const FAILED: u8 = 1;
@@ -69,6 +155,22 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         options.set.insert(name.to_owned(), value);
     }
+    if let Some(path) = &args.path {
+        options.set.insert("path".to_owned(), Value::String(path.clone()));
+    }
+    for header in &args.header {
+        let Some((name, value)) = header.split_once(':') else {
+            // The text may be a credential.
+            return Err(Error::Setting("--header: expected 'NAME: VALUE'".to_owned()));
+        };
+        options.headers.push((name.trim().to_owned(), value.trim().to_owned()));
+    }
+    options.key_header.clone_from(&args.key_header);
+    options.body_format = match args.body {
+        BodyKind::Json => BodyFormat::Json,
+        BodyKind::Form => BodyFormat::Form,
+        BodyKind::Raw => BodyFormat::Raw(args.content_type.clone()),
+    };
     let runner = Runner::new(options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Setting(format!("cannot start the runtime: {error}")))?;
@@ -84,6 +186,8 @@ fn told(report: &Report, args: &CheckArgs) -> String {
     match args.format {
         ReportFormat::Json => format!("{}\n", json(report)),
         ReportFormat::Junit => junit(report),
+        ReportFormat::Markdown => markdown(report),
+        ReportFormat::Html => html(report),
         ReportFormat::Pretty => {
             let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if coloured { Paint::Coloured } else { Paint::Plain };

@@ -9,10 +9,10 @@ use semel::engine::Running;
 use semel::outcome::Outcome as Kept;
 use tokio::time::Instant;
 
+use super::super::read::ReadStop;
+use super::super::{Answered, Inner, Steering, unprotected};
 use super::hear::{Hearing, NoAnswer, Until, hear};
 use super::live::LiveStream;
-use super::read::ReadStop;
-use super::{Answered, Inner, Steering, unprotected};
 use crate::body::Body;
 use crate::call::CallError;
 use crate::codec::Asked;
@@ -25,7 +25,7 @@ use crate::stored;
 impl Inner {
     /// Stores the answer if it says that the call had an effect, and returns it. If another outcome is stored already, returns that
     /// one.
-    pub(super) async fn keep_message(
+    pub(in crate::guard) async fn keep_message(
         self: &Arc<Self>,
         route: Option<usize>,
         call: &Arc<McpCall>,
@@ -70,7 +70,7 @@ impl Inner {
     }
 
     /// Keeps the upstream's retention between the published promise and the profile's maximum.
-    pub(super) fn bounded(&self, policy: &RoutePolicy, mut steering: Steering) -> Steering {
+    pub(in crate::guard) fn bounded(&self, policy: &RoutePolicy, mut steering: Steering) -> Steering {
         if let Some((_, most)) = self.profile.retention_bounds {
             let promised = policy.terms.retention;
             steering.retention = steering.retention.map(|wish| wish.max(promised).min(most));
@@ -80,7 +80,7 @@ impl Inner {
 }
 
 /// The outcome of a message.
-pub(super) fn of_message(
+pub(in crate::guard) fn of_message(
     policy: &RoutePolicy,
     status: StatusCode,
     headers: &HeaderMap,

@@ -18,9 +18,9 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
-use super::read::{ReadStop, Resumed, Whole, within};
+use super::super::read::{ReadStop, Resumed, Whole, within};
+use super::super::{Answered, Inner, Steering};
 use super::tool_answer::of_message;
-use super::{Answered, Inner, Steering};
 use crate::body::{Body, BoxError};
 use crate::call::CallError;
 use crate::codec::Asked;
@@ -32,12 +32,12 @@ use crate::policy::RoutePolicy;
 use crate::stored;
 
 /// A stream that has begun, and the call that it belongs to.
-pub(super) struct LiveStream {
-    pub(super) running: Running,
-    pub(super) head: Parts,
-    pub(super) body: Body,
-    pub(super) steering: Steering,
-    pub(super) limit: Instant,
+pub(in crate::guard) struct LiveStream {
+    pub(in crate::guard) running: Running,
+    pub(in crate::guard) head: Parts,
+    pub(in crate::guard) body: Body,
+    pub(in crate::guard) steering: Steering,
+    pub(in crate::guard) limit: Instant,
 }
 
 /// A part of the stream for the client. Sending never waits for a slow client; the response limit bounds the queue.
@@ -56,7 +56,7 @@ enum LookEnd {
 
 impl Inner {
     /// Passes the stream to the client now, and its answer after it was stored.
-    pub(super) fn go_live(
+    pub(in crate::guard) fn go_live(
         self: &Arc<Self>,
         route: Option<usize>,
         call: &Arc<McpCall>,

@@ -12,12 +12,12 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::super::remote::ask_raw;
+use super::DrillArgs;
 use super::postgres::DrillPostgres;
 use super::redis::DrillRedis;
 use super::wire::DrillWire;
-use crate::cli::DrillArgs;
 use crate::client::{AdminClient, Request};
-use crate::remote::ask_raw;
 
 /// Timeout of every step of a drill.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,23 +1,73 @@
 //! `semel events`: publishes and lists events of a running server, and shows the history of an action.
 
+use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
+use super::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send, table, write_line};
 use crate::admin::events::PublishRequest;
-use crate::cli::EventsCommand;
+use crate::cli::Remote;
 use crate::client::AdminClient;
-use crate::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send, table, write_line};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EventsCommand {
+    /// Publish one event, accepted once per type, deduplication key and tenant
+    Publish {
+        /// Type, such as order.paid
+        #[arg(long = "type", value_name = "TYPE")]
+        event_type: String,
+        /// Deduplication key
+        #[arg(long, value_name = "KEY")]
+        dedupe_key: String,
+        /// Payload: JSON, delivered byte for byte; @FILE reads it from a file, - from standard input
+        #[arg(long, value_name = "JSON")]
+        payload: String,
+        /// Tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Deliveries with the same order key are made one after the other
+        #[arg(long, value_name = "KEY")]
+        order_key: Option<String>,
+        /// Delay of the first attempt
+        #[arg(long, value_name = "DURATION")]
+        delay: Option<String>,
+        /// Expire after this time: it is not delivered any more
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// List events, newest first
+    List {
+        /// Only this type
+        #[arg(long = "type", value_name = "TYPE")]
+        event_type: Option<String>,
+        /// Only this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only events with this request id
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+        /// Maximum number of events
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show the history of an action by any of its ids: an event, run, delivery, dead letter, replay, key or request
+    Show {
+        /// evt_…, run_…, dlv_…, dlq_…, the id of a key, or a request id
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
 
 /// Runs the command.
 ///
 /// # Errors
 /// The server cannot be reached, or refuses.
-pub(crate) fn run(command: EventsCommand) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(execute(command))
-}
-
-async fn execute(command: EventsCommand) -> anyhow::Result<()> {
+pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
     match command {
         EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
             let payload = read_payload(&payload)?;

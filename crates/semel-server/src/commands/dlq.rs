@@ -1,26 +1,99 @@
 //! `semel dlq`: inspects and changes dead letters of a running server.
 
+use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::admin::dead_letters::{ChangeRequest, EditRequest};
-use crate::cli::{DlqCommand, DlqFilter, Remote};
-use crate::client::AdminClient;
-use crate::remote::{
+use super::remote::{
     Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
 };
+use crate::admin::dead_letters::{ChangeRequest, EditRequest};
+use crate::cli::Remote;
+use crate::client::AdminClient;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DlqCommand {
+    /// List dead letters, newest first
+    List {
+        #[command(flatten)]
+        filter: DlqFilter,
+        /// Maximum number of dead letters
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one dead letter with every attempt
+    Show {
+        /// dlq_…
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show groups of similar failures, largest first
+    Groups {
+        #[command(flatten)]
+        filter: DlqFilter,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Discard a dead letter; it can be restored
+    Discard {
+        /// dlq_…
+        id: String,
+        /// Reason, for the audit log
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Create a copy with another payload, which can be replayed
+    Edit {
+        /// dlq_…
+        id: String,
+        /// Payload: JSON; @FILE reads a file, - standard input
+        #[arg(long)]
+        payload: String,
+        /// Reason, for the audit log
+        #[arg(long)]
+        reason: String,
+        /// Tenant, if the dead letter has none
+        #[arg(long)]
+        target: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Restore a discarded dead letter; a parked one becomes pending again
+    Restore {
+        /// dlq_…
+        id: String,
+        /// Reason, for the audit log
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
+
+/// A filter for dead letters.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DlqFilter {
+    /// Only this status: pending, replaying, replayed, discarded, parked
+    #[arg(long)]
+    pub(crate) status: Option<String>,
+    /// Only this target
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Only this tenant
+    #[arg(long)]
+    pub(crate) tenant: Option<String>,
+    /// Only this failure signature, as printed by `dlq groups`
+    #[arg(long)]
+    pub(crate) signature: Option<String>,
+}
 
 const PATH: &str = "/v1/dead-letters";
 const GROUPS: &str = "/v1/dead-letters/groups";
-
-/// Runs the command.
-///
-/// # Errors
-/// The server cannot be reached, or refuses.
-pub(crate) fn run(command: DlqCommand) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(execute(command))
-}
 
 fn query(filter: &DlqFilter) -> QueryString {
     let mut query = QueryString::default();
@@ -31,7 +104,11 @@ fn query(filter: &DlqFilter) -> QueryString {
     query
 }
 
-async fn execute(command: DlqCommand) -> anyhow::Result<()> {
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached, or refuses.
+pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
     match command {
         DlqCommand::List { filter, limit, remote } => {
             let items = Pages::new(&remote, PATH, query(&filter))?.collect(limit).await?;

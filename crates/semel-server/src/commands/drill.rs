@@ -15,13 +15,28 @@ mod wire;
 use std::io::Write as _;
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 use semel::store::BoxFuture;
 use serde_json::json;
 
 use self::ground::{DrillEnvironment, DrillNeeds, Skipped};
-use crate::cli::DrillArgs;
-use crate::logs;
 use crate::misused::Misused;
+use crate::telemetry::logs;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrillArgs {
+    /// Name of the drill, or `all`; any other word lists the drills
+    pub(crate) name: String,
+    /// Redis server to use instead of starting redis-server, for drills that do not kill it
+    #[arg(long, value_name = "URL")]
+    pub(crate) redis: Option<String>,
+    /// PostgreSQL database for the ledger, instead of starting a server, for drills that do not kill it
+    #[arg(long, value_name = "URL")]
+    pub(crate) postgres: Option<String>,
+    /// Print one line of JSON per drill
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// A drill: its name, its description, and its requirements.
 struct Drill {

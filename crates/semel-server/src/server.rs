@@ -1,4 +1,4 @@
-//! `semel serve`: opens the store, starts the listeners, and shuts down gracefully.
+//! A running server: opens the store, starts the listeners, reloads its configuration, and shuts down gracefully.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -22,12 +22,10 @@ use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
 use crate::descriptors::{self, DescriptorBudget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
-use crate::logs;
-use crate::metrics::Metrics;
-use crate::otlp::Exporter;
 use crate::pipeline::{Pipeline, RunWaiters, Telling};
-use crate::signals::{Signals, Wish};
 use crate::store::{self as stores, OpenStore};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::otlp::Exporter;
 
 /// How often the store is checked and keys in doubt are counted.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
@@ -42,37 +40,6 @@ const SECRET_IN_REDIS: &str = "no secret is configured, so the deployment's secr
 /// Warning if there is no durable place for the audit log.
 const AUDIT_IN_LOG: &str = "there is no ledger, so changes by operators (forget, settle) are written to this log only and not to a \
                             durable audit log; set `url` in [ledger]";
-
-/// Runs the server until it is told to stop.
-///
-/// # Errors
-/// An unusable config, store or port, or a forced shutdown.
-pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let config = Config::load(args, &PROCESS)?;
-    logs::start(config.log);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(args, config));
-    // Other threads are not waited for: their work was drained, or may be dropped.
-    runtime.shutdown_background();
-    logs::flush();
-    served
-}
-
-async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
-    // Before any work starts: from now on no signal is missed.
-    let mut signals = Signals::listen()?;
-    let drain = config.drain;
-    let server = Server::start(config).await?;
-    server.announce()?;
-    while signals.next().await == Wish::Reload {
-        server.reload(args).await;
-    }
-    tracing::info!(target: "semel", "stopping: requests in progress may finish; a second signal stops immediately");
-    tokio::select! {
-        () = server.stop(drain) => Ok(()),
-        () = signals.stop() => anyhow::bail!("stopped immediately by a second signal; requests in progress may be in doubt"),
-    }
-}
 
 /// A running server.
 pub(crate) struct Server {
@@ -255,7 +222,7 @@ impl Server {
     }
 
     /// Prints the addresses, for people and for the parent process.
-    fn announce(&self) -> anyhow::Result<()> {
+    pub(crate) fn announce(&self) -> anyhow::Result<()> {
         let gateway = self.gateway_url().unwrap_or_else(|| "-".to_owned());
         let mut out = std::io::stdout().lock();
         writeln!(out, "semel ready gateway={gateway} admin={}", self.admin_url())
@@ -275,7 +242,7 @@ impl Server {
     }
 
     /// Reloads the config. An invalid one is refused, and the old one stays in use.
-    async fn reload(&self, args: &ServeArgs) {
+    pub(crate) async fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
         match config.and_then(|config| self.replace(config)) {
             Ok(()) => {

@@ -2,26 +2,119 @@
 
 use std::collections::BTreeMap;
 
+use clap::Subcommand;
 use http::Method;
 use serde_json::json;
 
-use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
-use crate::cli::{Remote, RunsCommand};
-use crate::client::AdminClient;
-use crate::remote::{
+use super::remote::{
     Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
 };
+use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
+use crate::cli::Remote;
+use crate::client::AdminClient;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Trigger a run of a target
+    Trigger {
+        /// Name of the target in the config
+        target: String,
+        /// Payload: JSON; @FILE reads a file, - standard input
+        #[arg(long, default_value = "{}")]
+        payload: String,
+        /// Key of the run: another trigger with the same key is the same run
+        #[arg(long)]
+        key: Option<String>,
+        /// Tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Tag to find it by; can be repeated
+        #[arg(long)]
+        tag: Vec<String>,
+        /// Delay before the run starts
+        #[arg(long, value_name = "DURATION")]
+        delay: Option<String>,
+        /// How long the key is remembered
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<String>,
+        /// Wait until the run has ended
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// List runs, newest first
+    List {
+        /// Only this target
+        #[arg(long)]
+        target: Option<String>,
+        /// Only this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only this tag
+        #[arg(long)]
+        tag: Option<String>,
+        /// Show the number of buffered runs instead
+        #[arg(long, conflicts_with_all = ["target", "tag"])]
+        buffered: bool,
+        /// Maximum number of runs
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show a run, buffered or not
+    Show {
+        /// run_…
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Cancel a run that has not started
+    Cancel {
+        /// run_…
+        id: String,
+        /// Reason, for the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Add tags to a run
+    Tag {
+        /// run_…
+        id: String,
+        /// Tags to add
+        #[arg(required = true)]
+        tags: Vec<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Reset a key: the next trigger with it is a new run
+    ResetKey {
+        /// Name of the target in the config
+        target: String,
+        /// The key
+        key: String,
+        /// Tenant of the run
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Name of the token that triggered it, if it was another one
+        #[arg(long)]
+        principal: Option<String>,
+        /// Reason, for the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
 
 /// Runs the command.
 ///
 /// # Errors
 /// The server cannot be reached, or refuses.
-pub(crate) fn run(command: RunsCommand) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(execute(command))
-}
-
-async fn execute(command: RunsCommand) -> anyhow::Result<()> {
+pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
     match command {
         RunsCommand::Trigger { target, payload, key, tenant, tag, delay, ttl, wait, remote } => {
             let request = TriggerRequest {

@@ -1,14 +1,31 @@
 //! `semel config`: check, example, schema.
 
+use std::path::PathBuf;
+
+use clap::Subcommand;
 use serde_json::json;
 
-use super::schema::schema;
-use super::secrets::PROCESS;
-use super::{Config, Invalid};
-use crate::cli::{ConfigCommand, ServeArgs};
+use crate::cli::ServeArgs;
+use crate::config::{Config, EXAMPLE, Invalid, PROCESS, schema};
 
-/// A complete, commented file. A test parses it.
-pub(crate) const EXAMPLE: &str = include_str!("example.toml");
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check a config file and report every mistake
+    Check {
+        /// The file
+        file: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Also report missing settings that a server on a public network should have
+        #[arg(long)]
+        production: bool,
+    },
+    /// Print a complete, commented example
+    Example,
+    /// Print the JSON schema of the file
+    Schema,
+}
 
 /// Runs the command.
 ///

@@ -4,13 +4,79 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::Args;
 use http::Method;
 use serde_json::Value;
 
+use super::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
 use crate::admin::replays::{OrderRequest, ReplayRequest};
-use crate::cli::{Remote, ReplayArgs};
+use crate::cli::Remote;
 use crate::client::AdminClient;
-use crate::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
+
+/// Choose the dead letters: --status failed, --dlq --id, --event-id, or --job.
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job"]))]
+pub(crate) struct ReplayArgs {
+    /// All deliveries that ended in dlq or blocked: `failed`
+    #[arg(long, value_name = "S")]
+    pub(crate) status: Option<String>,
+    /// Maximum number, oldest first [default: 100]
+    #[arg(long, value_name = "N", requires = "status")]
+    pub(crate) limit: Option<u64>,
+    /// Only this tenant
+    #[arg(long, requires = "status")]
+    pub(crate) tenant: Option<String>,
+    /// Only this failure signature, as printed by `dlq groups`
+    #[arg(long, requires = "status")]
+    pub(crate) signature: Option<String>,
+    /// Dead letters by id
+    #[arg(long, requires = "id")]
+    pub(crate) dlq: bool,
+    /// A dead letter; can be repeated
+    #[arg(long, value_name = "ID", requires = "dlq")]
+    pub(crate) id: Vec<String>,
+    /// Deliveries of one event
+    #[arg(long, value_name = "ID")]
+    pub(crate) event_id: Option<String>,
+    /// Only these targets, separated by commas
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) targets: Vec<String>,
+    /// resume: skip completed deliveries; re-execute: run effects again; as-new: send as new events [default: resume]
+    #[arg(long, value_name = "M")]
+    pub(crate) mode: Option<String>,
+    /// Reason; required for re-execute
+    #[arg(long, value_name = "R")]
+    pub(crate) reason: Option<String>,
+    /// Show the plan without executing it
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Maximum rate per second; 0 is no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rate: Option<f64>,
+    /// Canary size: the rest is released after these succeeded [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) canary: Option<u32>,
+    /// Maximum number in progress [default: 16]
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<u32>,
+    /// Do not wait for the end of the job
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// An existing job: follow or control it
+    #[arg(long, value_name = "ID")]
+    pub(crate) job: Option<String>,
+    /// Pause the job
+    #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel"])]
+    pub(crate) pause: bool,
+    /// Resume the job and follow it
+    #[arg(long, requires = "job", conflicts_with = "cancel")]
+    pub(crate) resume: bool,
+    /// Cancel the job
+    #[arg(long, requires = "job")]
+    pub(crate) cancel: bool,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
 
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -19,12 +85,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// The server cannot be reached or refuses, or items failed again.
-pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(execute(args))
-}
-
-async fn execute(args: &ReplayArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
     let client = AdminClient::of(remote)?;
     if let Some(job) = &args.job {
