@@ -79,7 +79,7 @@ impl RunningIntake {
             }
             Err(error) if is_unreachable(&error) => {
                 tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
-                let triggers = Arc::new(triggers(None)?.await_bursts());
+                let triggers = Arc::new(triggers(None)?.with_burst_pending());
                 let settings = (gate.clone(), Arc::clone(secret), Arc::clone(&claims));
                 tasks.push(tokio::spawn(later(settings, Arc::clone(&triggers), drainers)));
                 triggers
@@ -191,7 +191,7 @@ async fn later(
             }
         }
     };
-    triggers.begin_bursts(burst.clone());
+    triggers.set_burst(burst.clone());
     for drainer in drainers.start(&burst) {
         // They end when they are told to.
         let _ = drainer.await;

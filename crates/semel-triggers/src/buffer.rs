@@ -65,8 +65,8 @@ use semel_pipeline::event::{Accepted, Generation};
 use semel_pipeline::id::EventId;
 pub use semel_pipeline::ledger::Patch;
 
-pub use self::format::{Buffered, BufferedRun, Unreadable};
-use self::put::Putting;
+pub use self::format::{BufferedRun, CurrentRun, UnreadableRun};
+use self::put::PendingPut;
 use self::script::BufferScripts;
 
 /// The burst buffer of one deployment, on one Redis.
@@ -76,7 +76,7 @@ pub struct Buffer {
     /// The maximum number of runs of one tenant.
     capacity: u64,
     scripts: BufferScripts,
-    puts: Arc<Together<Putting, Result<Put, Error>>>,
+    puts: Arc<Together<PendingPut, Result<PutOutcome, Error>>>,
     /// How long a claim on a key can last: a later put of its owner is refused.
     longest_claim: Duration,
 }
@@ -91,7 +91,7 @@ fn key_name(key: KeyId, generation: Generation) -> String {
 
 /// The result of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The answer that the ledger would give.
     Accepted(Accepted),
     /// The tenant's part of the buffer is full: nothing was written.
@@ -115,7 +115,7 @@ pub struct BufferedHolder {
 
 /// The result of a change of a buffered run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patched {
+pub enum PatchOutcome {
     /// It is written; this is the run's new version.
     Applied(u64),
     /// The run has another version than the caller expected.
@@ -126,7 +126,7 @@ pub enum Patched {
 
 /// A lease on some runs of one tenant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leased {
+pub struct RunLease {
     /// The tenant of the runs.
     pub tenant: String,
     /// Proves the ownership of the lease.
@@ -137,11 +137,18 @@ pub struct Leased {
     pub reclaimed: u64,
 }
 
+impl RunLease {
+    /// The tenant and the token, which prove the ownership of the lease.
+    pub fn proof(&self) -> (&str, &str) {
+        (&self.tenant, &self.token)
+    }
+}
+
 /// The result of leasing one run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum LeasedOne {
+pub enum LeaseOneOutcome {
     /// The caller has leased it.
-    Leased(Leased),
+    Leased(RunLease),
     /// A drainer has leased it.
     Held,
     /// It is not in the buffer.
@@ -154,7 +161,7 @@ pub struct LeasedRun {
     /// Its id in the buffer.
     pub id: EventId,
     /// The run with its changes, or its bytes and why they cannot be read.
-    pub run: Result<BufferedRun, Unreadable>,
+    pub run: Result<BufferedRun, UnreadableRun>,
     /// How often it was leased before and not finished.
     pub attempts: u32,
     /// Its version: changes after it are not in `run`.
@@ -163,7 +170,7 @@ pub struct LeasedRun {
 
 /// The buffer's answer to an acknowledgement.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Acked {
+pub enum AckOutcome {
     /// It has left the buffer.
     Gone,
     /// The run was changed meanwhile: these are all changes. Write them to the ledger, then acknowledge again.
@@ -186,7 +193,7 @@ pub struct Depth {
 impl Buffer {
     /// A buffer on this Redis with a key prefix.
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
-        let puts = Together::new(put::TOGETHER);
+        let puts = Together::new(put::BATCH);
         let Terms { in_flight_max: longest_claim, .. } = Terms::default();
         Self { client, prefix: prefix.into(), capacity, scripts: BufferScripts::new(), puts, longest_claim }
     }
@@ -205,16 +212,16 @@ impl Buffer {
         format::hex(semel::store::MarkId::of_session(tenant.as_bytes()).as_bytes())
     }
 
-    pub(crate) fn key(&self, tenant: &str, part: &str) -> String {
+    pub(crate) fn tenant_key(&self, tenant: &str, part: &str) -> String {
         format!("{}:{{{}}}:{part}", self.prefix, Self::tag(tenant))
     }
 
     /// A key for all tenants.
-    pub(crate) fn global(&self, part: &str) -> String {
+    pub(crate) fn global_key(&self, part: &str) -> String {
         format!("{}:{{all}}:{part}", self.prefix)
     }
 
-    fn whose(&self) -> String {
+    fn tenants_key(&self) -> String {
         format!("{}:{{tenants}}:whose", self.prefix)
     }
 
@@ -230,7 +237,7 @@ impl Buffer {
     }
 
     /// The keys of a tenant for the scripts, in their order.
-    fn keys(&self, tenant: &str) -> [String; 7] {
+    fn tenant_keys(&self, tenant: &str) -> [String; 7] {
         let tag = Self::tag(tenant);
         let name = |part| format!("{}:{{{tag}}}:{part}", self.prefix);
         ["queue", "leased", "runs", "about", "changes", "keys", "listed"].map(name)
@@ -243,7 +250,7 @@ impl Buffer {
         arguments: &[&[u8]],
         effect: Effect,
     ) -> Result<Value, Error> {
-        let keys = self.keys(tenant);
+        let keys = self.tenant_keys(tenant);
         let keys = keys.each_ref().map(|key| key.as_bytes());
         self.client.call(script, &keys, arguments, effect).await
     }

@@ -72,16 +72,16 @@ impl Default for Limit {
 
 /// The decision for one trigger, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum GateDecision {
     /// To the ledger.
-    Pass(Why),
+    Pass(GateReason),
     /// To the buffer.
-    Divert(Why),
+    Divert(GateReason),
 }
 
 /// The reason of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum GateReason {
     /// The gate is off.
     Off,
     /// The rate is below the threshold.
@@ -96,7 +96,7 @@ pub enum Why {
     FailedOpen,
 }
 
-impl Why {
+impl GateReason {
     /// Every reason.
     pub const ALL: [Self; 6] =
         [Self::Off, Self::Room, Self::Tenant, Self::Global, Self::Shadow, Self::FailedOpen];
@@ -116,12 +116,12 @@ impl Why {
 
 /// Counters of the decisions by reason.
 #[derive(Debug, Default)]
-pub struct GateCounters([AtomicU64; Why::ALL.len()]);
+pub struct GateCounters([AtomicU64; GateReason::ALL.len()]);
 
 impl GateCounters {
     /// Number of decisions with this reason.
-    pub fn count(&self, why: Why) -> u64 {
-        self.0[why as usize].load(Ordering::Relaxed)
+    pub fn count(&self, reason: GateReason) -> u64 {
+        self.0[reason as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -154,56 +154,56 @@ impl Gate {
     }
 
     /// Decides for one trigger of a tenant.
-    pub async fn decide(&self, tenant: &str) -> Decision {
-        let decision = self.judge(tenant).await;
-        let (Decision::Pass(why) | Decision::Divert(why)) = decision;
-        self.counters.0[why as usize].fetch_add(1, Ordering::Relaxed);
+    pub async fn decide(&self, tenant: &str) -> GateDecision {
+        let decision = self.evaluate(tenant).await;
+        let (GateDecision::Pass(reason) | GateDecision::Divert(reason)) = decision;
+        self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
         decision
     }
 
-    async fn judge(&self, tenant: &str) -> Decision {
+    async fn evaluate(&self, tenant: &str) -> GateDecision {
         if self.mode == GateMode::Off {
-            return Decision::Pass(Why::Off);
+            return GateDecision::Pass(GateReason::Off);
         }
-        let own = self.count(Whose::Tenant(tenant), self.tenant).await;
+        let own = self.exceeds(LimitScope::Tenant(tenant), self.tenant).await;
         let held = match own {
-            Some(GateHold::Yes) => Some(Why::Tenant),
+            Some(true) => Some(GateReason::Tenant),
             // A trigger that is held by its tenant's limit does not count for all.
-            Some(GateHold::No) => match &self.global {
-                Some(limit) => match self.count(Whose::All, *limit).await {
-                    Some(GateHold::Yes) => Some(Why::Global),
-                    Some(GateHold::No) => None,
-                    None => return Decision::Pass(Why::FailedOpen),
+            Some(false) => match &self.global {
+                Some(limit) => match self.exceeds(LimitScope::All, *limit).await {
+                    Some(true) => Some(GateReason::Global),
+                    Some(false) => None,
+                    None => return GateDecision::Pass(GateReason::FailedOpen),
                 },
                 None => None,
             },
-            None => return Decision::Pass(Why::FailedOpen),
+            None => return GateDecision::Pass(GateReason::FailedOpen),
         };
         match (held, self.mode) {
-            (None, _) => Decision::Pass(Why::Room),
-            (Some(why), GateMode::On) => Decision::Divert(why),
-            (Some(why), _) => {
-                tracing::debug!(target: "semel", reason = why.as_str(), "the gate would have held this trigger");
-                Decision::Pass(Why::Shadow)
+            (None, _) => GateDecision::Pass(GateReason::Room),
+            (Some(reason), GateMode::On) => GateDecision::Divert(reason),
+            (Some(reason), _) => {
+                tracing::debug!(target: "semel", reason = reason.as_str(), "the gate would have held this trigger");
+                GateDecision::Pass(GateReason::Shadow)
             }
         }
     }
 
-    fn is_held(&self, whose: Whose<'_>) -> bool {
-        let until = match whose {
-            Whose::Tenant(tenant) => self.held.lock().get(tenant).copied(),
-            Whose::All => *self.all_held.lock(),
+    fn is_held(&self, scope: LimitScope<'_>) -> bool {
+        let until = match scope {
+            LimitScope::Tenant(tenant) => self.held.lock().get(tenant).copied(),
+            LimitScope::All => *self.all_held.lock(),
         };
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    fn remember(&self, whose: Whose<'_>, left: Duration) {
+    fn remember_hold(&self, scope: LimitScope<'_>, left: Duration) {
         let now = Instant::now();
-        match whose {
-            Whose::All => *self.all_held.lock() = Some(now + left),
-            Whose::Tenant(tenant) => {
+        match scope {
+            LimitScope::All => *self.all_held.lock() = Some(now + left),
+            LimitScope::Tenant(tenant) => {
                 let mut held = self.held.lock();
-                if held.len() >= REMEMBERED {
+                if held.len() >= MAX_REMEMBERED_HOLDS {
                     held.retain(|_, until| now < *until);
                 }
                 held.insert(tenant.to_owned(), now + left);
@@ -212,13 +212,13 @@ impl Gate {
     }
 
     /// `None` if Redis does not answer.
-    async fn count(&self, whose: Whose<'_>, limit: Limit) -> Option<GateHold> {
-        if self.is_held(whose) {
-            return Some(GateHold::Yes);
+    async fn exceeds(&self, scope: LimitScope<'_>, limit: Limit) -> Option<bool> {
+        if self.is_held(scope) {
+            return Some(true);
         }
-        let keys = ["admitted", "held"].map(|part| match whose {
-            Whose::Tenant(tenant) => self.buffer.key(tenant, part),
-            Whose::All => self.buffer.global(part),
+        let keys = ["admitted", "held"].map(|part| match scope {
+            LimitScope::Tenant(tenant) => self.buffer.tenant_key(tenant, part),
+            LimitScope::All => self.buffer.global_key(part),
         });
         let threshold = limit.threshold.to_string();
         let (window, hold) = (millis(limit.window).max(1).to_string(), millis(limit.hold).to_string());
@@ -227,10 +227,10 @@ impl Gate {
         let answer = self.buffer.client().call(&self.script, &keys, &arguments, Effect::Writes);
         match answer.await {
             Ok(Value::Array(parts)) => match parts[..] {
-                [Value::Int(0), ..] => Some(GateHold::No),
+                [Value::Int(0), ..] => Some(false),
                 [Value::Int(_), Value::Int(left)] => {
-                    self.remember(whose, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
-                    Some(GateHold::Yes)
+                    self.remember_hold(scope, Duration::from_millis(u64::try_from(left).unwrap_or(0)));
+                    Some(true)
                 }
                 _ => None,
             },
@@ -243,17 +243,12 @@ impl Gate {
     }
 }
 
-/// Whose triggers are counted.
+/// The triggers that a limit counts.
 #[derive(Clone, Copy)]
-enum Whose<'a> {
+enum LimitScope<'a> {
     Tenant(&'a str),
     All,
 }
 
 /// Number of remembered holds above which expired ones are removed.
-const REMEMBERED: usize = 1024;
-
-enum GateHold {
-    Yes,
-    No,
-}
+const MAX_REMEMBERED_HOLDS: usize = 1024;

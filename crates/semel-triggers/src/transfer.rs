@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use semel::store::{self, Error as StoreError};
+use semel::store;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::NewEvent;
 use semel_pipeline::id::{EventId, LetterId};
 use semel_pipeline::ledger::{self, Arrival, Drained, DrainedRun, Ledger, Patch, RunAction};
 use semel_pipeline::letter::{Cause, NewLetter, SourceMessage};
 
-use crate::buffer::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, Unreadable};
+use crate::buffer::{AckOutcome, Buffer, BufferedRun, LeaseOneOutcome, LeasedRun, RunLease, UnreadableRun};
 
 /// Pauses while the ledger or Redis fails, and before a refused run is retried.
 pub(crate) const PAUSES: [Duration; 6] = [
@@ -65,7 +65,7 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
 pub enum DrainError {
     /// Redis did not answer.
     #[error("the buffer: {0}")]
-    Buffer(#[from] StoreError),
+    Buffer(#[from] store::Error),
     /// The ledger did not accept it.
     #[error("the ledger: {0}")]
     Ledger(#[from] ledger::Error),
@@ -120,29 +120,29 @@ impl Transfer {
         then: Option<RunAction>,
     ) -> Result<Moved, DrainError> {
         let leased = match self.buffer.lease_one(tenant, id, self.lease).await? {
-            LeasedOne::Leased(leased) => leased,
-            LeasedOne::Held => return Ok(Moved::Held),
-            LeasedOne::Missing => return Ok(Moved::Missing),
+            LeaseOneOutcome::Leased(leased) => leased,
+            LeaseOneOutcome::Held => return Ok(Moved::Held),
+            LeaseOneOutcome::Missing => return Ok(Moved::Missing),
         };
         let moved = self.while_leased(&leased, async {
             let [run] = &leased.runs[..] else { return Ok(()) };
             match &run.run {
                 Ok(buffered) => {
                     let drained = self.ledger.drain(vec![drained_run(buffered, then)]).await?;
-                    self.note(run.id, drained.first());
+                    self.record_arrival(run.id, drained.first());
                     // The run has arrived and the action is done: a caller that got an error would repeat it. If this
                     // fails, the next drainer finds the run in the ledger.
-                    if let Err(error) = self.leave(&leased, &[(run, buffered)]).await {
+                    if let Err(error) = self.remove_arrived(&leased, &[(run, buffered)]).await {
                         tracing::debug!(target: "semel", run_id = %run.id, %error, "a run that is in the ledger has not left the buffer yet");
                         self.give_back(&leased, Duration::ZERO).await;
                     }
                     Ok(())
                 }
                 // It stays in the buffer, for a version that reads it.
-                Err(Unreadable { newer_format: Some(_), why, .. }) => {
-                    Err(DrainError::Buffer(StoreError::new(store::ErrorKind::Incompatible, why.clone())))
+                Err(UnreadableRun { newer_format: Some(_), why, .. }) => {
+                    Err(DrainError::Buffer(store::Error::new(store::ErrorKind::Incompatible, why.clone())))
                 }
-                Err(unreadable) => self.set_aside_unreadable(&leased, run.id, unreadable).await,
+                Err(unreadable) => self.handle_unreadable(&leased, run.id, unreadable).await,
             }
         });
         match moved.await {
@@ -155,7 +155,7 @@ impl Transfer {
     }
 
     /// Moves leased runs. If that fails, they are given back for the time of a pause.
-    pub(crate) async fn move_leased(&self, leased: &Leased, pause: Duration) -> Result<(), DrainError> {
+    pub(crate) async fn move_leased(&self, leased: &RunLease, pause: Duration) -> Result<(), DrainError> {
         let moved = self.while_leased(leased, self.drain(leased)).await;
         if moved.is_err() {
             self.give_back(leased, pause).await;
@@ -164,15 +164,15 @@ impl Transfer {
     }
 
     /// Renews leases while `work` runs.
-    async fn while_leased<T>(&self, leased: &Leased, work: impl Future<Output = T>) -> T {
+    async fn while_leased<T>(&self, leased: &RunLease, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
             never = self.renew(leased) => match never {},
         }
     }
 
-    async fn renew(&self, leased: &Leased) -> Infallible {
-        let held = (leased.tenant.as_str(), leased.token.as_str());
+    async fn renew(&self, leased: &RunLease) -> Infallible {
+        let held = leased.proof();
         let ids: Vec<EventId> = leased.runs.iter().map(|run| run.id).collect();
         loop {
             tokio::time::sleep(self.lease / 3).await;
@@ -184,8 +184,8 @@ impl Transfer {
     }
 
     /// Gives back the leased runs. Attempts do not count: the runs did not cause the failure.
-    async fn give_back(&self, leased: &Leased, pause: Duration) {
-        let held = (leased.tenant.as_str(), leased.token.as_str());
+    async fn give_back(&self, leased: &RunLease, pause: Duration) {
+        let held = leased.proof();
         for run in &leased.runs {
             match self.buffer.give_back(held, run.id, pause, false).await {
                 Ok(true) => count(&self.counters.given_back, 1),
@@ -196,23 +196,23 @@ impl Transfer {
         }
     }
 
-    async fn drain(&self, leased: &Leased) -> Result<(), DrainError> {
+    async fn drain(&self, leased: &RunLease) -> Result<(), DrainError> {
         let mut readable: Vec<(&LeasedRun, &BufferedRun)> = Vec::with_capacity(leased.runs.len());
         for run in &leased.runs {
             match &run.run {
                 Ok(buffered) => readable.push((run, buffered)),
-                Err(unreadable) => self.set_aside_unreadable(leased, run.id, unreadable).await?,
+                Err(unreadable) => self.handle_unreadable(leased, run.id, unreadable).await?,
             }
         }
-        let arrived = self.take_in(leased, readable).await?;
-        self.leave(leased, &arrived).await
+        let arrived = self.write_to_ledger(leased, readable).await?;
+        self.remove_arrived(leased, &arrived).await
     }
 
     /// Writes runs to the ledger: in one call, or one by one if the ledger refuses one of them. Returns the runs that
     /// arrived.
-    async fn take_in<'a>(
+    async fn write_to_ledger<'a>(
         &self,
-        leased: &Leased,
+        leased: &RunLease,
         runs: Vec<(&'a LeasedRun, &'a BufferedRun)>,
     ) -> Result<Vec<(&'a LeasedRun, &'a BufferedRun)>, DrainError> {
         if runs.is_empty() {
@@ -222,7 +222,7 @@ impl Transfer {
         match self.ledger.drain(all).await {
             Ok(drained) => {
                 for ((run, _), drained) in runs.iter().zip(&drained) {
-                    self.note(run.id, Some(drained));
+                    self.record_arrival(run.id, Some(drained));
                 }
                 return Ok(runs);
             }
@@ -233,31 +233,33 @@ impl Transfer {
         for (run, buffered) in runs {
             match self.ledger.drain(vec![drained_run(buffered, None)]).await {
                 Ok(drained) => {
-                    self.note(run.id, drained.first());
+                    self.record_arrival(run.id, drained.first());
                     arrived.push((run, buffered));
                 }
                 Err(error) if is_unavailable(&error) => return Err(error.into()),
-                Err(error) => self.refused(leased, run, buffered, &error).await?,
+                Err(error) => self.handle_refusal(leased, run, buffered, &error).await?,
             }
         }
         Ok(arrived)
     }
 
     /// The ledger refuses a run: it is retried a few times, and then becomes a dead letter.
-    async fn refused(
+    async fn handle_refusal(
         &self,
-        leased: &Leased,
+        leased: &RunLease,
         run: &LeasedRun,
         buffered: &BufferedRun,
         error: &ledger::Error,
     ) -> Result<(), DrainError> {
         if run.attempts + 1 >= self.max_attempts {
             let payload = buffered.run.payload.clone();
-            return self.set_aside(leased, run.id, payload, Cause::NonRetryable, &error.to_string()).await;
+            return self
+                .write_dead_letter(leased, run.id, payload, Cause::NonRetryable, &error.to_string())
+                .await;
         }
         tracing::warn!(target: "semel", run_id = %run.id, %error, "the ledger refused a buffered run; retrying");
         let pause = PAUSES[usize::try_from(run.attempts).unwrap_or(usize::MAX).min(PAUSES.len() - 1)];
-        let held = (leased.tenant.as_str(), leased.token.as_str());
+        let held = leased.proof();
         if self.buffer.give_back(held, run.id, pause, true).await? {
             count(&self.counters.given_back, 1);
         }
@@ -265,7 +267,7 @@ impl Transfer {
     }
 
     /// Counts and logs how a run arrived.
-    fn note(&self, id: EventId, drained: Option<&Drained>) {
+    fn record_arrival(&self, id: EventId, drained: Option<&Drained>) {
         let Some(drained) = drained else { return };
         match drained.arrival {
             Arrival::LostKey(winner) => {
@@ -281,14 +283,18 @@ impl Transfer {
     }
 
     /// Removes runs from the buffer that are in the ledger. Changes that came meanwhile go into the ledger first.
-    async fn leave(&self, leased: &Leased, runs: &[(&LeasedRun, &BufferedRun)]) -> Result<(), DrainError> {
-        let held = (leased.tenant.as_str(), leased.token.as_str());
+    async fn remove_arrived(
+        &self,
+        leased: &RunLease,
+        runs: &[(&LeasedRun, &BufferedRun)],
+    ) -> Result<(), DrainError> {
+        let held = leased.proof();
         let versions: Vec<(EventId, u64)> = runs.iter().map(|(run, _)| (run.id, run.version)).collect();
         let acked = self.buffer.ack_all(held, &versions).await?;
         for ((run, buffered), acked) in runs.iter().zip(acked) {
             let mut acked = acked;
             // Lost: another drainer has it, and finds it in the ledger with the later changes.
-            while let Acked::Changed(changes) = acked {
+            while let AckOutcome::Changed(changes) = acked {
                 let version = changes.len() as u64;
                 let drained = DrainedRun { run: buffered.run.clone(), changes, then: None };
                 let drained = self.ledger.drain(vec![drained]).await?;
@@ -302,27 +308,27 @@ impl Transfer {
         Ok(())
     }
 
-    async fn set_aside_unreadable(
+    async fn handle_unreadable(
         &self,
-        leased: &Leased,
+        leased: &RunLease,
         id: EventId,
-        Unreadable { bytes, why, newer_format }: &Unreadable,
+        UnreadableRun { bytes, why, newer_format }: &UnreadableRun,
     ) -> Result<(), DrainError> {
         if newer_format.is_some() {
             tracing::warn!(target: "semel", run_id = %id, error = why, "a buffered run was written by a later version; it stays in the buffer");
-            let held = (leased.tenant.as_str(), leased.token.as_str());
+            let held = leased.proof();
             if self.buffer.give_back(held, id, PAUSES[PAUSES.len() - 1], false).await? {
                 count(&self.counters.given_back, 1);
             }
             return Ok(());
         }
-        self.set_aside(leased, id, bytes.clone(), Cause::Undecodable, why).await
+        self.write_dead_letter(leased, id, bytes.clone(), Cause::Undecodable, why).await
     }
 
     /// Writes a dead letter, and only then removes the run from the buffer.
-    async fn set_aside(
+    async fn write_dead_letter(
         &self,
-        leased: &Leased,
+        leased: &RunLease,
         id: EventId,
         payload: bytes::Bytes,
         cause: Cause,
@@ -342,7 +348,7 @@ impl Transfer {
         let letters = self.ledger.put(vec![letter]).await?;
         let letter = letters.first().map(ToString::to_string);
         tracing::error!(target: "semel", run_id = %id, dlq_id = letter, error = why, "a buffered run cannot be drained; it is a dead letter");
-        if self.buffer.remove((&leased.tenant, &leased.token), id).await? {
+        if self.buffer.remove(leased.proof(), id).await? {
             count(&self.counters.dead, 1);
         }
         Ok(())

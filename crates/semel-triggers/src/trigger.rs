@@ -28,11 +28,11 @@
 //! Redis coordinates, and the ledger decides: if Redis does not answer, the ledger alone accepts a trigger.
 
 mod claim;
-mod desk;
-mod known;
+mod existing;
 mod place;
+mod runs;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,10 +45,11 @@ use semel_pipeline::event::{Dedupe, NewEvent, Notes, Trace};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{self, Ledger};
 
-pub use self::desk::{DeskError, RunKey, RunLocation};
+pub use self::runs::{RunAccessError, RunKey, RunLocation};
 use crate::buffer::Buffer;
 use crate::drainer::DrainCounters;
 use crate::gate::Gate;
+use crate::transfer::count;
 
 /// The `retry_after` of a trigger that could not be placed in any round.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -56,7 +57,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The first and the longest pause between two checks of a run that a drainer has leased.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
-const AWAITED: &str = "the buffer's Redis has not answered since the start";
+const BURST_PENDING: &str = "the buffer's Redis has not answered since the start";
 
 /// A run to be triggered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,10 +162,6 @@ pub struct TriggerCounters {
     pub direct: AtomicU64,
 }
 
-fn one(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
 /// The parts that keep bursts off the database.
 #[derive(Clone, Debug)]
 pub struct Burst {
@@ -183,7 +180,7 @@ pub struct Triggers {
     secret: Arc<Secret>,
     burst: OnceLock<Burst>,
     /// A buffer is configured, and Redis did not answer at the start.
-    awaited: bool,
+    burst_pending: bool,
     terms: Terms,
     wait: Duration,
     counters: Arc<TriggerCounters>,
@@ -194,17 +191,17 @@ pub struct Triggers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GateUse {
     /// Yes: in a burst the run is buffered.
-    ByGate,
+    Ask,
     /// No: its caller waits for the run, which goes into the ledger.
-    PastGate,
+    Skip,
 }
 
 /// A trigger with a key while it is placed.
 struct KeyedTrigger<'a> {
-    ask: &'a RunRequest,
+    request: &'a RunRequest,
     run: &'a NewEvent,
     dedupe: &'a Dedupe,
-    route: GateUse,
+    gate_use: GateUse,
 }
 
 impl Triggers {
@@ -214,19 +211,19 @@ impl Triggers {
             Terms { mode: Mode::Keyed, grace: Duration::ZERO, memory: Duration::ZERO, ..Terms::default() };
         let burst = burst.map(OnceLock::from).unwrap_or_default();
         let (wait, counters, drains) = (Duration::from_secs(5), Arc::default(), Arc::default());
-        Self { ledger, secret, burst, awaited: false, terms, wait, counters, drains }
+        Self { ledger, secret, burst, burst_pending: false, terms, wait, counters, drains }
     }
 
     /// A buffer is configured, and Redis does not answer yet: the ledger decides alone until
-    /// [`begin_bursts`](Self::begin_bursts) is called.
+    /// [`set_burst`](Self::set_burst) is called.
     #[must_use]
-    pub fn await_bursts(mut self) -> Self {
-        self.awaited = true;
+    pub fn with_burst_pending(mut self) -> Self {
+        self.burst_pending = true;
         self
     }
 
     /// Buffers bursts from now on. Only the first call counts.
-    pub fn begin_bursts(&self, burst: Burst) {
+    pub fn set_burst(&self, burst: Burst) {
         // A second one has the same settings.
         let _ = self.burst.set(burst);
     }
@@ -267,9 +264,11 @@ impl Triggers {
     ///
     /// # Errors
     /// A buffer is configured, and Redis has not answered since the start.
-    pub fn burst_at_hand(&self) -> Result<Option<&Burst>, store::Error> {
+    pub fn connected_burst(&self) -> Result<Option<&Burst>, store::Error> {
         match self.burst.get() {
-            None if self.awaited => Err(store::Error::new(store::ErrorKind::Unavailable, AWAITED)),
+            None if self.burst_pending => {
+                Err(store::Error::new(store::ErrorKind::Unavailable, BURST_PENDING))
+            }
             burst => Ok(burst),
         }
     }
@@ -283,8 +282,8 @@ impl Triggers {
     ///
     /// # Errors
     /// See [`TriggerError`]. Calling again is safe.
-    pub async fn trigger(&self, ask: &RunRequest) -> Result<Triggered, TriggerError> {
-        self.trigger_by(ask, GateUse::ByGate).await
+    pub async fn trigger(&self, request: &RunRequest) -> Result<Triggered, TriggerError> {
+        self.trigger_with(request, GateUse::Ask).await
     }
 
     /// As [`trigger`](Self::trigger), for a caller that waits for the run: it skips the gate and goes into the
@@ -292,35 +291,35 @@ impl Triggers {
     ///
     /// # Errors
     /// As [`trigger`](Self::trigger).
-    pub async fn trigger_now(&self, ask: &RunRequest) -> Result<Triggered, TriggerError> {
-        self.trigger_by(ask, GateUse::PastGate).await
+    pub async fn trigger_now(&self, request: &RunRequest) -> Result<Triggered, TriggerError> {
+        self.trigger_with(request, GateUse::Skip).await
     }
 
-    async fn trigger_by(&self, ask: &RunRequest, route: GateUse) -> Result<Triggered, TriggerError> {
-        let run = self.run(ask)?;
-        if self.awaited && self.burst().is_none() {
-            self.failed_open(&AWAITED);
+    async fn trigger_with(&self, request: &RunRequest, gate_use: GateUse) -> Result<Triggered, TriggerError> {
+        let run = self.build_run(request)?;
+        if self.burst_pending && self.burst().is_none() {
+            self.report_failed_open(&BURST_PENDING);
         }
-        let Some(dedupe) = &run.dedupe else { return self.place_keyless(run, route).await };
-        let call = KeyedTrigger { ask, run: &run, dedupe, route };
+        let Some(dedupe) = &run.dedupe else { return self.place_keyless(run, gate_use).await };
+        let call = KeyedTrigger { request, run: &run, dedupe, gate_use };
         match self.burst() {
-            Some(burst) => self.place_by_claim(burst, &call).await,
+            Some(burst) => self.place_keyed(burst, &call).await,
             None => self.place_without_claim(&call).await,
         }
     }
 
-    fn timed_out(&self, retry_after: Duration) -> TriggerError {
-        one(&self.counters.timed_out);
+    fn time_out(&self, retry_after: Duration) -> TriggerError {
+        count(&self.counters.timed_out, 1);
         TriggerError::TimedOut { retry_after }
     }
 
     /// Redis' answer; `None`, logged and counted, if it did not answer.
-    fn open<T>(&self, answer: Result<T, store::Error>) -> Option<T> {
-        answer.map_err(|error| self.failed_open(&error)).ok()
+    fn fail_open<T>(&self, answer: Result<T, store::Error>) -> Option<T> {
+        answer.map_err(|error| self.report_failed_open(&error)).ok()
     }
 
-    fn failed_open(&self, error: &dyn std::fmt::Display) {
-        one(&self.counters.failed_open);
+    fn report_failed_open(&self, error: &dyn std::fmt::Display) {
+        count(&self.counters.failed_open, 1);
         tracing::warn!(target: "semel", %error, "a trigger continues without Redis; the ledger decides alone");
     }
 }

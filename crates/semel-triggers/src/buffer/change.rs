@@ -4,7 +4,7 @@ use semel::store::{Effect, Error};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::Patch;
 
-use super::{Buffer, Patched, answer};
+use super::{Buffer, PatchOutcome, answer};
 
 impl Buffer {
     /// Adds a change to a buffered run, also while a drainer has leased it. `version` is the version that the caller
@@ -19,18 +19,18 @@ impl Buffer {
         id: EventId,
         patch: &Patch,
         version: Option<u64>,
-    ) -> Result<Patched, Error> {
+    ) -> Result<PatchOutcome, Error> {
         let id = id.to_string();
         let patch_bytes = encode_change(patch);
         let version = version.map_or_else(|| "-1".to_owned(), |version| version.to_string());
         let arguments: [&[u8]; 3] = [id.as_bytes(), &patch_bytes, version.as_bytes()];
         let answer = self.call(&self.scripts.patch, tenant, &arguments, Effect::WritesDurably).await?;
-        let (word, version) = answer::word(&answer)?;
+        let (word, version) = answer::read_word(&answer)?;
         match word.as_str() {
-            "applied" => Ok(Patched::Applied(version.parse().map_err(|_| answer::strange())?)),
-            "stale" => Ok(Patched::Stale),
-            "missing" => Ok(Patched::Missing),
-            _ => Err(answer::strange()),
+            "applied" => Ok(PatchOutcome::Applied(version.parse().map_err(|_| answer::unexpected_answer())?)),
+            "stale" => Ok(PatchOutcome::Stale),
+            "missing" => Ok(PatchOutcome::Missing),
+            _ => Err(answer::unexpected_answer()),
         }
     }
 }

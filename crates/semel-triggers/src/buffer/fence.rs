@@ -22,7 +22,7 @@ impl Buffer {
         fence: Fence,
         keep: Duration,
     ) -> Result<(), Error> {
-        let taken = self.key(tenant, "taken");
+        let taken = self.tenant_key(tenant, "taken");
         let (key, fence) = (key_name(key, generation), fence.get().to_string());
         let keep = millis(keep).max(1).to_string();
         let arguments = [key.as_bytes(), fence.as_bytes(), keep.as_bytes()];

@@ -31,7 +31,7 @@ pub struct BufferedRun {
 
 /// A buffered run with its changes applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Buffered {
+pub struct CurrentRun {
     /// The run, with its current notes and delay.
     pub run: NewEvent,
     /// True if an earlier version cancelled it in the buffer.
@@ -40,7 +40,7 @@ pub struct Buffered {
 
 /// A buffered run that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
+pub struct UnreadableRun {
     /// Its bytes.
     pub bytes: Bytes,
     /// Why they cannot be read.
@@ -53,18 +53,18 @@ pub struct Unreadable {
 const FORMAT: u32 = 1;
 
 /// Why bytes are not a run.
-struct Wrong {
+struct FormatError {
     why: String,
     newer_format: Option<u32>,
 }
 
-impl From<String> for Wrong {
+impl From<String> for FormatError {
     fn from(why: String) -> Self {
         Self { why, newer_format: None }
     }
 }
 
-impl From<&str> for Wrong {
+impl From<&str> for FormatError {
     fn from(why: &str) -> Self {
         why.to_owned().into()
     }
@@ -72,7 +72,7 @@ impl From<&str> for Wrong {
 
 /// Empty members are omitted: Redis stores every byte, and most runs have little.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct EntryHead<'a> {
+struct RunHead<'a> {
     #[serde(default = "first_format")]
     v: u32,
     id: EventId,
@@ -81,7 +81,7 @@ struct EntryHead<'a> {
     #[serde(borrow)]
     event_type: Cow<'a, str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    dedupe: Option<EntryKey>,
+    dedupe: Option<RunHeadKey>,
     #[serde(borrow)]
     content_type: Cow<'a, str>,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
@@ -105,7 +105,7 @@ struct EntryHead<'a> {
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]
-struct EntryKey {
+struct RunHeadKey {
     id: KeyId,
     hint: Hint,
     print: String,
@@ -131,14 +131,14 @@ fn is_first(generation: &Generation) -> bool {
 }
 
 pub(super) fn encode_run(run: &NewEvent) -> Vec<u8> {
-    let dedupe = run.dedupe.as_ref().map(|dedupe| EntryKey {
+    let dedupe = run.dedupe.as_ref().map(|dedupe| RunHeadKey {
         id: dedupe.id,
         hint: dedupe.hint.clone(),
         print: hex(dedupe.fingerprint.as_bytes()),
         lifetime: dedupe.lifetime,
         generation: dedupe.generation.unwrap_or_default(),
     });
-    let head = EntryHead {
+    let head = RunHead {
         v: FORMAT,
         id: run.id,
         tenant: run.tenant.as_str().into(),
@@ -165,7 +165,7 @@ pub(super) fn encode_run(run: &NewEvent) -> Vec<u8> {
     bytes
 }
 
-fn decode_run(bytes: &Bytes) -> Result<NewEvent, Wrong> {
+fn decode_run(bytes: &Bytes) -> Result<NewEvent, FormatError> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or("it is cut off")?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| "its head is too long")?;
     let (text, _) = rest.split_at_checked(length).ok_or("it is cut off")?;
@@ -173,9 +173,9 @@ fn decode_run(bytes: &Bytes) -> Result<NewEvent, Wrong> {
     if v > FORMAT {
         let why =
             format!("it has format {v}, and this version of Semel reads format {FORMAT}: upgrade Semel");
-        return Err(Wrong { why, newer_format: Some(v) });
+        return Err(FormatError { why, newer_format: Some(v) });
     }
-    let head: EntryHead<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let head: RunHead<'_> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let dedupe = match head.dedupe {
         None => None,
         Some(key) => {
@@ -218,8 +218,9 @@ impl BufferedRun {
         run: &Bytes,
         changes: &Bytes,
         expires_at: Option<Timestamp>,
-    ) -> Result<Self, Unreadable> {
-        let unreadable = |Wrong { why, newer_format }| Unreadable { bytes: run.clone(), why, newer_format };
+    ) -> Result<Self, UnreadableRun> {
+        let unreadable =
+            |FormatError { why, newer_format }| UnreadableRun { bytes: run.clone(), why, newer_format };
         let mut read = decode_run(run).map_err(unreadable)?;
         if let Some(dedupe) = &mut read.dedupe {
             dedupe.expires_at = expires_at;
@@ -228,12 +229,12 @@ impl BufferedRun {
     }
 
     /// The run with its changes applied.
-    pub fn current(mut self) -> Buffered {
+    pub fn current(mut self) -> CurrentRun {
         for change in &self.changes {
             // The ledger refuses the same changes when the run arrives, and the drainer reports them.
             let _ = change.apply(&mut self.run);
         }
-        Buffered { run: self.run, cancelled: self.changes.contains(&Patch::Cancel) }
+        CurrentRun { run: self.run, cancelled: self.changes.contains(&Patch::Cancel) }
     }
 }
 

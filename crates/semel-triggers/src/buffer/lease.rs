@@ -6,7 +6,7 @@ use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error, ErrorKind};
 use semel_pipeline::id::EventId;
 
-use super::{Acked, Buffer, BufferedRun, Leased, LeasedOne, LeasedRun, answer, change, millis};
+use super::{AckOutcome, Buffer, BufferedRun, LeaseOneOutcome, LeasedRun, RunLease, answer, change, millis};
 
 impl Buffer {
     /// Gives a turn to the tenant that has waited longest, and returns it with the number of its announcement; `None`
@@ -16,9 +16,9 @@ impl Buffer {
     /// Redis does not answer.
     pub async fn next_tenant(&self) -> Result<Option<(String, u64)>, Error> {
         let Value::Array(parts) = self.call_on_list(&self.scripts.turn, &[]).await? else { return Ok(None) };
-        let [name, number] = answer::blobs::<2>(parts)?;
-        let name = String::from_utf8(name.to_vec()).map_err(|_| answer::strange())?;
-        Ok(Some((name, answer::number(&number)?)))
+        let [name, number] = answer::read_bytes::<2>(parts)?;
+        let name = String::from_utf8(name.to_vec()).map_err(|_| answer::unexpected_answer())?;
+        Ok(Some((name, answer::read_number(&number)?)))
     }
 
     /// Leases the next runs of a tenant that are due. Expired leases are given back first. `announced` is the number
@@ -31,54 +31,61 @@ impl Buffer {
         (tenant, announced): (&str, u64),
         limit: u32,
         lease: Duration,
-    ) -> Result<Leased, Error> {
+    ) -> Result<RunLease, Error> {
         let token = new_token();
         let (limit, lease) = (limit.to_string(), millis(lease).to_string());
         let number = announced.to_string();
         let arguments: [&[u8]; 3] = [limit.as_bytes(), lease.as_bytes(), token.as_bytes()];
         let answer = self.call(&self.scripts.lease, tenant, &arguments, Effect::Writes).await?;
-        let Value::Array(mut parts) = answer else { return Err(answer::strange()) };
+        let Value::Array(mut parts) = answer else { return Err(answer::unexpected_answer()) };
         if parts.len() < 2 || (parts.len() - 2) % 6 != 0 {
-            return Err(answer::strange());
+            return Err(answer::unexpected_answer());
         }
         let rest = parts.split_off(2);
-        let (reclaimed, left) = (answer::int(&parts[0]), answer::int(&parts[1]));
+        let (reclaimed, left) = (answer::read_int(&parts[0]), answer::read_int(&parts[1]));
         let mut runs = Vec::with_capacity(rest.len() / 6);
         let mut rest = rest.into_iter();
         while let Some(id) = rest.next() {
-            let [id] = answer::blobs::<1>(vec![id])?;
-            let id =
-                std::str::from_utf8(&id).ok().and_then(|id| id.parse().ok()).ok_or_else(answer::strange)?;
+            let [id] = answer::read_bytes::<1>(vec![id])?;
+            let id = std::str::from_utf8(&id)
+                .ok()
+                .and_then(|id| id.parse().ok())
+                .ok_or_else(answer::unexpected_answer)?;
             runs.push(leased_run(id, rest.by_ref().take(5).collect())?);
         }
         if left == 0 {
             self.call_on_list(&self.scripts.leave, &[tenant.as_bytes(), number.as_bytes()]).await?;
         }
-        Ok(Leased { tenant: tenant.to_owned(), token, runs, reclaimed })
+        Ok(RunLease { tenant: tenant.to_owned(), token, runs, reclaimed })
     }
 
     /// Leases one run, even before it is due.
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn lease_one(&self, tenant: &str, id: EventId, lease: Duration) -> Result<LeasedOne, Error> {
+    pub async fn lease_one(
+        &self,
+        tenant: &str,
+        id: EventId,
+        lease: Duration,
+    ) -> Result<LeaseOneOutcome, Error> {
         let (token, text, lease) = (new_token(), id.to_string(), millis(lease).to_string());
         let arguments: [&[u8]; 3] = [text.as_bytes(), lease.as_bytes(), token.as_bytes()];
         let answer = self.call(&self.scripts.lease_one, tenant, &arguments, Effect::Writes).await?;
-        let Value::Array(mut parts) = answer else { return Err(answer::strange()) };
+        let Value::Array(mut parts) = answer else { return Err(answer::unexpected_answer()) };
         if parts.is_empty() {
-            return Err(answer::strange());
+            return Err(answer::unexpected_answer());
         }
         let rest = parts.split_off(1);
-        let [word] = answer::blobs::<1>(parts)?;
+        let [word] = answer::read_bytes::<1>(parts)?;
         match &word[..] {
             b"leased" => {
                 let runs = vec![leased_run(id, rest)?];
-                Ok(LeasedOne::Leased(Leased { tenant: tenant.to_owned(), token, runs, reclaimed: 0 }))
+                Ok(LeaseOneOutcome::Leased(RunLease { tenant: tenant.to_owned(), token, runs, reclaimed: 0 }))
             }
-            b"held" => Ok(LeasedOne::Held),
-            b"missing" => Ok(LeasedOne::Missing),
-            _ => Err(answer::strange()),
+            b"held" => Ok(LeaseOneOutcome::Held),
+            b"missing" => Ok(LeaseOneOutcome::Missing),
+            _ => Err(answer::unexpected_answer()),
         }
     }
 
@@ -98,8 +105,8 @@ impl Buffer {
         let mut arguments = vec![token.as_bytes(), lease.as_bytes()];
         arguments.extend(ids.iter().map(String::as_bytes));
         let answer = self.call(&self.scripts.renew, tenant, &arguments, Effect::Writes).await?;
-        let Value::Array(held) = answer else { return Err(answer::strange()) };
-        Ok(held.iter().map(|held| answer::int(held) == 1).collect())
+        let Value::Array(held) = answer else { return Err(answer::unexpected_answer()) };
+        Ok(held.iter().map(|held| answer::read_int(held) == 1).collect())
     }
 
     /// Acknowledges that the run is in the ledger, with all changes up to `version`: it leaves the buffer, unless it
@@ -107,9 +114,9 @@ impl Buffer {
     ///
     /// # Errors
     /// Redis does not answer.
-    pub async fn ack(&self, leased: (&str, &str), run: EventId, version: u64) -> Result<Acked, Error> {
+    pub async fn ack(&self, leased: (&str, &str), run: EventId, version: u64) -> Result<AckOutcome, Error> {
         let mut acked = self.ack_all(leased, &[(run, version)]).await?;
-        acked.pop().ok_or_else(answer::strange)
+        acked.pop().ok_or_else(answer::unexpected_answer)
     }
 
     /// As [`ack`](Self::ack), for many runs of one lease. Answers in their order.
@@ -120,7 +127,7 @@ impl Buffer {
         &self,
         (tenant, token): (&str, &str),
         runs: &[(EventId, u64)],
-    ) -> Result<Vec<Acked>, Error> {
+    ) -> Result<Vec<AckOutcome>, Error> {
         if runs.is_empty() {
             return Ok(Vec::new());
         }
@@ -129,33 +136,33 @@ impl Buffer {
         let keep = millis(self.longest_claim * 2).to_string();
         let mut arguments = vec![token.as_bytes(), keep.as_bytes()];
         arguments.extend(texts.iter().flatten().map(String::as_bytes));
-        let (own, taken) = (self.keys(tenant), self.key(tenant, "taken"));
+        let (own, taken) = (self.tenant_keys(tenant), self.tenant_key(tenant, "taken"));
         let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
         let answer = self.client.call(&self.scripts.ack, &keys, &arguments, Effect::Writes).await?;
-        let Value::Array(answers) = answer else { return Err(answer::strange()) };
+        let Value::Array(answers) = answer else { return Err(answer::unexpected_answer()) };
         if answers.len() != runs.len() {
-            return Err(answer::strange());
+            return Err(answer::unexpected_answer());
         }
         let (mut acked, mut gone) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
         for (answer, (run, _)) in answers.into_iter().zip(runs) {
-            let Value::Array(parts) = answer else { return Err(answer::strange()) };
-            let [word, changes] = answer::blobs::<2>(parts)?;
+            let Value::Array(parts) = answer else { return Err(answer::unexpected_answer()) };
+            let [word, changes] = answer::read_bytes::<2>(parts)?;
             acked.push(match &word[..] {
                 b"gone" => {
                     gone.push(*run);
-                    Acked::Gone
+                    AckOutcome::Gone
                 }
-                b"lost" => Acked::Lost,
+                b"lost" => AckOutcome::Lost,
                 b"changed" => {
                     let patches = change::decode_changes(&changes)
                         .map_err(|why| Error::new(ErrorKind::Corrupt, why))?;
-                    Acked::Changed(patches)
+                    AckOutcome::Changed(patches)
                 }
-                _ => return Err(answer::strange()),
+                _ => return Err(answer::unexpected_answer()),
             });
         }
         if !gone.is_empty() {
-            self.forget_whose(&gone).await?;
+            self.forget_tenants(&gone).await?;
         }
         Ok(acked)
     }
@@ -176,7 +183,7 @@ impl Buffer {
         let counts: &[u8] = if counts { b"1" } else { b"0" };
         let arguments: [&[u8]; 4] = [token.as_bytes(), id.as_bytes(), pause.as_bytes(), counts];
         let answer = self.call(&self.scripts.give_back, tenant, &arguments, Effect::Writes).await?;
-        Ok(answer::int(&answer) == 1)
+        Ok(answer::read_int(&answer) == 1)
     }
 
     /// Removes a leased run that cannot be read: it is a dead letter now.
@@ -187,9 +194,9 @@ impl Buffer {
         let id = run.to_string();
         let arguments: [&[u8]; 2] = [token.as_bytes(), id.as_bytes()];
         let answer = self.call(&self.scripts.remove, tenant, &arguments, Effect::Writes).await?;
-        let removed = answer::int(&answer) == 1;
+        let removed = answer::read_int(&answer) == 1;
         if removed {
-            self.forget_whose(&[run]).await?;
+            self.forget_tenants(&[run]).await?;
         }
         Ok(removed)
     }
@@ -201,11 +208,11 @@ fn new_token() -> String {
 
 /// Parses a leased run from a script's answer: the run, its changes, attempts, version and expiry.
 fn leased_run(id: EventId, parts: Vec<Value>) -> Result<LeasedRun, Error> {
-    let [run, changes, attempts, version, expires] = answer::blobs::<5>(parts)?;
+    let [run, changes, attempts, version, expires] = answer::read_bytes::<5>(parts)?;
     Ok(LeasedRun {
         id,
-        run: BufferedRun::read(&run, &changes, answer::expiry(&expires)?),
-        attempts: u32::try_from(answer::number(&attempts)?).unwrap_or(u32::MAX),
-        version: answer::number(&version)?,
+        run: BufferedRun::read(&run, &changes, answer::read_expiry(&expires)?),
+        attempts: u32::try_from(answer::read_number(&attempts)?).unwrap_or(u32::MAX),
+        version: answer::read_number(&version)?,
     })
 }

@@ -11,17 +11,17 @@ use semel_pipeline::event::{Accepted, NewEvent};
 use semel_pipeline::id::EventId;
 use tokio::task::JoinSet;
 
-use super::{Buffer, Put, answer, format, key_name, millis};
+use super::{Buffer, PutOutcome, answer, format, key_name, millis};
 
 /// The most runs in one script call: this number blocks the server for about 0.6 ms.
-pub(super) const TOGETHER: usize = 64;
+pub(super) const BATCH: usize = 64;
 
 /// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at the same time.
 const ANNOUNCEMENTS: usize = 5;
 
 /// A run that waits for a batch.
 #[derive(Debug)]
-pub(super) struct Putting {
+pub(super) struct PendingPut {
     tenant: String,
     id: EventId,
     /// The script's arguments: id, run, key and generation, fingerprint, the key's lifetime, and the fence of its
@@ -29,7 +29,7 @@ pub(super) struct Putting {
     arguments: [Vec<u8>; 6],
 }
 
-impl Putting {
+impl PendingPut {
     pub(super) fn of(run: &NewEvent, fence: Fence) -> Self {
         let (key, print, lifetime) = match &run.dedupe {
             Some(dedupe) => (
@@ -52,13 +52,13 @@ impl Buffer {
     ///
     /// # Errors
     /// Redis does not answer, or is full.
-    pub async fn put(self: &Arc<Self>, run: &NewEvent, fence: Fence) -> Result<Put, Error> {
+    pub async fn put(self: &Arc<Self>, run: &NewEvent, fence: Fence) -> Result<PutOutcome, Error> {
         let buffer = Arc::clone(self);
         let carry = move |runs| {
             let buffer = Arc::clone(&buffer);
             async move { put_batch(&buffer, runs).await }
         };
-        self.puts.ask(Putting::of(run, fence), carry).await.unwrap_or_else(|| {
+        self.puts.ask(PendingPut::of(run, fence), carry).await.unwrap_or_else(|| {
             Err(Error::new(ErrorKind::Ambiguous, "the buffer's runtime ended before it answered"))
         })
     }
@@ -69,9 +69,9 @@ impl Buffer {
     }
 
     /// Records the tenants of runs.
-    async fn note_whose(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
+    async fn record_tenants(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
         let mut note = cmd("HSET");
-        note.arg(self.whose());
+        note.arg(self.tenants_key());
         for (tenant, run) in runs {
             note.arg(run.to_string()).arg(tenant);
         }
@@ -79,9 +79,9 @@ impl Buffer {
     }
 
     /// Removes the records of the tenants of runs that left the buffer.
-    pub(super) async fn forget_whose(&self, runs: &[EventId]) -> Result<(), Error> {
+    pub(super) async fn forget_tenants(&self, runs: &[EventId]) -> Result<(), Error> {
         let mut forget = cmd("HDEL");
-        forget.arg(self.whose());
+        forget.arg(self.tenants_key());
         for run in runs {
             forget.arg(run.to_string());
         }
@@ -89,11 +89,12 @@ impl Buffer {
     }
 }
 
-async fn put_batch(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
+async fn put_batch(buffer: &Arc<Buffer>, runs: Vec<PendingPut>) -> Vec<Result<PutOutcome, Error>> {
     let whose: Vec<(String, EventId)> = runs.iter().map(|run| (run.tenant.clone(), run.id)).collect();
     // On one connection this is written before a run can be drained, so that its drainer finds the entry to remove.
-    let (noted, mut answers) = tokio::join!(buffer.note_whose(&whose), each_tenant(buffer, runs));
-    let is_new = |answer: &Result<Put, Error>| matches!(answer, Ok(Put::Accepted(Accepted::First(_))));
+    let (noted, mut answers) = tokio::join!(buffer.record_tenants(&whose), put_by_tenant(buffer, runs));
+    let is_new =
+        |answer: &Result<PutOutcome, Error>| matches!(answer, Ok(PutOutcome::Accepted(Accepted::First(_))));
     let refused: Vec<EventId> = answers
         .iter()
         .zip(&whose)
@@ -102,20 +103,20 @@ async fn put_batch(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, 
         .collect();
     if let Err(error) = noted {
         for answer in answers.iter_mut().filter(|answer| is_new(answer)) {
-            *answer = Err(copy(&error));
+            *answer = Err(clone_error(&error));
         }
     }
     if !refused.is_empty()
-        && let Err(error) = buffer.forget_whose(&refused).await
+        && let Err(error) = buffer.forget_tenants(&refused).await
     {
         tracing::debug!(target: "semel", %error, "the tenants of refused runs could not be removed");
     }
     answers
 }
 
-async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put, Error>> {
-    let mut answers: Vec<Option<Result<Put, Error>>> = runs.iter().map(|_| None).collect();
-    let mut tenants: HashMap<String, Vec<(usize, Putting)>> = HashMap::new();
+async fn put_by_tenant(buffer: &Arc<Buffer>, runs: Vec<PendingPut>) -> Vec<Result<PutOutcome, Error>> {
+    let mut answers: Vec<Option<Result<PutOutcome, Error>>> = runs.iter().map(|_| None).collect();
+    let mut tenants: HashMap<String, Vec<(usize, PendingPut)>> = HashMap::new();
     for (place, run) in runs.into_iter().enumerate() {
         tenants.entry(run.tenant.clone()).or_default().push((place, run));
     }
@@ -123,7 +124,7 @@ async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put
     for (tenant, runs) in tenants {
         let buffer = Arc::clone(buffer);
         calls.spawn(async move {
-            let put = one_tenant(&buffer, &tenant, &runs).await;
+            let put = put_for_tenant(&buffer, &tenant, &runs).await;
             (runs.into_iter().map(|(place, _)| place).collect::<Vec<_>>(), put)
         });
     }
@@ -136,18 +137,22 @@ async fn each_tenant(buffer: &Arc<Buffer>, runs: Vec<Putting>) -> Vec<Result<Put
             }
             Err(error) => {
                 for place in places {
-                    answers[place] = Some(Err(copy(&error)));
+                    answers[place] = Some(Err(clone_error(&error)));
                 }
             }
         }
     }
-    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(answer::strange()))).collect()
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(answer::unexpected_answer()))).collect()
 }
 
-async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) -> Result<Vec<Put>, Error> {
+async fn put_for_tenant(
+    buffer: &Buffer,
+    tenant: &str,
+    runs: &[(usize, PendingPut)],
+) -> Result<Vec<PutOutcome>, Error> {
     let capacity = buffer.capacity.to_string();
-    let taken = buffer.key(tenant, "taken");
-    let own = buffer.keys(tenant);
+    let taken = buffer.tenant_key(tenant, "taken");
+    let own = buffer.tenant_keys(tenant);
     let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
     let longest = buffer.longest_claim.as_micros().to_string();
     let (mut token, mut answer) = (Vec::new(), Value::Nil);
@@ -164,28 +169,28 @@ async fn one_tenant(buffer: &Buffer, tenant: &str, runs: &[(usize, Putting)]) ->
         let why = "the tenant left the list of the buffer as often as it was announced; nothing was buffered";
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
-    let Value::Array(words) = answer else { return Err(answer::strange()) };
+    let Value::Array(words) = answer else { return Err(answer::unexpected_answer()) };
     if words.len() != runs.len() {
-        return Err(answer::strange());
+        return Err(answer::unexpected_answer());
     }
-    let read = |(word, (_, run)): (&Value, &(usize, Putting))| {
+    let read = |(word, (_, run)): (&Value, &(usize, PendingPut))| {
         if *word == Value::Int(1) {
-            return Ok(Put::Accepted(Accepted::First(run.id)));
+            return Ok(PutOutcome::Accepted(Accepted::First(run.id)));
         }
-        let (word, id) = answer::word(word)?;
+        let (word, id) = answer::read_word(word)?;
         match (word.as_str(), id.parse()) {
-            ("cached", Ok(id)) => Ok(Put::Accepted(Accepted::Cached(id))),
-            ("conflict", _) => Ok(Put::Accepted(Accepted::Conflict)),
-            ("full", _) => Ok(Put::Full),
-            ("expired", _) => Ok(Put::Expired),
-            ("taken over", _) => Ok(Put::TakenOver),
-            _ => Err(answer::strange()),
+            ("cached", Ok(id)) => Ok(PutOutcome::Accepted(Accepted::Cached(id))),
+            ("conflict", _) => Ok(PutOutcome::Accepted(Accepted::Conflict)),
+            ("full", _) => Ok(PutOutcome::Full),
+            ("expired", _) => Ok(PutOutcome::Expired),
+            ("taken over", _) => Ok(PutOutcome::TakenOver),
+            _ => Err(answer::unexpected_answer()),
         }
     };
     words.iter().zip(runs).map(read).collect()
 }
 
 /// The same error for another caller.
-fn copy(error: &Error) -> Error {
+fn clone_error(error: &Error) -> Error {
     Error::new(error.kind(), error.to_string())
 }

@@ -10,7 +10,7 @@ use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
 use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::{Redis, RedisCluster};
-use semel_triggers::buffer::{Acked, Buffer, Leased, LeasedOne, Patched, Put};
+use semel_triggers::buffer::{AckOutcome, Buffer, LeaseOneOutcome, PatchOutcome, PutOutcome, RunLease};
 
 use super::{buffer_at, run};
 
@@ -20,7 +20,7 @@ fn keyless(tenant: &str) -> NewEvent {
     run(tenant, None, "{}", None)
 }
 
-async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> Put {
+async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> PutOutcome {
     buffer.put(run, Fence::default()).await.expect("Redis answers")
 }
 
@@ -33,7 +33,7 @@ fn first(run: &NewEvent) -> (KeyId, Generation) {
     (run.dedupe.as_ref().expect("it has a key").id, Generation::FIRST)
 }
 
-async fn lease(buffer: &Buffer, tenant: &str, limit: u32) -> Leased {
+async fn lease(buffer: &Buffer, tenant: &str, limit: u32) -> RunLease {
     buffer.lease((tenant, 0), limit, LEASE).await.expect("Redis answers")
 }
 
@@ -60,11 +60,11 @@ async fn one_key_is_one_run_whoever_comes_together() {
     let mut first = 0;
     for task in tasks {
         match task.await.expect("it ends") {
-            Put::Accepted(Accepted::First(id)) => {
+            PutOutcome::Accepted(Accepted::First(id)) => {
                 first += 1;
                 ids.insert(id);
             }
-            Put::Accepted(Accepted::Cached(id)) => {
+            PutOutcome::Accepted(Accepted::Cached(id)) => {
                 ids.insert(id);
             }
             other => panic!("{other:?}"),
@@ -73,11 +73,11 @@ async fn one_key_is_one_run_whoever_comes_together() {
     assert_eq!((first, ids.len()), (1, 1));
     assert_eq!(
         put(&buffer, &run("t", Some("k"), "[]", None)).await,
-        Put::Accepted(Accepted::Conflict),
+        PutOutcome::Accepted(Accepted::Conflict),
         "another payload"
     );
     let other = put(&buffer, &run("u", Some("k"), "[]", None)).await;
-    assert!(matches!(other, Put::Accepted(Accepted::First(_))), "another tenant");
+    assert!(matches!(other, PutOutcome::Accepted(Accepted::First(_))), "another tenant");
 }
 
 // An expired key is not echoed by the buffer, and is not silently given to another run either
@@ -93,10 +93,10 @@ async fn an_expired_key_stays_with_its_run_until_its_generation_ends() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let next = run("t", Some("k"), "[]", None);
-    assert_eq!(put(&buffer, &next).await, Put::Expired);
+    assert_eq!(put(&buffer, &next).await, PutOutcome::Expired);
     let dedupe = Dedupe { generation: Some(Generation::new(7)), ..next.dedupe.clone().expect("it has one") };
     let next = NewEvent { dedupe: Some(dedupe), ..next };
-    assert_eq!(put(&buffer, &next).await, Put::Accepted(Accepted::First(next.id)));
+    assert_eq!(put(&buffer, &next).await, PutOutcome::Accepted(Accepted::First(next.id)));
     let leased = lease(&buffer, "t", 10).await;
     let keys: Vec<_> = leased
         .runs
@@ -124,13 +124,13 @@ async fn a_lease_that_is_over_is_given_back_and_its_owner_refused() {
     };
     assert_eq!((again.reclaimed, again.runs[0].attempts), (1, 1));
     let late = (dead.tenant.as_str(), dead.token.as_str());
-    assert_eq!(buffer.ack(late, run.id, 0).await.expect("Redis answers"), Acked::Lost);
+    assert_eq!(buffer.ack(late, run.id, 0).await.expect("Redis answers"), AckOutcome::Lost);
     assert!(!buffer.give_back(late, run.id, Duration::ZERO, true).await.expect("Redis answers"));
     assert!(!buffer.remove(late, run.id).await.expect("Redis answers"));
     assert_eq!(buffer.renew(late, &[run.id], LEASE).await.expect("Redis answers"), [false]);
     let now = (again.tenant.as_str(), again.token.as_str());
     assert_eq!(buffer.renew(now, &[run.id], LEASE).await.expect("Redis answers"), [true]);
-    assert_eq!(buffer.ack(now, run.id, 0).await.expect("Redis answers"), Acked::Gone);
+    assert_eq!(buffer.ack(now, run.id, 0).await.expect("Redis answers"), AckOutcome::Gone);
     assert_eq!(buffer.depth("t").await.expect("Redis answers"), semel_triggers::buffer::Depth::default());
     assert_eq!(buffer.find("t", first(&run)).await.expect("Redis answers"), None, "no ghost keeps the key");
 }
@@ -149,7 +149,7 @@ async fn changes_all_land_while_it_waits_and_while_it_is_on_its_way() {
         })
         .collect();
     for task in tasks {
-        assert!(matches!(task.await.expect("it ends"), Patched::Applied(_)));
+        assert!(matches!(task.await.expect("it ends"), PatchOutcome::Applied(_)));
     }
     let leased = lease(&buffer, "t", 1).await;
     let read = leased.runs[0].run.clone().expect("it is whole");
@@ -160,14 +160,17 @@ async fn changes_all_land_while_it_waits_and_while_it_is_on_its_way() {
     // A drainer holds it: what comes now is told to the drainer.
     assert_eq!(
         buffer.patch("t", run.id, &tag("late"), None).await.expect("Redis answers"),
-        Patched::Applied(51)
+        PatchOutcome::Applied(51)
     );
     let held = (leased.tenant.as_str(), leased.token.as_str());
     let acked = buffer.ack(held, run.id, leased.runs[0].version).await.expect("Redis answers");
-    let Acked::Changed(changes) = acked else { panic!("{acked:?}") };
+    let AckOutcome::Changed(changes) = acked else { panic!("{acked:?}") };
     assert_eq!((changes.len(), changes.last()), (51, Some(&tag("late"))));
-    assert_eq!(buffer.ack(held, run.id, 51).await.expect("Redis answers"), Acked::Gone);
-    assert_eq!(buffer.patch("t", run.id, &tag("gone"), None).await.expect("Redis answers"), Patched::Missing);
+    assert_eq!(buffer.ack(held, run.id, 51).await.expect("Redis answers"), AckOutcome::Gone);
+    assert_eq!(
+        buffer.patch("t", run.id, &tag("gone"), None).await.expect("Redis answers"),
+        PatchOutcome::Missing
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,11 +182,11 @@ async fn a_change_with_a_version_is_compare_and_set() {
     let (_, version) = buffer.get("t", run.id).await.expect("Redis answers").expect("it is there");
     assert_eq!(
         buffer.patch("t", run.id, &tag("a"), Some(version)).await.expect("Redis answers"),
-        Patched::Applied(1)
+        PatchOutcome::Applied(1)
     );
     assert_eq!(
         buffer.patch("t", run.id, &tag("b"), Some(version)).await.expect("Redis answers"),
-        Patched::Stale
+        PatchOutcome::Stale
     );
     let (read, _) = buffer.get("t", run.id).await.expect("Redis answers").expect("it is there");
     assert_eq!(read.expect("it is whole").current().run.notes.tags, ["a"]);
@@ -200,25 +203,26 @@ async fn one_run_is_leased_by_its_id() {
     }
     buffer.patch("t", one.id, &tag("a"), None).await.expect("Redis answers");
     let brief = Duration::from_millis(20);
-    let LeasedOne::Leased(dead) = buffer.lease_one("t", one.id, brief).await.expect("Redis answers") else {
+    let LeaseOneOutcome::Leased(dead) = buffer.lease_one("t", one.id, brief).await.expect("Redis answers")
+    else {
         panic!("it is free")
     };
     assert_eq!((dead.runs.len(), dead.runs[0].id, dead.runs[0].version), (1, one.id, 1));
     let now = loop {
         match buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers") {
-            LeasedOne::Held => tokio::time::sleep(Duration::from_millis(2)).await,
-            LeasedOne::Leased(now) => break now,
-            LeasedOne::Missing => panic!("it is there"),
+            LeaseOneOutcome::Held => tokio::time::sleep(Duration::from_millis(2)).await,
+            LeaseOneOutcome::Leased(now) => break now,
+            LeaseOneOutcome::Missing => panic!("it is there"),
         }
     };
     assert_eq!(now.runs[0].attempts, 1, "the lease before it has expired");
-    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeasedOne::Held);
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeaseOneOutcome::Held);
     assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 1, "the other one");
     let late = (dead.tenant.as_str(), dead.token.as_str());
-    assert_eq!(buffer.ack(late, one.id, 1).await.expect("Redis answers"), Acked::Lost);
+    assert_eq!(buffer.ack(late, one.id, 1).await.expect("Redis answers"), AckOutcome::Lost);
     let held = (now.tenant.as_str(), now.token.as_str());
-    assert_eq!(buffer.ack(held, one.id, 1).await.expect("Redis answers"), Acked::Gone);
-    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeasedOne::Missing);
+    assert_eq!(buffer.ack(held, one.id, 1).await.expect("Redis answers"), AckOutcome::Gone);
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeaseOneOutcome::Missing);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,7 +237,7 @@ async fn tenants_take_turns() {
         let leased = buffer.lease((&tenant, announced), 2, LEASE).await.expect("Redis answers");
         for leased_run in &leased.runs {
             let acked = buffer.ack((&tenant, &leased.token), leased_run.id, 0).await.expect("Redis answers");
-            assert_eq!(acked, Acked::Gone);
+            assert_eq!(acked, AckOutcome::Gone);
         }
         if !leased.runs.is_empty() {
             order.push(tenant);
@@ -269,14 +273,14 @@ async fn a_full_buffer_refuses_and_loses_nothing() {
     put(&buffer, &first).await;
     put(&buffer, &keyless("t")).await;
     put(&buffer, &keyless("t")).await;
-    assert_eq!(put(&buffer, &keyless("t")).await, Put::Full);
+    assert_eq!(put(&buffer, &keyless("t")).await, PutOutcome::Full);
     let again = run("t", Some("k"), "{}", None);
     assert_eq!(
         put(&buffer, &again).await,
-        Put::Accepted(Accepted::Cached(first.id)),
+        PutOutcome::Accepted(Accepted::Cached(first.id)),
         "known keys still answer"
     );
-    assert!(matches!(put(&buffer, &keyless("u")).await, Put::Accepted(Accepted::First(_))));
+    assert!(matches!(put(&buffer, &keyless("u")).await, PutOutcome::Accepted(Accepted::First(_))));
     assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 3);
 }
 
@@ -308,25 +312,37 @@ async fn the_owner_of_a_claim_that_was_taken_over_buffers_nothing() {
     buffer.take_over("t", first(&slow), taken, minute).await.expect("Redis answers");
     let put = async |run: &NewEvent, fence| buffer.put(run, fence).await.expect("Redis answers");
     let both = tokio::join!(put(&slow, old), put(&other, old));
-    assert_eq!(both, (Put::TakenOver, Put::Accepted(Accepted::First(other.id))), "only under its key");
-    assert_eq!(put(&slow, Fence::default()).await, Put::TakenOver, "nor does a caller without a claim");
+    assert_eq!(
+        both,
+        (PutOutcome::TakenOver, PutOutcome::Accepted(Accepted::First(other.id))),
+        "only under its key"
+    );
+    assert_eq!(
+        put(&slow, Fence::default()).await,
+        PutOutcome::TakenOver,
+        "nor does a caller without a claim"
+    );
     assert!(buffer.find("t", first(&slow)).await.expect("Redis answers").is_none());
     let next = run("t", Some("k"), "{}", None);
-    assert_eq!(put(&next, newer).await, Put::Accepted(Accepted::First(next.id)));
-    assert_eq!(put(&slow, old).await, Put::Accepted(Accepted::Cached(next.id)), "the late one is told of it");
+    assert_eq!(put(&next, newer).await, PutOutcome::Accepted(Accepted::First(next.id)));
+    assert_eq!(
+        put(&slow, old).await,
+        PutOutcome::Accepted(Accepted::Cached(next.id)),
+        "the late one is told of it"
+    );
 
     let closed = run("t", Some("closed"), "{}", None);
     buffer.close("t", first(&closed), minute).await.expect("Redis answers");
     buffer.take_over("t", first(&closed), taken, minute).await.expect("Redis answers");
-    assert_eq!(put(&closed, newer).await, Put::TakenOver, "a closed generation stays closed");
+    assert_eq!(put(&closed, newer).await, PutOutcome::TakenOver, "a closed generation stays closed");
     let brief = run("t", Some("brief"), "{}", None);
     buffer.close("t", first(&brief), Duration::from_millis(1)).await.expect("Redis answers");
-    while put(&brief, newer).await == Put::TakenOver {
+    while put(&brief, newer).await == PutOutcome::TakenOver {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let paused = run("t", Some("paused"), "{}", None);
     let long_ago = Fence::new(fence(0).get() - 120_000_000);
-    assert_eq!(put(&paused, long_ago).await, Put::TakenOver, "its claim cannot have lasted until now");
+    assert_eq!(put(&paused, long_ago).await, PutOutcome::TakenOver, "its claim cannot have lasted until now");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -360,7 +376,7 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
     let tenants = ["", "a", "{a}", "a}:queue", "}{", "a|b\n", "ä:{all}:gate"];
     for tenant in tenants {
         let run = run(tenant, Some("k"), "{}", None);
-        assert_eq!(put(&buffer, &run).await, Put::Accepted(Accepted::First(run.id)), "{tenant:?}");
+        assert_eq!(put(&buffer, &run).await, PutOutcome::Accepted(Accepted::First(run.id)), "{tenant:?}");
         buffer.patch(tenant, run.id, &tag("x"), None).await.expect("Redis answers");
         assert!(buffer.get(tenant, run.id).await.expect("Redis answers").is_some());
         assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
@@ -374,7 +390,7 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
         assert_eq!(leased.runs.len(), 1, "{tenant:?}");
         let held = (tenant.as_str(), leased.token.as_str());
         assert_eq!(buffer.renew(held, &[leased.runs[0].id], LEASE).await.expect("Redis answers"), [true]);
-        assert_eq!(buffer.ack(held, leased.runs[0].id, 1).await.expect("Redis answers"), Acked::Gone);
+        assert_eq!(buffer.ack(held, leased.runs[0].id, 1).await.expect("Redis answers"), AckOutcome::Gone);
         seen.insert(tenant);
     }
     assert_eq!(seen, tenants.iter().map(|&tenant| tenant.to_owned()).collect());

@@ -14,7 +14,7 @@ use semel_triggers::buffer::BufferedRun;
 use semel_triggers::drainer::{DrainCounters, DrainPace, DrainTurn, Drainer};
 use semel_triggers::trigger::RunLocation;
 
-use super::{Ground, SHUT, ask, run};
+use super::{Deployment, SHUT, request, run};
 
 // Another run got the key while Redis did not answer: the buffered one keeps its id and everything that was acknowledged, and can be
 // replayed
@@ -23,39 +23,41 @@ async fn a_run_that_lost_its_key_is_a_dead_letter_that_can_be_replayed() {
     let redis = Redis::start().expect("a Redis");
     for payload in ["{}", "[]"] {
         redis.tell(&["FLUSHALL"]).expect("it forgets");
-        let ground = Ground::new(&redis, SHUT).await;
-        let asked = ask("t", Some("k"), "{}");
-        let buffered = ground.triggers.trigger(&asked).await.expect("it is triggered");
+        let deployment = Deployment::new(&redis, SHUT).await;
+        let asked = request("t", Some("k"), "{}");
+        let buffered = deployment.triggers.trigger(&asked).await.expect("it is triggered");
         let change = Change {
             add_tags: vec!["late".to_owned()],
             increment: vec![("n".to_owned(), "2".to_owned())],
             ..Change::default()
         };
-        ground.triggers.change(buffered.id, &change, None).await.expect("it is changed");
+        deployment.triggers.change(buffered.id, &change, None).await.expect("it is changed");
         let winner = NewEvent {
             notes: Notes { tags: Vec::new(), metadata: BTreeMap::from([("n".to_owned(), "3".to_owned())]) },
             ..run("t", Some("k"), payload, None)
         };
-        let accepted = ground.ledger.accept(vec![winner.clone()]).await.expect("it is accepted");
+        let accepted = deployment.ledger.accept(vec![winner.clone()]).await.expect("it is accepted");
         assert_eq!(accepted, [Accepted::First(winner.id)]);
-        let of_buffered = async || ground.triggers.trigger(&asked).await.expect("its retry is answered").id;
+        let of_buffered =
+            async || deployment.triggers.trigger(&asked).await.expect("its retry is answered").id;
         let expected = if payload == "{}" { winner.id } else { buffered.id };
         assert_eq!(of_buffered().await, expected, "while it is buffered");
-        ground.drain().await;
+        deployment.drain().await;
         assert_eq!(of_buffered().await, expected, "after it was drained");
-        let located = ground.triggers.locate(buffered.id).await.expect("it answers");
+        let located = deployment.triggers.locate(buffered.id).await.expect("it answers");
         let RunLocation::Ledger(event) = located else { panic!("{located:?}") };
         assert_eq!((event.new.id, event.new.notes.tags.as_slice()), (buffered.id, &["late".to_owned()][..]));
         assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("2"));
-        let untouched = ground.ledger.event(winner.id).await.expect("it answers").expect("it is there");
+        let untouched = deployment.ledger.event(winner.id).await.expect("it answers").expect("it is there");
         assert_eq!(untouched.new.notes, winner.notes, "nothing of the other is written over the winner's");
         let page = Page { after: None, limit: 10 };
-        let letters = ground.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
+        let letters = deployment.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
         assert_eq!(letters.iter().map(|letter| letter.event).collect::<Vec<_>>(), [Some(buffered.id)]);
         assert_eq!((letters[0].target.as_deref(), letters[0].payload.as_ref()), (Some("crm"), &b"{}"[..]));
         let selection = Selection::Letters(vec![letters[0].id]);
         let targets = vec!["crm".to_owned()];
-        let plan = ground.ledger.plan(selection, ReplayMode::Resume, targets).await.expect("it is planned");
+        let plan =
+            deployment.ledger.plan(selection, ReplayMode::Resume, targets).await.expect("it is planned");
         assert_eq!(plan.iter().map(|planned| planned.action).collect::<Vec<_>>(), [ReplayAction::Run]);
     }
 }
@@ -64,16 +66,16 @@ async fn a_run_that_lost_its_key_is_a_dead_letter_that_can_be_replayed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_drained_is_a_dead_letter_and_strands_nobody() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
-    let bad = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
-    let good = ground.triggers.trigger(&ask("t", None, "{}")).await.expect("it is triggered");
+    let deployment = Deployment::new(&redis, SHUT).await;
+    let bad = deployment.triggers.trigger(&request("t", None, "{}")).await.expect("it is triggered");
+    let good = deployment.triggers.trigger(&request("t", None, "{}")).await.expect("it is triggered");
     let keys = redis.tell(&["KEYS", "*:runs"]).expect("it runs").text();
     redis.tell(&["HSET", &keys, &bad.id.to_string(), "rubbish"]).expect("it runs");
-    ground.drain().await;
-    let runs: Vec<_> = ground.runs().await.iter().map(|event| event.new.id).collect();
+    deployment.drain().await;
+    let runs: Vec<_> = deployment.runs().await.iter().map(|event| event.new.id).collect();
     assert_eq!(runs, [good.id]);
     let page = Page { after: None, limit: 10 };
-    let letters = ground.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
+    let letters = deployment.ledger.letters(LetterFilter::default(), page).await.expect("it lists").items;
     let of = |id: semel_pipeline::id::EventId| {
         letters
             .iter()
@@ -87,26 +89,31 @@ async fn what_cannot_be_drained_is_a_dead_letter_and_strands_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
+    let deployment = Deployment::new(&redis, SHUT).await;
     let mut expected = Vec::new();
     for n in 0..60 {
         let key = format!("k{n}");
-        let triggered = ground.triggers.trigger(&ask("t", Some(&key), "{}")).await.expect("it is triggered");
+        let triggered =
+            deployment.triggers.trigger(&request("t", Some(&key), "{}")).await.expect("it is triggered");
         expected.push(triggered.id);
     }
     let counters = Arc::new(DrainCounters::default());
     let pace = DrainPace { batch: 7, lease: Duration::from_millis(30), ..DrainPace::default() };
     let mut dropped = 0;
-    while !ground.buffer.tenants().await.expect("Redis answers").is_empty() {
-        let drainer =
-            Drainer::new(Arc::clone(&ground.buffer), Arc::clone(&ground.ledger), pace, Arc::clone(&counters));
+    while !deployment.buffer.tenants().await.expect("Redis answers").is_empty() {
+        let drainer = Drainer::new(
+            Arc::clone(&deployment.buffer),
+            Arc::clone(&deployment.ledger),
+            pace,
+            Arc::clone(&counters),
+        );
         // Longer each time, so that it is cut off at another place and gets through in the end.
         let limit = Duration::from_micros(200 + 150 * dropped);
         if tokio::time::timeout(limit, drainer.turn()).await.is_err() {
             dropped += 1;
         }
     }
-    let mut runs: Vec<_> = ground.runs().await.iter().map(|event| event.new.id).collect();
+    let mut runs: Vec<_> = deployment.runs().await.iter().map(|event| event.new.id).collect();
     runs.sort_unstable();
     expected.sort_unstable();
     assert_eq!(runs, expected);
@@ -117,21 +124,21 @@ async fn a_drainer_that_is_dropped_at_any_moment_loses_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_that_come_while_a_drainer_dies_arrive_once() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
+    let deployment = Deployment::new(&redis, SHUT).await;
     let one = Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() };
     let patch = semel_pipeline::ledger::Patch::Change(one);
-    let run = ground.triggers.trigger(&ask("t", Some("k"), "{}")).await.expect("it is triggered");
-    let change = async || ground.buffer.patch("t", run.id, &patch, None).await.expect("Redis answers");
+    let run = deployment.triggers.trigger(&request("t", Some("k"), "{}")).await.expect("it is triggered");
+    let change = async || deployment.buffer.patch("t", run.id, &patch, None).await.expect("Redis answers");
     change().await;
     // It has accepted the run with its one change, and then it is gone.
-    let dead = ground.buffer.lease(("t", 0), 1, Duration::from_millis(20)).await.expect("Redis answers");
+    let dead = deployment.buffer.lease(("t", 0), 1, Duration::from_millis(20)).await.expect("Redis answers");
     let BufferedRun { run: of_dead, changes } = dead.runs[0].run.clone().expect("it is whole");
     let drained = DrainedRun { run: of_dead, changes, then: None };
-    ground.ledger.drain(vec![drained]).await.expect("it is taken in");
+    deployment.ledger.drain(vec![drained]).await.expect("it is taken in");
     change().await;
     change().await;
-    ground.drain().await;
-    let event = ground.runs().await.remove(0);
+    deployment.drain().await;
+    let event = deployment.runs().await.remove(0);
     assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("3"), "none lost, none twice");
 }
 
@@ -139,18 +146,18 @@ async fn changes_that_come_while_a_drainer_dies_arrive_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_fair_over_several_drainers() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
+    let deployment = Deployment::new(&redis, SHUT).await;
     let backlog = [("a", 30), ("b", 3), ("c", 18), ("d", 9), ("e", 24)];
     for (tenant, count) in backlog {
         for _ in 0..count {
-            ground.triggers.trigger(&ask(tenant, None, "{}")).await.expect("it is triggered");
+            deployment.triggers.trigger(&request(tenant, None, "{}")).await.expect("it is triggered");
         }
     }
     // In the order in which they were given.
     let turns: Arc<tokio::sync::Mutex<Vec<String>>> = Arc::default();
     let drainers: Vec<_> = (0..4)
         .map(|_| {
-            let (buffer, turns) = (Arc::clone(&ground.buffer), Arc::clone(&turns));
+            let (buffer, turns) = (Arc::clone(&deployment.buffer), Arc::clone(&turns));
             tokio::spawn(async move {
                 loop {
                     let tenant = {
@@ -191,17 +198,17 @@ async fn turns_are_fair_over_several_drainers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_buffer_is_idle() {
     let redis = Redis::start().expect("a Redis");
-    let ground = Ground::new(&redis, SHUT).await;
-    assert_eq!(ground.drainer().turn().await.expect("Redis answers"), DrainTurn::Idle);
+    let deployment = Deployment::new(&redis, SHUT).await;
+    assert_eq!(deployment.drainer().turn().await.expect("Redis answers"), DrainTurn::Idle);
     let (stop, stopped) = tokio::sync::watch::channel(false);
-    let running = tokio::spawn(ground.drainer().run(stopped));
+    let running = tokio::spawn(deployment.drainer().run(stopped));
     let before = calls(&redis);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let asked = calls(&redis) - before;
     assert!(asked < 200, "{asked} calls in half a second");
     stop.send(true).expect("it runs");
     running.await.expect("it ends");
-    assert_eq!(ground.triggers.counters().failed_open.load(Ordering::Relaxed), 0);
+    assert_eq!(deployment.triggers.counters().failed_open.load(Ordering::Relaxed), 0);
 }
 
 fn calls(redis: &Redis) -> u64 {
@@ -220,7 +227,7 @@ async fn a_database_that_is_away_burns_no_attempts() {
     let (triggers, buffer) = super::triggers(&redis, &ledger, SHUT).await;
     let mut expected = Vec::new();
     for n in 0..20 {
-        let asked = ask("t", Some(&format!("k{n}")), "{}");
+        let asked = request("t", Some(&format!("k{n}")), "{}");
         expected.push(triggers.trigger(&asked).await.expect("it is triggered").id);
     }
     postgres.kill();
@@ -261,7 +268,7 @@ async fn a_slow_ledger_costs_no_lease() {
     let ledger: Arc<dyn Ledger> = Arc::new(builder.open().await.expect("a ledger"));
     let (triggers, buffer) = super::triggers(&redis, &ledger, SHUT).await;
     for n in 0..5 {
-        triggers.trigger(&ask("t", Some(&format!("k{n}")), "{}")).await.expect("it is triggered");
+        triggers.trigger(&request("t", Some(&format!("k{n}")), "{}")).await.expect("it is triggered");
     }
     postgres.pause().expect("it stands still");
     let pace = DrainPace { lease: LEASE, ..DrainPace::default() };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel_testbed::{Redis, RedisCluster};
-use semel_triggers::gate::{Decision, Gate, GateMode, Limit, Why};
+use semel_triggers::gate::{Gate, GateDecision, GateMode, GateReason, Limit};
 
 use super::buffer_at;
 
@@ -14,7 +14,7 @@ const TEN: Limit = Limit { threshold: 10, window: Duration::from_secs(10), hold:
 async fn passed(gate: &Gate, tenant: &str, of: usize) -> usize {
     let mut passed = 0;
     for _ in 0..of {
-        passed += usize::from(matches!(gate.decide(tenant).await, Decision::Pass(_)));
+        passed += usize::from(matches!(gate.decide(tenant).await, GateDecision::Pass(_)));
     }
     passed
 }
@@ -24,9 +24,12 @@ async fn it_admits_the_threshold_and_holds_the_rest_for_each_tenant() {
     let redis = Redis::start().expect("a Redis");
     let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, TEN, None);
     assert_eq!(passed(&gate, "a", 30).await, 10);
-    assert_eq!(gate.decide("a").await, Decision::Divert(Why::Tenant));
+    assert_eq!(gate.decide("a").await, GateDecision::Divert(GateReason::Tenant));
     assert_eq!(passed(&gate, "b", 5).await, 5, "another tenant has its own");
-    assert_eq!((gate.counters().count(Why::Room), gate.counters().count(Why::Tenant)), (15, 21));
+    assert_eq!(
+        (gate.counters().count(GateReason::Room), gate.counters().count(GateReason::Tenant)),
+        (15, 21)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +52,7 @@ async fn all_tenants_together_have_a_limit_too() {
     let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, TEN, Some(Limit { threshold: 12, ..TEN }));
     assert_eq!(passed(&gate, "a", 8).await, 8);
     assert_eq!(passed(&gate, "b", 8).await, 4);
-    assert_eq!(gate.decide("c").await, Decision::Divert(Why::Global));
+    assert_eq!(gate.decide("c").await, GateDecision::Divert(GateReason::Global));
 }
 
 // open_herd: after the hold no more than the threshold is in any window
@@ -62,7 +65,7 @@ async fn it_opens_again_and_never_admits_more_than_the_threshold_in_a_window() {
     let mut admitted = Vec::new();
     while begin.elapsed() < Duration::from_millis(2500) {
         let before = begin.elapsed();
-        if matches!(gate.decide("a").await, Decision::Pass(_)) {
+        if matches!(gate.decide("a").await, GateDecision::Pass(_)) {
             admitted.push((before, begin.elapsed()));
         }
     }
@@ -97,10 +100,10 @@ async fn a_window_admits_the_threshold_wherever_it_begins() {
 async fn off_asks_nobody_and_shadow_lets_everything_pass() {
     let redis = Redis::start().expect("a Redis");
     let off = Gate::new(buffer_at("redis://127.0.0.1:1"), GateMode::Off, TEN, None);
-    assert_eq!(off.decide("a").await, Decision::Pass(Why::Off));
+    assert_eq!(off.decide("a").await, GateDecision::Pass(GateReason::Off));
     let shadow = Gate::new(buffer_at(&redis.url()), GateMode::Shadow, TEN, None);
     assert_eq!(passed(&shadow, "a", 30).await, 30);
-    assert_eq!(shadow.counters().count(Why::Shadow), 20, "and says how many it would have held");
+    assert_eq!(shadow.counters().count(GateReason::Shadow), 20, "and says how many it would have held");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,12 +112,13 @@ async fn without_redis_it_fails_open_and_counts_that() {
     let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, TEN, None);
     assert_eq!(passed(&gate, "a", 2).await, 2);
     redis.kill();
-    assert_eq!(gate.decide("a").await, Decision::Pass(Why::FailedOpen));
-    assert_eq!(gate.counters().count(Why::FailedOpen), 1);
+    assert_eq!(gate.decide("a").await, GateDecision::Pass(GateReason::FailedOpen));
+    assert_eq!(gate.counters().count(GateReason::FailedOpen), 1);
     redis.restart().expect("it comes back");
     semel_testbed::wait::until("it is asked again", Duration::from_secs(10), || {
         tokio::task::block_in_place(|| {
-            tokio::runtime::Handle::current().block_on(gate.decide("b")) == Decision::Pass(Why::Room)
+            tokio::runtime::Handle::current().block_on(gate.decide("b"))
+                == GateDecision::Pass(GateReason::Room)
         })
     })
     .expect("it heals");
@@ -128,8 +132,12 @@ async fn while_it_holds_nobody_is_asked() {
     let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, limit, None);
     assert_eq!(passed(&gate, "a", 12).await, 10);
     redis.kill();
-    assert_eq!(gate.decide("a").await, Decision::Divert(Why::Tenant));
-    assert_eq!(gate.decide("b").await, Decision::Pass(Why::FailedOpen), "another tenant is not held");
+    assert_eq!(gate.decide("a").await, GateDecision::Divert(GateReason::Tenant));
+    assert_eq!(
+        gate.decide("b").await,
+        GateDecision::Pass(GateReason::FailedOpen),
+        "another tenant is not held"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,5 +151,5 @@ async fn it_works_on_a_cluster() {
         all += passed(&gate, tenant, 12).await;
     }
     assert_eq!(all, 35);
-    assert_eq!(gate.counters().count(Why::FailedOpen), 0);
+    assert_eq!(gate.counters().count(GateReason::FailedOpen), 0);
 }

@@ -54,7 +54,7 @@ fn run(tenant: &str, key: Option<&str>, payload: &'static str, lifetime: Option<
 }
 
 /// Triggers over a ledger in a folder, with claims, gate and buffer on a Redis.
-struct Ground {
+struct Deployment {
     triggers: Arc<Triggers>,
     ledger: Arc<dyn Ledger>,
     buffer: Arc<Buffer>,
@@ -62,7 +62,7 @@ struct Ground {
     _folder: tempfile::TempDir,
 }
 
-impl Ground {
+impl Deployment {
     /// `limit`: how much passes the gate.
     async fn new(redis: &Redis, limit: Limit) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -119,7 +119,7 @@ const SHUT: Limit = Limit { threshold: 0, window: Duration::from_secs(1), hold: 
 const WIDE: Limit =
     Limit { threshold: u32::MAX, window: Duration::from_secs(1), hold: Duration::from_secs(1) };
 
-fn ask(tenant: &str, key: Option<&str>, payload: &'static str) -> RunRequest {
+fn request(tenant: &str, key: Option<&str>, payload: &'static str) -> RunRequest {
     RunRequest {
         principal: "p".to_owned(),
         tenant: tenant.to_owned(),
@@ -128,7 +128,7 @@ fn ask(tenant: &str, key: Option<&str>, payload: &'static str) -> RunRequest {
     }
 }
 
-fn line() -> AuditLine {
+fn audit_line() -> AuditLine {
     AuditLine {
         who: "tester".to_owned(),
         action: "test".to_owned(),

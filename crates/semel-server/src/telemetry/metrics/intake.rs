@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semel_triggers::gate::Why;
+use semel_triggers::gate::GateReason;
 
 use super::{gauge, head};
 use crate::intake::RunningIntake;
@@ -40,7 +40,7 @@ pub(super) fn write(text: &mut String, intake: &RunningIntake) {
     family(text, "semel_triggers_total", "Triggers, by destination.", "to", &ways);
     if let Some(burst) = intake.triggers.burst() {
         head(text, "semel_gate_decisions_total", "counter", "Decisions of the gate, by reason.");
-        for why in Why::ALL {
+        for why in GateReason::ALL {
             let count = burst.gate.counters().count(why);
             let _ = writeln!(text, "semel_gate_decisions_total{{reason=\"{}\"}} {count}", why.as_str());
         }

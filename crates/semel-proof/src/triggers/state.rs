@@ -188,7 +188,7 @@ pub struct CallerState {
     /// Witness: expired runs when it began.
     pub expired: RunSet,
     /// Witness: the acknowledged run with its payload in the generation in which it began.
-    pub owed: Option<u8>,
+    pub acknowledged: Option<u8>,
 }
 
 /// The next command of a caller, or its end.
@@ -352,7 +352,7 @@ pub struct TriggerWitness {
     /// For each run: number of ended generations when its caller last read the ledger before it placed the run.
     pub era: [u8; RUNS],
     /// Runs that were answered to a caller.
-    pub told: RunSet,
+    pub answered: RunSet,
     /// Callers answered with `cached: false`, by the era of their run. 2 stands for more.
     pub firsts: [u8; GENERATIONS],
     /// Runs that were executed.
@@ -398,7 +398,7 @@ impl TriggerState {
             era: 0,
             began: 0,
             expired: RunSet::default(),
-            owed: None,
+            acknowledged: None,
         };
         let drainer = |at: usize| if at < model.drainers { DrainerStep::Idle } else { DrainerStep::Absent };
         Self {
@@ -462,7 +462,7 @@ impl TriggerState {
                     era: 0,
                     began: 0,
                     expired: RunSet::default(),
-                    owed: None,
+                    acknowledged: None,
                 };
             }
         }

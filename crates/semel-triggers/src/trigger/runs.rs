@@ -15,11 +15,11 @@ use semel_pipeline::ledger::{AuditLine, Change, Error, Patch, RunAction};
 use tokio::time::Instant;
 
 use super::{Burst, PAUSE, Triggers};
-use crate::buffer::{Buffered, BufferedRun, Patched};
+use crate::buffer::{BufferedRun, CurrentRun, PatchOutcome};
 use crate::transfer::{DrainError, Moved};
 
 /// How long a caller waits for a run that a drainer has leased.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LEASED_RUN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where a run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum RunLocation {
     /// In the buffer, with its changes applied.
     Buffer {
         /// The run.
-        buffered: Box<Buffered>,
+        buffered: Box<CurrentRun>,
         /// Its version.
         version: u64,
     },
@@ -40,7 +40,7 @@ pub enum RunLocation {
 /// Why a run was not found, changed or cancelled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DeskError {
+pub enum RunAccessError {
     /// The ledger refused the command.
     #[error(transparent)]
     Ledger(#[from] Error),
@@ -70,8 +70,8 @@ impl Triggers {
     ///
     /// # Errors
     /// The ledger or the buffer does not answer.
-    pub async fn locate(&self, id: EventId) -> Result<RunLocation, DeskError> {
-        let buffered = match self.burst_at_hand() {
+    pub async fn locate(&self, id: EventId) -> Result<RunLocation, RunAccessError> {
+        let buffered = match self.connected_burst() {
             Ok(None) => Ok(None),
             Ok(Some(burst)) => find_buffered(burst, id).await,
             Err(error) => Err(error),
@@ -101,15 +101,15 @@ impl Triggers {
     /// Changes tags, metadata or the delay of a run. `version` makes it a compare-and-set.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Stale`], [`Error::Impossible`], [`Error::Refused`] as the ledger's; and [`DeskError::InTransit`].
+    /// [`Error::NotFound`], [`Error::Stale`], [`Error::Impossible`], [`Error::Refused`] as the ledger's; and [`RunAccessError::InTransit`].
     pub async fn change(
         &self,
         id: EventId,
         change: &Change,
         version: Option<u64>,
-    ) -> Result<RunLocation, DeskError> {
+    ) -> Result<RunLocation, RunAccessError> {
         let action = RunAction::Change(change.clone());
-        match self.act(id, &action, version).await? {
+        match self.apply_action(id, &action, version).await? {
             Some(event) => Ok(RunLocation::Ledger(event)),
             None => self.locate(id).await,
         }
@@ -119,41 +119,41 @@ impl Triggers {
     ///
     /// # Errors
     /// As [`change`](Self::change).
-    pub async fn cancel(&self, id: EventId, line: &AuditLine) -> Result<(), DeskError> {
-        self.act(id, &RunAction::Cancel(line.clone()), None).await.map(drop)
+    pub async fn cancel(&self, id: EventId, line: &AuditLine) -> Result<(), RunAccessError> {
+        self.apply_action(id, &RunAction::Cancel(line.clone()), None).await.map(drop)
     }
 
     /// Applies an action to a run in its place. Returns the new event, if the ledger returned it.
-    async fn act(
+    async fn apply_action(
         &self,
         id: EventId,
         action: &RunAction,
         version: Option<u64>,
-    ) -> Result<Option<Box<Event>>, DeskError> {
-        let until = Instant::now() + PATIENCE;
+    ) -> Result<Option<Box<Event>>, RunAccessError> {
+        let until = Instant::now() + LEASED_RUN_TIMEOUT;
         let mut pause = PAUSE.0;
         loop {
-            let buffer = match self.burst_at_hand() {
-                Ok(None) => Ok(BufferLook::Elsewhere),
-                Ok(Some(burst)) => self.in_buffer(burst, id, action, version).await,
+            let buffer = match self.connected_burst() {
+                Ok(None) => Ok(BufferResult::Missing),
+                Ok(Some(burst)) => self.apply_in_buffer(burst, id, action, version).await,
                 Err(error) => Err(error.into()),
             };
             match buffer {
-                Ok(BufferLook::Done) => return Ok(None),
-                Ok(BufferLook::Later) if Instant::now() >= until => return Err(DeskError::InTransit),
-                Ok(BufferLook::Later) => {
+                Ok(BufferResult::Done) => return Ok(None),
+                Ok(BufferResult::Leased) if Instant::now() >= until => return Err(RunAccessError::InTransit),
+                Ok(BufferResult::Leased) => {
                     let jitter = pause.mul_f64(rand::rng().random_range(0.0..1.0));
                     tokio::time::sleep(pause + jitter).await;
                     pause = pause.mul_f64(1.7).min(PAUSE.1);
                 }
-                Ok(BufferLook::Elsewhere) => {
+                Ok(BufferResult::Missing) => {
                     let id = self.ledger.resolve(id).await?.unwrap_or(id);
-                    return Ok(self.in_ledger(id, action, version).await?);
+                    return Ok(self.apply_in_ledger(id, action, version).await?);
                 }
                 // Redis does not answer. A run that has left the buffer does not need it. A change that may have
                 // reached the buffer must not be repeated in the ledger.
-                Err(DeskError::Buffer(error)) if error.kind() != ErrorKind::Ambiguous => {
-                    return match self.in_ledger(id, action, version).await {
+                Err(RunAccessError::Buffer(error)) if error.kind() != ErrorKind::Ambiguous => {
+                    return match self.apply_in_ledger(id, action, version).await {
                         Err(Error::NotFound { .. }) => Err(error.into()),
                         done => Ok(done?),
                     };
@@ -163,7 +163,7 @@ impl Triggers {
         }
     }
 
-    async fn in_ledger(
+    async fn apply_in_ledger(
         &self,
         id: EventId,
         action: &RunAction,
@@ -178,15 +178,15 @@ impl Triggers {
         }
     }
 
-    async fn in_buffer(
+    async fn apply_in_buffer(
         &self,
         burst: &Burst,
         id: EventId,
         action: &RunAction,
         version: Option<u64>,
-    ) -> Result<BufferLook, DeskError> {
+    ) -> Result<BufferResult, RunAccessError> {
         let Some((buffered, known)) = find_buffered(burst, id).await? else {
-            return Ok(BufferLook::Elsewhere);
+            return Ok(BufferResult::Missing);
         };
         let tenant = buffered.run.tenant.clone();
         if version.is_some_and(|version| version != known) {
@@ -198,16 +198,16 @@ impl Triggers {
             if change.delay.is_none() {
                 let patch = Patch::Change(change.clone());
                 return match burst.buffer.patch(&tenant, id, &patch, version).await? {
-                    Patched::Applied(_) => Ok(BufferLook::Done),
-                    Patched::Stale => Err(Error::Stale.into()),
-                    Patched::Missing => Ok(BufferLook::Elsewhere),
+                    PatchOutcome::Applied(_) => Ok(BufferResult::Done),
+                    PatchOutcome::Stale => Err(Error::Stale.into()),
+                    PatchOutcome::Missing => Ok(BufferResult::Missing),
                 };
             }
         }
         match self.transfer(burst).move_one(&tenant, id, Some(action.clone())).await {
-            Ok(Moved::Arrived) => Ok(BufferLook::Done),
-            Ok(Moved::Held) => Ok(BufferLook::Later),
-            Ok(Moved::Missing) => Ok(BufferLook::Elsewhere),
+            Ok(Moved::Arrived) => Ok(BufferResult::Done),
+            Ok(Moved::Held) => Ok(BufferResult::Leased),
+            Ok(Moved::Missing) => Ok(BufferResult::Missing),
             Err(DrainError::Ledger(error)) => Err(error.into()),
             Err(DrainError::Buffer(error)) => Err(error.into()),
         }
@@ -218,7 +218,11 @@ impl Triggers {
     ///
     /// # Errors
     /// The key is invalid, or the ledger does not answer. A failed reset can be repeated.
-    pub async fn reset_key(&self, key: RunKey<'_>, line: &AuditLine) -> Result<Option<EventId>, DeskError> {
+    pub async fn reset_key(
+        &self,
+        key: RunKey<'_>,
+        line: &AuditLine,
+    ) -> Result<Option<EventId>, RunAccessError> {
         let RunKey { principal, tenant, target, key } = key;
         let id = Dedupe::run_key((principal, tenant, target), key)
             .id(&self.secret)
@@ -227,8 +231,8 @@ impl Triggers {
         let Some(burst) = self.burst() else { return Ok(reset.holder) };
         // The owner of a claim in the ended generation starts again, unless it has placed its run.
         let (ended, keep) = ((id, reset.ended), self.terms.in_flight_max + self.terms.lease);
-        self.open(burst.buffer.close(tenant, ended, keep).await);
-        let buffered = self.open(burst.buffer.find(tenant, ended).await).flatten();
+        self.fail_open(burst.buffer.close(tenant, ended, keep).await);
+        let buffered = self.fail_open(burst.buffer.find(tenant, ended).await).flatten();
         Ok(reset.holder.or(buffered.filter(|found| !found.expired).map(|found| found.run)))
     }
 }
@@ -255,11 +259,11 @@ fn show_pending(event: &mut Event, buffered: &BufferedRun) {
     }
 }
 
-/// The result of reading the buffer.
-enum BufferLook {
+/// The result of an action on a buffered run.
+enum BufferResult {
     Done,
     /// A drainer has leased it.
-    Later,
+    Leased,
     /// It is not in the buffer.
-    Elsewhere,
+    Missing,
 }

@@ -8,35 +8,35 @@ use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{self, KeyHolder, KeyState};
 use tokio::time::Instant;
 
-use super::place::Placed;
+use super::place::Placement;
 use super::{
     Burst, GateUse, KeyedTrigger, PAUSE, RETRY_AFTER, RunRequest, TriggerError, Triggered, Triggers,
 };
 use crate::drainer::DrainPace;
 use crate::transfer::{DrainError, Moved, Transfer};
 
-/// The state of a key that is taken.
+/// The run that already has a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// The run with the same payload.
-    Run { id: EventId, buffered: bool },
-    /// Its run has another payload.
+pub(super) enum ExistingRun {
+    /// A run with the same payload.
+    Found { id: EventId, buffered: bool },
+    /// A run with another payload.
     Conflict,
-    /// It has expired in the buffer: its generation must be ended.
+    /// A buffered run whose key has expired: the generation must be ended.
     Expired,
 }
 
 impl KeyedTrigger<'_> {
     pub(super) fn claim_key(&self, generation: Generation) -> Key {
-        let RunRequest { principal, tenant, target, key, .. } = self.ask;
+        let RunRequest { principal, tenant, target, key, .. } = self.request;
         Dedupe::claim_key((principal, tenant, target), key.as_deref().unwrap_or_default(), generation)
     }
 
     /// The result for this trigger if a run in the ledger has its key.
-    pub(super) fn held_by(&self, holder: KeyHolder) -> Known {
+    pub(super) fn compare(&self, holder: KeyHolder) -> ExistingRun {
         match holder.fingerprint == self.dedupe.fingerprint {
-            true => Known::Run { id: holder.event, buffered: false },
-            false => Known::Conflict,
+            true => ExistingRun::Found { id: holder.event, buffered: false },
+            false => ExistingRun::Conflict,
         }
     }
 
@@ -60,59 +60,57 @@ impl Triggers {
 
     /// The run that has the key in this generation: in the ledger, else in the buffer, else in the ledger again,
     /// because a run moves from the buffer to the ledger.
-    pub(super) async fn known(
+    pub(super) async fn find_existing(
         &self,
         burst: Option<&Burst>,
         call: &KeyedTrigger<'_>,
         key: KeyState,
-    ) -> Result<Option<Known>, ledger::Error> {
+    ) -> Result<Option<ExistingRun>, ledger::Error> {
         if let Some(holder) = key.holder {
-            return Ok(Some(call.held_by(holder)));
+            return Ok(Some(call.compare(holder)));
         }
         let Some(burst) = burst else { return Ok(None) };
-        if let Some(known) = self.known_in_buffer(burst, call, key.generation).await {
-            return Ok(Some(known));
+        if let Some(existing) = self.find_in_buffer(burst, call, key.generation).await {
+            return Ok(Some(existing));
         }
         let now = self.ledger.find(call.dedupe.id).await?;
-        Ok(now.live().filter(|_| now.generation == key.generation).map(|holder| call.held_by(holder)))
+        Ok(now.live().filter(|_| now.generation == key.generation).map(|holder| call.compare(holder)))
     }
 
-    pub(super) async fn known_in_buffer(
+    pub(super) async fn find_in_buffer(
         &self,
         burst: &Burst,
         call: &KeyedTrigger<'_>,
         generation: Generation,
-    ) -> Option<Known> {
+    ) -> Option<ExistingRun> {
         let found = burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await;
-        let found = self.open(found).flatten()?;
+        let found = self.fail_open(found).flatten()?;
         Some(match found.fingerprint == *call.dedupe.fingerprint.as_bytes() {
-            _ if found.expired => Known::Expired,
-            true => Known::Run { id: found.run, buffered: true },
-            false => Known::Conflict,
+            _ if found.expired => ExistingRun::Expired,
+            true => ExistingRun::Found { id: found.run, buffered: true },
+            false => ExistingRun::Conflict,
         })
     }
 
     /// Answers with the run that has the key. If the caller waits for it, it is moved into the ledger.
-    pub(super) async fn answer_known(
+    pub(super) async fn answer_existing(
         &self,
         call: &KeyedTrigger<'_>,
-        known: Known,
+        existing: ExistingRun,
         generation: Generation,
-    ) -> Result<Placed, TriggerError> {
-        match known {
-            Known::Conflict => self.conflict(call, generation).await,
-            Known::Expired => {
+    ) -> Result<Placement, TriggerError> {
+        match existing {
+            ExistingRun::Conflict => self.resolve_conflict(call, generation).await,
+            ExistingRun::Expired => {
                 self.ledger.advance(call.dedupe.id, generation).await?;
-                Ok(Placed::Again)
+                Ok(None)
             }
-            Known::Run { id, buffered } => {
-                let buffered = match (buffered, call.route, self.burst()) {
-                    (true, GateUse::PastGate, Some(burst)) => {
-                        self.promote(burst, &call.run.tenant, id).await?
-                    }
+            ExistingRun::Found { id, buffered } => {
+                let buffered = match (buffered, call.gate_use, self.burst()) {
+                    (true, GateUse::Skip, Some(burst)) => self.promote(burst, &call.run.tenant, id).await?,
                     _ => buffered,
                 };
-                Ok(Placed::Done(Triggered { id, cached: id != call.run.id, buffered }))
+                Ok(Some(Triggered { id, cached: id != call.run.id, buffered }))
             }
         }
     }
@@ -120,12 +118,12 @@ impl Triggers {
     /// A run with another payload has the key. Before the caller gets a conflict, this searches for a run with the
     /// caller's own payload: it may have lost the key to the other run because Redis did not answer, and an earlier
     /// caller got its id. It is in the buffer or, if it was drained, in the ledger.
-    pub(super) async fn conflict(
+    pub(super) async fn resolve_conflict(
         &self,
         call: &KeyedTrigger<'_>,
         generation: Generation,
-    ) -> Result<Placed, TriggerError> {
-        let buffer = match self.burst_at_hand() {
+    ) -> Result<Placement, TriggerError> {
+        let buffer = match self.connected_burst() {
             Ok(None) => Ok(None),
             Ok(Some(burst)) => burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await,
             Err(error) => Err(error),
@@ -135,12 +133,12 @@ impl Triggers {
             && found.fingerprint == *fingerprint.as_bytes()
             && !found.expired
         {
-            let known = Known::Run { id: found.run, buffered: true };
-            return Box::pin(self.answer_known(call, known, generation)).await;
+            let existing = ExistingRun::Found { id: found.run, buffered: true };
+            return Box::pin(self.answer_existing(call, existing, generation)).await;
         }
         let key = self.read_key(call.dedupe).await?;
         if key.generation != generation {
-            return Ok(Placed::Again);
+            return Ok(None);
         }
         let holder = key.holder.filter(|holder| holder.fingerprint == fingerprint);
         let own = match holder {
@@ -148,12 +146,12 @@ impl Triggers {
             None => self.ledger.find_keyless(call.dedupe.id, generation, fingerprint).await?,
         };
         match (own, buffer) {
-            (Some(id), _) => Ok(Placed::Done(Triggered { id, cached: id != call.run.id, buffered: false })),
+            (Some(id), _) => Ok(Some(Triggered { id, cached: id != call.run.id, buffered: false })),
             (None, Ok(_)) => Err(TriggerError::Conflict),
             // It may be in the buffer.
             (None, Err(error)) => {
-                self.failed_open(&error);
-                Err(self.timed_out(RETRY_AFTER))
+                self.report_failed_open(&error);
+                Err(self.time_out(RETRY_AFTER))
             }
         }
     }
@@ -170,11 +168,11 @@ impl Triggers {
         loop {
             match self.transfer(burst).move_one(tenant, id, None).await {
                 Ok(Moved::Arrived | Moved::Missing) => return Ok(false),
-                Ok(Moved::Held) if Instant::now() >= until => return Err(self.timed_out(RETRY_AFTER)),
+                Ok(Moved::Held) if Instant::now() >= until => return Err(self.time_out(RETRY_AFTER)),
                 Ok(Moved::Held) => {}
                 Err(DrainError::Ledger(error)) => return Err(error.into()),
                 Err(DrainError::Buffer(error)) => {
-                    self.failed_open(&error);
+                    self.report_failed_open(&error);
                     return Ok(true);
                 }
             }
